@@ -1,0 +1,1 @@
+//! Measurements, each a ratio between two things in one run.

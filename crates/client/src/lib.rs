@@ -1,0 +1,1 @@
+//! Attach to a driver server; send, receive and wait.

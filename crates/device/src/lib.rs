@@ -1,0 +1,215 @@
+//! Devices: what moves frames to and from a wire.
+//!
+//! A driver implements [`Device`]: four verbs, what it can do, a descriptor to sleep on, and a
+//! reset. Everything around it (engine, wrappers, conformance suite) knows only this trait.
+//!
+//! | verb | direction | what moves |
+//! |---|---|---|
+//! | [`rx_provide`](Device::rx_provide) | toward the device | empty pool frames |
+//! | [`rx_return`](Device::rx_return) | toward the applications | filled pool frames |
+//! | [`tx_provide`](Device::tx_provide) | toward the device | packets to send |
+//! | [`tx_return`](Device::tx_return) | toward the applications | packets done with |
+
+mod space;
+
+pub use space::{Space, SpaceError, SpaceId, Spaces};
+pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
+
+use std::os::fd::BorrowedFd;
+
+/// The most parts a packet may consist of: a 64 KiB segment in frames of 2 KiB, and room for a
+/// header in a frame of its own.
+pub const MAX_PARTS: usize = 48;
+
+/// Bytes in front of a pool frame's data that belong to the driver: a place for the virtio-net or
+/// another device's header.
+pub const POOL_HEADROOM_BYTES: usize = 128;
+
+/// Who and what a device is.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// The interface's name, as `ip link` shows it, or a made-up one.
+    pub name: String,
+    /// The device's own address: on a TAP the kernel's side of it.
+    pub mac: [u8; 6],
+    /// The largest IP packet, in bytes, Ethernet header not counted.
+    pub mtu: usize,
+    /// What it can do.
+    pub can: Capabilities,
+    /// The size each pool frame needs to hold what the device may receive at once, headroom
+    /// included, in bytes.
+    pub rx_frame_bytes: usize,
+}
+
+/// What a device can do; the engine does the rest in software.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Sends straight out of any data space. Otherwise out of its own pool alone.
+    pub tx_in_place: bool,
+    /// Takes packets with [`Checksum::Unfinished`].
+    pub tx_checksum: bool,
+    /// Takes packets with [`Segmentation`].
+    pub tx_segmentation: bool,
+    /// Hands up packets that are large or unfinished, with metadata.
+    pub rx_offload: bool,
+    /// Keeps packets after `tx_provide` and gives their tokens back later. Otherwise each packet
+    /// is done with when `tx_provide` returns, and still comes back through `tx_return`.
+    pub tx_asynchronous: bool,
+}
+
+/// A part of a packet to be sent: bytes in a data space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// In which memory.
+    pub space: SpaceId,
+    /// From where, in bytes.
+    pub offset: u32,
+    /// How many bytes.
+    pub len: u32,
+}
+
+/// A packet to be sent: parts that make one frame on the wire, or one to be segmented.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// 1 to [`MAX_PARTS`] parts.
+    pub parts: &'a [Part],
+    /// What is still to be done to it. Within the device's capabilities.
+    pub meta: Meta,
+    /// Comes back through `tx_return` when the device is done with the parts.
+    pub token: u64,
+}
+
+/// A filled pool frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// In which memory: the space that the frame was provided from.
+    pub space: SpaceId,
+    /// The frame, as it was provided.
+    pub frame: u32,
+    /// Where its data starts, in bytes from the space's start.
+    pub offset: u32,
+    /// How many bytes were received.
+    pub len: u32,
+    /// What is still to be done to it.
+    pub meta: Meta,
+}
+
+/// Whether the engine may sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// Nothing is there: [`Device::sleep_fd`] becomes readable when something is.
+    Sleep,
+    /// Something came while arming: look again.
+    Work,
+}
+
+/// What went wrong with a device as a whole. Single bad packets are counted, not returned.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The interface is gone: deleted, or its namespace with it.
+    #[error("device {name} is gone: {cause}")]
+    Gone {
+        /// Which.
+        name: String,
+        /// What the kernel said.
+        cause: std::io::Error,
+    },
+    /// The kernel refused something that a reset may mend.
+    #[error("device {name}: {what}: {cause}")]
+    Failed {
+        /// Which.
+        name: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        cause: std::io::Error,
+    },
+}
+
+/// Counters of a device, since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Packets received and dropped by the driver: too long, mangled metadata.
+    pub rx_dropped: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Packets dropped by the driver on sending: refused by the kernel one by one.
+    pub tx_dropped: u64,
+    /// System calls made.
+    pub system_calls: u64,
+    /// Resets.
+    pub resets: u64,
+}
+
+/// A device. One thread calls it, the engine's.
+pub trait Device: Send {
+    /// Who and what it is. Does not change while the device is open.
+    fn info(&self) -> &Info;
+
+    /// Called once, before everything else: a driver that has memory of its own adds it here, one
+    /// that must register memory keeps what it needs.
+    ///
+    /// # Errors
+    /// When the memory cannot be had or registered.
+    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError>;
+
+    /// Gives empty frames to the device: offsets in `space` at which a frame of
+    /// [`Info::rx_frame_bytes`] starts. Takes as many as it has room for, from the front; how many
+    /// is the answer.
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize;
+
+    /// Appends at most `budget` filled frames to `out`, oldest first; how many is the answer.
+    ///
+    /// # Errors
+    /// When the device as a whole fails.
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError>;
+
+    /// Sends packets, in order. Takes as many as it has room for, from the front; how many is the
+    /// answer. The parts of a packet taken stay untouched until its token came back.
+    ///
+    /// # Errors
+    /// When the device as a whole fails. What it took before stays taken.
+    fn tx_provide(&mut self, spaces: &Spaces, packets: &[Packet<'_>])
+    -> Result<usize, DeviceError>;
+
+    /// Appends at most `budget` tokens of packets that are done with to `out`, in any order.
+    ///
+    /// # Errors
+    /// When the device as a whole fails.
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError>;
+
+    /// What becomes readable when there is something to do; `None` for a device that must be
+    /// polled.
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Asks to be woken, then looks once more: what came before the asking is told at once, what
+    /// comes after it makes [`Device::sleep_fd`] readable.
+    ///
+    /// `tx_waiting`: packets that the device had no room for are waiting too.
+    ///
+    /// # Errors
+    /// When the device as a whole fails.
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError>;
+
+    /// Brings a stalled device back to life. The interface, its addresses and the kernel's
+    /// connections stay. Every frame provided and every token not yet returned comes back: frames
+    /// through `frames`, tokens through the next `tx_return`.
+    ///
+    /// # Errors
+    /// When it cannot be brought back.
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError>;
+
+    /// What it counted.
+    fn counters(&self) -> Counters;
+}

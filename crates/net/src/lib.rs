@@ -1,0 +1,1 @@
+//! UDP and TCP sockets, shaped like those of std::net, over Towpath.

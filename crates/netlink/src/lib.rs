@@ -1,0 +1,1 @@
+//! The few rtnetlink messages that Towpath needs.

@@ -1,0 +1,163 @@
+//! What travels beside a frame's bytes: unfinished checksum and segmentation.
+//!
+//! The meaning is that of `struct virtio_net_hdr` (virtio 1.2, section 5.1.6), so that a TAP, a
+//! vhost-user peer and an application all speak of the same thing.
+
+/// The state of a frame's TCP, UDP or ICMPv6 checksum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checksum {
+    /// Written by the sender, not looked at since.
+    #[default]
+    Finished,
+    /// Written by the sender and found right by a device.
+    Verified,
+    /// Not written: the field holds the pseudo-header's sum. The 16-bit one's complement sum of
+    /// everything from `start` to the end of the packet goes to `start + offset`, in bytes from
+    /// the first byte of the Ethernet header.
+    Unfinished {
+        /// Where summing starts, in bytes from the Ethernet header's first byte.
+        start: u16,
+        /// Where the sum goes, in bytes from `start`.
+        offset: u16,
+    },
+}
+
+/// What a large packet is to be cut into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentationKind {
+    /// TCP segments over IPv4.
+    Tcp4,
+    /// TCP segments over IPv6.
+    Tcp6,
+}
+
+/// A packet larger than the MTU that the device, or software, is to cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segmentation {
+    /// Into what.
+    pub kind: SegmentationKind,
+    /// Payload bytes of each segment (the TCP maximum segment size); never 0.
+    pub segment_bytes: u16,
+    /// Ethernet, VLAN, IP and TCP header together, in bytes; what every segment repeats. 0 when
+    /// the sender did not say: whoever cuts reads it from the headers (and checks it there anyhow).
+    pub header_bytes: u16,
+    /// The TCP header carries CWR, which only the first segment keeps.
+    pub ecn: bool,
+}
+
+/// What travels beside a frame's bytes. The default says: finished, not large.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// The checksum's state.
+    pub checksum: Checksum,
+    /// What is to be cut, if anything. A packet with this always has [`Checksum::Unfinished`].
+    pub segmentation: Option<Segmentation>,
+}
+
+impl Meta {
+    /// Nothing is left to do: the bytes are what goes on the wire.
+    pub const FINISHED: Meta = Meta { checksum: Checksum::Finished, segmentation: None };
+
+    /// Whether the bytes are what goes on the wire.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.segmentation.is_none() && !matches!(self.checksum, Checksum::Unfinished { .. })
+    }
+
+    /// The two words that stand for this in a frame's headroom.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 2] {
+        let checksum = match self.checksum {
+            Checksum::Finished => 0,
+            Checksum::Verified => 1,
+            Checksum::Unfinished { start, offset } => {
+                2 | u64::from(start) << 16 | u64::from(offset) << 32
+            }
+        };
+        let segmentation = match self.segmentation {
+            None => 0,
+            Some(s) => {
+                let kind = match s.kind {
+                    SegmentationKind::Tcp4 => 1,
+                    SegmentationKind::Tcp6 => 2,
+                };
+                kind | u64::from(s.ecn) << 8
+                    | u64::from(s.segment_bytes) << 16
+                    | u64::from(s.header_bytes) << 32
+            }
+        };
+        [checksum, segmentation]
+    }
+
+    /// Reads what [`Meta::to_words`] wrote. The words may come from a hostile peer: `None` for
+    /// anything that no `Meta` stands for. Whether the places named lie inside the packet is for
+    /// whoever acts on them to check.
+    #[must_use]
+    pub fn from_words(words: [u64; 2]) -> Option<Meta> {
+        let half = |word: u64, shift: u32| (word >> shift) as u16;
+        let checksum = match words[0] & 0xffff {
+            0 if words[0] == 0 => Checksum::Finished,
+            1 if words[0] == 1 => Checksum::Verified,
+            2 if words[0] >> 48 == 0 => {
+                Checksum::Unfinished { start: half(words[0], 16), offset: half(words[0], 32) }
+            }
+            _ => return None,
+        };
+        let segmentation = if words[1] == 0 {
+            None
+        } else {
+            let kind = match words[1] & 0xff {
+                1 => SegmentationKind::Tcp4,
+                2 => SegmentationKind::Tcp6,
+                _ => return None,
+            };
+            let ecn = match (words[1] >> 8) & 0xff {
+                0 => false,
+                1 => true,
+                _ => return None,
+            };
+            let segment_bytes = half(words[1], 16);
+            if segment_bytes == 0
+                || words[1] >> 48 != 0
+                || !matches!(checksum, Checksum::Unfinished { .. })
+            {
+                return None;
+            }
+            Some(Segmentation { kind, segment_bytes, header_bytes: half(words[1], 32), ecn })
+        };
+        Some(Meta { checksum, segmentation })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_back() {
+        let large = Meta {
+            checksum: Checksum::Unfinished { start: 34, offset: 16 },
+            segmentation: Some(Segmentation {
+                kind: SegmentationKind::Tcp6,
+                segment_bytes: 1440,
+                header_bytes: 74,
+                ecn: true,
+            }),
+        };
+        for meta in [
+            Meta::FINISHED,
+            Meta { checksum: Checksum::Verified, segmentation: None },
+            Meta { checksum: large.checksum, segmentation: None },
+            large,
+        ] {
+            assert_eq!(Meta::from_words(meta.to_words()), Some(meta));
+        }
+    }
+
+    #[test]
+    fn hostile_words_are_refused() {
+        for words in [[3, 0], [1 << 48, 0], [0, 1], [2, 1], [2, 3 | 1 << 16], [2, 1 | 2 << 8]] {
+            assert_eq!(Meta::from_words(words), None, "{words:?}");
+        }
+    }
+}

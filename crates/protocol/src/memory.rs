@@ -1,0 +1,263 @@
+//! Memory that two processes share, and its mapping.
+//!
+//! Unsafe lives here because a mapping is raw memory that another process may write at any
+//! moment. What this module promises: a [`Mapping`] is mapped for as long as the value lives, its
+//! file can neither shrink nor grow while it does (seals), and no reference into it is ever made;
+//! it hands out addresses, and the queue crate's atomics or plain copies do the rest.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Size of a page; every region's length is a multiple of it.
+pub const PAGE_BYTES: usize = 4096;
+
+/// A sealed memory file made by the server: its own read-write descriptor, and one that can only
+/// be read, for handing out.
+#[derive(Debug)]
+pub struct SharedFile {
+    file: OwnedFd,
+    len: usize,
+}
+
+impl SharedFile {
+    /// Makes a memory file of `len` bytes, rounded up to pages, of mode 0600, that can neither
+    /// shrink nor grow from now on.
+    ///
+    /// # Errors
+    /// What `memfd_create`, `ftruncate` or `fcntl(F_ADD_SEALS)` answer; `ENOMEM` when the memory
+    /// is not to be had.
+    pub fn create(name: &str, len: usize) -> io::Result<SharedFile> {
+        let file = rustix::fs::memfd_create(
+            name,
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL,
+        )
+        // MFD_NOEXEC_SEAL came with Linux 6.3; before it, a memory file is executable and that is all.
+        .or_else(|error| match error {
+            rustix::io::Errno::INVAL => {
+                rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            }
+            other => Err(other),
+        })?;
+        let len = len.max(1).next_multiple_of(PAGE_BYTES);
+        rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        Ok(SharedFile { file, len })
+    }
+
+    /// Takes over a descriptor received from a peer or a store; its length is what the kernel says.
+    ///
+    /// # Errors
+    /// `EINVAL` when the file is not sealed against shrinking and growing: it could fault us.
+    pub fn adopt(file: OwnedFd) -> io::Result<SharedFile> {
+        let seals = rustix::fs::fcntl_get_seals(&file)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let len = usize::try_from(rustix::fs::fstat(&file)?.st_size)
+            .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        Ok(SharedFile { file, len })
+    }
+
+    /// Length in bytes, a multiple of [`PAGE_BYTES`].
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: a memory file has at least one page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forbids all further writable mappings and writes, through whichever descriptor; those that
+    /// exist stay. The peer that mapped it before is from now on its only writer.
+    ///
+    /// # Errors
+    /// What `fcntl(F_ADD_SEALS)` answers.
+    pub fn seal_future_write(&self) -> io::Result<()> {
+        Ok(rustix::fs::fcntl_add_seals(&self.file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
+    }
+
+    /// Forbids further seals, so that nobody can make the file unwritable for us.
+    ///
+    /// # Errors
+    /// What `fcntl(F_ADD_SEALS)` answers.
+    pub fn seal_seals(&self) -> io::Result<()> {
+        Ok(rustix::fs::fcntl_add_seals(&self.file, SealFlags::SEAL)?)
+    }
+
+    /// A new descriptor of the same file that can only be read. A process of another user cannot
+    /// make it writable again, since the file's mode is 0600.
+    ///
+    /// # Errors
+    /// What opening `/proc/self/fd/N` answers: `ENOENT` where `/proc` is not mounted.
+    pub fn read_only(&self) -> io::Result<OwnedFd> {
+        use std::os::fd::AsRawFd;
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        Ok(rustix::fs::open(
+            path,
+            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+            Mode::empty(),
+        )?)
+    }
+
+    /// Maps all of it for reading and writing.
+    ///
+    /// # Errors
+    /// What `mmap` answers.
+    pub fn map_writable(&self) -> io::Result<Mapping> {
+        Mapping::new(self.file.as_fd(), self.len, true)
+    }
+
+    /// Maps all of it for reading alone.
+    ///
+    /// # Errors
+    /// What `mmap` answers.
+    pub fn map_readable(&self) -> io::Result<Mapping> {
+        Mapping::new(self.file.as_fd(), self.len, false)
+    }
+}
+
+impl AsFd for SharedFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// A mapped file. The addresses stay good for as long as this lives.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    writable: bool,
+}
+
+// SAFETY: a mapping is an address range of the process, not of a thread; what is done with the
+// addresses is for the holder to order.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method writes through the mapping.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Mapping> {
+        let protection =
+            if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: the kernel chooses a free address range, so no memory of ours is replaced.
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)?
+        };
+        Self::owned(start, len, writable)
+    }
+
+    /// Private, zeroed memory of this process alone, rounded up to pages.
+    ///
+    /// # Errors
+    /// What `mmap` answers: `ENOMEM`.
+    pub fn private(len: usize) -> io::Result<Mapping> {
+        let len = len.max(1).next_multiple_of(PAGE_BYTES);
+        // SAFETY: the kernel chooses a free address range, so no memory of ours is replaced.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?
+        };
+        Self::owned(start, len, true)
+    }
+
+    fn owned(start: *mut std::ffi::c_void, len: usize, writable: bool) -> io::Result<Mapping> {
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Mapping { start, len, writable })
+    }
+
+    /// The first byte's address.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: a mapping has at least one page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether this mapping may be written through.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Keeps the mapping out of children made by `fork`: there, touching it is a fault instead of
+    /// a second writer.
+    ///
+    /// # Errors
+    /// What `madvise` answers.
+    pub fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: MADV_DONTFORK changes nothing of this process' memory.
+        unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` or `private` and belongs to this value alone; who
+        // keeps addresses into it keeps the value too (see `Mapping::start`).
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_file_is_one_memory() {
+        let file = SharedFile::create("test", 5000).unwrap();
+        assert_eq!(file.len(), 2 * PAGE_BYTES);
+        let writer = file.map_writable().unwrap();
+        let reader = SharedFile::adopt(file.read_only().unwrap()).unwrap().map_readable().unwrap();
+        // SAFETY: both mappings are alive and longer than a byte; this thread alone touches them.
+        let seen = unsafe {
+            writer.start().as_ptr().write_volatile(7);
+            reader.start().as_ptr().read_volatile()
+        };
+        assert_eq!(seen, 7);
+    }
+
+    #[test]
+    fn sealed_against_future_writers() {
+        let file = SharedFile::create("test", 1).unwrap();
+        let before = file.map_writable().unwrap();
+        file.seal_future_write().unwrap();
+        assert!(file.map_writable().is_err());
+        assert!(file.map_readable().is_ok());
+        assert!(rustix::io::write(&file, b"x").is_err());
+        assert!(rustix::fs::ftruncate(&file, 0).is_err());
+        drop(before);
+    }
+
+    #[test]
+    fn an_unsealed_file_is_refused() {
+        let file = rustix::fs::memfd_create("loose", MemfdFlags::CLOEXEC).unwrap();
+        assert!(SharedFile::adopt(file).is_err());
+    }
+}

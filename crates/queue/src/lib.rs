@@ -1,0 +1,1 @@
+//! Asynchronous queues, doorbells, events and frame allocators in shared memory.

@@ -1,0 +1,1 @@
+//! Network namespaces, interfaces and users for the demonstration, benchmarks and tests.

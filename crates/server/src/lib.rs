@@ -1,0 +1,1 @@
+//! The driver server: engine, sessions, policy.

@@ -1,0 +1,1 @@
+//! ARP, NDP, ICMP, UDP and TCP without input or output.
