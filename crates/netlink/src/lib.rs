@@ -1,1 +1,37 @@
-//! The few rtnetlink messages that Towpath needs.
+//! The few rtnetlink messages that Towpath needs: links, addresses, routes and neighbours of one
+//! network namespace (Linux `rtnetlink(7)`, `linux/rtnetlink.h`, `linux/if_link.h`).
+//!
+//! ```no_run
+//! use towpath_netlink::{Netlink, Veth};
+//!
+//! # fn main() -> Result<(), towpath_netlink::Error> {
+//! let mut netlink = Netlink::open()?;
+//! netlink.create_veth(&Veth::new("left", "right"))?;
+//! netlink.add_address("left", "192.0.2.1/24".parse()?)?;
+//! netlink.set_up("left")?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A [`Netlink`] belongs to the network namespace of the thread that opened it, for good; it may
+//! then be used from any thread. Requests are answered before a call returns, within
+//! [`ANSWER_TIMEOUT`]; what a peer in user space sends to the socket is ignored.
+
+mod address;
+mod error;
+mod link;
+mod message;
+mod neighbour;
+mod prefix;
+mod route;
+mod socket;
+
+pub use address::Address;
+pub use error::Error;
+pub use link::{Link, Place, Veth};
+pub use prefix::Prefix;
+pub use route::Route;
+pub use socket::{ANSWER_TIMEOUT, Netlink};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! IP addresses of interfaces (`RTM_NEWADDR` and its kin, `linux/if_addr.h`).
+#![forbid(unsafe_code)]
+
+use crate::error::Error;
+use crate::message::{Attributes, Malformed, NLM_F_CREATE, NLM_F_EXCL, Request, u8_at, u32_at};
+use crate::prefix::{self, Prefix};
+use crate::socket::Netlink;
+
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_FLAGS: u16 = 8;
+
+const IFA_F_NODAD: u32 = 0x02;
+const IFA_F_TENTATIVE: u32 = 0x40;
+
+/// `struct ifaddrmsg`: family, prefix length, flags, scope, index.
+const IFADDRMSG_BYTES: usize = 8;
+
+/// An address of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address {
+    /// The interface's number.
+    pub index: u32,
+    /// The address, and its network.
+    pub prefix: Prefix,
+    /// Not to be used yet: the kernel is still asking whether somebody else has it (RFC 4862).
+    pub tentative: bool,
+}
+
+impl Netlink {
+    /// All IPv4 and IPv6 addresses of the namespace.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub fn addresses(&mut self) -> Result<Vec<Address>, Error> {
+        self.dump(
+            "list the addresses",
+            RTM_GETADDR,
+            RTM_NEWADDR,
+            |request| request.fixed(&[0; IFADDRMSG_BYTES]),
+            read_address,
+        )
+    }
+
+    /// Gives an interface an address, to be used at once: IPv6 without duplicate address
+    /// detection.
+    ///
+    /// # Errors
+    /// As [`Error`] says; `EEXIST` when the interface has it.
+    pub fn add_address(&mut self, name: &str, prefix: Prefix) -> Result<(), Error> {
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.change_address("add an address to", name, prefix, RTM_NEWADDR, flags)
+    }
+
+    /// Takes an address from an interface.
+    ///
+    /// # Errors
+    /// As [`Error`] says; `EADDRNOTAVAIL` when the interface does not have it.
+    pub fn delete_address(&mut self, name: &str, prefix: Prefix) -> Result<(), Error> {
+        self.change_address("delete an address of", name, prefix, RTM_DELADDR, 0)
+    }
+
+    fn change_address(
+        &mut self,
+        operation: &'static str,
+        name: &str,
+        prefix: Prefix,
+        kind: u16,
+        flags: u16,
+    ) -> Result<(), Error> {
+        let index = self.index(name)?;
+        let subject = format!("{name} ({prefix})");
+        self.carry_out(operation, &subject, kind, flags, |request| {
+            write_address(request, index, prefix);
+        })
+    }
+}
+
+fn write_address(request: &mut Request, index: u32, prefix: Prefix) {
+    let mut part = [0; IFADDRMSG_BYTES];
+    part[0] = prefix.family();
+    part[1] = prefix.len_bits();
+    part[4..8].copy_from_slice(&index.to_ne_bytes());
+    request.fixed(&part);
+    let octets = prefix::octets(&prefix.address());
+    request.attribute(IFA_LOCAL, &octets);
+    request.attribute(IFA_ADDRESS, &octets);
+    if prefix.address().is_ipv6() {
+        request.attribute_u32(IFA_FLAGS, IFA_F_NODAD);
+    }
+}
+
+/// An address out of an `RTM_NEWADDR` message.
+pub(crate) fn read_address(body: &[u8]) -> Result<Option<Address>, Malformed> {
+    let (Some(len_bits), Some(flags), Some(index)) =
+        (u8_at(body, 1), u8_at(body, 2), u32_at(body, 4))
+    else {
+        return Err(Malformed("an address without prefix length and index"));
+    };
+    let mut flags = u32::from(flags);
+    let (mut local, mut address) = (None, None);
+    for attribute in Attributes::after(body, IFADDRMSG_BYTES)? {
+        let (kind, value) = attribute?;
+        match kind {
+            IFA_LOCAL => local = Some(prefix::read(value)?),
+            IFA_ADDRESS => address = Some(prefix::read(value)?),
+            IFA_FLAGS => flags = u32_at(value, 0).unwrap_or(flags),
+            _ => {}
+        }
+    }
+    // On a point-to-point interface the other attribute is the peer's.
+    let Some(own) = local.or(address) else { return Ok(None) };
+    let prefix = Prefix::new(own, len_bits).map_err(|_| Malformed("a prefix too long"))?;
+    Ok(Some(Address { index, prefix, tentative: flags & IFA_F_TENTATIVE != 0 }))
+}

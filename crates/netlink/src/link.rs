@@ -1,0 +1,393 @@
+//! Interfaces (`RTM_NEWLINK` and its kin, `linux/if_link.h`).
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+use crate::error::Error;
+use crate::message::{
+    Attributes, Malformed, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, Request, i32_at, text, u32_at,
+};
+use crate::socket::Netlink;
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_NET_NS_PID: u16 = 19;
+const IFLA_NET_NS_FD: u16 = 28;
+const IFLA_EXT_MASK: u16 = 29;
+const IFLA_NUM_TX_QUEUES: u16 = 31;
+const IFLA_NUM_RX_QUEUES: u16 = 32;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const IFLA_VLAN_ID: u16 = 1;
+const VETH_INFO_PEER: u16 = 1;
+
+const IFF_UP: u32 = 0x1;
+const IFF_LOWER_UP: u32 = 0x1_0000;
+const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
+
+/// The longest interface name, in bytes (`IFNAMSIZ` without its terminating zero).
+const NAME_MAX_BYTES: usize = 15;
+
+/// `struct ifinfomsg`: family, type, index, flags, mask of flags to change.
+const IFINFOMSG_BYTES: usize = 16;
+
+/// An interface, as the kernel describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Its number in its network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// The largest IP packet, in bytes.
+    pub mtu: u32,
+    /// Its Ethernet address; `None` where it has none, as a `tun` interface.
+    pub mac: Option<[u8; 6]>,
+    /// Whether it was set up.
+    pub up: bool,
+    /// Whether there is a carrier: a cable, or the peer of a veth pair that is up, too.
+    pub carrier: bool,
+    /// What made it: `veth`, `vlan`, `bridge`, `tun`; `None` for hardware and the loopback.
+    pub kind: Option<String>,
+    /// The number of the bridge or bond that it is part of.
+    pub master: Option<u32>,
+    /// The number of the interface below (VLAN) or at the other end (veth). Of another network
+    /// namespace, when it lives there.
+    pub below: Option<u32>,
+}
+
+/// A network namespace, where an interface is to be put.
+#[derive(Debug, Clone, Copy)]
+pub enum Place<'a> {
+    /// That of a descriptor of `/proc/<pid>/ns/net`.
+    Descriptor(BorrowedFd<'a>),
+    /// That of a process or thread.
+    Process(u32),
+}
+
+/// A veth pair to be made: what is sent into one end comes out of the other.
+#[derive(Debug, Clone, Copy)]
+pub struct Veth<'a> {
+    /// The name of the end in this namespace.
+    pub name: &'a str,
+    /// The name of the other end.
+    pub peer: &'a str,
+    /// The namespace of the other end; this one if `None`.
+    pub peer_place: Option<Place<'a>>,
+    /// The Ethernet address of the near end; a random one if `None`.
+    pub mac: Option<[u8; 6]>,
+    /// The Ethernet address of the other end; a random one if `None`.
+    pub peer_mac: Option<[u8; 6]>,
+    /// The MTU of both ends, in bytes; 1500 if `None`.
+    pub mtu: Option<u32>,
+    /// How many transmit and receive queues each end has; the kernel's choice if `None`.
+    pub queues: Option<u32>,
+}
+
+impl<'a> Veth<'a> {
+    /// A pair with both ends here, and all else as the kernel likes it.
+    #[must_use]
+    pub fn new(name: &'a str, peer: &'a str) -> Veth<'a> {
+        Veth { name, peer, peer_place: None, mac: None, peer_mac: None, mtu: None, queues: None }
+    }
+}
+
+impl Netlink {
+    /// All interfaces of the namespace.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub fn links(&mut self) -> Result<Vec<Link>, Error> {
+        self.dump(
+            "list the interfaces",
+            RTM_GETLINK,
+            RTM_NEWLINK,
+            |request| {
+                request.fixed(&ifinfomsg(0, 0, 0));
+                request.attribute_u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+            },
+            read_link,
+        )
+    }
+
+    /// The interface of a name.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLink`], [`Error::BadName`], and as [`Error`] says.
+    pub fn link(&mut self, name: &str) -> Result<Link, Error> {
+        check_name(name)?;
+        let mut request = Request::new(RTM_GETLINK, NLM_F_ACK);
+        request.fixed(&ifinfomsg(0, 0, 0));
+        request.attribute_text(IFLA_IFNAME, name);
+        request.attribute_u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+        let mut found = None;
+        let answer = self.ask("look up", name, request, &mut |message| {
+            if message.kind == RTM_NEWLINK {
+                found = read_link(message.body)?;
+            }
+            Ok(())
+        });
+        match answer {
+            Err(error) if error.errno() == Some(Errno::NODEV) => {}
+            other => other?,
+        }
+        found.ok_or_else(|| Error::NoSuchLink { name: name.to_owned() })
+    }
+
+    /// The number of the interface of a name.
+    ///
+    /// # Errors
+    /// As [`link`](Netlink::link).
+    pub fn index(&mut self, name: &str) -> Result<u32, Error> {
+        Ok(self.link(name)?.index)
+    }
+
+    /// Sets an interface up: it may send and receive.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub fn set_up(&mut self, name: &str) -> Result<(), Error> {
+        self.change("set up", name, IFF_UP, IFF_UP, |_| {})
+    }
+
+    /// Sets an interface down.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub fn set_down(&mut self, name: &str) -> Result<(), Error> {
+        self.change("set down", name, 0, IFF_UP, |_| {})
+    }
+
+    /// Sets the largest IP packet, in bytes.
+    ///
+    /// # Errors
+    /// As [`Error`] says; `EINVAL` when the interface cannot.
+    pub fn set_mtu(&mut self, name: &str, mtu_bytes: u32) -> Result<(), Error> {
+        self.change("set the MTU of", name, 0, 0, |r| r.attribute_u32(IFLA_MTU, mtu_bytes))
+    }
+
+    /// Sets the Ethernet address.
+    ///
+    /// # Errors
+    /// As [`Error`] says; `EADDRNOTAVAIL` for a multicast address, `EBUSY` where the interface
+    /// has to be down for it.
+    pub fn set_mac(&mut self, name: &str, mac: [u8; 6]) -> Result<(), Error> {
+        self.change("set the MAC address of", name, 0, 0, |r| r.attribute(IFLA_ADDRESS, &mac))
+    }
+
+    /// Moves an interface to another network namespace. It arrives there set down and without
+    /// its IP addresses.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub fn set_place(&mut self, name: &str, place: Place<'_>) -> Result<(), Error> {
+        self.change("move", name, 0, 0, |request| write_place(request, place))
+    }
+
+    /// Makes an interface part of a bridge.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub fn enslave(&mut self, name: &str, bridge: &str) -> Result<(), Error> {
+        let bridge = self.index(bridge)?;
+        let operation = "make part of a bridge";
+        self.change(operation, name, 0, 0, |request| request.attribute_u32(IFLA_MASTER, bridge))
+    }
+
+    /// Takes an interface out of its bridge.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub fn release(&mut self, name: &str) -> Result<(), Error> {
+        self.change("take out of its bridge", name, 0, 0, |r| r.attribute_u32(IFLA_MASTER, 0))
+    }
+
+    /// Deletes an interface, and the other end of a veth pair with it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLink`], and as [`Error`] says; `EOPNOTSUPP` for hardware.
+    pub fn delete_link(&mut self, name: &str) -> Result<(), Error> {
+        let index = self.index(name)?;
+        self.carry_out("delete", name, RTM_DELLINK, 0, |r| r.fixed(&ifinfomsg(index, 0, 0)))
+    }
+
+    /// Makes a veth pair. Both ends are down.
+    ///
+    /// # Errors
+    /// As [`Error`] says; `EEXIST` when a name is taken.
+    pub fn create_veth(&mut self, veth: &Veth<'_>) -> Result<(), Error> {
+        check_name(veth.peer)?;
+        self.create("veth", veth.name, |request| {
+            write_end(request, veth, veth.mac);
+            request.nested(IFLA_LINKINFO, |info| {
+                info.attribute(IFLA_INFO_KIND, b"veth");
+                info.nested(IFLA_INFO_DATA, |data| {
+                    data.nested(VETH_INFO_PEER, |peer| {
+                        peer.fixed(&ifinfomsg(0, 0, 0));
+                        peer.attribute_text(IFLA_IFNAME, veth.peer);
+                        write_end(peer, veth, veth.peer_mac);
+                        if let Some(place) = veth.peer_place {
+                            write_place(peer, place);
+                        }
+                    });
+                });
+            });
+        })
+    }
+
+    /// Makes an interface that sends and receives with an 802.1Q tag on another one.
+    ///
+    /// # Errors
+    /// As [`Error`] says; [`Error::BadValue`] for an `id` not from 1 to 4094.
+    pub fn create_vlan(&mut self, name: &str, on: &str, id: u16) -> Result<(), Error> {
+        if !(1..=4094).contains(&id) {
+            return Err(Error::BadValue { what: "VLAN", value: id.to_string() });
+        }
+        let on = self.index(on)?;
+        self.create("vlan", name, |request| {
+            request.attribute_u32(IFLA_LINK, on);
+            request.nested(IFLA_LINKINFO, |info| {
+                info.attribute(IFLA_INFO_KIND, b"vlan");
+                info.nested(IFLA_INFO_DATA, |data| {
+                    data.attribute(IFLA_VLAN_ID, &id.to_ne_bytes());
+                });
+            });
+        })
+    }
+
+    /// Makes a bridge without members.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub fn create_bridge(&mut self, name: &str) -> Result<(), Error> {
+        self.create("bridge", name, |request| {
+            request.nested(IFLA_LINKINFO, |info| info.attribute(IFLA_INFO_KIND, b"bridge"));
+        })
+    }
+
+    fn create(
+        &mut self,
+        kind: &'static str,
+        name: &str,
+        fill: impl FnOnce(&mut Request),
+    ) -> Result<(), Error> {
+        check_name(name)?;
+        let operation = match kind {
+            "veth" => "create veth pair",
+            "vlan" => "create VLAN interface",
+            _ => "create bridge",
+        };
+        self.carry_out(operation, name, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, |request| {
+            request.fixed(&ifinfomsg(0, 0, 0));
+            request.attribute_text(IFLA_IFNAME, name);
+            fill(request);
+        })
+    }
+
+    fn change(
+        &mut self,
+        operation: &'static str,
+        name: &str,
+        flags: u32,
+        mask: u32,
+        fill: impl FnOnce(&mut Request),
+    ) -> Result<(), Error> {
+        let index = self.index(name)?;
+        self.carry_out(operation, name, RTM_NEWLINK, 0, |request| {
+            request.fixed(&ifinfomsg(index, flags, mask));
+            fill(request);
+        })
+    }
+}
+
+fn write_end(request: &mut Request, veth: &Veth<'_>, mac: Option<[u8; 6]>) {
+    if let Some(mac) = mac {
+        request.attribute(IFLA_ADDRESS, &mac);
+    }
+    if let Some(mtu) = veth.mtu {
+        request.attribute_u32(IFLA_MTU, mtu);
+    }
+    if let Some(queues) = veth.queues {
+        request.attribute_u32(IFLA_NUM_TX_QUEUES, queues);
+        request.attribute_u32(IFLA_NUM_RX_QUEUES, queues);
+    }
+}
+
+fn write_place(request: &mut Request, place: Place<'_>) {
+    match place {
+        Place::Descriptor(fd) => request.attribute_u32(IFLA_NET_NS_FD, fd.as_raw_fd() as u32),
+        Place::Process(pid) => request.attribute_u32(IFLA_NET_NS_PID, pid),
+    }
+}
+
+fn ifinfomsg(index: u32, flags: u32, mask: u32) -> [u8; IFINFOMSG_BYTES] {
+    let mut part = [0; IFINFOMSG_BYTES];
+    part[4..8].copy_from_slice(&index.to_ne_bytes());
+    part[8..12].copy_from_slice(&flags.to_ne_bytes());
+    part[12..16].copy_from_slice(&mask.to_ne_bytes());
+    part
+}
+
+/// An interface out of an `RTM_NEWLINK` message.
+pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
+    let short = Malformed("an interface without index and flags");
+    let (Some(index), Some(flags)) = (i32_at(body, 4), u32_at(body, 8)) else {
+        return Err(short);
+    };
+    let mut link = Link {
+        index: u32::try_from(index).map_err(|_| Malformed("a negative index"))?,
+        name: String::new(),
+        mtu: 0,
+        mac: None,
+        up: flags & IFF_UP != 0,
+        carrier: flags & IFF_LOWER_UP != 0,
+        kind: None,
+        master: None,
+        below: None,
+    };
+    for attribute in Attributes::after(body, IFINFOMSG_BYTES)? {
+        let (kind, value) = attribute?;
+        match kind {
+            IFLA_IFNAME => link.name = text(value),
+            IFLA_MTU => link.mtu = u32_at(value, 0).unwrap_or(0),
+            IFLA_ADDRESS => link.mac = value.try_into().ok(),
+            IFLA_MASTER => link.master = u32_at(value, 0),
+            IFLA_LINK => link.below = u32_at(value, 0),
+            IFLA_LINKINFO => {
+                for attribute in Attributes::of(value) {
+                    let (kind, value) = attribute?;
+                    if kind == IFLA_INFO_KIND {
+                        link.kind = Some(text(value));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(Some(link))
+}
+
+/// What the kernel's `dev_valid_name` wants, so that the error says what is wrong.
+fn check_name(name: &str) -> Result<(), Error> {
+    let cause = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > NAME_MAX_BYTES {
+        "it is longer than 15 bytes"
+    } else if name == "." || name == ".." {
+        "it is a directory's"
+    } else if name.bytes().any(|b| b == 0 || b == b'/' || b == b':' || b.is_ascii_whitespace()) {
+        "it contains a slash, a colon, a space or a zero"
+    } else {
+        return Ok(());
+    };
+    Err(Error::BadName { name: name.to_owned(), cause })
+}
