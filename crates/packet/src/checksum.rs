@@ -1,0 +1,278 @@
+//! The Internet checksum (RFC 1071): summing, finishing what a sender left unfinished, verifying.
+
+use std::fmt;
+
+use crate::headers::{
+    Fragment, Headers, Ip, Network, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP, PROTOCOL_UDP,
+};
+use crate::transport::Transport;
+
+/// A running one's complement sum over bytes that may come in several pieces, of odd lengths too.
+///
+/// ```
+/// # use towpath_packet::checksum::Sum;
+/// let mut sum = Sum::default();
+/// sum.add(&[0x00, 0x01, 0xf2]);
+/// sum.add(&[0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
+/// assert_eq!(sum.folded(), 0xddf2); // RFC 1071, section 3
+/// ```
+#[derive(Clone, Copy, Default)]
+pub struct Sum {
+    /// The sum of 16-bit words in this machine's byte order, not folded. Each piece adds less than
+    /// 2^33, so that 2^31 pieces fit.
+    words: u64,
+    /// An odd number of bytes was added: the next piece's first byte is a word's second.
+    odd: bool,
+}
+
+impl fmt::Debug for Sum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sum({:#06x}{})", self.folded(), if self.odd { ", odd" } else { "" })
+    }
+}
+
+impl PartialEq for Sum {
+    fn eq(&self, other: &Sum) -> bool {
+        self.folded() == other.folded() && self.odd == other.odd
+    }
+}
+
+impl Eq for Sum {}
+
+#[inline]
+const fn fold(words: u64) -> u16 {
+    let words = (words >> 32) + (words & 0xffff_ffff);
+    let words = (words >> 16) + (words & 0xffff);
+    let words = (words >> 16) + (words & 0xffff);
+    let words = (words >> 16) + (words & 0xffff);
+    words as u16
+}
+
+/// The sum of the bytes as 32-bit words of this machine's order: since 2^16 is 1 in one's
+/// complement arithmetic of 16 bits, wide words sum to the same, and in whatever byte order
+/// (RFC 1071, section 2).
+#[inline]
+fn sum_words(bytes: &[u8]) -> u64 {
+    // Four independent sums over 32 bytes a turn, which the compiler makes vector additions of.
+    let mut lanes = [0_u64; 8];
+    let (blocks, rest) = bytes.as_chunks::<32>();
+    for block in blocks {
+        let (words, _) = block.as_chunks::<4>();
+        for (lane, word) in lanes.iter_mut().zip(words) {
+            *lane += u64::from(u32::from_ne_bytes(*word));
+        }
+    }
+    let mut sum: u64 = lanes.iter().sum();
+    let (words, tail) = rest.as_chunks::<4>();
+    for word in words {
+        sum += u64::from(u32::from_ne_bytes(*word));
+    }
+    let mut last = [0; 4];
+    last[..tail.len()].copy_from_slice(tail);
+    sum + u64::from(u32::from_ne_bytes(last))
+}
+
+impl Sum {
+    /// Adds bytes after those already added.
+    #[inline]
+    pub fn add(&mut self, bytes: &[u8]) {
+        let sum = fold(sum_words(bytes));
+        self.words += u64::from(if self.odd { sum.swap_bytes() } else { sum });
+        self.odd ^= bytes.len() % 2 == 1;
+    }
+
+    /// Adds one 16-bit word. The bytes added so far are even in number.
+    #[inline]
+    pub fn add_word(&mut self, word: u16) {
+        debug_assert!(!self.odd);
+        self.words += u64::from(word.to_be());
+    }
+
+    /// The pseudo-header of TCP, UDP and so on over IPv4 (RFC 9293, 3.1). `len`: transport header
+    /// and payload, in bytes.
+    #[inline]
+    #[must_use]
+    pub fn pseudo4(source: u32, destination: u32, protocol: u8, len: u16) -> Sum {
+        let words = u64::from(source.to_be())
+            + u64::from(destination.to_be())
+            + u64::from(u16::from(protocol).to_be())
+            + u64::from(len.to_be());
+        Sum { words, odd: false }
+    }
+
+    /// The pseudo-header over IPv6 (RFC 8200, 8.1). `len`: transport header and payload, in bytes.
+    #[inline]
+    #[must_use]
+    pub fn pseudo6(source: u128, destination: u128, protocol: u8, len: u32) -> Sum {
+        let mut sum = Sum::default();
+        sum.words += sum_words(&source.to_be_bytes());
+        sum.words += sum_words(&destination.to_be_bytes());
+        sum.words += u64::from(len.to_be()) + u64::from(u32::from(protocol).to_be());
+        sum
+    }
+
+    /// The sum, folded into 16 bits: what a sender leaves in the field of an unfinished packet
+    /// when this is its pseudo-header.
+    #[inline]
+    #[must_use]
+    pub fn folded(self) -> u16 {
+        u16::from_be(fold(self.words))
+    }
+
+    /// The checksum as it goes into the header: the sum's complement.
+    #[inline]
+    #[must_use]
+    pub fn checksum(self) -> u16 {
+        !self.folded()
+    }
+
+    /// The checksum as it goes into a TCP, UDP or ICMPv6 header: never 0, which in UDP would say
+    /// that there is none (RFC 768), and which 0xffff equals.
+    #[inline]
+    #[must_use]
+    pub fn nonzero_checksum(self) -> u16 {
+        match self.checksum() {
+            0 => 0xffff,
+            checksum => checksum,
+        }
+    }
+
+    /// Whether the bytes added, checksum field and all, sum up as they should.
+    #[inline]
+    #[must_use]
+    pub fn is_right(self) -> bool {
+        self.folded() == 0xffff
+    }
+}
+
+/// The checksum's place is not inside the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("checksum from byte {start}, to be written at {start}+{offset}, in {len} bytes")]
+pub struct OutsidePacket {
+    /// Where summing starts.
+    pub start: u16,
+    /// Where the sum goes, from there.
+    pub offset: u16,
+    /// How long the packet is.
+    pub len: usize,
+}
+
+/// Checks that a checksum's place is inside a packet of `len` bytes; where the field starts.
+///
+/// # Errors
+/// When it is not.
+#[inline]
+pub fn field_at(start: u16, offset: u16, len: usize) -> Result<usize, OutsidePacket> {
+    let field = usize::from(start) + usize::from(offset);
+    if field + 2 > len { Err(OutsidePacket { start, offset, len }) } else { Ok(field) }
+}
+
+/// Finishes a packet with [`Unfinished`](crate::Checksum::Unfinished) checksum: `start` and
+/// `offset` are its. The field holds the pseudo-header's sum. As every device does, it writes
+/// 0xffff for 0, whatever the protocol: to all but UDP it is the same.
+///
+/// # Errors
+/// When the field is outside of the packet; nothing was written.
+#[inline]
+pub fn finish(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutsidePacket> {
+    let field = field_at(start, offset, frame.len())?;
+    let mut sum = Sum::default();
+    sum.add(&frame[usize::from(start)..]);
+    frame[field..field + 2].copy_from_slice(&sum.nonzero_checksum().to_be_bytes());
+    Ok(())
+}
+
+/// As [`finish`], of a packet in several parts; the field may lie across two of them.
+///
+/// # Errors
+/// When the field is outside of the packet; nothing was written.
+pub fn finish_parts(parts: &mut [&mut [u8]], start: u16, offset: u16) -> Result<(), OutsidePacket> {
+    let len = parts.iter().map(|part| part.len()).sum();
+    let field = field_at(start, offset, len)?;
+    let mut sum = Sum::default();
+    let mut skip = usize::from(start);
+    for part in parts.iter() {
+        sum.add(part.get(skip..).unwrap_or_default());
+        skip = skip.saturating_sub(part.len());
+    }
+    let mut at = 0;
+    let value = sum.nonzero_checksum().to_be_bytes();
+    for part in parts {
+        for (index, byte) in value.iter().enumerate() {
+            if let Some(place) = (field + index).checked_sub(at).and_then(|i| part.get_mut(i)) {
+                *place = *byte;
+            }
+        }
+        at += part.len();
+    }
+    Ok(())
+}
+
+/// Whether an IPv4 header's own checksum is right. `header`: the header with its options.
+#[inline]
+#[must_use]
+pub fn ipv4_header_is_right(header: &[u8]) -> bool {
+    let mut sum = Sum::default();
+    sum.add(header);
+    sum.is_right()
+}
+
+/// What looking at a frame's checksums said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All there are, are right.
+    Right,
+    /// The IPv4 header's is wrong.
+    WrongHeader,
+    /// TCP's, UDP's or ICMP's is wrong.
+    WrongTransport,
+    /// Nothing to be said about the transport's: there is none, it is another's protocol, a
+    /// fragment, or mangled. The IPv4 header's, if any, is right.
+    NotCovered,
+}
+
+/// Looks at a whole frame's checksums: the IPv4 header's, and TCP's, UDP's and ICMP's.
+/// `headers`: read from this very frame.
+#[must_use]
+pub fn verify(frame: &[u8], headers: &Headers) -> Verdict {
+    let (from, pseudo) = match &headers.network {
+        Network::Ipv4(ip) => {
+            let header = usize::from(headers.l3_offset)..usize::from(ip.l4_offset);
+            if !frame.get(header).is_some_and(ipv4_header_is_right) {
+                return Verdict::WrongHeader;
+            }
+            let len = ip.total_bytes - (ip.l4_offset - headers.l3_offset);
+            match covered(ip) {
+                // ICMP over IPv4 has no pseudo-header.
+                Some(PROTOCOL_ICMP) => (ip.l4_offset, Sum::default()),
+                Some(protocol) => {
+                    let field = usize::from(ip.l4_offset) + 6;
+                    if protocol == PROTOCOL_UDP && frame.get(field..field + 2) == Some(&[0, 0]) {
+                        return Verdict::NotCovered;
+                    }
+                    (ip.l4_offset, Sum::pseudo4(ip.source, ip.destination, protocol, len))
+                }
+                None => return Verdict::NotCovered,
+            }
+        }
+        Network::Ipv6(ip) => {
+            let len = u32::from(ip.total_bytes) - u32::from(ip.l4_offset - headers.l3_offset);
+            let Some(protocol) = covered(ip) else { return Verdict::NotCovered };
+            (ip.l4_offset, Sum::pseudo6(ip.source, ip.destination, protocol, len))
+        }
+        Network::Arp(_) | Network::Other => return Verdict::NotCovered,
+    };
+    let end = headers.ip_end().unwrap_or_default();
+    let Some(bytes) = frame.get(usize::from(from)..end) else { return Verdict::NotCovered };
+    let mut sum = pseudo;
+    sum.add(bytes);
+    if sum.is_right() { Verdict::Right } else { Verdict::WrongTransport }
+}
+
+/// The protocol, if it is one whose checksum is known and all of its packet is here.
+fn covered<Address>(ip: &Ip<Address>) -> Option<u8> {
+    let whole = matches!(ip.fragment, Fragment::Whole) && ip.transport != Transport::None;
+    let known =
+        matches!(ip.protocol, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_ICMP | PROTOCOL_ICMPV6);
+    (whole && known).then_some(ip.protocol)
+}

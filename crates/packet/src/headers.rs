@@ -1,0 +1,500 @@
+//! What a frame's headers say: read once, in one pass, from its first bytes.
+//!
+//! The bytes are the network's or an application's and may be hostile. Nothing here panics, every
+//! walk is bounded, and what is mangled is told apart so that it can be counted. Each layer stands
+//! by itself: a frame that is mangled at its IP header still has its Ethernet fields, one that is
+//! mangled at its TCP header still has its addresses.
+
+use crate::transport::{self, Transport};
+
+/// As many of a frame's first bytes as [`Headers::parse`] ever needs for Ethernet, a VLAN tag,
+/// IPv4 with options and TCP with options, and for all but unusual chains of IPv6 extension
+/// headers.
+pub const PREFIX_BYTES: usize = 256;
+
+/// The most IPv6 extension headers that are walked.
+pub const MAX_EXTENSION_HEADERS: usize = 8;
+
+/// IPv4 (RFC 894).
+pub const ETHERTYPE_IPV4: u16 = 0x0800;
+/// ARP (RFC 826).
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+/// IPv6 (RFC 2464).
+pub const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// A VLAN tag (IEEE 802.1Q).
+pub const ETHERTYPE_VLAN: u16 = 0x8100;
+/// A service provider's VLAN tag (IEEE 802.1ad).
+pub const ETHERTYPE_SERVICE_VLAN: u16 = 0x88a8;
+
+/// The IP protocol number of ICMP.
+pub const PROTOCOL_ICMP: u8 = 1;
+/// The IP protocol number of TCP.
+pub const PROTOCOL_TCP: u8 = 6;
+/// The IP protocol number of UDP.
+pub const PROTOCOL_UDP: u8 = 17;
+/// The IP protocol number of ICMPv6.
+pub const PROTOCOL_ICMPV6: u8 = 58;
+/// The IP protocol number of SCTP.
+pub const PROTOCOL_SCTP: u8 = 132;
+
+/// What is wrong with a frame, at the first place where something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+#[repr(u8)]
+pub enum Malformed {
+    /// Shorter than an Ethernet header.
+    #[error("shorter than an Ethernet header")]
+    EthernetShort,
+    /// A VLAN tag that is cut off.
+    #[error("VLAN tag cut off")]
+    VlanShort,
+    /// An ARP packet that is cut off.
+    #[error("ARP packet cut off")]
+    ArpShort,
+    /// An ARP packet that is not about Ethernet and IPv4.
+    #[error("ARP packet not about Ethernet and IPv4")]
+    ArpKind,
+    /// An IP header that is cut off.
+    #[error("IP header cut off")]
+    IpShort,
+    /// The IP header's version is not what the ethertype says.
+    #[error("IP version disagrees with the ethertype")]
+    IpVersion,
+    /// An IPv4 header length under 20 bytes or over the packet's.
+    #[error("bad IPv4 header length")]
+    IpHeaderLength,
+    /// An IP length over the frame's, or under the header's.
+    #[error("bad IP total or payload length")]
+    IpLength,
+    /// A fragment that ends after 65 535 bytes, or one in the middle that is no multiple of 8.
+    #[error("bad fragment")]
+    Fragment,
+    /// An IPv6 extension header that is cut off, or more of them than
+    /// [`MAX_EXTENSION_HEADERS`].
+    #[error("bad chain of IPv6 extension headers")]
+    ExtensionHeaders,
+    /// A TCP, UDP, SCTP or ICMP header that is cut off.
+    #[error("transport header cut off")]
+    TransportShort,
+    /// A TCP header length under 20 bytes or over the packet's.
+    #[error("bad TCP header length")]
+    TcpHeaderLength,
+    /// A UDP length under 8 bytes or over the packet's.
+    #[error("bad UDP length")]
+    UdpLength,
+    /// The headers go on after the bytes that were looked at. The frame may be in order; who
+    /// relies on what is missing treats it as mangled.
+    #[error("headers longer than the bytes looked at")]
+    BeyondPrefix,
+}
+
+impl Malformed {
+    /// All of them, in the order of [`Malformed::index`].
+    pub const ALL: [Malformed; 14] = [
+        Malformed::EthernetShort,
+        Malformed::VlanShort,
+        Malformed::ArpShort,
+        Malformed::ArpKind,
+        Malformed::IpShort,
+        Malformed::IpVersion,
+        Malformed::IpHeaderLength,
+        Malformed::IpLength,
+        Malformed::Fragment,
+        Malformed::ExtensionHeaders,
+        Malformed::TransportShort,
+        Malformed::TcpHeaderLength,
+        Malformed::UdpLength,
+        Malformed::BeyondPrefix,
+    ];
+
+    /// Its place in an array of counters: 0 up to the length of [`Malformed::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// What is missing from a header that needs `needed` bytes: the packet's own bytes, or those
+    /// that the caller had not copied.
+    #[inline]
+    pub(crate) const fn missing(self, needed: usize, in_packet: usize) -> Malformed {
+        if in_packet < needed { self } else { Malformed::BeyondPrefix }
+    }
+}
+
+/// A frame's headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headers {
+    /// The Ethernet destination.
+    pub destination: [u8; 6],
+    /// The Ethernet source.
+    pub source: [u8; 6],
+    /// The VLAN's number. `None` for an untagged frame, and for a frame whose tag has the number
+    /// 0: it carries a priority and belongs to no VLAN (IEEE 802.1Q, 9.6).
+    pub vlan: Option<u16>,
+    /// The ethertype, after the VLAN tag if there is one. Below 1536 it is a length (IEEE 802.3).
+    pub ethertype: u16,
+    /// Where the network header starts, in bytes: 14, or 18 after a VLAN tag.
+    pub l3_offset: u16,
+    /// What the network header says.
+    pub network: Network,
+    /// What is wrong with the frame. Every field read before that place is good.
+    pub malformed: Option<Malformed>,
+}
+
+/// What a network header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// Nothing: another ethertype, a second VLAN tag, or a mangled header.
+    Other,
+    /// ARP about Ethernet and IPv4.
+    Arp(Arp),
+    /// IPv4.
+    Ipv4(Ip<u32>),
+    /// IPv6.
+    Ipv6(Ip<u128>),
+}
+
+/// What an ARP packet says (RFC 826).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arp {
+    /// 1: request, 2: reply.
+    pub operation: u16,
+    /// The sender's hardware address.
+    pub sender_mac: [u8; 6],
+    /// The sender's IPv4 address, as [`std::net::Ipv4Addr::from_bits`] takes it.
+    pub sender_ip: u32,
+    /// The target's hardware address; nothing in a request.
+    pub target_mac: [u8; 6],
+    /// The target's IPv4 address.
+    pub target_ip: u32,
+}
+
+/// What an IP header says. Addresses are numbers, as [`std::net::Ipv4Addr::from_bits`] and
+/// [`std::net::Ipv6Addr::from_bits`] take them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ip<Address> {
+    /// The source address.
+    pub source: Address,
+    /// The destination address.
+    pub destination: Address,
+    /// What follows: in IPv6 after the extension headers. When the chain of those is mangled, the
+    /// number of the one that could not be read.
+    pub protocol: u8,
+    /// Time to live, or hop limit. Neighbor discovery demands 255 (RFC 4861, 7.1).
+    pub hops: u8,
+    /// Which piece of a packet this is.
+    pub fragment: Fragment,
+    /// Header and payload, in bytes from the network header's first; never over what the frame
+    /// holds. What follows in the frame is Ethernet's padding.
+    pub total_bytes: u16,
+    /// Where the transport header, or a later fragment's piece, starts, in bytes from the frame's
+    /// first.
+    pub l4_offset: u16,
+    /// What the transport header says.
+    pub transport: Transport,
+}
+
+/// Which piece of an IP packet this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragment {
+    /// All of it.
+    Whole,
+    /// The first piece: it has the ports.
+    First {
+        /// The packet's identification; 16 bits in IPv4.
+        id: u32,
+    },
+    /// A later piece: it has no transport header.
+    Later {
+        /// The packet's identification; 16 bits in IPv4.
+        id: u32,
+        /// Where it belongs, in bytes.
+        offset: u16,
+    },
+}
+
+#[inline]
+pub(crate) const fn be16(high: u8, low: u8) -> u16 {
+    u16::from_be_bytes([high, low])
+}
+
+impl Headers {
+    /// Reads the headers of a frame that has `packet_len` bytes, of which `prefix` are the first:
+    /// all of them, or at least [`PREFIX_BYTES`].
+    ///
+    /// # Errors
+    /// [`Malformed::EthernetShort`] for a frame without so much as an Ethernet header. Whatever
+    /// else is wrong is in [`Headers::malformed`], beside the fields that are good.
+    #[inline]
+    pub fn parse(prefix: &[u8], packet_len: usize) -> Result<Headers, Malformed> {
+        let prefix = if prefix.len() > packet_len { &prefix[..packet_len] } else { prefix };
+        let Some(&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1]) = prefix.first_chunk()
+        else {
+            return Err(Malformed::EthernetShort);
+        };
+        let mut headers = Headers {
+            destination: [d0, d1, d2, d3, d4, d5],
+            source: [s0, s1, s2, s3, s4, s5],
+            vlan: None,
+            ethertype: be16(t0, t1),
+            l3_offset: 14,
+            network: Network::Other,
+            malformed: None,
+        };
+        let mut rest = &prefix[14..];
+        if matches!(headers.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN) {
+            let Some((&[v0, v1, t0, t1], after)) = rest.split_first_chunk() else {
+                headers.malformed = Some(Malformed::VlanShort.missing(18, packet_len));
+                return Ok(headers);
+            };
+            headers.vlan = Some(be16(v0, v1) & 0xfff).filter(|&number| number != 0);
+            headers.ethertype = be16(t0, t1);
+            headers.l3_offset = 18;
+            rest = after;
+        }
+        let offset = headers.l3_offset;
+        let in_packet = packet_len - usize::from(offset);
+        (headers.network, headers.malformed) = match headers.ethertype {
+            ETHERTYPE_IPV4 => ipv4(rest, in_packet, offset),
+            ETHERTYPE_IPV6 => ipv6(rest, in_packet, offset),
+            ETHERTYPE_ARP => arp(rest, in_packet),
+            _ => (Network::Other, None),
+        };
+        Ok(headers)
+    }
+
+    /// Whether a VLAN tag is there, be it for its priority alone.
+    #[must_use]
+    pub fn is_tagged(&self) -> bool {
+        self.l3_offset != 14
+    }
+
+    /// The IP protocol number, if this is IP.
+    #[must_use]
+    pub fn protocol(&self) -> Option<u8> {
+        match &self.network {
+            Network::Ipv4(ip) => Some(ip.protocol),
+            Network::Ipv6(ip) => Some(ip.protocol),
+            Network::Arp(_) | Network::Other => None,
+        }
+    }
+
+    /// What the transport header says; [`Transport::None`] where there is none.
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        match &self.network {
+            Network::Ipv4(ip) => ip.transport,
+            Network::Ipv6(ip) => ip.transport,
+            Network::Arp(_) | Network::Other => Transport::None,
+        }
+    }
+
+    /// Source and destination port, if there are any.
+    #[inline]
+    #[must_use]
+    pub fn ports(&self) -> Option<(u16, u16)> {
+        self.transport().ports()
+    }
+
+    /// Where the transport header starts, in bytes, if this is IP and no later fragment, and the
+    /// chain of headers before it is in order.
+    #[must_use]
+    pub fn l4_offset(&self) -> Option<usize> {
+        let (reached, fragment, offset) = match &self.network {
+            Network::Ipv4(ip) => (true, ip.fragment, ip.l4_offset),
+            Network::Ipv6(ip) => (!is_extension(ip.protocol), ip.fragment, ip.l4_offset),
+            Network::Arp(_) | Network::Other => return None,
+        };
+        (reached && !matches!(fragment, Fragment::Later { .. })).then_some(usize::from(offset))
+    }
+
+    /// Where the IP packet ends, in bytes; after it comes nothing but padding.
+    #[must_use]
+    pub fn ip_end(&self) -> Option<usize> {
+        let total = match &self.network {
+            Network::Ipv4(ip) => ip.total_bytes,
+            Network::Ipv6(ip) => ip.total_bytes,
+            Network::Arp(_) | Network::Other => return None,
+        };
+        Some(usize::from(self.l3_offset) + usize::from(total))
+    }
+}
+
+type Read = (Network, Option<Malformed>);
+
+#[inline]
+fn ipv4(rest: &[u8], in_packet: usize, l3_offset: u16) -> Read {
+    let Some(header) = rest.first_chunk::<20>() else {
+        return (Network::Other, Some(Malformed::IpShort.missing(20, in_packet)));
+    };
+    let header_bytes = usize::from(header[0] & 0xf) * 4;
+    let total = usize::from(be16(header[2], header[3]));
+    if header[0] >> 4 != 4 {
+        return (Network::Other, Some(Malformed::IpVersion));
+    }
+    if header_bytes < 20 || header_bytes > in_packet {
+        return (Network::Other, Some(Malformed::IpHeaderLength));
+    }
+    if total < header_bytes || total > in_packet {
+        return (Network::Other, Some(Malformed::IpLength));
+    }
+    let pieces = be16(header[6], header[7]);
+    let payload = total - header_bytes;
+    let (fragment, mut malformed) = if pieces & 0x3fff == 0 {
+        (Fragment::Whole, None)
+    } else {
+        let id = u32::from(be16(header[4], header[5]));
+        fragment_of(id, (pieces & 0x1fff) * 8, pieces & 0x2000 != 0, payload)
+    };
+    let protocol = header[9];
+    let mut transport = Transport::None;
+    if malformed.is_none() && !matches!(fragment, Fragment::Later { .. }) {
+        let reachable = rest.get(header_bytes..rest.len().min(total)).unwrap_or_default();
+        let whole = matches!(fragment, Fragment::Whole);
+        (transport, malformed) = transport::read4(reachable, payload, protocol, whole);
+    }
+    let ip = Ip {
+        source: u32::from_be_bytes([header[12], header[13], header[14], header[15]]),
+        destination: u32::from_be_bytes([header[16], header[17], header[18], header[19]]),
+        protocol,
+        hops: header[8],
+        fragment,
+        total_bytes: total as u16,
+        l4_offset: l3_offset + header_bytes as u16,
+        transport,
+    };
+    (Network::Ipv4(ip), malformed)
+}
+
+fn fragment_of(id: u32, offset: u16, more: bool, payload: usize) -> (Fragment, Option<Malformed>) {
+    let fragment =
+        if offset == 0 { Fragment::First { id } } else { Fragment::Later { id, offset } };
+    let bad = usize::from(offset) + payload > 0xffff || (more && !payload.is_multiple_of(8));
+    (fragment, bad.then_some(Malformed::Fragment))
+}
+
+#[inline]
+fn ipv6(rest: &[u8], in_packet: usize, l3_offset: u16) -> Read {
+    let Some(header) = rest.first_chunk::<40>() else {
+        return (Network::Other, Some(Malformed::IpShort.missing(40, in_packet)));
+    };
+    if header[0] >> 4 != 6 {
+        return (Network::Other, Some(Malformed::IpVersion));
+    }
+    // A jumbogram (RFC 2675) says 0 here and has no place in a frame of ours: its payload counts
+    // as padding.
+    let payload = usize::from(be16(header[4], header[5]));
+    let total = 40 + payload;
+    if total > in_packet || total > 0xffff {
+        return (Network::Other, Some(Malformed::IpLength));
+    }
+    let reachable = &rest[..rest.len().min(total)];
+    let mut chain =
+        Chain { at: 40, protocol: header[6], fragment: Fragment::Whole, malformed: None };
+    if is_extension(chain.protocol) {
+        chain.walk(reachable, total);
+    }
+    let mut transport = Transport::None;
+    if chain.malformed.is_none() && !matches!(chain.fragment, Fragment::Later { .. }) {
+        let whole = matches!(chain.fragment, Fragment::Whole);
+        let after = reachable.get(chain.at..).unwrap_or_default();
+        (transport, chain.malformed) =
+            transport::read6(after, total - chain.at, chain.protocol, whole);
+    }
+    let address = |at: usize| {
+        let bytes = header[at..].first_chunk::<16>();
+        u128::from_be_bytes(*bytes.unwrap_or(&[0; 16]))
+    };
+    let ip = Ip {
+        source: address(8),
+        destination: address(24),
+        protocol: chain.protocol,
+        hops: header[7],
+        fragment: chain.fragment,
+        total_bytes: total as u16,
+        l4_offset: l3_offset + chain.at as u16,
+        transport,
+    };
+    (Network::Ipv6(ip), chain.malformed)
+}
+
+/// Whether an IPv6 next header is an extension header that is walked: those that Linux walks, so
+/// that a packet is the same to us and to the kernel beside us. ESP is none of them, since nothing
+/// can be read after it, nor are those that end a chain in practice (mobility, HIP, Shim6).
+const fn is_extension(protocol: u8) -> bool {
+    matches!(protocol, 0 | 43 | 44 | 51 | 60)
+}
+
+/// A walk along IPv6 extension headers (RFC 8200, section 4).
+struct Chain {
+    /// Where the next header starts, in bytes from the IPv6 header; never over the packet's end.
+    at: usize,
+    /// What is there.
+    protocol: u8,
+    fragment: Fragment,
+    malformed: Option<Malformed>,
+}
+
+impl Chain {
+    #[cold]
+    fn walk(&mut self, reachable: &[u8], total: usize) {
+        for _ in 0..MAX_EXTENSION_HEADERS {
+            let left = total - self.at;
+            let Some(header) = reachable.get(self.at..).and_then(<[u8]>::first_chunk::<8>) else {
+                self.malformed = Some(Malformed::ExtensionHeaders.missing(8, left));
+                return;
+            };
+            let bytes = match self.protocol {
+                44 => 8,
+                51 => (usize::from(header[1]) + 2) * 4,
+                _ => (usize::from(header[1]) + 1) * 8,
+            };
+            if bytes > left {
+                self.malformed = Some(Malformed::ExtensionHeaders);
+                return;
+            }
+            let was = self.protocol;
+            self.protocol = header[0];
+            self.at += bytes;
+            if was == 44 {
+                let id = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+                let pieces = be16(header[2], header[3]);
+                // A fragment that is all of its packet is none (RFC 6946).
+                if pieces & 0xfff9 != 0 {
+                    (self.fragment, self.malformed) =
+                        fragment_of(id, pieces & 0xfff8, pieces & 1 != 0, total - self.at);
+                }
+                // After a later piece's header comes its piece, not a header. And a second
+                // fragment header has nothing to say that could be relied on.
+                let stop = matches!(self.fragment, Fragment::Later { .. });
+                if stop || self.malformed.is_some() {
+                    return;
+                }
+                if self.protocol == 44 {
+                    self.malformed = Some(Malformed::ExtensionHeaders);
+                    return;
+                }
+            }
+            if !is_extension(self.protocol) {
+                return;
+            }
+        }
+        self.malformed = Some(Malformed::ExtensionHeaders);
+    }
+}
+
+fn arp(rest: &[u8], in_packet: usize) -> Read {
+    let Some(p) = rest.first_chunk::<28>() else {
+        return (Network::Other, Some(Malformed::ArpShort.missing(28, in_packet)));
+    };
+    if p[..6] != [0, 1, 8, 0, 6, 4] {
+        return (Network::Other, Some(Malformed::ArpKind));
+    }
+    let arp = Arp {
+        operation: be16(p[6], p[7]),
+        sender_mac: [p[8], p[9], p[10], p[11], p[12], p[13]],
+        sender_ip: u32::from_be_bytes([p[14], p[15], p[16], p[17]]),
+        target_mac: [p[18], p[19], p[20], p[21], p[22], p[23]],
+        target_ip: u32::from_be_bytes([p[24], p[25], p[26], p[27]]),
+    };
+    (Network::Arp(arp), None)
+}

@@ -1,0 +1,172 @@
+//! What a transport header says: ports, flags, ICMP's type, a neighbor's address.
+
+use crate::headers::{
+    Malformed, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, be16,
+};
+
+/// What a transport header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Nothing: a later fragment, a protocol that has no ports, or a mangled header.
+    None,
+    /// TCP (RFC 9293).
+    Tcp {
+        /// The source port.
+        source: u16,
+        /// The destination port.
+        destination: u16,
+        /// The flags: [`tcp_flags`].
+        flags: u8,
+        /// The header with its options, in bytes: 20 to 60, and not over the packet's end.
+        header_bytes: u8,
+    },
+    /// UDP (RFC 768).
+    Udp {
+        /// The source port.
+        source: u16,
+        /// The destination port.
+        destination: u16,
+    },
+    /// SCTP (RFC 9260).
+    Sctp {
+        /// The source port.
+        source: u16,
+        /// The destination port.
+        destination: u16,
+    },
+    /// ICMP over IPv4 (RFC 792) or ICMPv6 over IPv6 (RFC 4443).
+    Icmp {
+        /// The type.
+        kind: u8,
+        /// The code.
+        code: u8,
+        /// Bytes 4 and 5: in an echo request or reply the identifier.
+        id: u16,
+    },
+    /// A neighbor solicitation or advertisement (RFC 4861).
+    Neighbor {
+        /// The type: [`NEIGHBOR_SOLICITATION`] or [`NEIGHBOR_ADVERTISEMENT`].
+        kind: u8,
+        /// The address asked for or answered for, as [`std::net::Ipv6Addr::from_bits`] takes it.
+        target: u128,
+    },
+}
+
+/// The ICMPv6 type of a neighbor solicitation.
+pub const NEIGHBOR_SOLICITATION: u8 = 135;
+/// The ICMPv6 type of a neighbor advertisement.
+pub const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+
+/// TCP's flags (RFC 9293, 3.1).
+pub mod tcp_flags {
+    /// No more data from the sender.
+    pub const FIN: u8 = 0x01;
+    /// Synchronise sequence numbers.
+    pub const SYN: u8 = 0x02;
+    /// Reset the connection.
+    pub const RST: u8 = 0x04;
+    /// Hand the data over at once.
+    pub const PSH: u8 = 0x08;
+    /// The acknowledgement number counts.
+    pub const ACK: u8 = 0x10;
+    /// The urgent pointer counts.
+    pub const URG: u8 = 0x20;
+    /// Congestion was seen (RFC 3168).
+    pub const ECE: u8 = 0x40;
+    /// The congestion window was made smaller (RFC 3168).
+    pub const CWR: u8 = 0x80;
+}
+
+impl Transport {
+    /// Source and destination port, if there are any.
+    #[inline]
+    #[must_use]
+    pub fn ports(self) -> Option<(u16, u16)> {
+        match self {
+            Transport::Tcp { source, destination, .. }
+            | Transport::Udp { source, destination }
+            | Transport::Sctp { source, destination } => Some((source, destination)),
+            Transport::None | Transport::Icmp { .. } | Transport::Neighbor { .. } => None,
+        }
+    }
+}
+
+type Read = (Transport, Option<Malformed>);
+
+/// Reads the transport header of an IPv4 packet. `bytes`: those from its start that were copied,
+/// none after the packet's end. `payload`: how many the packet has. `whole`: not a first fragment.
+#[inline]
+pub(crate) fn read4(bytes: &[u8], payload: usize, protocol: u8, whole: bool) -> Read {
+    match protocol {
+        PROTOCOL_UDP => udp(bytes, payload, whole),
+        PROTOCOL_TCP => tcp(bytes, payload),
+        PROTOCOL_ICMP => icmp(bytes, payload),
+        PROTOCOL_SCTP => sctp(bytes, payload),
+        _ => (Transport::None, None),
+    }
+}
+
+/// As [`read4`], of an IPv6 packet.
+#[inline]
+pub(crate) fn read6(bytes: &[u8], payload: usize, protocol: u8, whole: bool) -> Read {
+    match protocol {
+        PROTOCOL_UDP => udp(bytes, payload, whole),
+        PROTOCOL_TCP => tcp(bytes, payload),
+        PROTOCOL_ICMPV6 => icmp6(bytes, payload),
+        PROTOCOL_SCTP => sctp(bytes, payload),
+        _ => (Transport::None, None),
+    }
+}
+
+#[cold]
+fn short(needed: usize, payload: usize) -> Read {
+    (Transport::None, Some(Malformed::TransportShort.missing(needed, payload)))
+}
+
+#[inline]
+fn udp(bytes: &[u8], payload: usize, whole: bool) -> Read {
+    let Some(h) = bytes.first_chunk::<8>() else { return short(8, payload) };
+    let len = usize::from(be16(h[4], h[5]));
+    // A first fragment's length is the whole datagram's, over the fragment's own.
+    if len < 8 || (whole && len > payload) {
+        return (Transport::None, Some(Malformed::UdpLength));
+    }
+    (Transport::Udp { source: be16(h[0], h[1]), destination: be16(h[2], h[3]) }, None)
+}
+
+#[inline]
+fn tcp(bytes: &[u8], payload: usize) -> Read {
+    let Some(h) = bytes.first_chunk::<20>() else { return short(20, payload) };
+    let header_bytes = (h[12] >> 4) * 4;
+    if header_bytes < 20 || usize::from(header_bytes) > payload {
+        return (Transport::None, Some(Malformed::TcpHeaderLength));
+    }
+    let tcp = Transport::Tcp {
+        source: be16(h[0], h[1]),
+        destination: be16(h[2], h[3]),
+        flags: h[13],
+        header_bytes,
+    };
+    (tcp, None)
+}
+
+fn sctp(bytes: &[u8], payload: usize) -> Read {
+    let Some(h) = bytes.first_chunk::<12>() else { return short(12, payload) };
+    (Transport::Sctp { source: be16(h[0], h[1]), destination: be16(h[2], h[3]) }, None)
+}
+
+fn icmp(bytes: &[u8], payload: usize) -> Read {
+    let Some(h) = bytes.first_chunk::<8>() else { return short(8, payload) };
+    (Transport::Icmp { kind: h[0], code: h[1], id: be16(h[4], h[5]) }, None)
+}
+
+fn icmp6(bytes: &[u8], payload: usize) -> Read {
+    match bytes.first() {
+        Some(&kind @ (NEIGHBOR_SOLICITATION | NEIGHBOR_ADVERTISEMENT)) => {
+            let Some(h) = bytes.first_chunk::<24>() else { return short(24, payload) };
+            let target = h.last_chunk::<16>().copied().unwrap_or_default();
+            (Transport::Neighbor { kind, target: u128::from_be_bytes(target) }, None)
+        }
+        _ => icmp(bytes, payload),
+    }
+}
