@@ -10,7 +10,11 @@
 //! | [`tx_provide`](Device::tx_provide) | toward the device | packets to send |
 //! | [`tx_return`](Device::tx_return) | toward the applications | packets done with |
 
+mod check;
+pub mod loopback;
 mod space;
+pub mod tap;
+mod virtio;
 
 pub use space::{Space, SpaceError, SpaceId, Spaces};
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
@@ -24,6 +28,16 @@ pub const MAX_PARTS: usize = 48;
 /// Bytes in front of a pool frame's data that belong to the driver: a place for the virtio-net or
 /// another device's header.
 pub const POOL_HEADROOM_BYTES: usize = 128;
+
+/// Bytes of an Ethernet header: two addresses and the type (IEEE 802.3, 3.1.1).
+pub const ETHERNET_HEADER_BYTES: usize = 14;
+
+/// Bytes of an 802.1Q tag; a frame has at most two that the drivers leave room for.
+pub const VLAN_TAG_BYTES: usize = 4;
+
+/// The largest IP packet of a large (not yet segmented) frame, in bytes: what the 16-bit length of
+/// an IPv4 header can say.
+pub const LARGE_PACKET_BYTES: usize = 65535;
 
 /// Who and what a device is.
 #[derive(Clone, Debug)]
@@ -44,7 +58,8 @@ pub struct Info {
 /// What a device can do; the engine does the rest in software.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Sends straight out of any data space. Otherwise out of its own pool alone.
+    /// Sends straight out of any data space. Otherwise out of its own pool alone: the space that
+    /// its receive frames are provided from.
     pub tx_in_place: bool,
     /// Takes packets with [`Checksum::Unfinished`].
     pub tx_checksum: bool,

@@ -1,0 +1,109 @@
+//! What every driver checks of a packet before it touches the parts.
+
+use crate::{Capabilities, Checksum, MAX_PARTS, Meta, Part, SpaceId};
+
+/// What a device's packets must keep to.
+pub(crate) struct Limits {
+    /// What it offered.
+    pub(crate) can: Capabilities,
+    /// The longest frame, in bytes.
+    pub(crate) frame_bytes: usize,
+    /// The longest packet that is still to be segmented, in bytes.
+    pub(crate) large_bytes: usize,
+    /// The space that receive frames are provided from, once some were.
+    pub(crate) pool: Option<SpaceId>,
+}
+
+impl Limits {
+    /// The packet's length in bytes; `None` for one that the device must not take: no parts or too
+    /// many, nothing in it or too much, metadata that the device did not offer or that names
+    /// places outside of the packet, a part outside of the pool where the device sends from there
+    /// alone. Whether the parts lie inside their spaces is asked when they are reached.
+    pub(crate) fn packet_len(&self, parts: &[Part], meta: Meta) -> Option<usize> {
+        if parts.is_empty() || parts.len() > MAX_PARTS {
+            return None;
+        }
+        if !self.can.tx_in_place && parts.iter().any(|part| Some(part.space) != self.pool) {
+            return None;
+        }
+        let len: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
+        let longest = if meta.segmentation.is_some() { self.large_bytes } else { self.frame_bytes };
+        let len = usize::try_from(len).ok().filter(|len| (1..=longest).contains(len))?;
+        self.metadata_fits(len, meta).then_some(len)
+    }
+
+    fn metadata_fits(&self, len: usize, meta: Meta) -> bool {
+        if let Checksum::Unfinished { start, offset } = meta.checksum {
+            // The checksum's two bytes lie inside.
+            if !self.can.tx_checksum || usize::from(start) + usize::from(offset) + 2 > len {
+                return false;
+            }
+        }
+        meta.segmentation.is_none_or(|segmentation| {
+            self.can.tx_segmentation
+                && segmentation.segment_bytes > 0
+                && usize::from(segmentation.header_bytes) <= len
+                && matches!(meta.checksum, Checksum::Unfinished { .. })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Segmentation, SegmentationKind};
+
+    const UNFINISHED: Meta =
+        Meta { checksum: Checksum::Unfinished { start: 34, offset: 16 }, segmentation: None };
+
+    fn limits() -> Limits {
+        let can = Capabilities { tx_in_place: true, tx_checksum: true, ..Default::default() };
+        Limits { can, frame_bytes: 1518, large_bytes: 65549, pool: None }
+    }
+
+    fn part(len: u32) -> Part {
+        Part { space: SpaceId(0), offset: 0, len }
+    }
+
+    #[test]
+    fn lengths() {
+        let limits = limits();
+        assert_eq!(limits.packet_len(&[part(1000), part(518)], Meta::FINISHED), Some(1518));
+        assert_eq!(limits.packet_len(&[part(1000), part(519)], Meta::FINISHED), None);
+        assert_eq!(limits.packet_len(&[part(u32::MAX); 3], Meta::FINISHED), None);
+        assert_eq!(limits.packet_len(&[], Meta::FINISHED), None);
+        assert_eq!(limits.packet_len(&[part(0)], Meta::FINISHED), None);
+        assert_eq!(limits.packet_len(&[part(1); MAX_PARTS], Meta::FINISHED), Some(MAX_PARTS));
+        assert_eq!(limits.packet_len(&[part(1); MAX_PARTS + 1], Meta::FINISHED), None);
+    }
+
+    #[test]
+    fn metadata() {
+        let mut limits = limits();
+        let segmentation = Segmentation {
+            kind: SegmentationKind::Tcp4,
+            segment_bytes: 1460,
+            header_bytes: 54,
+            ecn: false,
+        };
+        let large = Meta { segmentation: Some(segmentation), ..UNFINISHED };
+        assert_eq!(limits.packet_len(&[part(52)], UNFINISHED), Some(52));
+        assert_eq!(limits.packet_len(&[part(51)], UNFINISHED), None, "checksum outside");
+        assert_eq!(limits.packet_len(&[part(9000)], large), None, "not offered");
+        limits.can.tx_segmentation = true;
+        assert_eq!(limits.packet_len(&[part(9000)], large), Some(9000));
+        let finished = Meta { checksum: Checksum::Finished, ..large };
+        assert_eq!(limits.packet_len(&[part(9000)], finished), None, "nothing to finish");
+        limits.can.tx_checksum = false;
+        assert_eq!(limits.packet_len(&[part(52)], UNFINISHED), None, "not offered");
+    }
+
+    #[test]
+    fn the_pool_alone() {
+        let mut limits = limits();
+        limits.can.tx_in_place = false;
+        assert_eq!(limits.packet_len(&[part(60)], Meta::FINISHED), None);
+        limits.pool = Some(SpaceId(0));
+        assert_eq!(limits.packet_len(&[part(60)], Meta::FINISHED), Some(60));
+    }
+}

@@ -1,0 +1,637 @@
+//! An in-memory pair of devices: what one end sends, the other receives.
+//!
+//! It serves tests, benchmarks and programs that carry both ends in one process. Each direction is
+//! two bounded single-producer single-consumer rings, one of bytes and one of packet boundaries,
+//! so the ends may live in different threads without a lock. A batch is published with one store.
+//!
+//! Unsafe lives here because packets are copied out of memory that a peer may be writing: straight
+//! from the address into the ring, never through a reference.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+
+use rustix::event::EventfdFlags;
+
+use crate::{
+    Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Info,
+    LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, SpaceId, Spaces,
+    VLAN_TAG_BYTES, check::Limits,
+};
+
+/// What a pair of devices can do.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Both ends' name, followed by `-a` and `-b`.
+    pub name: String,
+    /// The largest IP packet, in bytes; 68 to 65535.
+    pub mtu: usize,
+    /// How many packets each direction holds, and how many empty frames each end takes; 1 to
+    /// 65536.
+    pub ring_packets: usize,
+    /// [`Capabilities::tx_in_place`]. Without it, an end sends only out of the space that its
+    /// receive frames are provided from.
+    pub tx_in_place: bool,
+    /// [`Capabilities::tx_asynchronous`]: packets are fetched out of the sender's memory in a later
+    /// call than the one that took them, as hardware does, so that memory reused too early shows.
+    pub tx_asynchronous: bool,
+    /// Large and unfinished packets pass as they are, with their metadata.
+    pub offloads: bool,
+    /// There is a descriptor to sleep on. Without, the ends must be polled.
+    pub sleeps: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            name: "loopback".to_owned(),
+            mtu: 1500,
+            ring_packets: 256,
+            tx_in_place: true,
+            tx_asynchronous: false,
+            offloads: true,
+            sleeps: true,
+        }
+    }
+}
+
+/// Makes a pair.
+///
+/// # Errors
+/// `EINVAL` when the configuration is out of range; what `eventfd` answers.
+pub fn pair(config: &Config) -> io::Result<(LoopbackDevice, LoopbackDevice)> {
+    if !(68..=65535).contains(&config.mtu) || !(1..=65536).contains(&config.ring_packets) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let (sender_a, receiver_b) = direction(config);
+    let (sender_b, receiver_a) = direction(config);
+    let bell_a = Arc::new(Bell::new(config.sleeps)?);
+    let bell_b = Arc::new(Bell::new(config.sleeps)?);
+    let a = LoopbackDevice::new(config, 0xa, sender_a, receiver_a, bell_a.clone(), bell_b.clone());
+    let b = LoopbackDevice::new(config, 0xb, sender_b, receiver_b, bell_b, bell_a);
+    Ok((a, b))
+}
+
+/// The longest frame of a configuration, in bytes.
+fn longest(config: &Config) -> usize {
+    let payload = if config.offloads { LARGE_PACKET_BYTES.max(config.mtu) } else { config.mtu };
+    payload + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES
+}
+
+fn direction(config: &Config) -> (Sender, Receiver) {
+    // Room for as many frames of the MTU as there are packets, and never less than two of the
+    // longest, so that a large packet always finds room once the ring has drained.
+    let frame = config.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
+    let bytes = (config.ring_packets * frame).max(2 * longest(config));
+    let (bytes_in, bytes_out) = rtrb::RingBuffer::new(bytes);
+    let (packets_in, packets_out) = rtrb::RingBuffer::new(config.ring_packets);
+    (
+        Sender { bytes: bytes_in, packets: packets_in },
+        Receiver { bytes: bytes_out, packets: packets_out },
+    )
+}
+
+struct Sender {
+    bytes: rtrb::Producer<u8>,
+    packets: rtrb::Producer<Boundary>,
+}
+
+struct Receiver {
+    bytes: rtrb::Consumer<u8>,
+    packets: rtrb::Consumer<Boundary>,
+}
+
+/// The packet's length and metadata; its bytes follow those of the packet before.
+#[derive(Clone, Copy)]
+struct Boundary {
+    len: u32,
+    meta: Meta,
+}
+
+/// The sleeper waits for packets.
+const WANTS_PACKETS: u8 = 1;
+/// The sleeper waits for room.
+const WANTS_ROOM: u8 = 2;
+
+/// What wakes one end. `wants` is written by the sleeper, and cleared by whoever rings; `closed`
+/// by the other end, once, when it is dropped.
+struct Bell {
+    wants: AtomicU8,
+    closed: AtomicBool,
+    fd: Option<OwnedFd>,
+}
+
+impl Bell {
+    fn new(sleeps: bool) -> io::Result<Bell> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let fd = if sleeps { Some(rustix::event::eventfd(0, flags)?) } else { None };
+        Ok(Bell { wants: AtomicU8::new(0), closed: AtomicBool::new(false), fd })
+    }
+
+    /// The producer's half of the handshake; the answer is the number of system calls made.
+    ///
+    /// The fence pairs with the one in `LoopbackDevice::arm`: either the sleeper sees what was
+    /// published before this call, or this sees the sleeper's `wants`.
+    fn ring(&self, why: u8) -> u64 {
+        fence(Ordering::SeqCst);
+        if self.wants.load(Ordering::Relaxed) & why == 0 {
+            return 0;
+        }
+        self.wants.store(0, Ordering::Relaxed);
+        self.ring_always()
+    }
+
+    fn ring_always(&self) -> u64 {
+        let Some(fd) = &self.fd else { return 0 };
+        // It fails only when 2^64 - 2 rings are unread, and then it is readable anyhow.
+        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        1
+    }
+}
+
+/// A packet taken and not yet fetched (asynchronous mode); its parts are in `held_parts`.
+struct Held {
+    parts: usize,
+    meta: Meta,
+    token: u64,
+}
+
+/// One end of the pair.
+pub struct LoopbackDevice {
+    info: Info,
+    longest: usize,
+    ring_packets: usize,
+    tx: Sender,
+    rx: Receiver,
+    own: Arc<Bell>,
+    peer: Arc<Bell>,
+    /// Where receive frames come from, once some were provided.
+    pool: Option<SpaceId>,
+    frames: VecDeque<(SpaceId, u32)>,
+    held: VecDeque<Held>,
+    held_parts: VecDeque<Part>,
+    /// One packet's parts in one piece, while it is fetched.
+    scratch: Vec<Part>,
+    done: VecDeque<u64>,
+    /// Length of the packet that found no room.
+    wanted_bytes: usize,
+    counters: Counters,
+}
+
+/// What became of one packet.
+enum Sent {
+    Yes(usize),
+    Bad,
+    NoRoom(usize),
+}
+
+impl LoopbackDevice {
+    fn new(
+        config: &Config,
+        letter: u8,
+        tx: Sender,
+        rx: Receiver,
+        own: Arc<Bell>,
+        peer: Arc<Bell>,
+    ) -> LoopbackDevice {
+        let longest = longest(config);
+        let can = Capabilities {
+            tx_in_place: config.tx_in_place,
+            tx_checksum: config.offloads,
+            tx_segmentation: config.offloads,
+            rx_offload: config.offloads,
+            tx_asynchronous: config.tx_asynchronous,
+        };
+        let info = Info {
+            name: format!("{}-{letter:x}", config.name),
+            // Locally administered, unicast (IEEE 802, 8.2.2); the letters say "loop".
+            mac: [0x02, b'l', b'o', b'o', b'p', letter],
+            mtu: config.mtu,
+            can,
+            rx_frame_bytes: (POOL_HEADROOM_BYTES + longest).next_multiple_of(64),
+        };
+        LoopbackDevice {
+            info,
+            longest,
+            ring_packets: config.ring_packets,
+            tx,
+            rx,
+            own,
+            peer,
+            pool: None,
+            frames: VecDeque::with_capacity(config.ring_packets),
+            held: VecDeque::new(),
+            held_parts: VecDeque::new(),
+            scratch: Vec::with_capacity(crate::MAX_PARTS),
+            done: VecDeque::with_capacity(config.ring_packets),
+            wanted_bytes: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    fn other_is_gone(&self) -> bool {
+        self.own.closed.load(Ordering::Acquire)
+    }
+
+    fn gone(&self) -> DeviceError {
+        DeviceError::Gone {
+            name: self.info.name.clone(),
+            cause: io::Error::new(io::ErrorKind::BrokenPipe, "the other end was dropped"),
+        }
+    }
+
+    /// Publishes what held packets there is room for (asynchronous mode).
+    fn fetch_held(&mut self, spaces: &Spaces) {
+        if self.held.is_empty() {
+            return;
+        }
+        let limits = self.limits();
+        let mut batch = Batch::new(&mut self.tx);
+        while let Some(held) = self.held.front() {
+            self.scratch.clear();
+            self.scratch.extend(self.held_parts.range(..held.parts));
+            match batch.push(&limits, spaces, &self.scratch, held.meta) {
+                Sent::Yes(len) => {
+                    self.counters.tx_packets += 1;
+                    self.counters.tx_bytes += len as u64;
+                }
+                Sent::Bad => self.counters.tx_dropped += 1,
+                Sent::NoRoom(len) => {
+                    self.wanted_bytes = len;
+                    break;
+                }
+            }
+            self.done.push_back(held.token);
+            self.held_parts.drain(..held.parts);
+            self.held.pop_front();
+        }
+        if batch.publish() {
+            self.counters.system_calls += self.peer.ring(WANTS_PACKETS);
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            can: self.info.can,
+            frame_bytes: self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
+            large_bytes: self.longest,
+            pool: self.pool,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.tx.packets.slots() > 0 && self.tx.bytes.slots() >= self.wanted_bytes
+    }
+}
+
+/// Packets being written into the free part of a direction's rings, published at once.
+struct Batch<'a> {
+    bytes: rtrb::chunks::WriteChunkUninit<'a, u8>,
+    packets: rtrb::chunks::WriteChunkUninit<'a, Boundary>,
+    room: usize,
+    slots: usize,
+    used_bytes: usize,
+    used_packets: usize,
+}
+
+impl<'a> Batch<'a> {
+    fn new(tx: &'a mut Sender) -> Batch<'a> {
+        // Only this end adds, so the room seen can but grow until it is taken.
+        let (room, slots) = (tx.bytes.slots(), tx.packets.slots());
+        let bytes = tx.bytes.write_chunk_uninit(room).expect("room just counted");
+        let packets = tx.packets.write_chunk_uninit(slots).expect("room just counted");
+        Batch { bytes, packets, room, slots, used_bytes: 0, used_packets: 0 }
+    }
+
+    fn push(&mut self, limits: &Limits, spaces: &Spaces, parts: &[Part], meta: Meta) -> Sent {
+        let Some(len) = limits.packet_len(parts, meta) else { return Sent::Bad };
+        if self.used_packets == self.slots || len > self.room - self.used_bytes {
+            return Sent::NoRoom(len);
+        }
+        let (first, second) = self.bytes.as_mut_slices();
+        let mut at = self.used_bytes;
+        for part in parts {
+            let Ok(from) = spaces.readable(part.space, part.offset, part.len) else {
+                // What was copied so far lies behind `used_bytes` and is written over.
+                return Sent::Bad;
+            };
+            let len = part.len as usize;
+            // The free part of the ring may wrap: up to two pieces.
+            let split = first.len().saturating_sub(at).min(len);
+            if split > 0 {
+                copy(from.as_ptr(), &mut first[at..at + split]);
+            }
+            if split < len {
+                let start = at + split - first.len();
+                // SAFETY: split < len, so the sum stays inside the part's range.
+                let rest = unsafe { from.as_ptr().add(split) };
+                copy(rest, &mut second[start..start + len - split]);
+            }
+            at += len;
+        }
+        let (first, second) = self.packets.as_mut_slices();
+        let slot = match first.get_mut(self.used_packets) {
+            Some(slot) => slot,
+            None => &mut second[self.used_packets - first.len()],
+        };
+        slot.write(Boundary { len: len as u32, meta });
+        self.used_packets += 1;
+        self.used_bytes = at;
+        Sent::Yes(len)
+    }
+
+    /// Bytes first, then the boundaries: who sees a boundary finds its bytes. Whether there was
+    /// something to publish.
+    fn publish(self) -> bool {
+        if self.used_packets == 0 {
+            return false;
+        }
+        // SAFETY: `push` has written the first `used_bytes` bytes, without a gap.
+        unsafe { self.bytes.commit(self.used_bytes) };
+        // SAFETY: `push` has written the first `used_packets` boundaries.
+        unsafe { self.packets.commit(self.used_packets) };
+        true
+    }
+}
+
+fn copy(from: *const u8, to: &mut [MaybeUninit<u8>]) {
+    // SAFETY: the caller took `from` from `Spaces::readable` for at least `to.len()` bytes; `to`
+    // is ring memory of this process. A peer that writes meanwhile makes the bytes arbitrary, and
+    // they are payload.
+    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), to.len()) };
+}
+
+impl Device for LoopbackDevice {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn start(&mut self, _: &mut Spaces) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.pool = Some(space);
+        let room = (self.ring_packets - self.frames.len()).min(frames.len());
+        let len = self.info.rx_frame_bytes as u32;
+        let good = |frame: &&u32| spaces.writable(space, **frame, len).is_ok();
+        let before = self.frames.len();
+        self.frames.extend(frames[..room].iter().take_while(good).map(|frame| (space, *frame)));
+        self.frames.len() - before
+    }
+
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        self.fetch_held(spaces);
+        // Asked before the rings are looked at: what a dropped end sent last is still seen.
+        let gone = self.other_is_gone();
+        let waiting = self.rx.packets.slots();
+        if waiting == 0 && gone {
+            return Err(self.gone());
+        }
+        let count = waiting.min(budget).min(self.frames.len());
+        if count == 0 {
+            return Ok(0);
+        }
+        let bytes = self.rx.bytes.slots();
+        let bytes = self.rx.bytes.read_chunk(bytes).expect("bytes just counted");
+        let packets = self.rx.packets.read_chunk(count).expect("packets just counted");
+        let (first, second) = bytes.as_slices();
+        let (near, far) = packets.as_slices();
+        let mut at = 0;
+        let mut returned = 0;
+        for boundary in near.iter().chain(far) {
+            let end = at + boundary.len as usize;
+            let Some((space, frame)) = self.frames.pop_front() else { break };
+            let offset = frame + POOL_HEADROOM_BYTES as u32;
+            let head = &first[at.min(first.len())..end.min(first.len())];
+            let tail = &second[at.saturating_sub(first.len())..end.saturating_sub(first.len())];
+            at = end;
+            let copied = spaces
+                .copy_in(space, offset, head)
+                .and_then(|()| spaces.copy_in(space, offset + head.len() as u32, tail));
+            if copied.is_err() {
+                // The frame's memory was taken away since it was provided; the frame with it.
+                self.counters.rx_dropped += 1;
+                continue;
+            }
+            self.counters.rx_packets += 1;
+            self.counters.rx_bytes += u64::from(boundary.len);
+            returned += 1;
+            out.push(Received { space, frame, offset, len: boundary.len, meta: boundary.meta });
+        }
+        bytes.commit(at);
+        packets.commit_all();
+        self.counters.system_calls += self.peer.ring(WANTS_ROOM);
+        Ok(returned)
+    }
+
+    fn tx_provide(
+        &mut self,
+        spaces: &Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        if self.other_is_gone() {
+            return Err(self.gone());
+        }
+        self.fetch_held(spaces);
+        let room = self.ring_packets.saturating_sub(self.done.len() + self.held.len());
+        let packets = &packets[..room.min(packets.len())];
+        if self.info.can.tx_asynchronous {
+            for packet in packets {
+                if packet.parts.len() > crate::MAX_PARTS {
+                    self.counters.tx_dropped += 1;
+                    self.done.push_back(packet.token);
+                    continue;
+                }
+                self.held_parts.extend(packet.parts);
+                let (parts, meta, token) = (packet.parts.len(), packet.meta, packet.token);
+                self.held.push_back(Held { parts, meta, token });
+            }
+            return Ok(packets.len());
+        }
+        let limits = self.limits();
+        let mut batch = Batch::new(&mut self.tx);
+        let mut taken = 0;
+        for packet in packets {
+            match batch.push(&limits, spaces, packet.parts, packet.meta) {
+                Sent::Yes(len) => {
+                    self.counters.tx_packets += 1;
+                    self.counters.tx_bytes += len as u64;
+                }
+                Sent::Bad => self.counters.tx_dropped += 1,
+                Sent::NoRoom(len) => {
+                    self.wanted_bytes = len;
+                    break;
+                }
+            }
+            self.done.push_back(packet.token);
+            taken += 1;
+        }
+        if batch.publish() {
+            self.counters.system_calls += self.peer.ring(WANTS_PACKETS);
+        }
+        Ok(taken)
+    }
+
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        let count = self.done.len().min(budget);
+        out.extend(self.done.drain(..count));
+        Ok(count)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.own.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        let Some(fd) = &self.own.fd else { return Ok(Armed::Work) };
+        // Empty the bell before asking: a ring that comes later than this stays.
+        let _ = rustix::io::read(fd, &mut [0; 8]);
+        self.counters.system_calls += 1;
+        let room_wanted = tx_waiting || !self.held.is_empty();
+        let receives = !self.frames.is_empty();
+        let wants =
+            if receives { WANTS_PACKETS } else { 0 } | if room_wanted { WANTS_ROOM } else { 0 };
+        self.own.wants.store(wants, Ordering::Relaxed);
+        // Pairs with the fence in `Bell::ring`: the other end sees `wants`, or we see its work.
+        fence(Ordering::SeqCst);
+        let work = !self.done.is_empty()
+            || (receives && self.rx.packets.slots() > 0)
+            || self.other_is_gone()
+            || (room_wanted && self.has_room());
+        if work {
+            self.own.wants.store(0, Ordering::Relaxed);
+            return Ok(Armed::Work);
+        }
+        Ok(Armed::Sleep)
+    }
+
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.counters.resets += 1;
+        frames.extend(self.frames.drain(..).map(|(_, frame)| frame));
+        // Packets not fetched yet are lost, as in a card that is reset; their tokens are not.
+        self.counters.tx_dropped += self.held.len() as u64;
+        self.done.extend(self.held.drain(..).map(|held| held.token));
+        self.held_parts.clear();
+        if self.other_is_gone() { Err(self.gone()) } else { Ok(()) }
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+impl Drop for LoopbackDevice {
+    fn drop(&mut self) {
+        // What was published stays readable; the flag comes after it, and the ring after the flag.
+        self.peer.closed.store(true, Ordering::Release);
+        let _ = self.peer.ring_always();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Space;
+    use towpath_protocol::memory::Mapping;
+
+    fn spaces(len: usize) -> (Spaces, SpaceId) {
+        let mut spaces = Spaces::default();
+        let id = spaces.add(Space::new(Arc::new(Mapping::private(len).unwrap())));
+        (spaces, id)
+    }
+
+    #[test]
+    fn a_frame_crosses() {
+        let (mut a, mut b) = pair(&Config::default()).unwrap();
+        let frame = b.info().rx_frame_bytes as u32;
+        let (sender, from) = spaces(4096);
+        let (receiver, pool) = spaces(2 * frame as usize);
+        sender.copy_in(from, 100, b"hello").unwrap();
+        assert_eq!(b.rx_provide(&receiver, pool, &[0, frame]), 2);
+        assert_eq!(b.arm(false).unwrap(), Armed::Sleep);
+        let parts = [2u32, 3].map(|len| Part { space: from, offset: 98 + len, len });
+        let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
+        assert_eq!(a.tx_provide(&sender, &[packet]).unwrap(), 1);
+        assert_eq!(b.arm(false).unwrap(), Armed::Work);
+        let (mut tokens, mut got) = (Vec::new(), Vec::new());
+        assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 1);
+        assert_eq!(b.rx_return(&receiver, &mut got, 9).unwrap(), 1);
+        assert_eq!(tokens, [7]);
+        let mut text = [0; 5];
+        receiver.copy_out(pool, got[0].offset, &mut text).unwrap();
+        assert_eq!((got[0].frame, got[0].len, &text), (0, 5, b"heell"));
+    }
+
+    #[test]
+    fn a_dropped_end_is_told_after_what_it_sent() {
+        let (mut a, mut b) = pair(&Config::default()).unwrap();
+        let frame = b.info().rx_frame_bytes as u32;
+        let (receiver, pool) = spaces(frame as usize);
+        b.rx_provide(&receiver, pool, &[0]);
+        let parts = [Part { space: pool, offset: 0, len: 60 }];
+        let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
+        a.tx_provide(&receiver, &[packet]).unwrap();
+        drop(a);
+        let mut got = Vec::new();
+        assert_eq!(b.rx_return(&receiver, &mut got, 9).unwrap(), 1);
+        assert!(matches!(b.rx_return(&receiver, &mut got, 9), Err(DeviceError::Gone { .. })));
+        assert!(matches!(b.tx_provide(&receiver, &[packet]), Err(DeviceError::Gone { .. })));
+    }
+
+    #[test]
+    fn asynchronous_packets_are_fetched_later() {
+        let config = Config { tx_asynchronous: true, ..Config::default() };
+        let (mut a, mut b) = pair(&config).unwrap();
+        let frame = b.info().rx_frame_bytes as u32;
+        let (memory, pool) = spaces(2 * frame as usize);
+        b.rx_provide(&memory, pool, &[0]);
+        memory.copy_in(pool, frame, b"early").unwrap();
+        let parts = [Part { space: pool, offset: frame, len: 5 }];
+        let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
+        assert_eq!(a.tx_provide(&memory, &[packet]).unwrap(), 1);
+        let mut tokens = Vec::new();
+        assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 0);
+        assert_eq!(a.arm(false).unwrap(), Armed::Work);
+        memory.copy_in(pool, frame, b"later").unwrap();
+        a.rx_return(&memory, &mut Vec::new(), 9).unwrap();
+        assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 1);
+        let mut got = Vec::new();
+        b.rx_return(&memory, &mut got, 9).unwrap();
+        let mut text = [0; 5];
+        memory.copy_out(pool, got[0].offset, &mut text).unwrap();
+        assert_eq!(&text, b"later");
+    }
+
+    #[test]
+    fn the_bytes_wrap() {
+        let config = Config { mtu: 1000, ring_packets: 3, offloads: false, ..Config::default() };
+        let (mut a, mut b) = pair(&config).unwrap();
+        let frame = b.info().rx_frame_bytes as u32;
+        let (memory, pool) = spaces(3 * frame as usize);
+        let mut tokens = Vec::new();
+        for round in 0..500u32 {
+            let len = 1 + round * 37 % 1000;
+            let sent: Vec<u8> = (0..len).map(|at| (at * 7 + round) as u8).collect();
+            memory.copy_in(pool, 2 * frame, &sent).unwrap();
+            b.rx_provide(&memory, pool, &[0]);
+            let parts = [Part { space: pool, offset: 2 * frame, len }];
+            let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
+            assert_eq!(a.tx_provide(&memory, &[packet]).unwrap(), 1);
+            a.tx_return(&mut tokens, 9).unwrap();
+            let mut got = Vec::new();
+            assert_eq!(b.rx_return(&memory, &mut got, 9).unwrap(), 1);
+            let mut seen = vec![0; len as usize];
+            memory.copy_out(pool, got[0].offset, &mut seen).unwrap();
+            assert_eq!((got[0].len, seen), (len, sent));
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! A TAP interface: the kernel's network stack at the other end of a descriptor.
+//!
+//! One system call moves one packet. Receive reads straight into a pool frame, the virtio-net
+//! header into its headroom; transmit writes straight out of the data spaces. With offloads the
+//! kernel hands over and takes TCP packets of up to 64 KiB whole, and neither side computes a
+//! checksum for the way between them.
+//!
+//! The descriptor is the interface: when the last one is closed, an interface that is not
+//! persistent vanishes with its addresses and routes. So nothing here ever closes and reopens it.
+//!
+//! Unsafe lives here for `read` and `writev` on addresses of data spaces: a peer may be writing
+//! there, so no reference may be formed, and the safe wrappers take references.
+
+mod open;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll;
+
+use crate::check::Limits;
+use crate::virtio::{self, HEADER_BYTES};
+use crate::{
+    Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Info,
+    LARGE_PACKET_BYTES, MAX_PARTS, POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces,
+    VLAN_TAG_BYTES,
+};
+
+pub use open::TapError;
+
+/// Empty frames taken at once.
+const RX_FRAMES: usize = 512;
+/// Tokens kept for `tx_return`; more packets are not taken before some were fetched.
+const TX_TOKENS: usize = 1024;
+/// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2); what is
+/// shorter is padded with zeros.
+const SHORTEST_FRAME_BYTES: usize = 60;
+/// What a large packet needs: the packet itself, Ethernet header and two VLAN tags.
+const LARGE_BYTES: usize = LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
+
+static PADDING: [u8; SHORTEST_FRAME_BYTES] = [0; SHORTEST_FRAME_BYTES];
+
+/// Which interface, and what to ask of it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Its name; one that exists is taken, any other created. `tap%d` lets the kernel choose a
+    /// number.
+    pub name: String,
+    /// Whether to ask for large and unfinished packets. Refused, they are done without.
+    pub offloads: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { name: "tap%d".to_owned(), offloads: true }
+    }
+}
+
+/// The driver.
+pub struct TapDevice {
+    info: Info,
+    fd: OwnedFd,
+    /// Readable when `fd` is what is waited for: readable while there are empty frames, writable
+    /// while packets found no room. `fd` itself would be readable with no frame to read into.
+    sleep: OwnedFd,
+    /// What `sleep` waits for now.
+    waits_for: epoll::EventFlags,
+    frames: VecDeque<(SpaceId, u32)>,
+    tokens: VecDeque<u64>,
+    /// The last read found nothing.
+    drained: bool,
+    /// The last write found no room.
+    full: bool,
+    counters: Counters,
+}
+
+impl TapDevice {
+    /// Creates an interface, or takes a persistent one that nobody has open.
+    ///
+    /// It is neither brought up nor given an address here.
+    ///
+    /// # Errors
+    /// See [`TapError`].
+    pub fn open(options: &Options) -> Result<TapDevice, TapError> {
+        Self::new(open::create(&options.name)?, options.offloads)
+    }
+
+    /// Takes over an open descriptor of a TAP, as [`TapDevice::as_fd`] gives it to whoever keeps
+    /// it. The interface must be in this thread's network namespace.
+    ///
+    /// # Errors
+    /// See [`TapError`]; [`TapError::BadDescriptor`] for anything but a TAP with `IFF_NO_PI` and
+    /// `IFF_VNET_HDR`.
+    pub fn from_fd(fd: OwnedFd, offloads: bool) -> Result<TapDevice, TapError> {
+        open::adopt(&fd)?;
+        Self::new(fd, offloads)
+    }
+
+    fn new(fd: OwnedFd, offloads: bool) -> Result<TapDevice, TapError> {
+        let interface = open::describe(&fd)?;
+        let refused = |what| {
+            let name = interface.name.clone();
+            move |cause: io::Error| TapError::Refused { name, what, cause }
+        };
+        open::set_header(fd.as_fd()).map_err(refused("TUNSETVNETHDRSZ"))?;
+        let granted = open::set_offloads(fd.as_fd(), offloads).map_err(refused("TUNSETOFFLOAD"))?;
+        let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|errno| refused("epoll_create1")(errno.into()))?;
+        let waits_for = epoll::EventFlags::IN;
+        epoll::add(&sleep, &fd, epoll::EventData::new_u64(0), waits_for)
+            .map_err(|errno| refused("EPOLL_CTL_ADD")(errno.into()))?;
+        let longest = if granted {
+            LARGE_BYTES
+        } else {
+            interface.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES
+        };
+        let info = Info {
+            name: interface.name,
+            mac: interface.mac,
+            mtu: interface.mtu,
+            can: Capabilities {
+                tx_in_place: true,
+                tx_checksum: offloads,
+                tx_segmentation: offloads,
+                rx_offload: granted,
+                tx_asynchronous: false,
+            },
+            // At least one byte more than the longest packet, so that a longer one shows.
+            rx_frame_bytes: (POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256),
+        };
+        Ok(TapDevice {
+            info,
+            fd,
+            sleep,
+            waits_for,
+            frames: VecDeque::with_capacity(RX_FRAMES),
+            tokens: VecDeque::with_capacity(TX_TOKENS),
+            drained: false,
+            full: false,
+            counters: Counters::default(),
+        })
+    }
+
+    /// What a system call's error says of the interface as a whole.
+    fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
+        let name = self.info.name.clone();
+        match cause.raw_os_error() {
+            // The file outlives the interface: EBADFD from then on (`tun_get` in drivers/net/tun.c).
+            Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => DeviceError::Gone { name, cause },
+            _ => DeviceError::Failed { name, what, cause },
+        }
+    }
+
+    /// Reads one packet into a frame: how many bytes of it there are, and its metadata; `None` for
+    /// a packet to be dropped, whose frame can be used again.
+    fn read_into(
+        &mut self,
+        spaces: &Spaces,
+        space: SpaceId,
+        frame: u32,
+    ) -> io::Result<Option<(usize, crate::Meta)>> {
+        let start = frame + (POOL_HEADROOM_BYTES - HEADER_BYTES) as u32;
+        let room = self.info.rx_frame_bytes - (POOL_HEADROOM_BYTES - HEADER_BYTES);
+        let to = spaces
+            .writable(space, start, room as u32)
+            .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
+        self.counters.system_calls += 1;
+        // SAFETY: `to` is good for `room` writable bytes, just checked; the kernel writes them,
+        // and no reference to them exists.
+        let got = unsafe { libc::read(self.fd.as_raw_fd(), to.as_ptr().cast(), room) };
+        let Ok(got) = usize::try_from(got) else {
+            return Err(io::Error::last_os_error());
+        };
+        let mut header = [0; HEADER_BYTES];
+        // A read that fills the frame to its last byte was cut off: the frame is longer by a byte
+        // than what may come.
+        if got <= HEADER_BYTES || got == room || spaces.copy_out(space, start, &mut header).is_err()
+        {
+            return Ok(None);
+        }
+        let len = got - HEADER_BYTES;
+        Ok(virtio::meta(header, len).map(|meta| (len, meta)))
+    }
+
+    /// Writes one packet; `Ok(None)` for one that is dropped.
+    fn write_out(&mut self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Option<usize>> {
+        let limits = Limits {
+            can: self.info.can,
+            // The kernel's MTU may have been raised since; the kernel looks for itself.
+            frame_bytes: LARGE_BYTES,
+            large_bytes: LARGE_BYTES,
+            pool: None,
+        };
+        let Some(len) = limits.packet_len(packet.parts, packet.meta) else { return Ok(None) };
+        let header = virtio::header(packet.meta);
+        let piece = |start: *const u8, len: usize| libc::iovec {
+            iov_base: start.cast_mut().cast(),
+            iov_len: len,
+        };
+        // The header, the parts, the padding.
+        let mut pieces = [piece(std::ptr::null(), 0); MAX_PARTS + 2];
+        pieces[0] = piece(header.as_ptr(), HEADER_BYTES);
+        let mut count = 1;
+        for part in packet.parts {
+            let Ok(from) = spaces.readable(part.space, part.offset, part.len) else {
+                return Ok(None);
+            };
+            pieces[count] = piece(from.as_ptr(), part.len as usize);
+            count += 1;
+        }
+        if len < SHORTEST_FRAME_BYTES {
+            pieces[count] = piece(PADDING.as_ptr(), SHORTEST_FRAME_BYTES - len);
+            count += 1;
+        }
+        self.counters.system_calls += 1;
+        // SAFETY: the first `count` pieces name live memory: the header on this stack, parts just
+        // checked to lie in their spaces, the static padding. The kernel only reads them.
+        let put =
+            unsafe { libc::writev(self.fd.as_raw_fd(), pieces.as_ptr(), count as libc::c_int) };
+        if put < 0 { Err(io::Error::last_os_error()) } else { Ok(Some(len)) }
+    }
+}
+
+impl AsFd for TapDevice {
+    /// The interface's descriptor, for a keeper to hold a duplicate of.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Device for TapDevice {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn start(&mut self, _: &mut Spaces) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        let room = (RX_FRAMES - self.frames.len()).min(frames.len());
+        let len = self.info.rx_frame_bytes as u32;
+        let good = |frame: &&u32| spaces.writable(space, **frame, len).is_ok();
+        let before = self.frames.len();
+        self.frames.extend(frames[..room].iter().take_while(good).map(|frame| (space, *frame)));
+        self.frames.len() - before
+    }
+
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        let mut returned = 0;
+        // Dropped packets count against the budget too: nobody keeps us here with bad ones.
+        for _ in 0..budget {
+            let Some(&(space, frame)) = self.frames.front() else { break };
+            match self.read_into(spaces, space, frame) {
+                Ok(Some((len, meta))) => {
+                    self.frames.pop_front();
+                    self.counters.rx_packets += 1;
+                    self.counters.rx_bytes += len as u64;
+                    let offset = frame + POOL_HEADROOM_BYTES as u32;
+                    out.push(Received { space, frame, offset, len: len as u32, meta });
+                    returned += 1;
+                }
+                Ok(None) => self.counters.rx_dropped += 1,
+                Err(cause) => match cause.raw_os_error() {
+                    Some(libc::EAGAIN) => {
+                        self.drained = true;
+                        return Ok(returned);
+                    }
+                    Some(libc::EINTR) => {}
+                    // The frame's memory was taken away since it was provided; the frame with it.
+                    Some(libc::EFAULT) => {
+                        self.frames.pop_front();
+                        self.counters.rx_dropped += 1;
+                    }
+                    _ if returned > 0 => break,
+                    _ => return Err(self.failure("read", cause)),
+                },
+            }
+        }
+        self.drained = false;
+        Ok(returned)
+    }
+
+    fn tx_provide(
+        &mut self,
+        spaces: &Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        let room = TX_TOKENS - self.tokens.len();
+        self.full = false;
+        let mut taken = 0;
+        for packet in packets.iter().take(room) {
+            match self.write_out(spaces, packet) {
+                Ok(Some(len)) => {
+                    self.counters.tx_packets += 1;
+                    self.counters.tx_bytes += len as u64;
+                }
+                Ok(None) => self.counters.tx_dropped += 1,
+                Err(cause) => match cause.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EINTR) => {
+                        self.full = true;
+                        break;
+                    }
+                    Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => {
+                        if taken > 0 {
+                            // Told at the next call; this one's answer says what was taken.
+                            break;
+                        }
+                        return Err(self.failure("write", cause));
+                    }
+                    // EIO: the interface is down, and may come up. EINVAL: the kernel does not
+                    // like the headers. ENOBUFS, ENOMEM: no memory for a buffer now. As on any
+                    // wire, the packet is lost.
+                    _ => self.counters.tx_dropped += 1,
+                },
+            }
+            self.tokens.push_back(packet.token);
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        let count = self.tokens.len().min(budget);
+        out.extend(self.tokens.drain(..count));
+        Ok(count)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.sleep.as_fd())
+    }
+
+    /// The descriptor is level-triggered: what comes between the last look and the sleep makes
+    /// it readable, so nothing has to be looked at once more.
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        let receives = !self.frames.is_empty();
+        let room_came = tx_waiting && !self.full;
+        if !self.tokens.is_empty() || room_came || (receives && !self.drained) {
+            return Ok(Armed::Work);
+        }
+        let mut wanted = epoll::EventFlags::empty();
+        if receives {
+            wanted |= epoll::EventFlags::IN;
+        } else {
+            // Nothing will be read, and so nothing would say that the interface is gone.
+            self.counters.system_calls += 1;
+            open::name(&self.fd).map_err(|cause| self.failure("TUNGETIFF", cause))?;
+        }
+        if tx_waiting {
+            wanted |= epoll::EventFlags::OUT;
+        }
+        if wanted != self.waits_for {
+            self.counters.system_calls += 1;
+            epoll::modify(&self.sleep, &self.fd, epoll::EventData::new_u64(0), wanted)
+                .map_err(|errno| self.failure("EPOLL_CTL_MOD", errno.into()))?;
+            self.waits_for = wanted;
+        }
+        Ok(Armed::Sleep)
+    }
+
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.counters.resets += 1;
+        frames.extend(self.frames.drain(..).map(|(_, frame)| frame));
+        self.drained = false;
+        self.full = false;
+        self.counters.system_calls += 2;
+        open::set_header(self.fd.as_fd())
+            .map_err(|cause| self.failure("TUNSETVNETHDRSZ", cause))?;
+        open::set_offloads(self.fd.as_fd(), self.info.can.rx_offload)
+            .map_err(|cause| self.failure("TUNSETOFFLOAD", cause))?;
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}

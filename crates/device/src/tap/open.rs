@@ -1,0 +1,241 @@
+//! Opening a TAP interface, taking over one that is open, and asking the kernel about it.
+//!
+//! Unsafe lives here for the ioctls, which neither the standard library nor rustix offers.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use libc::{c_int, c_uint, ifreq};
+use rustix::fs::{Mode, OFlags};
+
+use crate::virtio;
+
+/// Where TUN and TAP interfaces come from.
+const CLONE_DEVICE: &str = "/dev/net/tun";
+
+/// Why a TAP interface cannot be used, and what can be done about it.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The kernel has no TUN/TAP driver, or the file system no door to it.
+    #[error(
+        "/dev/net/tun cannot be opened: {cause}; load the kernel module tun, or let the \
+         container have the device"
+    )]
+    NoTun {
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The file may not be opened by this user.
+    #[error("/dev/net/tun may not be opened by this user: {cause}; its mode should be 0666")]
+    TunForbidden {
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The interface may not be created or taken by this user.
+    #[error(
+        "no permission to use the TAP interface \"{name}\": needs CAP_NET_ADMIN, or an interface \
+         made for this user beforehand: ip tuntap add dev {name} mode tap user USER vnet_hdr"
+    )]
+    NotPermitted {
+        /// Which.
+        name: String,
+    },
+    /// Not a name that Linux gives to an interface.
+    #[error(
+        "\"{name}\" is no name for an interface: 1 to {} bytes, without slash, colon and blank",
+        libc::IFNAMSIZ - 1
+    )]
+    BadName {
+        /// Which.
+        name: String,
+    },
+    /// Another process has it.
+    #[error("the TAP interface {name} is in use by another process")]
+    Busy {
+        /// Which.
+        name: String,
+    },
+    /// There is an interface of that name which is no TAP, or one with several queues.
+    #[error("{name} exists and is not a TAP interface with one queue")]
+    NotATap {
+        /// Which.
+        name: String,
+    },
+    /// A descriptor that is no TAP in the mode needed.
+    #[error("the descriptor is no TAP with IFF_NO_PI and IFF_VNET_HDR: {cause}")]
+    BadDescriptor {
+        /// What the kernel said, or `EINVAL` for a TAP in another mode.
+        cause: io::Error,
+    },
+    /// Something else was refused.
+    #[error("TAP interface {name}: {what}: {cause}")]
+    Refused {
+        /// Which.
+        name: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}
+
+/// What the kernel says of the interface.
+pub(super) struct Interface {
+    pub(super) name: String,
+    pub(super) mac: [u8; 6],
+    pub(super) mtu: usize,
+}
+
+fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> io::Result<()> {
+    // SAFETY: every caller passes a live variable of the type that `request` is documented for
+    // (linux/if_tun.h, netdevice(7)), or, for TUNSETOFFLOAD, a number in the pointer's place.
+    if unsafe { libc::ioctl(fd, request, argument) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn request(name: &str) -> ifreq {
+    // SAFETY: `ifreq` consists of integers, arrays and unions of them; all zeros is a value.
+    let mut request: ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero: names are checked to be shorter.
+    for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request
+}
+
+fn name_of(request: &ifreq) -> String {
+    let bytes: Vec<u8> =
+        request.ifr_name.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// As `dev_valid_name` in the kernel's net/core/dev.c; `%d` is left to the kernel.
+fn is_name(name: &str) -> bool {
+    (1..libc::IFNAMSIZ).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && !name.bytes().any(|byte| byte == b'/' || byte == b':' || byte <= b' ')
+}
+
+/// Creates the interface, or takes one that exists and that nobody has open.
+pub(super) fn create(name: &str) -> Result<OwnedFd, TapError> {
+    let named = || name.to_owned();
+    if !is_name(name) {
+        return Err(TapError::BadName { name: named() });
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let fd = rustix::fs::open(CLONE_DEVICE, flags, Mode::empty()).map_err(|errno| match errno {
+        rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
+            TapError::TunForbidden { cause: errno.into() }
+        }
+        other => TapError::NoTun { cause: other.into() },
+    })?;
+    let mut request = request(name);
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
+    ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request).map_err(|cause| {
+        match cause.raw_os_error() {
+            Some(libc::EPERM) => TapError::NotPermitted { name: named() },
+            Some(libc::EBUSY) => TapError::Busy { name: named() },
+            Some(libc::EINVAL) => TapError::NotATap { name: named() },
+            _ => TapError::Refused { name: named(), what: "TUNSETIFF", cause },
+        }
+    })?;
+    Ok(fd)
+}
+
+/// Looks a descriptor over that somebody else has opened, and makes it nonblocking.
+pub(super) fn adopt(fd: &OwnedFd) -> Result<(), TapError> {
+    let bad = |cause| TapError::BadDescriptor { cause };
+    let mut request = request("");
+    ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request).map_err(bad)?;
+    // SAFETY: TUNGETIFF has filled in the flags.
+    let flags = c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+    let needed = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    if flags & needed != needed {
+        return Err(bad(io::Error::from_raw_os_error(libc::EINVAL)));
+    }
+    let status = rustix::fs::fcntl_getfl(fd).map_err(|errno| bad(errno.into()))?;
+    rustix::fs::fcntl_setfl(fd, status | OFlags::NONBLOCK).map_err(|errno| bad(errno.into()))
+}
+
+/// Whether the interface is still there.
+pub(super) fn name(fd: &OwnedFd) -> io::Result<String> {
+    let mut request = request("");
+    ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request)?;
+    Ok(name_of(&request))
+}
+
+/// Name, address and MTU. The MTU is asked of a socket, so the interface must be in the calling
+/// thread's network namespace.
+pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
+    let name = name(fd).map_err(|cause| TapError::BadDescriptor { cause })?;
+    let refused = |what| move |name: String, cause| TapError::Refused { name, what, cause };
+    let mut request = request(&name);
+    ioctl(fd.as_raw_fd(), libc::SIOCGIFHWADDR as libc::Ioctl, &raw mut request)
+        .map_err(|cause| refused("SIOCGIFHWADDR")(name.clone(), cause))?;
+    // SAFETY: SIOCGIFHWADDR has filled in the address.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
+    let mac = std::array::from_fn(|at| address[at] as u8);
+
+    // SAFETY: takes no pointers; the result is checked before it is owned.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        let cause = io::Error::last_os_error();
+        return Err(refused("a socket to ask for the MTU")(name, cause));
+    }
+    // SAFETY: a descriptor just opened, and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &raw mut request).map_err(
+        |cause| refused("SIOCGIFMTU (is it in this network namespace?)")(name.clone(), cause),
+    )?;
+    // SAFETY: SIOCGIFMTU has filled in the MTU.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(Interface { name, mac, mtu: usize::try_from(mtu).unwrap_or(0) })
+}
+
+/// Sets the size of the header in front of each packet.
+pub(super) fn set_header(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut size = virtio::HEADER_BYTES as c_int;
+    ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw mut size)
+}
+
+/// Asks for large and unfinished packets, as many kinds as the kernel grants; whether any.
+pub(super) fn set_offloads(fd: BorrowedFd<'_>, wanted: bool) -> io::Result<bool> {
+    let large = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+    let kinds: &[c_uint] =
+        if wanted { &[large | libc::TUN_F_TSO_ECN, large, libc::TUN_F_CSUM] } else { &[] };
+    for kind in kinds {
+        match ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, *kind as usize as *mut c_uint) {
+            Ok(()) => return Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, std::ptr::null_mut::<c_uint>())?;
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["tap0", "tap%d", "fifteen-bytes-x"] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in ["", ".", "..", "a/b", "a:b", "a b", "sixteen-bytes-xx", "tab\t"] {
+            assert!(is_name(bad).eq(&false), "{bad}");
+            assert!(matches!(create(bad), Err(TapError::BadName { .. })), "{bad}");
+        }
+        assert_eq!(name_of(&request("tap0")), "tap0");
+    }
+
+    #[test]
+    fn a_descriptor_of_something_else_is_refused() {
+        let file = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
+        assert!(matches!(adopt(&file), Err(TapError::BadDescriptor { .. })));
+    }
+}

@@ -1,0 +1,116 @@
+//! The virtio-net header that a TAP puts in front of each packet (`struct virtio_net_hdr`,
+//! virtio 1.2, section 5.1.6; `include/uapi/linux/virtio_net.h`), host byte order as a TAP has it
+//! by default.
+
+use crate::{Checksum, Meta, Segmentation, SegmentationKind};
+
+/// Size of the header with the field for merged receive buffers, in bytes.
+pub(crate) const HEADER_BYTES: usize = 12;
+
+/// VIRTIO_NET_HDR_F_NEEDS_CSUM.
+const NEEDS_CHECKSUM: u8 = 1;
+/// VIRTIO_NET_HDR_F_DATA_VALID.
+const DATA_VALID: u8 = 2;
+/// VIRTIO_NET_HDR_GSO_NONE.
+const GSO_NONE: u8 = 0;
+/// VIRTIO_NET_HDR_GSO_TCPV4.
+const GSO_TCP4: u8 = 1;
+/// VIRTIO_NET_HDR_GSO_TCPV6.
+const GSO_TCP6: u8 = 4;
+/// VIRTIO_NET_HDR_GSO_ECN.
+const GSO_ECN: u8 = 0x80;
+
+/// The header of a packet to be sent.
+pub(crate) fn header(meta: Meta) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    match meta.checksum {
+        Checksum::Finished => {}
+        Checksum::Verified => header[0] = DATA_VALID,
+        Checksum::Unfinished { start, offset } => {
+            header[0] = NEEDS_CHECKSUM;
+            header[6..8].copy_from_slice(&start.to_ne_bytes());
+            header[8..10].copy_from_slice(&offset.to_ne_bytes());
+        }
+    }
+    if let Some(segmentation) = meta.segmentation {
+        header[1] = match segmentation.kind {
+            SegmentationKind::Tcp4 => GSO_TCP4,
+            SegmentationKind::Tcp6 => GSO_TCP6,
+        } | if segmentation.ecn { GSO_ECN } else { 0 };
+        header[2..4].copy_from_slice(&segmentation.header_bytes.to_ne_bytes());
+        header[4..6].copy_from_slice(&segmentation.segment_bytes.to_ne_bytes());
+    }
+    header
+}
+
+/// What a received header says of a packet of `len` bytes; `None` for a kind of segmentation that
+/// was not asked for, and for places outside of the packet.
+pub(crate) fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
+    let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+    let checksum = if header[0] & NEEDS_CHECKSUM != 0 {
+        let (start, offset) = (field(6), field(8));
+        if usize::from(start) + usize::from(offset) + 2 > len {
+            return None;
+        }
+        Checksum::Unfinished { start, offset }
+    } else if header[0] & DATA_VALID != 0 {
+        Checksum::Verified
+    } else {
+        Checksum::Finished
+    };
+    let kind = match header[1] & !GSO_ECN {
+        GSO_NONE => return Some(Meta { checksum, segmentation: None }),
+        GSO_TCP4 => SegmentationKind::Tcp4,
+        GSO_TCP6 => SegmentationKind::Tcp6,
+        _ => return None,
+    };
+    let segment_bytes = field(4);
+    if segment_bytes == 0 || !matches!(checksum, Checksum::Unfinished { .. }) {
+        return None;
+    }
+    // The header's length is not taken: the kernel puts there how much of its buffer was in one
+    // piece (`virtio_net_hdr_from_skb`), which may be more or less than the headers.
+    let ecn = header[1] & GSO_ECN != 0;
+    Some(Meta {
+        checksum,
+        segmentation: Some(Segmentation { kind, segment_bytes, header_bytes: 0, ecn }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_and_back() {
+        let unfinished = Checksum::Unfinished { start: 34, offset: 16 };
+        for kind in [SegmentationKind::Tcp4, SegmentationKind::Tcp6] {
+            for ecn in [false, true] {
+                let segmentation =
+                    Some(Segmentation { kind, segment_bytes: 1448, header_bytes: 0, ecn });
+                let large = Meta { checksum: unfinished, segmentation };
+                assert_eq!(meta(header(large), 9000), Some(large));
+            }
+        }
+        for checksum in [Checksum::Finished, Checksum::Verified, unfinished] {
+            let small = Meta { checksum, segmentation: None };
+            assert_eq!(meta(header(small), 60), Some(small));
+        }
+    }
+
+    #[test]
+    fn mangled_headers_are_refused() {
+        let unfinished =
+            Meta { checksum: Checksum::Unfinished { start: 34, offset: 16 }, segmentation: None };
+        assert_eq!(meta(header(unfinished), 51), None, "the checksum lies outside");
+        let mut udp = header(unfinished);
+        udp[1] = 5;
+        assert_eq!(meta(udp, 1000), None, "a kind that was not asked for");
+        let mut nothing = header(unfinished);
+        nothing[1] = GSO_TCP4;
+        assert_eq!(meta(nothing, 1000), None, "segments of no bytes");
+        nothing[0] = 0;
+        nothing[4] = 1;
+        assert_eq!(meta(nothing, 1000), None, "segments without a checksum to finish");
+    }
+}
