@@ -1,1 +1,101 @@
-//! Asynchronous queues, doorbells, events and frame allocators in shared memory.
+//! Asynchronous queues, doorbells, events and frames in memory that two processes share.
+//!
+//! Every shared-memory atomic of the project is in this crate, and nothing else is: it allocates a
+//! little private memory, makes no system call and depends on nothing. The rules that it keeps:
+//!
+//! 1. Every word has exactly one writer: [`OwnWords`] on its writer's side, [`PeerWords`] on the
+//!    other's.
+//! 2. Capacity, layout and a side's own index live in private memory; what is shared is a copy for
+//!    the other side.
+//! 3. What a peer can write is fetched once, by [`PeerWords::fetch`], into private memory; then
+//!    checked; then used.
+//! 4. What fails a check is a [`Violation`], and whoever gets one closes the session.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`word`] | the views of shared words, the only loads and stores |
+//! | [`layout`] | where a queue set's words are |
+//! | [`descriptor`] | what a queue holds, and its check |
+//! | [`spsc`] | the two indices of a queue, published and observed |
+//! | [`transmit`] | application to server: descriptors one way, one commit word back |
+//! | [`receive`] | server to application: empty frames one way, descriptors and one commit word back |
+//! | [`doorbell`] | who sleeps, and whether to ring |
+//! | [`events`] | which queues have news |
+//! | [`frames`] | whose a frame is, and which to use next |
+#![cfg_attr(not(any(test, loom)), no_std)]
+
+extern crate alloc;
+
+pub mod descriptor;
+pub mod doorbell;
+pub mod events;
+pub mod frames;
+pub mod layout;
+pub mod receive;
+pub mod spsc;
+pub mod transmit;
+pub mod word;
+
+#[cfg(all(test, not(loom)))]
+mod hostile_tests;
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod oracle_tests;
+#[cfg(all(test, not(loom)))]
+mod stop_tests;
+#[cfg(test)]
+mod test_memory;
+
+pub use descriptor::{Descriptor, HeapShape};
+pub use word::{OwnWords, PeerWords};
+
+/// What a peer did that no correct peer does. The session is closed with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Violation {
+    /// An index further ahead than the capacity, or behind what was seen before.
+    Index = 1,
+    /// A frame number outside of the heap.
+    Frame = 2,
+    /// Data outside of its frame, or of no length.
+    Range = 3,
+    /// A frame given away that was given away before and not returned.
+    Ownership = 4,
+    /// A packet of more than [`descriptor::MAX_CHAIN`] frames, or one whose end was not published.
+    Chain = 5,
+    /// An endpoint that is not this queue set's.
+    Endpoint = 6,
+    /// Flags or metadata that mean nothing.
+    Flags = 7,
+    /// An event for a queue set that does not exist, or more events than queue sets.
+    Event = 8,
+}
+
+impl Violation {
+    /// The violation that a number stands for; `None` for a number of a later version.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Violation> {
+        use Violation::{Chain, Endpoint, Event, Flags, Frame, Index, Ownership, Range};
+        [Index, Frame, Range, Ownership, Chain, Endpoint, Flags, Event]
+            .into_iter()
+            .find(|violation| *violation as u32 == number)
+    }
+}
+
+impl core::fmt::Display for Violation {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Violation::Index => "a queue index out of bounds",
+            Violation::Frame => "a frame outside of the heap",
+            Violation::Range => "data outside of its frame",
+            Violation::Ownership => "a frame given away twice",
+            Violation::Chain => "a broken or too long chain of frames",
+            Violation::Endpoint => "an endpoint of somebody else",
+            Violation::Flags => "flags or metadata that mean nothing",
+            Violation::Event => "an event that cannot be",
+        })
+    }
+}
+
+impl core::error::Error for Violation {}

@@ -1,0 +1,185 @@
+//! Events: which queue sets have news, found without looking at each.
+//!
+//! A queue set with news is in the event queue at most once until its event is acknowledged, so
+//! the queue cannot overflow (Riddoch and Pope's event queue). Whether it is in there is a
+//! handshake of two words with one writer each: the marker's toggle, which is private to it, and
+//! the acknowledger's. They differ while an event is pending.
+//!
+//! The same queue serves both ways: from the server to a session that waits, and from a session to
+//! the server, whose cost then follows the queue sets that send and not those that exist.
+//!
+//! Marker: publish queues, fence, read acknowledgements, queue an event where none is pending.
+//! Acknowledger: take events, acknowledge, fence, look at the queues named.
+
+use alloc::boxed::Box;
+
+use crate::Violation;
+use crate::layout::lines;
+use crate::spsc::{Observed, Published};
+use crate::word::{Barrier, LINE_WORDS, OwnWords, PeerWords, full_fence};
+
+/// The size of an event queue: for how many queue sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventShape {
+    queue_sets: u32,
+}
+
+impl EventShape {
+    /// For `queue_sets` queue sets, 1 to 2^20; else `None`.
+    #[must_use]
+    pub const fn new(queue_sets: u32) -> Option<EventShape> {
+        if queue_sets == 0 || queue_sets > 1 << 20 { None } else { Some(EventShape { queue_sets }) }
+    }
+
+    const fn capacity(self) -> u32 {
+        self.queue_sets.next_power_of_two()
+    }
+
+    /// Words that the marker writes: a line with its index, then the queue.
+    #[must_use]
+    pub const fn marker_words(&self) -> usize {
+        lines(LINE_WORDS + self.capacity() as usize)
+    }
+
+    /// Words that the acknowledger writes: a line with its index, then a bit a queue set.
+    #[must_use]
+    pub const fn acknowledger_words(&self) -> usize {
+        lines(LINE_WORDS + self.queue_sets.div_ceil(64) as usize)
+    }
+}
+
+/// The side that has news.
+#[derive(Debug)]
+pub struct Marker {
+    head: Published,
+    queue: OwnWords,
+    tail: Observed,
+    acknowledged: PeerWords,
+    toggles: Box<[u64]>,
+    shape: EventShape,
+}
+
+impl Marker {
+    /// An empty event queue: nothing is pending, whatever the peer's words say.
+    #[must_use]
+    pub fn new(shape: EventShape, mut own: OwnWords, peer: &PeerWords) -> Marker {
+        let line = own.split_off_front(LINE_WORDS);
+        let acknowledged = peer.part(LINE_WORDS, shape.queue_sets.div_ceil(64) as usize);
+        let toggles = (0..acknowledged.len()).map(|word| acknowledged.fetch(word)).collect();
+        let head = Published::resume(line);
+        let tail = Observed::new(peer.part(0, LINE_WORDS), head.now());
+        Marker { head, queue: own, tail, acknowledged, toggles, shape }
+    }
+
+    /// To be called after queues were published and before their sets are marked: once for all.
+    #[inline]
+    pub fn fence(&self) {
+        // SYNC: the queues are published before acknowledgements are read. Partner:
+        // `AcknowledgerLooks`.
+        full_fence(Barrier::MarkerLooks);
+    }
+
+    /// Queues an event for a queue set, unless one is pending. Answers whether it did.
+    ///
+    /// # Errors
+    /// [`Violation::Event`] when the peer acknowledged events that it did not take.
+    #[inline]
+    pub fn mark(&mut self, queue_set: u32) -> Result<bool, Violation> {
+        let (word, bit) = (queue_set as usize / 64, 1u64 << (queue_set % 64));
+        // SYNC: pairs with the publication in `Acknowledger::take`.
+        if (self.toggles[word] ^ self.acknowledged.observe(word)) & bit != 0 {
+            return Ok(false);
+        }
+        let now = self.head.now();
+        if now.wrapping_sub(self.tail.seen()) >= self.shape.capacity() {
+            let tail = self.tail.look(now)?;
+            if now.wrapping_sub(tail) >= self.shape.capacity() {
+                return Err(Violation::Event);
+            }
+        }
+        self.toggles[word] ^= bit;
+        self.queue.store((now & (self.shape.capacity() - 1)) as usize, u64::from(queue_set));
+        self.head.advance(1);
+        Ok(true)
+    }
+
+    /// Makes the events known. Answers whether there were any: then, and only then, the other side
+    /// may have to be woken. (While an event is pending, the other side has yet to look.)
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.head.publish()
+    }
+}
+
+/// The side that looks where there is news.
+#[derive(Debug)]
+pub struct Acknowledger {
+    tail: Published,
+    acknowledged: OwnWords,
+    head: Observed,
+    queue: PeerWords,
+    shape: EventShape,
+}
+
+impl Acknowledger {
+    /// Goes on where the own index stands.
+    #[must_use]
+    pub fn new(shape: EventShape, mut own: OwnWords, peer: &PeerWords) -> Acknowledger {
+        let tail = Published::resume(own.split_off_front(LINE_WORDS));
+        Acknowledger {
+            head: Observed::new(peer.part(0, LINE_WORDS), tail.now()),
+            tail,
+            acknowledged: own,
+            queue: peer.part(LINE_WORDS, shape.capacity() as usize),
+            shape,
+        }
+    }
+
+    /// Takes at most `budget` events, acknowledges them, and gives the queue sets to `found`.
+    /// What is found **must be looked at after this returns**: what comes later is a new event.
+    /// Answers how many there were.
+    ///
+    /// # Errors
+    /// [`Violation::Index`], or [`Violation::Event`] for a queue set that does not exist.
+    #[inline]
+    pub fn take(&mut self, budget: u32, mut found: impl FnMut(u32)) -> Result<u32, Violation> {
+        let tail = self.tail.now();
+        if self.head.seen() == tail {
+            self.head.look(tail.wrapping_add(self.shape.capacity()))?;
+        }
+        let count = self.head.seen().wrapping_sub(tail).min(budget);
+        if count == 0 {
+            return Ok(0);
+        }
+        for step in 0..count {
+            let slot = tail.wrapping_add(step) & (self.shape.capacity() - 1);
+            let event = self.queue.fetch(slot as usize);
+            if event >= u64::from(self.shape.queue_sets) {
+                return Err(Violation::Event);
+            }
+            let queue_set = event as u32;
+            // The slot is given up before the event is acknowledged: a marker that sees the
+            // acknowledgement sees the room too, and never takes a correct peer for a bad one.
+            self.tail.advance(1);
+            self.tail.publish();
+            let word = queue_set as usize / 64;
+            let bits = self.acknowledged.get(word) ^ 1 << (queue_set % 64);
+            // SYNC: pairs with the observation in `Marker::mark`.
+            self.acknowledged.publish(word, bits);
+            found(queue_set);
+        }
+        // SYNC: acknowledged before the queues are looked at. Partner: `MarkerLooks`.
+        full_fence(Barrier::AcknowledgerLooks);
+        Ok(count)
+    }
+
+    /// Whether there are events that were not taken: what a sleeper looks at last.
+    ///
+    /// # Errors
+    /// [`Violation::Index`].
+    #[inline]
+    pub fn is_idle(&mut self) -> Result<bool, Violation> {
+        let tail = self.tail.now();
+        Ok(self.head.look(tail.wrapping_add(self.shape.capacity()))? == tail)
+    }
+}

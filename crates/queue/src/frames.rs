@@ -1,0 +1,164 @@
+//! Frames: whose they are, and which to use next.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::Violation;
+use crate::word::OwnWords;
+
+/// The ledger of a heap: one bit a frame, set while the frame is with the server. The server
+/// writes it, into memory that outlives it.
+#[derive(Debug)]
+pub struct Ledger {
+    words: OwnWords,
+    frames: u32,
+}
+
+impl Ledger {
+    /// How many words the ledger of a heap takes.
+    #[must_use]
+    pub const fn words_for(frames: u32) -> usize {
+        frames.div_ceil(64) as usize
+    }
+
+    /// Takes over ledger words; they are as a predecessor left them, or zero.
+    ///
+    /// # Panics
+    /// When there are too few words: a mistake in the layout.
+    #[must_use]
+    pub fn new(words: OwnWords, frames: u32) -> Ledger {
+        assert!(words.len() >= Self::words_for(frames), "a ledger smaller than its heap");
+        Ledger { words, frames }
+    }
+
+    /// Forgets everything: a successor writes it anew from the queues ([`crate::transmit`],
+    /// [`crate::receive`]), which are what counts after a crash.
+    pub fn clear(&mut self) {
+        for index in 0..Self::words_for(self.frames) {
+            self.words.store(index, 0);
+        }
+    }
+
+    /// The application gave the frame to the server.
+    ///
+    /// # Errors
+    /// [`Violation::Frame`] when there is no such frame, [`Violation::Ownership`] when the server
+    /// has it already.
+    #[inline]
+    pub fn take(&mut self, frame: u32) -> Result<(), Violation> {
+        if frame >= self.frames {
+            return Err(Violation::Frame);
+        }
+        let (index, bit) = (frame as usize / 64, 1u64 << (frame % 64));
+        let word = self.words.get(index);
+        if word & bit != 0 {
+            return Err(Violation::Ownership);
+        }
+        self.words.store(index, word | bit);
+        Ok(())
+    }
+
+    /// The server gives the frame back.
+    #[inline]
+    pub fn give_back(&mut self, frame: u32) {
+        let (index, bit) = (frame as usize / 64, 1u64 << (frame % 64));
+        let word = self.words.get(index);
+        debug_assert!(word & bit != 0, "a frame given back that was not there");
+        self.words.store(index, word & !bit);
+    }
+
+    /// Whether the server has the frame.
+    #[must_use]
+    pub fn holds(&self, frame: u32) -> bool {
+        frame < self.frames && self.words.get(frame as usize / 64) >> (frame % 64) & 1 != 0
+    }
+
+    /// How many frames the server has.
+    #[must_use]
+    pub fn held(&self) -> u32 {
+        (0..Self::words_for(self.frames)).map(|index| self.words.get(index).count_ones()).sum()
+    }
+}
+
+/// A side's free frames, last in first out: the frame that was in cache last is used first. Needs
+/// neither the other side nor a system call (Tracey and Banerji's per-domain allocators).
+#[derive(Clone, Debug)]
+pub struct FreeFrames {
+    stack: Vec<u32>,
+    limit: usize,
+}
+
+impl FreeFrames {
+    /// The frames `from` to `to`, the lowest to be used first.
+    #[must_use]
+    pub fn new(from: u32, to: u32) -> FreeFrames {
+        let stack: Vec<u32> = (from..to).rev().collect();
+        FreeFrames { limit: stack.len(), stack }
+    }
+
+    /// None yet, and room for `limit`.
+    #[must_use]
+    pub fn with_room(limit: usize) -> FreeFrames {
+        FreeFrames { stack: Vec::with_capacity(limit), limit }
+    }
+
+    /// How many are free.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.stack.len()
+    }
+
+    /// Whether none is free.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.stack.is_empty()
+    }
+
+    /// Takes the frame used last.
+    #[inline]
+    pub fn take(&mut self) -> Option<u32> {
+        self.stack.pop()
+    }
+
+    /// Gives a frame back.
+    ///
+    /// # Panics
+    /// When more come back than there are: somebody gave one back twice, and going on would hand
+    /// one frame to two.
+    #[inline]
+    pub fn give_back(&mut self, frame: u32) {
+        assert!(self.stack.len() < self.limit, "a frame given back twice");
+        self.stack.push(frame);
+    }
+
+    /// The free frames, in no order that matters.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u32] {
+        &self.stack
+    }
+}
+
+/// Which frame stands in which slot of a queue, for the side that put it there.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    frames: Box<[u32]>,
+}
+
+impl Slots {
+    pub(crate) fn new(capacity: u32) -> Slots {
+        Slots { frames: alloc::vec![0; capacity as usize].into_boxed_slice() }
+    }
+
+    #[inline]
+    pub(crate) fn set(&mut self, index: u32, frame: u32) {
+        let slot = index as usize & (self.frames.len() - 1);
+        self.frames[slot] = frame;
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> u32 {
+        self.frames[index as usize & (self.frames.len() - 1)]
+    }
+}

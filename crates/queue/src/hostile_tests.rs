@@ -1,0 +1,231 @@
+//! A peer that writes whatever it likes, whenever it likes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Violation;
+use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
+use crate::events::{Acknowledger, EventShape, Marker};
+use crate::test_memory::{Memory, Pair};
+use crate::word::LINE_WORDS;
+
+/// A small generator, so that a seed replays a run.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+fn is_inside(descriptor: &Descriptor, pair: &Pair) -> bool {
+    descriptor.frame < pair.heap.frames()
+        && descriptor.len > 0
+        && descriptor.start >= HEADROOM_BYTES
+        && descriptor.start + descriptor.len <= pair.heap.frame_bytes()
+}
+
+/// The flip test: a thread changes descriptor, index and provide words between a good and a bad
+/// value all the time. Whatever the server takes is inside of the heap, also when it is looked at
+/// again later: it is a private copy. And both good and bad values must have been seen.
+#[test]
+fn what_was_checked_is_what_is_used() {
+    let pair = Pair::new(8, 8);
+    let good = Descriptor { frame: 1, start: HEADROOM_BYTES, len: 64, endpoint: 0, flags: 0 };
+    let bad = Descriptor { frame: 1, start: HEADROOM_BYTES, len: 0xf_ffff, endpoint: 0, flags: 0 };
+    let stop = AtomicBool::new(false);
+    let (mut taken, mut refused) = (0u64, 0u64);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let descriptors = 2 * LINE_WORDS;
+            let provided = descriptors + 16;
+            let mut turn = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                turn += 1;
+                let one = if turn % 2 == 0 { good } else { bad };
+                for slot in 0..8 {
+                    let words = one.to_words();
+                    pair.application
+                        .word(descriptors + 2 * slot)
+                        .store(words[0], Ordering::Relaxed);
+                    pair.application
+                        .word(descriptors + 2 * slot + 1)
+                        .store(words[1], Ordering::Relaxed);
+                    let frame = if turn % 2 == 0 { slot as u64 } else { u64::MAX - slot as u64 };
+                    pair.application.word(provided + slot).store(frame, Ordering::Relaxed);
+                }
+                let index = if turn % 3 == 0 { 1u64 << 40 } else { 1 };
+                pair.application.word(0).store(index, Ordering::Release);
+                pair.application.word(LINE_WORDS).store(index, Ordering::Release);
+            }
+        });
+        let until = Instant::now() + Duration::from_millis(700);
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        while Instant::now() < until {
+            // Each round is a session of its own: a violation ends it.
+            let mut server = pair.server();
+            match server
+                .transmit
+                .observe()
+                .and_then(|_| server.transmit.take(&mut server.transmit_ledger, &mut packet))
+            {
+                Ok(Some((count, _))) => {
+                    taken += 1;
+                    for descriptor in &packet[..count] {
+                        assert!(is_inside(descriptor, &pair), "{descriptor:?}");
+                    }
+                }
+                Ok(None) => {}
+                Err(_) => refused += 1,
+            }
+            match server.receive.observe(&mut server.receive_ledger) {
+                Ok(available) => {
+                    for ahead in 0..available {
+                        assert!(server.receive.frame(ahead) < pair.heap.frames());
+                    }
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(taken > 1000 && refused > 1000, "taken {taken}, refused {refused}: nothing was tried");
+}
+
+/// Random values in random words: the server answers with packets inside of the heap or with a
+/// violation, never with anything else, and its work is bounded.
+#[test]
+fn random_words_end_in_a_violation_or_in_the_heap() {
+    let seed = 0x7041_7a55;
+    println!("seed {seed:#x}");
+    let mut random = Random(seed);
+    let mut seen = std::collections::BTreeSet::new();
+    let mut packets = 0;
+    for _ in 0..30_000 {
+        let pair = Pair::new(16, 16);
+        let (mut producer, mut consumer) = pair.application();
+        // Mostly right, so that the deeper checks are reached.
+        for frame in 0..8 {
+            let flags = u16::from(frame % 3 == 0);
+            let one = Descriptor { frame, start: HEADROOM_BYTES, len: 60, endpoint: 0, flags };
+            producer.push(&[one]);
+            consumer.provide(frame);
+        }
+        producer.publish();
+        consumer.publish();
+        for _ in 0..random.next() % 4 {
+            let word = (random.next() % pair.application.len() as u64) as usize;
+            let value = match random.next() % 4 {
+                0 => random.next(),
+                1 => random.next() % 32,
+                2 => {
+                    pair.application.word(word).load(Ordering::Relaxed) ^ 1 << (random.next() % 64)
+                }
+                _ => pair
+                    .application
+                    .word((random.next() % pair.application.len() as u64) as usize)
+                    .load(Ordering::Relaxed),
+            };
+            pair.application.word(word).store(value, Ordering::Relaxed);
+        }
+        let mut server = pair.server();
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut work = 0;
+        let outcome = (|| {
+            server.transmit.observe()?;
+            while let Some((count, first)) =
+                server.transmit.take(&mut server.transmit_ledger, &mut packet)?
+            {
+                for descriptor in &packet[..count] {
+                    assert!(is_inside(descriptor, &pair));
+                }
+                work += count;
+                packets += 1;
+                server.transmit.complete(&mut server.transmit_ledger, first, count as u32);
+            }
+            let available = server.receive.observe(&mut server.receive_ledger)?;
+            for ahead in 0..available {
+                assert!(server.receive.frame(ahead) < 16);
+            }
+            Ok::<(), Violation>(())
+        })();
+        assert!(work <= 16, "more work than slots");
+        if let Err(violation) = outcome {
+            assert_eq!(Violation::from_number(violation as u32), Some(violation));
+            seen.insert(violation as u32);
+        }
+    }
+    let expected = [
+        Violation::Index,
+        Violation::Frame,
+        Violation::Range,
+        Violation::Ownership,
+        Violation::Chain,
+        Violation::Flags,
+    ];
+    for violation in expected {
+        assert!(seen.contains(&(violation as u32)), "no {violation:?} was provoked");
+    }
+    assert!(packets > 10_000);
+}
+
+/// A chain longer than allowed, and one whose end never comes, are violations.
+#[test]
+fn broken_chains() {
+    for (count, flags) in [(MAX_CHAIN + 1, 1), (3, 1)] {
+        let pair = Pair::new(64, 64);
+        let descriptors = 2 * LINE_WORDS;
+        for slot in 0..count {
+            let one = Descriptor {
+                frame: slot as u32,
+                start: HEADROOM_BYTES,
+                len: 60,
+                endpoint: 0,
+                flags,
+            };
+            let words = one.to_words();
+            pair.application.word(descriptors + 2 * slot).store(words[0], Ordering::Relaxed);
+            pair.application.word(descriptors + 2 * slot + 1).store(words[1], Ordering::Relaxed);
+        }
+        pair.application.word(0).store(count as u64, Ordering::Release);
+        let mut server = pair.server();
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        server.transmit.observe().unwrap();
+        let outcome = server.transmit.take(&mut server.transmit_ledger, &mut packet);
+        assert_eq!(outcome, Err(Violation::Chain));
+    }
+}
+
+/// A peer that acknowledges what it never took cannot make the event queue overflow.
+#[test]
+fn events_acknowledged_and_not_taken() {
+    let shape = EventShape::new(4).unwrap();
+    let ours = Memory::new(shape.marker_words());
+    let theirs = Memory::new(shape.acknowledger_words());
+    let mut marker = Marker::new(shape, ours.own(), &theirs.peer());
+    let mut last = Ok(true);
+    for _ in 0..5 {
+        last = marker.mark(2);
+        let bits = theirs.word(LINE_WORDS).load(Ordering::Relaxed);
+        theirs.word(LINE_WORDS).store(bits ^ 1 << 2, Ordering::Relaxed);
+    }
+    assert_eq!(last, Err(Violation::Event));
+}
+
+/// Events for queue sets that do not exist, and an index that cannot be.
+#[test]
+fn events_that_cannot_be() {
+    let shape = EventShape::new(4).unwrap();
+    let ours = Memory::new(shape.acknowledger_words());
+    let theirs = Memory::new(shape.marker_words());
+    let mut acknowledger = Acknowledger::new(shape, ours.own(), &theirs.peer());
+    theirs.word(0).store(5, Ordering::Relaxed);
+    assert_eq!(acknowledger.take(8, |_| {}), Err(Violation::Index));
+    theirs.word(0).store(1, Ordering::Relaxed);
+    theirs.word(LINE_WORDS).store(4, Ordering::Relaxed);
+    assert_eq!(acknowledger.take(8, |_| panic!("not a queue set")), Err(Violation::Event));
+}

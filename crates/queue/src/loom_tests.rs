@@ -1,0 +1,315 @@
+//! Every ordering, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p towpath-queue --release`.
+//!
+//! A wake-up is lost when the sleeper sleeps for ever with work in its queue: in the model, a
+//! deadlock. For each of the four barriers there is a test that loom does find that deadlock, or
+//! the event that goes with it, when the barrier is taken out.
+
+use std::cell::Cell;
+
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
+use crate::doorbell::{Ringer, Sleeper};
+use crate::events::{Acknowledger, EventShape, Marker};
+use crate::test_memory::{Memory, Pair};
+use crate::word::Barrier;
+
+thread_local! {
+    // The model runs all of its threads on one thread of the system, so this reaches them all.
+    static TAKEN_OUT: Cell<Option<Barrier>> = const { Cell::new(None) };
+}
+
+pub(crate) fn is_taken_out(barrier: Barrier) -> bool {
+    TAKEN_OUT.get() == Some(barrier)
+}
+
+fn without(barrier: Barrier, body: impl Fn() + Sync + Send + 'static) {
+    TAKEN_OUT.set(Some(barrier));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model(body)));
+    TAKEN_OUT.set(None);
+    assert!(result.is_err(), "loom found nothing wrong without {barrier:?}");
+}
+
+fn model(body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(body);
+}
+
+/// A ring that persists until it is taken: a pipe or an eventfd.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn new() -> &'static Bell {
+        Box::leak(Box::default())
+    }
+
+    fn ring(&self) {
+        *self.rung.lock().unwrap() = true;
+        self.changed.notify_one();
+    }
+
+    fn sleep(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while !*rung {
+            rung = self.changed.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+fn descriptor(frame: u32) -> Descriptor {
+    Descriptor { frame, start: HEADROOM_BYTES, len: 60 + frame, endpoint: 0, flags: 0 }
+}
+
+/// What is observed was written: descriptors are never seen before their words are.
+#[test]
+fn what_is_observed_was_written() {
+    model(|| {
+        let pair = Pair::new(8, 8);
+        let (mut producer, _) = pair.application();
+        let mut server = pair.server();
+        let writer = thread::spawn(move || {
+            for frame in 0..2 {
+                assert!(producer.push(&[descriptor(frame)]));
+                producer.publish();
+            }
+        });
+        let mut expected = 0;
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        for _ in 0..3 {
+            server.transmit.observe().unwrap();
+            while let Some((count, first)) =
+                server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap()
+            {
+                assert_eq!((count, packet[0]), (1, descriptor(expected)));
+                server.transmit.complete(&mut server.transmit_ledger, first, 1);
+                expected += 1;
+            }
+            server.transmit.publish();
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// A slot is not written again before it was read: the commit index orders that.
+#[test]
+fn a_received_descriptor_is_whole() {
+    model(|| {
+        let pair = Pair::new(8, 8);
+        let (_, mut consumer) = pair.application();
+        let mut server = pair.server();
+        assert!(consumer.provide(3) && consumer.provide(5));
+        consumer.publish();
+        let writer = thread::spawn(move || {
+            for _ in 0..2 {
+                if server.receive.observe(&mut server.receive_ledger).unwrap() > 0 {
+                    let frame = server.receive.frame(0);
+                    server.receive.push(&mut server.receive_ledger, descriptor(frame));
+                    server.receive.publish();
+                }
+            }
+        });
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut expected = [3, 5].into_iter();
+        for _ in 0..2 {
+            consumer.observe().unwrap();
+            while consumer.take(&mut packet).unwrap() > 0 {
+                assert_eq!(packet[0], descriptor(expected.next().unwrap()));
+                assert!(consumer.provide(packet[0].frame));
+                consumer.publish();
+            }
+        }
+        writer.join().unwrap();
+    });
+}
+
+fn doorbell() {
+    let pair = Pair::new(8, 8);
+    let flag = Memory::new(1);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let (mut sleeper, mut ringer) = (Sleeper::new(flag.own()), Ringer::new(flag.peer()));
+    let far = bell;
+    let writer = thread::spawn(move || {
+        assert!(producer.push(&[descriptor(0)]));
+        producer.publish();
+        if ringer.must_ring() {
+            far.ring();
+        }
+    });
+    loop {
+        if server.transmit.observe().unwrap() > 0 {
+            break;
+        }
+        sleeper.prepare();
+        if server.transmit.observe().unwrap() == 0 {
+            bell.sleep();
+        }
+        sleeper.awake();
+    }
+    writer.join().unwrap();
+}
+
+/// No wake-up is lost between a sleeper and a ringer.
+#[test]
+fn no_wake_up_is_lost() {
+    model(doorbell);
+}
+
+#[test]
+fn without_the_sleepers_barrier_a_wake_up_is_lost() {
+    without(Barrier::SleeperLooks, doorbell);
+}
+
+#[test]
+fn without_the_ringers_barrier_a_wake_up_is_lost() {
+    without(Barrier::RingerLooks, doorbell);
+}
+
+/// Rings once for each sleep, and for every sleep: two batches, two sleeps.
+#[test]
+fn a_ring_for_every_sleep() {
+    model(|| {
+        let pair = Pair::new(8, 8);
+        let flag = Memory::new(1);
+        let bell = Bell::new();
+        let (mut producer, _) = pair.application();
+        let mut server = pair.server();
+        let (mut sleeper, mut ringer) = (Sleeper::new(flag.own()), Ringer::new(flag.peer()));
+        let far = bell;
+        let writer = thread::spawn(move || {
+            for frame in 0..2 {
+                assert!(producer.push(&[descriptor(frame)]));
+                producer.publish();
+                if ringer.must_ring() {
+                    far.ring();
+                }
+            }
+        });
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut got = 0;
+        while got < 2 {
+            sleeper.prepare();
+            if server.transmit.observe().unwrap() == 0 {
+                bell.sleep();
+            }
+            sleeper.awake();
+            server.transmit.observe().unwrap();
+            while server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().is_some()
+            {
+                got += 1;
+            }
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// News of a queue set reach a side that sleeps on its event queue: the queue is published, its
+/// event marked where none is pending, and the bell rung only for new events.
+fn events(news: u32) {
+    let shape = EventShape::new(1).unwrap();
+    let marker_words = Memory::new(shape.marker_words());
+    let acknowledger_words = Memory::new(shape.acknowledger_words());
+    let flag = Memory::new(1);
+    let pair = Pair::new(8, 8);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let mut marker = Marker::new(shape, marker_words.own(), &acknowledger_words.peer());
+    let mut acknowledger = Acknowledger::new(shape, acknowledger_words.own(), &marker_words.peer());
+    let (mut sleeper, mut ringer) = (Sleeper::new(flag.own()), Ringer::new(flag.peer()));
+    let far = bell;
+    let writer = thread::spawn(move || {
+        for frame in 0..news {
+            assert!(producer.push(&[descriptor(frame)]));
+            producer.publish();
+            marker.fence();
+            marker.mark(0).unwrap();
+            if marker.publish() && ringer.must_ring() {
+                far.ring();
+            }
+        }
+    });
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    let mut got = 0;
+    while got < news {
+        let found = acknowledger.take(8, |_| {}).unwrap();
+        if found == 0 {
+            sleeper.prepare();
+            if acknowledger.is_idle().unwrap() {
+                bell.sleep();
+            }
+            sleeper.awake();
+            continue;
+        }
+        server.transmit.observe().unwrap();
+        while server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().is_some() {
+            got += 1;
+        }
+    }
+    writer.join().unwrap();
+}
+
+#[test]
+fn no_event_is_lost() {
+    model(|| events(2));
+}
+
+#[test]
+fn without_the_markers_barrier_an_event_is_lost() {
+    without(Barrier::MarkerLooks, || events(2));
+}
+
+#[test]
+fn without_the_acknowledgers_barrier_an_event_is_lost() {
+    without(Barrier::AcknowledgerLooks, || events(2));
+}
+
+/// A sender that waits for room is told: the commit is published, the wish read after a fence.
+#[test]
+fn room_that_is_waited_for_is_told() {
+    model(|| {
+        let pair = Pair::new(8, 16);
+        let shape = EventShape::new(1).unwrap();
+        let marker_words = Memory::new(shape.marker_words());
+        let acknowledger_words = Memory::new(shape.acknowledger_words());
+        let flag = Memory::new(1);
+        let bell = Bell::new();
+        let (mut producer, _) = pair.application();
+        let mut server = pair.server();
+        let mut marker = Marker::new(shape, marker_words.own(), &acknowledger_words.peer());
+        let (mut sleeper, mut ringer) = (Sleeper::new(flag.own()), Ringer::new(flag.peer()));
+        assert!(producer.push(&[descriptor(0)]));
+        producer.publish();
+        let far = bell;
+        let worker = thread::spawn(move || {
+            let mut packet = [Descriptor::default(); MAX_CHAIN];
+            server.transmit.observe().unwrap();
+            let (count, first) =
+                server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().unwrap();
+            server.transmit.complete(&mut server.transmit_ledger, first, count as u32);
+            server.transmit.publish();
+            marker.fence();
+            if server.transmit.is_wanted() {
+                marker.mark(0).unwrap();
+            }
+            if marker.publish() && ringer.must_ring() {
+                far.ring();
+            }
+        });
+        producer.want(1);
+        sleeper.prepare();
+        if producer.reclaim(|_| {}).unwrap() == 0 {
+            bell.sleep();
+            assert_eq!(producer.reclaim(|_| {}).unwrap(), 1);
+        }
+        worker.join().unwrap();
+    });
+}

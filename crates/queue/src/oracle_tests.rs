@@ -1,0 +1,236 @@
+//! Queues against simple oracles, driven by random programs.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use crate::Violation;
+use crate::descriptor::{Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN, MORE};
+use crate::events::{Acknowledger, EventShape, Marker};
+use crate::frames::FreeFrames;
+use crate::test_memory::{Memory, Pair};
+
+fn descriptor(frame: u32, len: u32) -> Descriptor {
+    Descriptor { frame, start: HEADROOM_BYTES, len, endpoint: 7, flags: 0 }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Push(usize),
+    PublishApplication,
+    Observe,
+    Take,
+    Complete(usize),
+    PublishServer,
+    Reclaim,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (1..5usize).prop_map(Step::Push),
+        Just(Step::PublishApplication),
+        Just(Step::Observe),
+        Just(Step::Take),
+        (0..8usize).prop_map(Step::Complete),
+        Just(Step::PublishServer),
+        Just(Step::Reclaim),
+    ]
+}
+
+proptest! {
+    /// The transmit queue is a FIFO of packets; frames come back exactly once, in order, and only
+    /// when everything before them is done with.
+    #[test]
+    fn transmit_is_a_fifo(steps in proptest::collection::vec(step(), 1..400)) {
+        let pair = Pair::new(16, 64);
+        let (mut producer, _) = pair.application();
+        let mut server = pair.server();
+        let mut free = FreeFrames::new(0, 64);
+        let mut pushed: VecDeque<Vec<u32>> = VecDeque::new();
+        let mut taken: Vec<(u32, Vec<u32>)> = Vec::new();
+        let mut back = 0;
+        let mut sent = 0;
+        for step in steps {
+            match step {
+                Step::Push(count) => {
+                    let frames: Vec<u32> = (0..count).filter_map(|_| free.take()).collect();
+                    let packet: Vec<_> = frames.iter().map(|f| descriptor(*f, 60)).collect();
+                    let room = producer.room() as usize;
+                    let fits = !packet.is_empty() && packet.len() <= room;
+                    prop_assert_eq!(producer.push(&packet), fits);
+                    if fits {
+                        sent += frames.len();
+                        pushed.push_back(frames);
+                    } else {
+                        frames.into_iter().for_each(|f| free.give_back(f));
+                    }
+                }
+                Step::PublishApplication => { producer.publish(); }
+                Step::Observe => { server.transmit.observe().unwrap(); }
+                Step::Take => {
+                    let mut packet = [Descriptor::default(); MAX_CHAIN];
+                    let got = server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap();
+                    if let Some((count, first)) = got {
+                        let frames: Vec<u32> = packet[..count].iter().map(|d| d.frame).collect();
+                        prop_assert_eq!(Some(&frames), pushed.front());
+                        for (place, d) in packet[..count].iter().enumerate() {
+                            prop_assert_eq!(d.flags & MORE != 0, place + 1 < count);
+                            prop_assert!(server.transmit_ledger.holds(d.frame));
+                        }
+                        pushed.pop_front();
+                        taken.push((first, frames));
+                    }
+                }
+                Step::Complete(which) => if !taken.is_empty() {
+                    let (first, frames) = taken.remove(which % taken.len());
+                    server.transmit.complete(&mut server.transmit_ledger, first, frames.len() as u32);
+                },
+                Step::PublishServer => { server.transmit.publish(); }
+                Step::Reclaim => {
+                    back += producer.reclaim(|frame| free.give_back(frame)).unwrap() as usize;
+                }
+            }
+        }
+        prop_assert_eq!(sent - back, producer.in_flight() as usize);
+        prop_assert_eq!(free.len() + producer.in_flight() as usize, 64);
+        // Everything can be finished.
+        producer.publish();
+        server.transmit.observe().unwrap();
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        while let Some((count, first)) =
+            server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap() {
+            taken.push((first, packet[..count].iter().map(|d| d.frame).collect()));
+        }
+        for (first, frames) in taken {
+            server.transmit.complete(&mut server.transmit_ledger, first, frames.len() as u32);
+        }
+        server.transmit.publish();
+        producer.reclaim(|frame| free.give_back(frame)).unwrap();
+        prop_assert_eq!(free.len(), 64);
+        prop_assert_eq!(server.transmit_ledger.held(), 0);
+    }
+
+    /// Received descriptors come in order, each with the frame provided for it.
+    #[test]
+    fn receive_is_a_fifo(moves in proptest::collection::vec(0..5u8, 1..400)) {
+        let pair = Pair::new(8, 16);
+        let (_, mut consumer) = pair.application();
+        let mut server = pair.server();
+        let mut free = FreeFrames::new(0, 16);
+        let mut filled = VecDeque::new();
+        let mut number = 0;
+        for step in moves {
+            match step {
+                0 => if let Some(frame) = free.take() && !consumer.provide(frame) {
+                    free.give_back(frame);
+                },
+                1 => { consumer.publish(); }
+                2 => {
+                    if server.receive.observe(&mut server.receive_ledger).unwrap() > 0 {
+                        number += 1;
+                        let d = descriptor(server.receive.frame(0), number);
+                        server.receive.push(&mut server.receive_ledger, d);
+                        filled.push_back(d);
+                    }
+                }
+                3 => { server.receive.publish(); }
+                _ => {
+                    consumer.observe().unwrap();
+                    let mut packet = [Descriptor::default(); MAX_CHAIN];
+                    if consumer.take(&mut packet).unwrap() == 1 {
+                        prop_assert_eq!(Some(packet[0]), filled.pop_front());
+                        free.give_back(packet[0].frame);
+                    }
+                }
+            }
+        }
+    }
+
+    /// An event is queued exactly when none is pending; what is taken was marked.
+    #[test]
+    fn events_against_a_set(moves in proptest::collection::vec((0..3u8, 0..70u32), 1..300)) {
+        let shape = EventShape::new(70).unwrap();
+        let (ours, theirs) = (Memory::new(shape.marker_words()), Memory::new(shape.acknowledger_words()));
+        let mut marker = Marker::new(shape, ours.own(), &theirs.peer());
+        let mut acknowledger = Acknowledger::new(shape, theirs.own(), &ours.peer());
+        let mut pending = VecDeque::new();
+        let mut known = 0;
+        for (step, queue_set) in moves {
+            match step {
+                0 => {
+                    let new = !pending.contains(&queue_set);
+                    prop_assert_eq!(marker.mark(queue_set).unwrap(), new);
+                    if new { pending.push_back(queue_set); }
+                }
+                1 => { prop_assert_eq!(marker.publish(), pending.len() > known); known = pending.len(); }
+                _ => {
+                    let mut found = Vec::new();
+                    // What was looked at before is used up before looking again.
+                    while acknowledger.take(queue_set % 5 + 1, |set| found.push(set)).unwrap() > 0 {}
+                    prop_assert_eq!(found.len(), known);
+                    for set in found { prop_assert_eq!(pending.pop_front(), Some(set)); }
+                    known = 0;
+                    prop_assert!(acknowledger.is_idle().unwrap());
+                }
+            }
+        }
+    }
+
+    /// Words to descriptor and back; and nothing outside of the heap passes the check.
+    #[test]
+    fn descriptors_are_checked(a in any::<u64>(), b in any::<u64>(), frames in 1..200u32, data in 1..9000u32) {
+        let heap = HeapShape::new(frames, data).unwrap();
+        prop_assert_eq!(heap.frame_bytes() / 128 % 2, 1);
+        if let Ok(d) = Descriptor::check([a, b], &heap, MORE) {
+            prop_assert_eq!(d.to_words(), [a, b]);
+            prop_assert!(d.frame < frames && d.len > 0 && d.start >= HEADROOM_BYTES);
+            prop_assert!(d.start + d.len <= heap.frame_bytes());
+            prop_assert!(d.heap_offset(&heap) + d.len as usize <= heap.heap_bytes());
+        }
+        let good = descriptor(a as u32 % frames, (b as u32 % heap.data_bytes()).max(1));
+        prop_assert_eq!(Descriptor::check(good.to_words(), &heap, 0), Ok(good));
+    }
+}
+
+#[test]
+fn indices_wrap() {
+    let pair = Pair::new(8, 8);
+    // Both indices near the end of 32 bits, as after four billion frames.
+    let near = u64::from(u32::MAX - 3);
+    for word in [0, crate::word::LINE_WORDS] {
+        pair.application.word(word).store(near, std::sync::atomic::Ordering::Relaxed);
+        pair.server.word(word).store(near, std::sync::atomic::Ordering::Relaxed);
+    }
+    let (mut producer, mut consumer) = pair.application();
+    let mut server = pair.server();
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    for round in 0..20 {
+        assert!(producer.push(&[descriptor(round % 8, 60)]) && producer.publish());
+        assert_eq!(server.transmit.observe(), Ok(1));
+        let (count, first) =
+            server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().unwrap();
+        server.transmit.complete(&mut server.transmit_ledger, first, count as u32);
+        server.transmit.publish();
+        assert_eq!(producer.reclaim(|_| {}), Ok(1));
+        assert!(consumer.provide(round % 8) && consumer.publish());
+        assert_eq!(server.receive.observe(&mut server.receive_ledger), Ok(1));
+        let frame = server.receive.frame(0);
+        server.receive.push(&mut server.receive_ledger, descriptor(frame, 60));
+        server.receive.publish();
+        assert_eq!(consumer.observe(), Ok(1));
+        assert_eq!(consumer.take(&mut packet), Ok(1));
+    }
+}
+
+#[test]
+fn a_frame_given_back_twice_is_noticed() {
+    let mut free = FreeFrames::new(0, 2);
+    let frame = free.take().unwrap();
+    free.give_back(frame);
+    assert!(std::panic::catch_unwind(move || free.give_back(frame)).is_err());
+    let pair = Pair::new(8, 8);
+    let mut server = pair.server();
+    assert_eq!(server.transmit_ledger.take(3), Ok(()));
+    assert_eq!(server.transmit_ledger.take(3), Err(Violation::Ownership));
+    assert_eq!(server.transmit_ledger.take(8), Err(Violation::Frame));
+}

@@ -1,0 +1,235 @@
+//! The receive queue: from the server to the application.
+//!
+//! The application provides empty frames; the server fills them in order and writes a descriptor
+//! for each into the slot of the same number. One index says both "received up to here" and
+//! "provided frames used up to here": two would lose or double a frame when the server dies
+//! between storing the one and the other.
+
+use crate::Violation;
+use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE, OUTGOING};
+use crate::frames::{Ledger, Slots};
+use crate::layout::QueueShape;
+use crate::spsc::{Observed, Published};
+use crate::transmit::{TransmitConsumer, TransmitProducer};
+use crate::word::{OwnWords, PeerWords};
+
+/// The application's side. It checks the server's words too: a server that has gone wrong must
+/// not make it read outside of its heap.
+#[derive(Debug)]
+pub struct ReceiveConsumer {
+    provided: OwnWords,
+    head: Published,
+    commit: Observed,
+    descriptors: PeerWords,
+    taken: u32,
+    slots: Slots,
+    heap: HeapShape,
+    capacity: u32,
+}
+
+impl ReceiveConsumer {
+    /// How many frames can be provided now.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> u32 {
+        self.capacity - self.head.now().wrapping_sub(self.taken)
+    }
+
+    /// Provides an empty frame. Answers whether there was room. Known to the server after
+    /// [`ReceiveConsumer::publish`].
+    #[inline]
+    pub fn provide(&mut self, frame: u32) -> bool {
+        if self.room() == 0 {
+            return false;
+        }
+        let index = self.head.now();
+        self.provided.store((index & (self.capacity - 1)) as usize, u64::from(frame));
+        self.slots.set(index, frame);
+        self.head.advance(1);
+        true
+    }
+
+    /// Makes provided frames known. Answers whether there were any.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.head.publish()
+    }
+
+    /// Looks how far the server got. Answers how many descriptors wait.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] when the server's index cannot be.
+    #[inline]
+    pub fn observe(&mut self) -> Result<u32, Violation> {
+        let commit = self.commit.look(self.head.now())?;
+        Ok(commit.wrapping_sub(self.taken))
+    }
+
+    /// Descriptors that wait, as last observed.
+    #[inline]
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        self.commit.seen().wrapping_sub(self.taken)
+    }
+
+    /// Takes the next packet: its frames are the application's from now on. Answers how many they
+    /// are; 0 when nothing waits.
+    ///
+    /// # Errors
+    /// The check that failed.
+    #[inline]
+    pub fn take(&mut self, packet: &mut [Descriptor; MAX_CHAIN]) -> Result<usize, Violation> {
+        let waiting = self.waiting();
+        if waiting == 0 {
+            return Ok(0);
+        }
+        let mut count = 0;
+        loop {
+            if count == MAX_CHAIN || count as u32 == waiting {
+                return Err(Violation::Chain);
+            }
+            let index = self.taken.wrapping_add(count as u32);
+            let slot = (index & (self.capacity - 1)) as usize * 2;
+            let words = [self.descriptors.fetch(slot), self.descriptors.fetch(slot + 1)];
+            let descriptor = Descriptor::check(words, &self.heap, MORE | META | OUTGOING)?;
+            if descriptor.frame != self.slots.get(index) {
+                return Err(Violation::Ownership);
+            }
+            packet[count] = descriptor;
+            count += 1;
+            if !descriptor.goes_on() {
+                break;
+            }
+        }
+        self.taken = self.taken.wrapping_add(count as u32);
+        Ok(count)
+    }
+}
+
+/// The server's side. The peer is not trusted.
+#[derive(Debug)]
+pub struct ReceiveProducer {
+    head: Observed,
+    provided: PeerWords,
+    descriptors: OwnWords,
+    commit: Published,
+    slots: Slots,
+    capacity: u32,
+}
+
+impl ReceiveProducer {
+    /// Looks which frames the application provided, fetches and checks them, and takes them.
+    /// Answers how many can be filled. Bounded by the capacity.
+    ///
+    /// # Errors
+    /// [`Violation::Index`], [`Violation::Frame`], [`Violation::Ownership`].
+    #[inline]
+    pub fn observe(&mut self, ledger: &mut Ledger) -> Result<u32, Violation> {
+        let before = self.head.seen();
+        let head = self.head.look(self.commit.now().wrapping_add(self.capacity))?;
+        for step in 0..head.wrapping_sub(before) {
+            let index = before.wrapping_add(step);
+            let word = self.provided.fetch((index & (self.capacity - 1)) as usize);
+            let frame = u32::try_from(word).map_err(|_| Violation::Frame)?;
+            ledger.take(frame)?;
+            self.slots.set(index, frame);
+        }
+        Ok(self.available())
+    }
+
+    /// Frames that can be filled, as last observed.
+    #[inline]
+    #[must_use]
+    pub fn available(&self) -> u32 {
+        self.head.seen().wrapping_sub(self.commit.now())
+    }
+
+    /// The frame to be filled after `ahead` others; below [`ReceiveProducer::available`].
+    #[inline]
+    #[must_use]
+    pub fn frame(&self, ahead: u32) -> u32 {
+        debug_assert!(ahead < self.available());
+        self.slots.get(self.commit.now().wrapping_add(ahead))
+    }
+
+    /// The next frame is filled: `descriptor` names it and says what is in it. A packet's frames
+    /// are pushed all or none: whoever pushes looks at [`ReceiveProducer::available`] before.
+    #[inline]
+    pub fn push(&mut self, ledger: &mut Ledger, descriptor: Descriptor) {
+        let index = self.commit.now();
+        debug_assert!(self.available() > 0 && descriptor.frame == self.slots.get(index));
+        let slot = (index & (self.capacity - 1)) as usize * 2;
+        let words = descriptor.to_words();
+        self.descriptors.store(slot, words[0]);
+        self.descriptors.store(slot + 1, words[1]);
+        ledger.give_back(descriptor.frame);
+        self.commit.advance(1);
+    }
+
+    /// Makes filled frames known. Answers whether there were any.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.commit.publish()
+    }
+}
+
+/// A queue set as the application has it. `own` are its words in the application pages, new and
+/// zero; `peer` those in the server pages.
+#[must_use]
+pub fn application_side(
+    shape: &QueueShape,
+    receive_heap: HeapShape,
+    own: OwnWords,
+    peer: &PeerWords,
+) -> (TransmitProducer, ReceiveConsumer) {
+    let own = shape.application_own(own);
+    let peer = shape.server_peer(peer);
+    let head = Published::resume(own.receive_line);
+    let taken = head.now();
+    let receive = ReceiveConsumer {
+        provided: own.provided,
+        commit: Observed::new(peer.receive_line, taken),
+        head,
+        descriptors: peer.descriptors,
+        taken,
+        slots: Slots::new(shape.receive()),
+        heap: receive_heap,
+        capacity: shape.receive(),
+    };
+    let transmit =
+        TransmitProducer::new(shape, own.transmit_line, own.descriptors, peer.transmit_line);
+    (transmit, receive)
+}
+
+/// A queue set as the server has it, new or left by a predecessor: it goes on where the commit
+/// words stand. `own` are its words in the server pages, `peer` those in the application pages,
+/// `done` those in the ledger. The session's [`Ledger`] is new or was cleared.
+#[must_use]
+pub fn server_side(
+    shape: &QueueShape,
+    transmit_heap: HeapShape,
+    own: OwnWords,
+    peer: &PeerWords,
+    done: OwnWords,
+) -> (TransmitConsumer, ReceiveProducer) {
+    let own = shape.server_own(own);
+    let peer = shape.application_peer(peer);
+    let commit = Published::resume(own.receive_line);
+    let receive = ReceiveProducer {
+        head: Observed::new(peer.receive_line, commit.now()),
+        provided: peer.provided,
+        descriptors: own.descriptors,
+        commit,
+        slots: Slots::new(shape.receive()),
+        capacity: shape.receive(),
+    };
+    let transmit = TransmitConsumer::new(
+        shape,
+        transmit_heap,
+        own.transmit_line,
+        peer.transmit_line,
+        peer.descriptors,
+        done,
+    );
+    (transmit, receive)
+}

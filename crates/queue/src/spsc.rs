@@ -1,0 +1,103 @@
+//! The two indices of a single-producer single-consumer queue.
+//!
+//! Indices are free-running and 32 bits wide: the capacity is at most half of their range, so that
+//! "ahead" and "behind" can be told apart, and there is no full or empty flag. Each side keeps its
+//! own index in private memory and publishes it once a batch; of the other side's it keeps what it
+//! observed last, and looks again only when that is used up.
+
+use crate::Violation;
+use crate::word::{OwnWords, PeerWords};
+
+/// The largest capacity of a queue.
+pub const MAX_CAPACITY: u32 = 1 << 20;
+
+/// A side's own index: what is decided here, and how far the other side was told.
+#[derive(Debug)]
+pub struct Published {
+    words: OwnWords,
+    now: u32,
+    told: u32,
+}
+
+impl Published {
+    /// Goes on from what the word holds: 0 in new memory, the place reached in a predecessor's.
+    #[must_use]
+    pub fn resume(words: OwnWords) -> Published {
+        let now = words.get(0) as u32;
+        Published { words, now, told: now }
+    }
+
+    /// The index, published or not.
+    #[inline]
+    #[must_use]
+    pub fn now(&self) -> u32 {
+        self.now
+    }
+
+    /// Goes forward, privately.
+    #[inline]
+    pub fn advance(&mut self, by: u32) {
+        self.now = self.now.wrapping_add(by);
+    }
+
+    /// Tells the other side. Answers whether there was anything to tell.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let news = self.told != self.now;
+        if news {
+            // SYNC: what was stored before is seen by whoever observes this index
+            // (`Observed::look`).
+            self.words.publish(0, u64::from(self.now));
+            self.told = self.now;
+        }
+        news
+    }
+
+    /// The other words of the same line: a side's notes beside its index.
+    pub(crate) fn line(&mut self) -> &mut OwnWords {
+        &mut self.words
+    }
+}
+
+/// The other side's index, as last observed, and checked.
+#[derive(Debug)]
+pub struct Observed {
+    words: PeerWords,
+    seen: u32,
+}
+
+impl Observed {
+    /// Starts from a place that is known to be right.
+    #[must_use]
+    pub fn new(words: PeerWords, seen: u32) -> Observed {
+        Observed { words, seen }
+    }
+
+    /// What was observed last.
+    #[inline]
+    #[must_use]
+    pub fn seen(&self) -> u32 {
+        self.seen
+    }
+
+    /// Looks again. The index must lie between what was seen last and `limit`.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] when it does not; what was seen before stands.
+    #[inline]
+    pub fn look(&mut self, limit: u32) -> Result<u32, Violation> {
+        // SYNC: pairs with `Published::publish`.
+        let word = self.words.observe(0);
+        let index = word as u32;
+        if word >> 32 != 0 || index.wrapping_sub(self.seen) > limit.wrapping_sub(self.seen) {
+            return Err(Violation::Index);
+        }
+        self.seen = index;
+        Ok(index)
+    }
+
+    /// The other words of the same line.
+    pub(crate) fn line(&self) -> &PeerWords {
+        &self.words
+    }
+}

@@ -1,0 +1,233 @@
+//! Stop anywhere: the server is stopped before its k-th shared store, for every k, and a successor
+//! goes on from the memories and the ledger alone. Each frame is exactly once somewhere, nothing
+//! accepted is lost, and the packets done with out of order are not sent twice once noted.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
+use crate::frames::FreeFrames;
+use crate::test_memory::{Pair, ServerSide};
+
+thread_local! {
+    static STORES_LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+struct Stopped;
+
+/// Called before each store into shared memory; stops the server when its time has come.
+pub(crate) fn before_store() {
+    if let Some(left) = STORES_LEFT.get() {
+        if left == 0 {
+            STORES_LEFT.set(None);
+            resume_unwind(Box::new(Stopped));
+        }
+        STORES_LEFT.set(Some(left - 1));
+    }
+}
+
+/// Runs a piece of the server; `true` when it got to its end before its k-th store.
+fn run_stopped(stores: u64, body: impl FnOnce()) -> bool {
+    STORES_LEFT.set(Some(stores));
+    let outcome = catch_unwind(AssertUnwindSafe(body));
+    STORES_LEFT.set(None);
+    match outcome {
+        Ok(()) => true,
+        Err(cause) if cause.is::<Stopped>() => false,
+        Err(cause) => resume_unwind(cause),
+    }
+}
+
+const FRAMES: u32 = 32;
+
+/// What the wire saw: how often each packet number was sent, and what was received.
+#[derive(Default)]
+struct Wire {
+    sent: BTreeMap<u32, u32>,
+    arrived: u32,
+}
+
+/// One turn of a server: takes all that waits, sends it, completes in the given order, then
+/// delivers two packets (one of them a chain of two), and publishes.
+fn turn(server: &mut ServerSide, wire: &mut Wire, backwards: bool) {
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    let mut taken = Vec::new();
+    server.transmit.observe().unwrap();
+    while let Some((count, first)) =
+        server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap()
+    {
+        *wire.sent.entry(packet[0].len).or_default() += 1;
+        taken.push((first, count as u32));
+    }
+    if backwards {
+        taken.reverse();
+    }
+    for (first, count) in taken {
+        server.transmit.complete(&mut server.transmit_ledger, first, count);
+    }
+    server.transmit.publish();
+    server.receive.observe(&mut server.receive_ledger).unwrap();
+    for frames in [1, 2] {
+        if server.receive.available() < frames {
+            break;
+        }
+        wire.arrived += 1;
+        for place in 0..frames {
+            let one = Descriptor {
+                frame: server.receive.frame(0),
+                start: HEADROOM_BYTES,
+                len: wire.arrived,
+                endpoint: 0,
+                flags: u16::from(place + 1 < frames),
+            };
+            server.receive.push(&mut server.receive_ledger, one);
+        }
+    }
+    server.receive.publish();
+}
+
+#[test]
+fn stopped_at_every_store() {
+    for backwards in [false, true] {
+        for round in 0..4 {
+            let mut stops = 0;
+            while one_life_and_its_successor(round, stops, backwards) {
+                stops += 1;
+            }
+            // A turn has at least twenty stores; each was a place to stop.
+            assert!(stops >= 20, "only {stops} stops");
+        }
+    }
+}
+
+/// Answers whether the server was stopped; else its turn has fewer stores than that.
+fn one_life_and_its_successor(stopped_round: u32, stores: u64, backwards: bool) -> bool {
+    let pair = Pair::new(16, FRAMES);
+    let (mut producer, mut consumer) = pair.application();
+    let mut transmit_free = FreeFrames::new(0, FRAMES);
+    let mut receive_free = FreeFrames::new(0, FRAMES);
+    let mut wire = Wire::default();
+    let mut number = 0;
+    let mut received = Vec::new();
+    let mut stopped = false;
+    let mut server = pair.server();
+    for round in 0..6 {
+        // The application does what applications do.
+        for frames in [1, 2, 1] {
+            if transmit_free.len() < frames || (producer.room() as usize) < frames {
+                continue;
+            }
+            number += 1;
+            let packet: Vec<_> = (0..frames)
+                .map(|_| Descriptor {
+                    frame: transmit_free.take().unwrap(),
+                    start: HEADROOM_BYTES,
+                    len: number,
+                    endpoint: 0,
+                    flags: 0,
+                })
+                .collect();
+            assert!(producer.push(&packet));
+        }
+        producer.publish();
+        while let Some(frame) = receive_free.take() {
+            if !consumer.provide(frame) {
+                receive_free.give_back(frame);
+                break;
+            }
+        }
+        consumer.publish();
+        if round == stopped_round {
+            stopped = !run_stopped(stores, || turn(&mut server, &mut wire, backwards));
+            if stopped {
+                server = pair.server();
+            }
+        } else {
+            turn(&mut server, &mut wire, backwards);
+        }
+        producer.reclaim(|frame| transmit_free.give_back(frame)).unwrap();
+        consumer.observe().unwrap();
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        loop {
+            let count = consumer.take(&mut packet).unwrap();
+            if count == 0 {
+                break;
+            }
+            received.push((packet[0].len, count));
+            for descriptor in &packet[..count] {
+                assert_eq!(descriptor.len, packet[0].len, "a torn chain");
+                receive_free.give_back(descriptor.frame);
+            }
+        }
+        // Conservation: each frame is free, or in the application's queue and maybe with the
+        // server; never both, never neither. The server's ledger agrees.
+        let mut places = vec![0; FRAMES as usize];
+        transmit_free.as_slice().iter().for_each(|frame| places[*frame as usize] += 1);
+        for frame in 0..FRAMES {
+            if server.transmit_ledger.holds(frame) {
+                assert_eq!(places[frame as usize], 0, "frame {frame} is in two places");
+            }
+        }
+        assert_eq!(transmit_free.len() as u32 + producer.in_flight(), FRAMES);
+        let with_server = consumer_in_flight(&consumer);
+        assert_eq!(receive_free.len() as u32 + with_server, FRAMES);
+        for frame in receive_free.as_slice() {
+            assert!(!server.receive_ledger.holds(*frame), "frame {frame} is in two places");
+        }
+    }
+    // Everything accepted was sent, at least once, and at most once but for the stopped turn.
+    producer.reclaim(|frame| transmit_free.give_back(frame)).unwrap();
+    assert_eq!(transmit_free.len() as u32, FRAMES);
+    for packet in 1..=number {
+        let times = wire.sent.get(&packet).copied().unwrap_or(0);
+        assert!((1..=2).contains(&times), "packet {packet} was sent {times} times");
+    }
+    if !stopped {
+        assert!(wire.sent.values().all(|times| *times == 1));
+    }
+    // What was received came in order and whole; a stopped turn's deliveries may be lost.
+    assert!(received.is_sorted(), "{received:?}");
+    stopped
+}
+
+fn consumer_in_flight(consumer: &crate::receive::ReceiveConsumer) -> u32 {
+    16 - consumer.room()
+}
+
+/// A packet noted as done before the crash is not sent again by the successor.
+#[test]
+fn done_out_of_order_is_not_sent_again() {
+    let pair = Pair::new(16, FRAMES);
+    let (mut producer, _) = pair.application();
+    for frame in 0..4 {
+        let one =
+            Descriptor { frame, start: HEADROOM_BYTES, len: 60 + frame, ..Default::default() };
+        assert!(producer.push(&[one]));
+    }
+    producer.publish();
+    let mut server = pair.server();
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    server.transmit.observe().unwrap();
+    let mut firsts = Vec::new();
+    while let Some((_, first)) =
+        server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap()
+    {
+        firsts.push(first);
+    }
+    server.transmit.complete(&mut server.transmit_ledger, firsts[2], 1);
+    server.transmit.publish();
+    drop(server);
+    let mut successor = pair.server();
+    successor.transmit.observe().unwrap();
+    let mut again = Vec::new();
+    while let Some((_, first)) =
+        successor.transmit.take(&mut successor.transmit_ledger, &mut packet).unwrap()
+    {
+        again.push(packet[0].frame);
+        successor.transmit.complete(&mut successor.transmit_ledger, first, 1);
+    }
+    successor.transmit.publish();
+    assert_eq!(again, [0, 1, 3]);
+    assert_eq!(producer.reclaim(|_| {}), Ok(4));
+}

@@ -1,0 +1,100 @@
+//! Shared memory for tests: words on the heap, which two sides view.
+
+use crate::descriptor::HeapShape;
+use crate::frames::Ledger;
+use crate::layout::QueueShape;
+use crate::receive::{ReceiveConsumer, ReceiveProducer, application_side, server_side};
+use crate::transmit::{TransmitConsumer, TransmitProducer};
+use crate::word::{AtomicU64, OwnWords, PeerWords};
+
+/// Zeroed words, leaked: a model that ends in a found deadlock must not run destructors.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    words: &'static [AtomicU64],
+}
+
+impl Memory {
+    pub(crate) fn new(len: usize) -> Memory {
+        let words: Vec<AtomicU64> = (0..len).map(|_| AtomicU64::new(0)).collect();
+        Memory { words: words.leak() }
+    }
+
+    pub(crate) fn own(&self) -> OwnWords {
+        let first = std::ptr::NonNull::from(&self.words[0]);
+        // SAFETY: the words live for ever, and the test makes one writer of them.
+        unsafe { OwnWords::new(first, self.words.len()) }
+    }
+
+    pub(crate) fn peer(&self) -> PeerWords {
+        let first = std::ptr::NonNull::from(&self.words[0]);
+        // SAFETY: the words live for ever.
+        unsafe { PeerWords::new(first, self.words.len()) }
+    }
+
+    #[cfg(not(loom))]
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
+        &self.words[index]
+    }
+
+    #[cfg(not(loom))]
+    pub(crate) fn len(&self) -> usize {
+        self.words.len()
+    }
+}
+
+/// The memories of a session with one queue set, and what both sides make of them.
+pub(crate) struct Pair {
+    pub(crate) shape: QueueShape,
+    pub(crate) heap: HeapShape,
+    pub(crate) application: Memory,
+    pub(crate) server: Memory,
+    pub(crate) done: Memory,
+    pub(crate) ledgers: [Memory; 2],
+}
+
+pub(crate) struct ServerSide {
+    pub(crate) transmit: TransmitConsumer,
+    pub(crate) receive: ReceiveProducer,
+    pub(crate) transmit_ledger: Ledger,
+    pub(crate) receive_ledger: Ledger,
+}
+
+impl Pair {
+    pub(crate) fn new(capacity: u32, frames: u32) -> Pair {
+        let shape = QueueShape::new(capacity, capacity).unwrap();
+        let words = Ledger::words_for(frames);
+        Pair {
+            shape,
+            heap: HeapShape::new(frames, 1920).unwrap(),
+            application: Memory::new(shape.application_words()),
+            server: Memory::new(shape.server_words()),
+            done: Memory::new(shape.ledger_words()),
+            ledgers: [Memory::new(words), Memory::new(words)],
+        }
+    }
+
+    pub(crate) fn application(&self) -> (TransmitProducer, ReceiveConsumer) {
+        application_side(&self.shape, self.heap, self.application.own(), &self.server.peer())
+    }
+
+    pub(crate) fn server(&self) -> ServerSide {
+        let (transmit, receive) = server_side(
+            &self.shape,
+            self.heap,
+            self.server.own(),
+            &self.application.peer(),
+            self.done.own(),
+        );
+        let ledger = |memory: &Memory| {
+            let mut ledger = Ledger::new(memory.own(), self.heap.frames());
+            ledger.clear();
+            ledger
+        };
+        ServerSide {
+            transmit,
+            receive,
+            transmit_ledger: ledger(&self.ledgers[0]),
+            receive_ledger: ledger(&self.ledgers[1]),
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The transmit queue: from the application to the server.
+//!
+//! The application writes descriptors and advances its head. The server's commit index advances
+//! only when a packet is done with, sent or copied: every slot between commit and head is intact
+//! after a crash, and the successor starts there. Packets done with out of order are noted in the
+//! ledger, so that they are not sent again.
+
+use crate::Violation;
+use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE};
+use crate::frames::{Ledger, Slots};
+use crate::layout::QueueShape;
+use crate::spsc::{Observed, Published};
+use crate::word::{OwnWords, PeerWords};
+
+/// Beside the head: the commit index that the application waits for, with this bit, or 0.
+const WANTED: u64 = 1 << 32;
+const WANTED_WORD: usize = 1;
+
+/// The application's side.
+#[derive(Debug)]
+pub struct TransmitProducer {
+    head: Published,
+    descriptors: OwnWords,
+    commit: Observed,
+    reclaimed: u32,
+    slots: Slots,
+    capacity: u32,
+}
+
+impl TransmitProducer {
+    pub(crate) fn new(
+        shape: &QueueShape,
+        line: OwnWords,
+        descriptors: OwnWords,
+        commit: PeerWords,
+    ) -> TransmitProducer {
+        let head = Published::resume(line);
+        let reclaimed = head.now();
+        TransmitProducer {
+            commit: Observed::new(commit, reclaimed),
+            head,
+            descriptors,
+            reclaimed,
+            slots: Slots::new(shape.transmit()),
+            capacity: shape.transmit(),
+        }
+    }
+
+    /// Free slots, as far as known without looking again.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> u32 {
+        self.capacity - self.head.now().wrapping_sub(self.reclaimed)
+    }
+
+    /// Puts a packet in: all of its frames or none. Answers whether there was room. Known to the
+    /// server after [`TransmitProducer::publish`].
+    #[inline]
+    pub fn push(&mut self, packet: &[Descriptor]) -> bool {
+        if packet.is_empty() || packet.len() > MAX_CHAIN || packet.len() as u32 > self.room() {
+            return false;
+        }
+        let last = packet.len() - 1;
+        for (position, descriptor) in packet.iter().enumerate() {
+            let mut descriptor = *descriptor;
+            descriptor.flags = descriptor.flags & !MORE | if position < last { MORE } else { 0 };
+            let index = self.head.now();
+            let slot = (index & (self.capacity - 1)) as usize * 2;
+            let words = descriptor.to_words();
+            self.descriptors.store(slot, words[0]);
+            self.descriptors.store(slot + 1, words[1]);
+            self.slots.set(index, descriptor.frame);
+            self.head.advance(1);
+        }
+        true
+    }
+
+    /// Makes what was pushed known. Answers whether there was anything.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.head.publish()
+    }
+
+    /// Looks which frames the server is done with, and gives them to `free`.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] when the server's index cannot be.
+    #[inline]
+    pub fn reclaim(&mut self, mut free: impl FnMut(u32)) -> Result<u32, Violation> {
+        let commit = self.commit.look(self.head.now())?;
+        let count = commit.wrapping_sub(self.reclaimed);
+        for step in 0..count {
+            free(self.slots.get(self.reclaimed.wrapping_add(step)));
+        }
+        self.reclaimed = commit;
+        Ok(count)
+    }
+
+    /// How many slots the server is not known to be done with.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.capacity - self.room()
+    }
+
+    /// Asks for an event when `slots` of those in flight are done with; 0 asks for none. After
+    /// this, a sleeper announces itself ([`crate::doorbell::Sleeper::prepare`]) and reclaims once
+    /// more before it sleeps.
+    pub fn want(&mut self, slots: u32) {
+        let wanted = if slots == 0 {
+            0
+        } else {
+            let by = slots.min(self.in_flight());
+            WANTED | u64::from(self.reclaimed.wrapping_add(by))
+        };
+        self.head.line().store(WANTED_WORD, wanted);
+    }
+}
+
+/// The server's side. The peer is not trusted.
+#[derive(Debug)]
+pub struct TransmitConsumer {
+    head: Observed,
+    descriptors: PeerWords,
+    commit: Published,
+    taken: u32,
+    done: OwnWords,
+    slots: Slots,
+    heap: HeapShape,
+    capacity: u32,
+}
+
+impl TransmitConsumer {
+    pub(crate) fn new(
+        shape: &QueueShape,
+        heap: HeapShape,
+        line: OwnWords,
+        head: PeerWords,
+        descriptors: PeerWords,
+        done: OwnWords,
+    ) -> TransmitConsumer {
+        let commit = Published::resume(line);
+        let taken = commit.now();
+        TransmitConsumer {
+            head: Observed::new(head, taken),
+            descriptors,
+            commit,
+            taken,
+            done,
+            slots: Slots::new(shape.transmit()),
+            heap,
+            capacity: shape.transmit(),
+        }
+    }
+
+    /// Looks how far the application got. Answers how many descriptors wait.
+    ///
+    /// # Errors
+    /// [`Violation::Index`].
+    #[inline]
+    pub fn observe(&mut self) -> Result<u32, Violation> {
+        let head = self.head.look(self.commit.now().wrapping_add(self.capacity))?;
+        Ok(head.wrapping_sub(self.taken))
+    }
+
+    /// Descriptors that wait, as last observed.
+    #[inline]
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        self.head.seen().wrapping_sub(self.taken)
+    }
+
+    /// Fetches the next packet into private memory, checks it and takes its frames. Answers the
+    /// number of its frames and the index to [`TransmitConsumer::complete`] it by; `None` when
+    /// nothing waits.
+    ///
+    /// The loop is bounded by what was observed before and by [`MAX_CHAIN`].
+    ///
+    /// # Errors
+    /// The check that failed. Frames of the packet already taken stay taken: the session ends.
+    #[inline]
+    pub fn take(
+        &mut self,
+        ledger: &mut Ledger,
+        packet: &mut [Descriptor; MAX_CHAIN],
+    ) -> Result<Option<(usize, u32)>, Violation> {
+        loop {
+            let first = self.taken;
+            let waiting = self.waiting();
+            if waiting == 0 {
+                return Ok(None);
+            }
+            let done_before = self.is_done(first);
+            let mut count = 0;
+            loop {
+                if count == MAX_CHAIN || count as u32 == waiting {
+                    return Err(Violation::Chain);
+                }
+                let index = first.wrapping_add(count as u32);
+                let slot = (index & (self.capacity - 1)) as usize * 2;
+                let words = [self.descriptors.fetch(slot), self.descriptors.fetch(slot + 1)];
+                let descriptor = Descriptor::check(words, &self.heap, MORE | META)?;
+                ledger.take(descriptor.frame)?;
+                self.slots.set(index, descriptor.frame);
+                packet[count] = descriptor;
+                count += 1;
+                if !descriptor.goes_on() {
+                    break;
+                }
+            }
+            self.taken = first.wrapping_add(count as u32);
+            if !done_before {
+                return Ok(Some((count, first)));
+            }
+            // A predecessor had sent this one out of order before it died.
+            self.complete(ledger, first, count as u32);
+        }
+    }
+
+    /// A packet is done with: its frames go back to the application with the next
+    /// [`TransmitConsumer::publish`], as soon as all before it are done with too.
+    #[inline]
+    pub fn complete(&mut self, ledger: &mut Ledger, first: u32, count: u32) {
+        if first != self.commit.now() {
+            for step in 0..count {
+                self.set_done(first.wrapping_add(step), true);
+            }
+            return;
+        }
+        self.give_back(ledger, count);
+        while self.commit.now() != self.taken && self.is_done(self.commit.now()) {
+            // The note goes before the index advances: the other way round, a crash between the
+            // two would leave a note on a slot whose next packet was never sent.
+            self.set_done(self.commit.now(), false);
+            self.give_back(ledger, 1);
+        }
+    }
+
+    /// Makes known what is done with. Answers whether there was anything.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.commit.publish()
+    }
+
+    /// After publishing and [`crate::events::Marker::fence`]: whether the application waits for
+    /// room that is there now.
+    #[inline]
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        let wanted = self.head.line().fetch(WANTED_WORD);
+        wanted & WANTED != 0 && (self.commit.now().wrapping_sub(wanted as u32) as i32) >= 0
+    }
+
+    /// Slots taken and not done with.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.taken.wrapping_sub(self.commit.now())
+    }
+
+    fn give_back(&mut self, ledger: &mut Ledger, count: u32) {
+        for step in 0..count {
+            ledger.give_back(self.slots.get(self.commit.now().wrapping_add(step)));
+        }
+        self.commit.advance(count);
+    }
+
+    #[inline]
+    fn is_done(&self, index: u32) -> bool {
+        let slot = index & (self.capacity - 1);
+        self.done.get(slot as usize / 64) >> (slot % 64) & 1 != 0
+    }
+
+    fn set_done(&mut self, index: u32, done: bool) {
+        let slot = index & (self.capacity - 1);
+        let (word, bit) = (slot as usize / 64, 1u64 << (slot % 64));
+        let bits = self.done.get(word);
+        self.done.store(word, if done { bits | bit } else { bits & !bit });
+    }
+}

@@ -1,0 +1,194 @@
+//! Words of shared memory, each with one writer.
+//!
+//! Unsafe lives here because shared memory is an address from outside. Whoever makes a view
+//! promises that the memory is mapped for as long as the view is used and that each word has one
+//! writer; from then on everything is atomics, and no reference to plain data is ever formed.
+
+use core::ptr::NonNull;
+
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Words in a cache line pair: what two sides write is kept that far apart, since processors
+/// fetch lines in pairs.
+pub const LINE_WORDS: usize = 16;
+
+/// The four places where a store must be seen before a load is made, in two pairs. Of each pair,
+/// one side is certain to see what the other stored; with either barrier taken out, neither may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Barrier {
+    /// The sleeper set its flag and looks at the queue. Partner: [`Barrier::RingerLooks`].
+    SleeperLooks,
+    /// The producer published and looks at the flag. Partner: [`Barrier::SleeperLooks`].
+    RingerLooks,
+    /// Events were acknowledged, and their queues are looked at. Partner:
+    /// [`Barrier::MarkerLooks`].
+    AcknowledgerLooks,
+    /// Queues were published, and the acknowledgements are looked at. Partner:
+    /// [`Barrier::AcknowledgerLooks`].
+    MarkerLooks,
+}
+
+/// A full barrier. Written as a fence and not as SeqCst accesses: those order only among each
+/// other, and the model checker misjudges them.
+#[inline]
+pub fn full_fence(barrier: Barrier) {
+    #[cfg(all(test, loom))]
+    if crate::loom_tests::is_taken_out(barrier) {
+        return;
+    }
+    let _ = barrier;
+    fence(Ordering::SeqCst);
+}
+
+/// Words that the other side writes, whenever and whatever it likes.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerWords {
+    first: NonNull<AtomicU64>,
+    len: usize,
+}
+
+/// Words that this side alone writes, and the other side reads.
+#[derive(Debug)]
+pub struct OwnWords {
+    first: NonNull<AtomicU64>,
+    len: usize,
+}
+
+// SAFETY: the views hold an address of atomics; loads and stores of atomics may be made by any
+// thread. `OwnWords` has one owner, so a word has one writing thread at a time.
+unsafe impl Send for PeerWords {}
+// SAFETY: as above.
+unsafe impl Sync for PeerWords {}
+// SAFETY: as above.
+unsafe impl Send for OwnWords {}
+
+impl PeerWords {
+    /// A view of `len` words.
+    ///
+    /// # Safety
+    /// The memory is readable and stays mapped for as long as the view or a part of it is used,
+    /// `first` is aligned to 8 bytes, and this process makes no plain accesses to it.
+    #[must_use]
+    pub unsafe fn new(first: NonNull<AtomicU64>, len: usize) -> PeerWords {
+        PeerWords { first, len }
+    }
+
+    /// A part of the words.
+    ///
+    /// # Panics
+    /// When it is not inside: a mistake in the layout, which no peer decides.
+    #[must_use]
+    pub fn part(&self, start: usize, len: usize) -> PeerWords {
+        assert!(start <= self.len && len <= self.len - start, "a part outside of its words");
+        // SAFETY: start <= len, so the address stays inside of the memory promised to `new`.
+        PeerWords { first: unsafe { self.first.add(start) }, len }
+    }
+
+    /// How many words.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// **The fetch function**: the one way by which what a peer wrote comes into private memory.
+    /// The compiler may not drop an atomic load's result and load again, as it does with plain
+    /// reads; so what was checked is what is used.
+    #[inline]
+    #[must_use]
+    pub fn fetch(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Relaxed)
+    }
+
+    /// Fetches an index: what the peer wrote before it published this is seen after it.
+    /// Pairs with [`OwnWords::publish`].
+    #[inline]
+    #[must_use]
+    pub fn observe(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.len, "a word outside of its view");
+        // SAFETY: inside, as just checked; mapped, as promised to `new`; an atomic, so that a
+        // reference to it claims nothing about who writes it.
+        unsafe { self.first.add(index).as_ref() }
+    }
+}
+
+impl OwnWords {
+    /// A view of `len` words.
+    ///
+    /// # Safety
+    /// As [`PeerWords::new`], and writable; nobody else writes any of the words.
+    #[must_use]
+    pub unsafe fn new(first: NonNull<AtomicU64>, len: usize) -> OwnWords {
+        OwnWords { first, len }
+    }
+
+    /// Cuts `len` words off the front.
+    ///
+    /// # Panics
+    /// When there are not so many: a mistake in the layout, which no peer decides.
+    #[must_use]
+    pub fn split_off_front(&mut self, len: usize) -> OwnWords {
+        assert!(len <= self.len, "a part outside of its words");
+        let front = OwnWords { first: self.first, len };
+        // SAFETY: len <= self.len, so the address stays inside of the memory promised to `new`.
+        self.first = unsafe { self.first.add(len) };
+        self.len -= len;
+        front
+    }
+
+    /// How many words.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What this side stored last.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Relaxed)
+    }
+
+    /// Stores a word that a later [`OwnWords::publish`] makes known.
+    #[inline]
+    pub fn store(&mut self, index: usize, value: u64) {
+        #[cfg(all(test, not(loom)))]
+        crate::stop_tests::before_store();
+        self.word(index).store(value, Ordering::Relaxed);
+    }
+
+    /// Stores an index: whoever observes it sees everything stored before.
+    /// Pairs with [`PeerWords::observe`].
+    #[inline]
+    pub fn publish(&mut self, index: usize, value: u64) {
+        #[cfg(all(test, not(loom)))]
+        crate::stop_tests::before_store();
+        self.word(index).store(value, Ordering::Release);
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.len, "a word outside of its view");
+        // SAFETY: as in `PeerWords::word`.
+        unsafe { self.first.add(index).as_ref() }
+    }
+}
