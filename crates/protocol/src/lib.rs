@@ -1,4 +1,20 @@
 //! What driver server and application say to each other: control messages, and the layout of the
 //! memory they share.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`memory`] | memory files, their seals, their mapping |
+//! | [`layout`] | what is where in a session's memories |
+//! | [`message`] | the control messages, their numbers and their checks |
+//! | [`channel`] | a socket that carries messages with descriptors |
+//! | [`store`] | where objects are kept that must outlive the server |
 
+pub mod channel;
+pub mod layout;
 pub mod memory;
+pub mod message;
+pub mod store;
+
+/// The version of messages and layout together. Raised whenever either changes; a peer of another
+/// version is refused with both numbers.
+pub const VERSION: u16 = 1;

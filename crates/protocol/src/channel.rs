@@ -1,0 +1,193 @@
+//! A socket that carries messages, each with up to seven descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::message::{MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError};
+
+/// A connected `SOCK_SEQPACKET` socket.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+/// What came in.
+#[derive(Debug)]
+pub enum Incoming {
+    /// A message and its descriptors.
+    Message(Message, Vec<OwnedFd>),
+    /// The peer closed its end.
+    End,
+    /// Nothing is there (only on a nonblocking socket).
+    Nothing,
+}
+
+/// Why nothing came in, or nothing went out.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The socket failed.
+    #[error("control connection: {0}")]
+    Socket(#[from] io::Error),
+    /// What came is no message.
+    #[error("control connection: {0}")]
+    Message(#[from] MessageError),
+    /// More bytes or descriptors came than any message has.
+    #[error("control connection: a message too long, or with too many descriptors")]
+    TooLong,
+}
+
+impl From<rustix::io::Errno> for ChannelError {
+    fn from(error: rustix::io::Errno) -> ChannelError {
+        ChannelError::Socket(error.into())
+    }
+}
+
+impl Channel {
+    /// Over a connected socket.
+    #[must_use]
+    pub fn new(socket: OwnedFd) -> Channel {
+        Channel { socket }
+    }
+
+    /// Sends one message. Never blocks for long: a peer that does not read gets `EAGAIN`, and
+    /// whoever sends closes it.
+    ///
+    /// # Errors
+    /// What the socket answers.
+    pub fn send(
+        &self,
+        message: &Message,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ChannelError> {
+        let mut bytes = [0; MAX_BYTES];
+        let len = message.encode(&mut bytes);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(ChannelError::TooLong);
+        }
+        loop {
+            match sendmsg(
+                &self.socket,
+                &[IoSlice::new(&bytes[..len])],
+                &mut control,
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            ) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Receives one message; waits for it when the socket blocks.
+    ///
+    /// # Errors
+    /// [`ChannelError`]. Descriptors that came with a bad message are closed.
+    pub fn receive(&self) -> Result<Incoming, ChannelError> {
+        let mut bytes = [0; MAX_BYTES + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            match recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            ) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(Incoming::Nothing),
+                Err(rustix::io::Errno::CONNRESET) => return Ok(Incoming::End),
+                Err(error) => return Err(error.into()),
+                Ok(received) => break received,
+            }
+        };
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        if received.bytes == 0 {
+            return Ok(Incoming::End);
+        }
+        if received.bytes > MAX_BYTES
+            || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(ChannelError::TooLong);
+        }
+        Ok(Incoming::Message(Message::decode(&bytes[..received.bytes])?, descriptors))
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Opened;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    fn pair() -> (Channel, Channel) {
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        (Channel::new(a), Channel::new(b))
+    }
+
+    #[test]
+    fn a_message_and_its_descriptors() {
+        let (a, b) = pair();
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        a.send(&Message::Opened(Opened { endpoint: 4 }), &[write.as_fd(), read.as_fd()]).unwrap();
+        let Incoming::Message(message, descriptors) = b.receive().unwrap() else { panic!() };
+        assert_eq!(message, Message::Opened(Opened { endpoint: 4 }));
+        rustix::io::write(&descriptors[0], b"x").unwrap();
+        let mut byte = [0];
+        rustix::io::read(&read, &mut byte).unwrap();
+        assert_eq!(&byte, b"x");
+        drop(a);
+        assert!(matches!(b.receive().unwrap(), Incoming::End));
+    }
+
+    #[test]
+    fn bad_messages_are_errors() {
+        let (a, b) = pair();
+        rustix::net::send(&a, b"hello", SendFlags::empty()).unwrap();
+        assert!(matches!(b.receive(), Err(ChannelError::Message(MessageError::Magic))));
+        rustix::net::send(&a, &[0; MAX_BYTES + 1], SendFlags::empty()).unwrap();
+        assert!(matches!(b.receive(), Err(ChannelError::TooLong)));
+        // More descriptors than any message has: refused, and none of them leaks.
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let many: Vec<_> = (0..9).map(|_| read.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        sendmsg(&a, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+        assert!(b.receive().is_err());
+        drop(many);
+        drop(read);
+        // No read end is left anywhere.
+        assert_eq!(rustix::io::write(&write, b"x"), Err(rustix::io::Errno::PIPE));
+    }
+
+    #[test]
+    fn a_peer_that_never_reads_does_not_block_us() {
+        let (a, _b) = pair();
+        let mut sent = 0;
+        while a.send(&Message::Done, &[]).is_ok() {
+            sent += 1;
+            assert!(sent < 1_000_000, "never full");
+        }
+    }
+}

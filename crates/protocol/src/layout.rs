@@ -1,0 +1,380 @@
+//! What is where in a session's memories.
+//!
+//! | memory | written by | holds, in this order |
+//! |---|---|---|
+//! | server pages | server | header line, events to the application, acknowledgements of the application's events, counters of each endpoint, queue sets |
+//! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue sets |
+//! | state page | server | epoch, the engine's sleep flag, heartbeat, counters of the device |
+//! | ledger | server | frames of the transmit heap, frames of the receive heap, a queue set's slots done out of order |
+//!
+//! Both sides compute the places from one [`SessionShape`], agreed once in the attach messages.
+
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use towpath_queue::events::EventShape;
+use towpath_queue::frames::Ledger;
+use towpath_queue::layout::{QueueShape, lines};
+use towpath_queue::word::LINE_WORDS;
+use towpath_queue::{HeapShape, OwnWords, PeerWords};
+
+use crate::memory::Mapping;
+
+/// Words of counters that each endpoint has: one line.
+pub const ENDPOINT_COUNTERS: usize = LINE_WORDS;
+/// Words of counters that a device has in the state page.
+pub const DEVICE_COUNTERS: usize = 2 * LINE_WORDS;
+
+/// Word of the server pages' header that says why the session was closed; 0 while it lives.
+pub const CLOSED_WORD: usize = 0;
+/// Words of the state page.
+pub const STATE_EPOCH_WORD: usize = 0;
+/// Counts the engine's turns, so that a tool sees whether it lives.
+pub const STATE_HEARTBEAT_WORD: usize = 1;
+/// The engine's sleep flag, alone on its line.
+pub const STATE_SLEEP_WORD: usize = LINE_WORDS;
+/// Where the device's counters start.
+pub const STATE_COUNTERS_WORD: usize = 2 * LINE_WORDS;
+/// Words of the state page.
+pub const STATE_WORDS: usize = STATE_COUNTERS_WORD + DEVICE_COUNTERS;
+
+/// Limits of a session; the policy may set lower ones.
+pub const MAX_QUEUE_SETS: u32 = 16_384;
+/// The most endpoints of a session.
+pub const MAX_ENDPOINTS: u32 = 16_384;
+/// The most bytes of each of a session's memories.
+pub const MAX_MEMORY_BYTES: usize = 1 << 30;
+
+/// What a session consists of: asked for by the application, granted by the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionShape {
+    /// Queue sets, 1 to [`MAX_QUEUE_SETS`].
+    pub queue_sets: u32,
+    /// Endpoints, 1 to [`MAX_ENDPOINTS`].
+    pub endpoints: u32,
+    /// Slots of each queue set.
+    pub queues: QueueShape,
+    /// The transmit heap: as many frames as all transmit queues have slots.
+    pub transmit_heap: HeapShape,
+    /// The receive heap: as many frames as all receive queues have slots.
+    pub receive_heap: HeapShape,
+    events: EventShape,
+}
+
+/// Why a shape is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// Queue sets out of range.
+    #[error("{0} queue sets; 1 to {MAX_QUEUE_SETS} are possible")]
+    QueueSets(u32),
+    /// Endpoints out of range.
+    #[error("{0} endpoints; 1 to {MAX_ENDPOINTS} are possible")]
+    Endpoints(u32),
+    /// Capacities that are no powers of two or out of range.
+    #[error("queues of {0} and {1} slots; powers of two from 8 to 1048576 are possible")]
+    Queues(u32, u32),
+    /// Heaps of no or too many frames, or too large ones.
+    #[error("frames of {0} and {1} bytes; 64 to 261888 are possible, and 16777216 frames a heap")]
+    Frames(u32, u32),
+    /// Too much memory.
+    #[error("{0} bytes in one memory of the session; at most {MAX_MEMORY_BYTES} are possible")]
+    Memory(usize),
+}
+
+impl SessionShape {
+    /// A session's shape from its numbers; frame sizes are data bytes.
+    ///
+    /// # Errors
+    /// [`ShapeError`] names the number that is out of its range.
+    pub fn new(
+        queue_sets: u32,
+        endpoints: u32,
+        transmit_slots: u32,
+        receive_slots: u32,
+        transmit_frame_bytes: u32,
+        receive_frame_bytes: u32,
+    ) -> Result<SessionShape, ShapeError> {
+        if queue_sets == 0 || queue_sets > MAX_QUEUE_SETS {
+            return Err(ShapeError::QueueSets(queue_sets));
+        }
+        if endpoints == 0 || endpoints > MAX_ENDPOINTS {
+            return Err(ShapeError::Endpoints(endpoints));
+        }
+        let queues = QueueShape::new(transmit_slots, receive_slots)
+            .ok_or(ShapeError::Queues(transmit_slots, receive_slots))?;
+        let frames_error = ShapeError::Frames(transmit_frame_bytes, receive_frame_bytes);
+        if transmit_frame_bytes < 64 || receive_frame_bytes < 64 {
+            return Err(frames_error);
+        }
+        let heap = |slots: u32, bytes: u32| {
+            slots
+                .checked_mul(queue_sets)
+                .and_then(|frames| HeapShape::new(frames, bytes))
+                .ok_or(frames_error)
+        };
+        let shape = SessionShape {
+            queue_sets,
+            endpoints,
+            queues,
+            transmit_heap: heap(transmit_slots, transmit_frame_bytes)?,
+            receive_heap: heap(receive_slots, receive_frame_bytes)?,
+            events: EventShape::new(queue_sets).ok_or(ShapeError::QueueSets(queue_sets))?,
+        };
+        for bytes in [
+            shape.transmit_heap.heap_bytes(),
+            shape.receive_heap.heap_bytes(),
+            shape.server_words() * 8,
+            shape.application_words() * 8,
+        ] {
+            if bytes > MAX_MEMORY_BYTES {
+                return Err(ShapeError::Memory(bytes));
+            }
+        }
+        Ok(shape)
+    }
+
+    /// The event queues' shape, the same both ways.
+    #[must_use]
+    pub fn events(&self) -> EventShape {
+        self.events
+    }
+
+    /// Words of the server pages.
+    #[must_use]
+    pub fn server_words(&self) -> usize {
+        self.server_queues_start() + self.queue_sets as usize * self.queues.server_words()
+    }
+
+    /// Words of the application pages.
+    #[must_use]
+    pub fn application_words(&self) -> usize {
+        LINE_WORDS
+            + self.events.acknowledger_words()
+            + self.events.marker_words()
+            + self.queue_sets as usize * self.queues.application_words()
+    }
+
+    /// Words of the ledger.
+    #[must_use]
+    pub fn ledger_words(&self) -> usize {
+        lines(Ledger::words_for(self.transmit_heap.frames()))
+            + lines(Ledger::words_for(self.receive_heap.frames()))
+            + self.queue_sets as usize * self.queues.ledger_words()
+    }
+
+    fn server_queues_start(&self) -> usize {
+        LINE_WORDS
+            + self.events.marker_words()
+            + self.events.acknowledger_words()
+            + self.endpoints as usize * ENDPOINT_COUNTERS
+    }
+
+    /// The server pages taken apart, for their writer.
+    #[must_use]
+    pub fn server_own(&self, mut words: OwnWords) -> ServerPages<OwnWords> {
+        ServerPages {
+            header: words.split_off_front(LINE_WORDS),
+            events: words.split_off_front(self.events.marker_words()),
+            acknowledgements: words.split_off_front(self.events.acknowledger_words()),
+            counters: words.split_off_front(self.endpoints as usize * ENDPOINT_COUNTERS),
+            queue_sets: (0..self.queue_sets)
+                .map(|_| words.split_off_front(self.queues.server_words()))
+                .collect(),
+        }
+    }
+
+    /// The server pages taken apart, for the application.
+    #[must_use]
+    pub fn server_peer(&self, words: &PeerWords) -> ServerPages<PeerWords> {
+        let mut cut = Cut { words, at: 0 };
+        ServerPages {
+            header: cut.next(LINE_WORDS),
+            events: cut.next(self.events.marker_words()),
+            acknowledgements: cut.next(self.events.acknowledger_words()),
+            counters: cut.next(self.endpoints as usize * ENDPOINT_COUNTERS),
+            queue_sets: (0..self.queue_sets)
+                .map(|_| cut.next(self.queues.server_words()))
+                .collect(),
+        }
+    }
+
+    /// The application pages taken apart, for their writer.
+    #[must_use]
+    pub fn application_own(&self, mut words: OwnWords) -> ApplicationPages<OwnWords> {
+        ApplicationPages {
+            header: words.split_off_front(LINE_WORDS),
+            acknowledgements: words.split_off_front(self.events.acknowledger_words()),
+            events: words.split_off_front(self.events.marker_words()),
+            queue_sets: (0..self.queue_sets)
+                .map(|_| words.split_off_front(self.queues.application_words()))
+                .collect(),
+        }
+    }
+
+    /// The application pages taken apart, for the server.
+    #[must_use]
+    pub fn application_peer(&self, words: &PeerWords) -> ApplicationPages<PeerWords> {
+        let mut cut = Cut { words, at: 0 };
+        ApplicationPages {
+            header: cut.next(LINE_WORDS),
+            acknowledgements: cut.next(self.events.acknowledger_words()),
+            events: cut.next(self.events.marker_words()),
+            queue_sets: (0..self.queue_sets)
+                .map(|_| cut.next(self.queues.application_words()))
+                .collect(),
+        }
+    }
+
+    /// The ledger taken apart.
+    #[must_use]
+    pub fn ledger(&self, mut words: OwnWords) -> LedgerPages {
+        LedgerPages {
+            transmit: words.split_off_front(lines(Ledger::words_for(self.transmit_heap.frames()))),
+            receive: words.split_off_front(lines(Ledger::words_for(self.receive_heap.frames()))),
+            queue_sets: (0..self.queue_sets)
+                .map(|_| words.split_off_front(self.queues.ledger_words()))
+                .collect(),
+        }
+    }
+}
+
+struct Cut<'a> {
+    words: &'a PeerWords,
+    at: usize,
+}
+
+impl Cut<'_> {
+    fn next(&mut self, len: usize) -> PeerWords {
+        let part = self.words.part(self.at, len);
+        self.at += len;
+        part
+    }
+}
+
+/// The server pages' parts; the header's words are [`CLOSED_WORD`].
+#[derive(Debug)]
+pub struct ServerPages<W> {
+    /// One line.
+    pub header: W,
+    /// Events to the application.
+    pub events: W,
+    /// Acknowledgements of the application's events.
+    pub acknowledgements: W,
+    /// [`ENDPOINT_COUNTERS`] words for each endpoint.
+    pub counters: W,
+    /// A queue set's words each.
+    pub queue_sets: Vec<W>,
+}
+
+/// The application pages' parts; the header's first word is the sleep flag.
+#[derive(Debug)]
+pub struct ApplicationPages<W> {
+    /// One line.
+    pub header: W,
+    /// Acknowledgements of the server's events.
+    pub acknowledgements: W,
+    /// Events to the server.
+    pub events: W,
+    /// A queue set's words each.
+    pub queue_sets: Vec<W>,
+}
+
+/// The ledger's parts.
+#[derive(Debug)]
+pub struct LedgerPages {
+    /// A bit for each frame of the transmit heap.
+    pub transmit: OwnWords,
+    /// A bit for each frame of the receive heap.
+    pub receive: OwnWords,
+    /// A queue set's words each.
+    pub queue_sets: Vec<OwnWords>,
+}
+
+/// The words of a mapping that this side writes.
+///
+/// # Safety
+/// The mapping outlives every use of the words, it is writable, and nobody else in this process
+/// makes a view of the same words.
+#[must_use]
+pub unsafe fn own_words(mapping: &Mapping) -> OwnWords {
+    assert!(mapping.is_writable(), "own words in a read-only mapping");
+    let first: NonNull<AtomicU64> = mapping.start().cast();
+    // SAFETY: a mapping starts at a page and is as long as it says; the rest is the caller's.
+    unsafe { OwnWords::new(first, mapping.len() / 8) }
+}
+
+/// The words of a mapping that the other side writes.
+///
+/// # Safety
+/// The mapping outlives every use of the words.
+#[must_use]
+pub unsafe fn peer_words(mapping: &Mapping) -> PeerWords {
+    let first: NonNull<AtomicU64> = mapping.start().cast();
+    // SAFETY: a mapping starts at a page and is as long as it says; the rest is the caller's.
+    unsafe { PeerWords::new(first, mapping.len() / 8) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_find_the_same_places() {
+        let shape = SessionShape::new(3, 5, 16, 32, 2048, 2048).unwrap();
+        let server = Mapping::private(shape.server_words() * 8).unwrap();
+        // SAFETY: the mapping lives to the end of the test; one view of each kind.
+        let (own, peer) = unsafe { (own_words(&server), peer_words(&server)) };
+        let mut own = shape.server_own(own);
+        let peer = shape.server_peer(&peer);
+        own.header.store(CLOSED_WORD, 1);
+        own.events.store(0, 2);
+        own.acknowledgements.store(0, 3);
+        own.counters.store(4 * ENDPOINT_COUNTERS, 4);
+        own.queue_sets[2].store(shape.queues.server_words() - 1, 5);
+        assert_eq!(peer.header.fetch(CLOSED_WORD), 1);
+        assert_eq!(peer.events.fetch(0), 2);
+        assert_eq!(peer.acknowledgements.fetch(0), 3);
+        assert_eq!(peer.counters.fetch(4 * ENDPOINT_COUNTERS), 4);
+        assert_eq!(peer.queue_sets[2].fetch(shape.queues.server_words() - 1), 5);
+        let application = Mapping::private(shape.application_words() * 8).unwrap();
+        // SAFETY: the mapping lives to the end of the test; one view of each kind.
+        let (own, peer) = unsafe { (own_words(&application), peer_words(&application)) };
+        let mut own = shape.application_own(own);
+        let peer = shape.application_peer(&peer);
+        own.header.store(0, 6);
+        own.events.store(0, 7);
+        own.acknowledgements.store(0, 8);
+        own.queue_sets[1].store(0, 9);
+        assert_eq!(peer.header.fetch(0), 6);
+        assert_eq!(peer.events.fetch(0), 7);
+        assert_eq!(peer.acknowledgements.fetch(0), 8);
+        assert_eq!(peer.queue_sets[1].fetch(0), 9);
+        let ledger = Mapping::private(shape.ledger_words() * 8).unwrap();
+        // SAFETY: the mapping lives to the end of the test; one view.
+        let parts = shape.ledger(unsafe { own_words(&ledger) });
+        assert_eq!(parts.queue_sets.len(), 3);
+    }
+
+    #[test]
+    fn ten_thousand_queue_sets_fit_into_64_mib() {
+        let shape = SessionShape::new(10_000, 10_000, 8, 8, 64, 64).unwrap();
+        let words = shape.server_words() + shape.application_words() + shape.ledger_words();
+        assert!(words * 8 <= 64 << 20, "{} bytes", words * 8);
+    }
+
+    #[test]
+    fn shapes_out_of_range_are_named() {
+        assert!(matches!(SessionShape::new(0, 1, 8, 8, 64, 64), Err(ShapeError::QueueSets(0))));
+        assert!(matches!(SessionShape::new(1, 0, 8, 8, 64, 64), Err(ShapeError::Endpoints(0))));
+        assert!(matches!(SessionShape::new(1, 1, 9, 8, 64, 64), Err(ShapeError::Queues(9, 8))));
+        assert!(matches!(SessionShape::new(1, 1, 8, 8, 64, 1), Err(ShapeError::Frames(64, 1))));
+        assert!(matches!(
+            SessionShape::new(1, 1, 1 << 20, 8, 65536, 64),
+            Err(ShapeError::Memory(_))
+        ));
+        assert!(matches!(
+            SessionShape::new(16384, 1, 1 << 20, 8, 64, 64),
+            Err(ShapeError::Frames(..))
+        ));
+    }
+}

@@ -1,0 +1,501 @@
+//! The control messages.
+//!
+//! A message is one packet of a `SOCK_SEQPACKET` socket: a [`Header`], then the body that its kind
+//! has, nothing more. All numbers are in the machine's own byte order, since both sides are on one
+//! machine. The header and [`ErrorBody`] never change, so that a peer of any version can be told
+//! that it is refused, and why.
+//!
+//! | kind | from | body | answer |
+//! |---|---|---|---|
+//! | attach | application | [`Attach`] | attached with seven descriptors, or error |
+//! | attached | server | [`Attached`] | |
+//! | mapped | application | none | done: the session lives |
+//! | open | application | [`Open`] | opened, or error |
+//! | opened | server | [`Opened`] | |
+//! | close | application | [`Close`] | done, or error |
+//! | report | anyone allowed | none | report with one descriptor: a memory file with JSON |
+//! | set | administrator | [`Set`] | done, or error |
+//! | done | server | none | |
+//! | error | server | [`ErrorBody`] | |
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::VERSION;
+
+/// "Towp", in every message.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"Towp");
+/// The largest message.
+pub const MAX_BYTES: usize = 512;
+/// The most descriptors with a message.
+pub const MAX_DESCRIPTORS: usize = 7;
+
+/// What every message starts with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// The sender's [`VERSION`].
+    pub version: u16,
+    /// Which body follows.
+    pub kind: u16,
+}
+
+/// Asks for a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Attach {
+    /// Queue sets.
+    pub queue_sets: u32,
+    /// Endpoints, at most.
+    pub endpoints: u32,
+    /// Slots of each transmit queue.
+    pub transmit_slots: u32,
+    /// Slots of each receive queue.
+    pub receive_slots: u32,
+    /// Data bytes of each transmit frame.
+    pub transmit_frame_bytes: u32,
+    /// Data bytes of each receive frame.
+    pub receive_frame_bytes: u32,
+    /// What the application calls itself, UTF-8, filled up with zeros; shown by `towpath ls`.
+    pub name: [u8; 32],
+    /// The IPv4 address it would like, or zeros for any.
+    pub ipv4: [u8; 4],
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// What a session got. With it come, in this order: server pages, receive heap, state page
+/// (read-only), application pages, transmit heap (to be mapped writable now, sealed after), the
+/// read end of its doorbell's pipe, the eventfd that rings the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Attached {
+    /// Which server this is; another one has another number.
+    pub epoch: u64,
+    /// The session's number.
+    pub session: u32,
+    /// The device's MTU, in bytes.
+    pub mtu: u32,
+    /// What may be left to the device on transmit: [`CAN_CHECKSUM`], [`CAN_SEGMENT`].
+    pub capabilities: u32,
+    /// [`TRUSTED`].
+    pub flags: u32,
+    /// The MAC address given to the session.
+    pub mac: [u8; 6],
+    /// Prefix length of the IPv4 address; 0: none was given.
+    pub ipv4_prefix: u8,
+    /// Prefix length of the IPv6 address; 0: none was given.
+    pub ipv6_prefix: u8,
+    /// The IPv4 address given.
+    pub ipv4: [u8; 4],
+    /// The IPv4 gateway, or zeros.
+    pub ipv4_gateway: [u8; 4],
+    /// The IPv6 address given.
+    pub ipv6: [u8; 16],
+    /// The IPv6 gateway, or zeros.
+    pub ipv6_gateway: [u8; 16],
+    /// The device's name, filled up with zeros.
+    pub device: [u8; 16],
+}
+
+/// The device, or the server, finishes checksums.
+pub const CAN_CHECKSUM: u32 = 1;
+/// The device, or the server, cuts large TCP packets.
+pub const CAN_SEGMENT: u32 = 2;
+/// Server and application are one user, so that server pages are not protected from the
+/// application.
+pub const TRUSTED: u32 = 1;
+
+/// Asks for an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Open {
+    /// Which of the following fields count: `RULE_…`.
+    pub given: u32,
+    /// Which queue set of the session it uses.
+    pub queue_set: u32,
+    /// `OPEN_…`.
+    pub flags: u32,
+    /// VLAN identifier, 1 to 4094; not given: frames without a tag.
+    pub vlan: u16,
+    /// Ethertype, 0x0600 upward.
+    pub ethertype: u16,
+    /// Local MAC address.
+    pub mac: [u8; 6],
+    /// IP protocol: 6 TCP, 17 UDP, ...
+    pub protocol: u8,
+    /// 4 or 6: what the address is.
+    pub ip_version: u8,
+    /// Local IP address; an IPv4 address in the first four bytes.
+    pub ip: [u8; 16],
+    /// Local TCP or UDP port.
+    pub port: u16,
+    /// Must be 0.
+    pub reserved: u16,
+}
+
+/// [`Open::mac`] counts; else the session's own address.
+pub const RULE_MAC: u32 = 1;
+/// [`Open::vlan`] counts.
+pub const RULE_VLAN: u32 = 2;
+/// [`Open::ethertype`] counts.
+pub const RULE_ETHERTYPE: u32 = 4;
+/// [`Open::ip`] counts.
+pub const RULE_IP: u32 = 8;
+/// [`Open::protocol`] counts.
+pub const RULE_PROTOCOL: u32 = 16;
+/// [`Open::port`] counts; needs a protocol.
+pub const RULE_PORT: u32 = 32;
+/// All of them.
+pub const RULE_ALL: u32 = 63;
+
+/// Also receives broadcast and multicast that the rest of the rule matches.
+pub const OPEN_GROUP: u32 = 1;
+/// Takes large and unfinished packets with their metadata.
+pub const OPEN_OFFLOAD: u32 = 2;
+/// Receives every frame of the device, whoever it is for; needs the right to.
+pub const OPEN_PROMISCUOUS: u32 = 4;
+/// Receives a copy of every frame, sent or received, and sends none; needs the right to.
+pub const OPEN_CAPTURE: u32 = 8;
+/// All of them.
+pub const OPEN_ALL: u32 = 15;
+
+/// An endpoint is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Opened {
+    /// Its number in the session; descriptors name it so.
+    pub endpoint: u32,
+}
+
+/// Gives an endpoint back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Close {
+    /// Its number in the session.
+    pub endpoint: u32,
+}
+
+/// Changes a setting of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Set {
+    /// `SETTING_…`.
+    pub setting: u32,
+    /// The value; for [`SETTING_MODE`] `MODE_…`.
+    pub value: u32,
+}
+
+/// The engine's mode.
+pub const SETTING_MODE: u32 = 1;
+/// The engine never sleeps.
+pub const MODE_POLL: u32 = 0;
+/// The engine sleeps when there is nothing to do.
+pub const MODE_INTERRUPT: u32 = 1;
+
+/// Why something was refused. This layout never changes.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ErrorBody {
+    /// A [`Refusal`].
+    pub code: u32,
+    /// How many bytes of the text count.
+    pub text_bytes: u32,
+    /// One line of UTF-8 that names the thing and the remedy.
+    pub text: [u8; 240],
+}
+
+impl std::fmt::Debug for ErrorBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ErrorBody").field("code", &self.code).field("text", &self.text()).finish()
+    }
+}
+
+impl ErrorBody {
+    /// A refusal with its text, cut at 240 bytes.
+    #[must_use]
+    pub fn new(refusal: Refusal, text: &str) -> ErrorBody {
+        let mut end = text.len().min(240);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut body = ErrorBody { code: refusal as u32, text_bytes: end as u32, text: [0; 240] };
+        body.text[..end].copy_from_slice(&text.as_bytes()[..end]);
+        body
+    }
+
+    /// The text, whatever the peer put there.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let len = (self.text_bytes as usize).min(self.text.len());
+        String::from_utf8_lossy(&self.text[..len]).into_owned()
+    }
+
+    /// What the code means.
+    #[must_use]
+    pub fn refusal(&self) -> Refusal {
+        use Refusal::{Device, InUse, Limit, Malformed, NotFound, Permission, State, Version};
+        [Malformed, Version, Permission, Limit, InUse, NotFound, State, Device]
+            .into_iter()
+            .find(|refusal| *refusal as u32 == self.code)
+            .unwrap_or(Malformed)
+    }
+}
+
+/// Why something was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Refusal {
+    /// The message means nothing, or a field is out of its range.
+    Malformed = 1,
+    /// The peer speaks another version.
+    Version = 2,
+    /// The user may not.
+    Permission = 3,
+    /// A limit of sessions, endpoints, memory or addresses is reached.
+    Limit = 4,
+    /// The address, port or rule belongs to somebody else.
+    InUse = 5,
+    /// There is no such endpoint, queue set, setting.
+    NotFound = 6,
+    /// Not now: out of the order that the protocol has.
+    State = 7,
+    /// The device failed.
+    Device = 8,
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == 8);
+    assert!(size_of::<Attach>() == 64);
+    assert!(size_of::<Attached>() == 88);
+    assert!(size_of::<Open>() == 44);
+    assert!(size_of::<ErrorBody>() == 248);
+};
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the table of the module says what each is")]
+pub enum Message {
+    Attach(Attach),
+    Attached(Attached),
+    Mapped,
+    Open(Open),
+    Opened(Opened),
+    Close(Close),
+    Report,
+    Reported,
+    Set(Set),
+    Done,
+    Error(Box<ErrorBody>),
+}
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// Not of this protocol.
+    #[error("not a Towpath message")]
+    Magic,
+    /// Of another version.
+    #[error(
+        "the peer speaks version {0} of the protocol, this side {VERSION}; use matching builds of server and application"
+    )]
+    Version(u16),
+    /// A kind that this version does not have.
+    #[error("no message has kind {0}")]
+    Kind(u16),
+    /// Too short or too long for its kind.
+    #[error("a message of kind {kind} has {len} bytes")]
+    Length {
+        /// Which kind.
+        kind: u16,
+        /// How many bytes came.
+        len: usize,
+    },
+}
+
+impl Message {
+    fn kind(&self) -> u16 {
+        match self {
+            Message::Attach(_) => 1,
+            Message::Attached(_) => 2,
+            Message::Mapped => 3,
+            Message::Open(_) => 4,
+            Message::Opened(_) => 5,
+            Message::Close(_) => 6,
+            Message::Report => 7,
+            Message::Reported => 8,
+            Message::Set(_) => 9,
+            Message::Done => 10,
+            Message::Error(_) => 11,
+        }
+    }
+
+    /// Writes the message into `to`; answers its length.
+    pub fn encode(&self, to: &mut [u8; MAX_BYTES]) -> usize {
+        let header = Header { magic: MAGIC, version: VERSION, kind: self.kind() };
+        let body = match self {
+            Message::Attach(body) => body.as_bytes(),
+            Message::Attached(body) => body.as_bytes(),
+            Message::Open(body) => body.as_bytes(),
+            Message::Opened(body) => body.as_bytes(),
+            Message::Close(body) => body.as_bytes(),
+            Message::Set(body) => body.as_bytes(),
+            Message::Error(body) => body.as_bytes(),
+            Message::Mapped | Message::Report | Message::Reported | Message::Done => &[],
+        };
+        let len = size_of::<Header>() + body.len();
+        to[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+        to[size_of::<Header>()..len].copy_from_slice(body);
+        len
+    }
+
+    /// Reads a message that a hostile peer may have written.
+    ///
+    /// # Errors
+    /// [`MessageError`] says what is wrong with it.
+    pub fn decode(bytes: &[u8]) -> Result<Message, MessageError> {
+        let (header, body) = Header::read_from_prefix(bytes).map_err(|_| MessageError::Magic)?;
+        if header.magic != MAGIC {
+            return Err(MessageError::Magic);
+        }
+        let length = || MessageError::Length { kind: header.kind, len: bytes.len() };
+        // The one kind that is the same in all versions.
+        if header.kind == 11 {
+            let body = ErrorBody::read_from_bytes(body).map_err(|_| length())?;
+            return Ok(Message::Error(Box::new(body)));
+        }
+        if header.version != VERSION {
+            return Err(MessageError::Version(header.version));
+        }
+        fn read<T: FromBytes>(body: &[u8], error: MessageError) -> Result<T, MessageError> {
+            T::read_from_bytes(body).map_err(|_| error)
+        }
+        let empty = |message: Message| if body.is_empty() { Ok(message) } else { Err(length()) };
+        match header.kind {
+            1 => Ok(Message::Attach(read(body, length())?)),
+            2 => Ok(Message::Attached(read(body, length())?)),
+            3 => empty(Message::Mapped),
+            4 => Ok(Message::Open(read(body, length())?)),
+            5 => Ok(Message::Opened(read(body, length())?)),
+            6 => Ok(Message::Close(read(body, length())?)),
+            7 => empty(Message::Report),
+            8 => empty(Message::Reported),
+            9 => Ok(Message::Set(read(body, length())?)),
+            10 => empty(Message::Done),
+            kind => Err(MessageError::Kind(kind)),
+        }
+    }
+}
+
+/// A name as messages carry it: cut at a character, filled up with zeros.
+#[must_use]
+pub fn fixed_name<const N: usize>(name: &str) -> [u8; N] {
+    let mut end = name.len().min(N);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut fixed = [0; N];
+    fixed[..end].copy_from_slice(&name.as_bytes()[..end]);
+    fixed
+}
+
+/// A name out of a message that a hostile peer may have written: printable characters alone.
+#[must_use]
+pub fn shown_name(fixed: &[u8]) -> String {
+    let end = fixed.iter().position(|byte| *byte == 0).unwrap_or(fixed.len());
+    String::from_utf8_lossy(&fixed[..end])
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn examples() -> Vec<Message> {
+        vec![
+            Message::Attach(Attach {
+                queue_sets: 1,
+                endpoints: 2,
+                transmit_slots: 8,
+                receive_slots: 16,
+                transmit_frame_bytes: 2048,
+                receive_frame_bytes: 2048,
+                name: fixed_name("wäb"),
+                ipv4: [10, 0, 0, 1],
+                reserved: 0,
+            }),
+            Message::Attached(Attached::new_zeroed()),
+            Message::Mapped,
+            Message::Open(Open::new_zeroed()),
+            Message::Opened(Opened { endpoint: 3 }),
+            Message::Close(Close { endpoint: 3 }),
+            Message::Report,
+            Message::Reported,
+            Message::Set(Set { setting: SETTING_MODE, value: MODE_POLL }),
+            Message::Done,
+            Message::Error(Box::new(ErrorBody::new(Refusal::Limit, "no"))),
+        ]
+    }
+
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn there_and_back() {
+        for message in examples() {
+            let mut bytes = [0; MAX_BYTES];
+            let len = message.encode(&mut bytes);
+            assert_eq!(Message::decode(&bytes[..len]), Ok(message.clone()));
+            assert!(Message::decode(&bytes[..len - 1]).is_err());
+            assert!(Message::decode(&bytes[..len + 1]).is_err());
+        }
+    }
+
+    #[test]
+    fn another_version_is_told_so() {
+        for version in [0, VERSION + 1, u16::MAX] {
+            let mut bytes = [0; MAX_BYTES];
+            let len = Message::Mapped.encode(&mut bytes);
+            bytes[4..6].copy_from_slice(&version.to_ne_bytes());
+            assert_eq!(Message::decode(&bytes[..len]), Err(MessageError::Version(version)));
+            // And its refusal is understood across versions.
+            let refusal =
+                Message::Error(Box::new(ErrorBody::new(Refusal::Version, "other version")));
+            let len = refusal.encode(&mut bytes);
+            bytes[4..6].copy_from_slice(&version.to_ne_bytes());
+            assert_eq!(Message::decode(&bytes[..len]), Ok(refusal));
+        }
+    }
+
+    #[test]
+    fn texts_are_cut_at_a_character() {
+        let long = "ä".repeat(200);
+        let body = ErrorBody::new(Refusal::Malformed, &long);
+        assert_eq!(body.text(), "ä".repeat(120));
+        assert_eq!(shown_name(&fixed_name::<4>("aää")), "aä");
+        assert_eq!(shown_name(b"a\nb\0c"), "a?b");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..600), kind in 0..14u16, fix in any::<bool>()) {
+            let mut bytes = bytes;
+            if fix && bytes.len() >= 8 {
+                bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());
+                bytes[4..6].copy_from_slice(&VERSION.to_ne_bytes());
+                bytes[6..8].copy_from_slice(&kind.to_ne_bytes());
+            }
+            if let Ok(message) = Message::decode(&bytes) {
+                let mut again = [0; MAX_BYTES];
+                let len = message.encode(&mut again);
+                prop_assert_eq!(&again[8..len], &bytes[8..]);
+                if let Message::Error(body) = message {
+                    let _ = (body.text(), body.refusal());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Where objects are kept that must outlive a driver server.
+//!
+//! The protocol is that of systemd's descriptor store: descriptors are put under a name, and a
+//! successor gets them all at its start. What is stored: the device's objects, the listening
+//! socket, session memories, the ledger.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Keeps descriptors under names.
+pub trait Store: Send {
+    /// Keeps a duplicate of the descriptor. Several may have one name; their order stays.
+    ///
+    /// # Errors
+    /// When it cannot be kept; then the object would not survive, and whoever asked must know.
+    fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Forgets everything under a name.
+    fn remove(&mut self, name: &str);
+
+    /// Hands over everything that was there at the start of this server.
+    fn take_all(&mut self) -> Vec<(String, OwnedFd)>;
+}
+
+/// A store in the server's own memory: what is in it dies with the process, and a server embedded
+/// in a longer-lived one may hand it to its successor.
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    kept: BTreeMap<String, Vec<OwnedFd>>,
+}
+
+impl MemoryStore {
+    /// How many descriptors are kept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.kept.values().map(Vec::len).sum()
+    }
+
+    /// Whether nothing is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+}
+
+impl Store for MemoryStore {
+    fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let kept = descriptor.as_fd().try_clone_to_owned()?;
+        self.kept.entry(name.to_owned()).or_default().push(kept);
+        Ok(())
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.kept.remove(name);
+    }
+
+    fn take_all(&mut self) -> Vec<(String, OwnedFd)> {
+        std::mem::take(&mut self.kept)
+            .into_iter()
+            .flat_map(|(name, all)| all.into_iter().map(move |one| (name.clone(), one)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn put_remove_and_take() {
+        let mut store = MemoryStore::default();
+        let (a, b) = rustix::pipe::pipe().unwrap();
+        store.put("session-1", a.as_fd()).unwrap();
+        store.put("session-1", b.as_fd()).unwrap();
+        store.put("session-2", a.as_fd()).unwrap();
+        assert_eq!(store.len(), 3);
+        store.remove("session-2");
+        let names: Vec<_> = store.take_all().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["session-1", "session-1"]);
+        assert!(store.is_empty());
+    }
+}
