@@ -332,7 +332,7 @@ impl Flow {
         self.ip(PROTOCOL_ICMP, &message)
     }
 
-    /// The question for the hardware address of this flow's destination: ARP, or a neighbor
+    /// The question for the hardware address of this flow's destination: ARP, or a neighbour
     /// solicitation.
     ///
     /// # Panics
@@ -351,7 +351,7 @@ impl Flow {
                 let flow = self
                     .macs(self.source_mac, [0x33, 0x33, 0xff, m3, m2, m1])
                     .addresses(self.source, to);
-                flow.neighbor(135, 0, target, 1)
+                flow.neighbour(135, 0, target, 1)
             }
             _ => panic!("addresses of two families"),
         }
@@ -367,7 +367,7 @@ impl Flow {
             (IpAddr::V4(source), IpAddr::V4(target)) => {
                 self.arp(2, self.source_mac, source, self.destination_mac, target)
             }
-            (IpAddr::V6(source), IpAddr::V6(_)) => self.neighbor(136, 0x60, source, 2),
+            (IpAddr::V6(source), IpAddr::V6(_)) => self.neighbour(136, 0x60, source, 2),
             _ => panic!("addresses of two families"),
         }
     }
@@ -391,13 +391,13 @@ impl Flow {
         self.ethernet(ETHERTYPE_ARP, &packet)
     }
 
-    /// A neighbor solicitation (`kind` 135) or advertisement (136) with the source's hardware
+    /// A neighbour solicitation (`kind` 135) or advertisement (136) with the source's hardware
     /// address in the option `option`: 1 (source's) or 2 (target's).
     ///
     /// # Panics
     /// When the addresses are not IPv6.
     #[must_use]
-    pub fn neighbor(&self, kind: u8, flags: u8, target: Ipv6Addr, option: u8) -> Vec<u8> {
+    pub fn neighbour(&self, kind: u8, flags: u8, target: Ipv6Addr, option: u8) -> Vec<u8> {
         let mut message = vec![kind, 0, 0, 0, flags, 0, 0, 0];
         message.extend_from_slice(&target.octets());
         message.extend_from_slice(&[option, 1]);

@@ -18,8 +18,8 @@ use crate::transport::Transport;
 /// ```
 #[derive(Clone, Copy, Default)]
 pub struct Sum {
-    /// The sum of 16-bit words in this machine's byte order, not folded. Each piece adds less than
-    /// 2^33, so that 2^31 pieces fit.
+    /// The sum of 16-bit words in this machine's byte order, not folded: less than 2^36 for a
+    /// pseudo-header, and 2^16 for each piece, so that it never overflows.
     words: u64,
     /// An odd number of bytes was added: the next piece's first byte is a word's second.
     odd: bool,

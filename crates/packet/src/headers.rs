@@ -179,7 +179,7 @@ pub struct Ip<Address> {
     /// What follows: in IPv6 after the extension headers. When the chain of those is mangled, the
     /// number of the one that could not be read.
     pub protocol: u8,
-    /// Time to live, or hop limit. Neighbor discovery demands 255 (RFC 4861, 7.1).
+    /// Time to live, or hop limit. Neighbour discovery demands 255 (RFC 4861, 7.1).
     pub hops: u8,
     /// Which piece of a packet this is.
     pub fragment: Fragment,

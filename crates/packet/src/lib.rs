@@ -9,6 +9,9 @@ pub mod build;
 pub mod checksum;
 pub mod headers;
 pub mod meta;
+pub mod offload;
+pub mod pcapng;
+pub mod segment;
 pub mod transport;
 
 pub use checksum::Sum;

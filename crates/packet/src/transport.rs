@@ -1,4 +1,4 @@
-//! What a transport header says: ports, flags, ICMP's type, a neighbor's address.
+//! What a transport header says: ports, flags, ICMP's type, a neighbour's address.
 
 use crate::headers::{
     Malformed, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, be16,
@@ -43,19 +43,19 @@ pub enum Transport {
         /// Bytes 4 and 5: in an echo request or reply the identifier.
         id: u16,
     },
-    /// A neighbor solicitation or advertisement (RFC 4861).
-    Neighbor {
-        /// The type: [`NEIGHBOR_SOLICITATION`] or [`NEIGHBOR_ADVERTISEMENT`].
+    /// A neighbour solicitation or advertisement (RFC 4861).
+    Neighbour {
+        /// The type: [`NEIGHBOUR_SOLICITATION`] or [`NEIGHBOUR_ADVERTISEMENT`].
         kind: u8,
         /// The address asked for or answered for, as [`std::net::Ipv6Addr::from_bits`] takes it.
         target: u128,
     },
 }
 
-/// The ICMPv6 type of a neighbor solicitation.
-pub const NEIGHBOR_SOLICITATION: u8 = 135;
-/// The ICMPv6 type of a neighbor advertisement.
-pub const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+/// The ICMPv6 type of a neighbour solicitation.
+pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+/// The ICMPv6 type of a neighbour advertisement.
+pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 /// TCP's flags (RFC 9293, 3.1).
 pub mod tcp_flags {
@@ -86,7 +86,7 @@ impl Transport {
             Transport::Tcp { source, destination, .. }
             | Transport::Udp { source, destination }
             | Transport::Sctp { source, destination } => Some((source, destination)),
-            Transport::None | Transport::Icmp { .. } | Transport::Neighbor { .. } => None,
+            Transport::None | Transport::Icmp { .. } | Transport::Neighbour { .. } => None,
         }
     }
 }
@@ -162,10 +162,10 @@ fn icmp(bytes: &[u8], payload: usize) -> Read {
 
 fn icmp6(bytes: &[u8], payload: usize) -> Read {
     match bytes.first() {
-        Some(&kind @ (NEIGHBOR_SOLICITATION | NEIGHBOR_ADVERTISEMENT)) => {
+        Some(&kind @ (NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT)) => {
             let Some(h) = bytes.first_chunk::<24>() else { return short(24, payload) };
             let target = h.last_chunk::<16>().copied().unwrap_or_default();
-            (Transport::Neighbor { kind, target: u128::from_be_bytes(target) }, None)
+            (Transport::Neighbour { kind, target: u128::from_be_bytes(target) }, None)
         }
         _ => icmp(bytes, payload),
     }

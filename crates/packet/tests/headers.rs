@@ -129,7 +129,7 @@ fn priority_tags_belong_to_no_vlan() {
 }
 
 #[test]
-fn arp_and_neighbors() {
+fn arp_and_neighbours() {
     let headers = parse(&Flow::v4().who_has());
     let arp = Arp {
         operation: 1,
@@ -145,7 +145,7 @@ fn arp_and_neighbors() {
     {
         let headers = parse(&frame);
         let target = 0x2001_0db8 << 96 | target;
-        assert_eq!(headers.transport(), Transport::Neighbor { kind, target });
+        assert_eq!(headers.transport(), Transport::Neighbour { kind, target });
         let Network::Ipv6(ip) = headers.network else { panic!("{headers:?}") };
         assert_eq!(ip.hops, 255);
     }
@@ -369,7 +369,7 @@ fn agrees(frame: &[u8]) -> bool {
         }
         Some(TransportSlice::Icmpv6(icmp)) => {
             let kind = match ours.transport() {
-                Transport::Icmp { kind, .. } | Transport::Neighbor { kind, .. } => Some(kind),
+                Transport::Icmp { kind, .. } | Transport::Neighbour { kind, .. } => Some(kind),
                 _ => None,
             };
             if matches!(ours.network, Network::Ipv6(_)) {
