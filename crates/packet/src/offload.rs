@@ -1,0 +1,133 @@
+//! Whether what a sender asks a device to do to its packet is what the packet's own headers say.
+//!
+//! The sender is an application, and its [`Meta`] decides where a device, or software, writes a
+//! checksum and what it repeats in every segment. A checksum "to be written" over the source
+//! address would undo the check of that address. So: the place is the one that the transport
+//! protocol has for it, or the packet is refused.
+
+use crate::headers::{
+    Fragment, Headers, Network, PREFIX_BYTES, PROTOCOL_ICMPV6, PROTOCOL_TCP, PROTOCOL_UDP,
+};
+use crate::meta::{Checksum, Meta, Segmentation, SegmentationKind};
+use crate::transport::{Transport, tcp_flags};
+
+/// The least payload bytes of a segment that are accepted (as Linux' `TCP_MIN_MSS`): it bounds
+/// what one large packet can be blown up to.
+pub const MIN_SEGMENT_BYTES: u16 = 88;
+
+/// The most segments that a large packet is cut into.
+pub const MAX_SEGMENTS: usize = 0xffff_usize.div_ceil(MIN_SEGMENT_BYTES as usize);
+
+/// What a sender asks for and cannot have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum OffloadError {
+    /// The headers are mangled, or not all among the bytes looked at.
+    #[error("headers that cannot be relied on")]
+    Headers,
+    /// A checksum to be finished, but no whole TCP, UDP or ICMPv6 packet over IP.
+    #[error("an unfinished checksum, but no TCP, UDP or ICMPv6 packet")]
+    Protocol,
+    /// A checksum to be written to where the protocol does not have it.
+    #[error("an unfinished checksum in the wrong place")]
+    ChecksumPlace,
+    /// A packet to be cut into segments whose checksum is not to be finished.
+    #[error("a large packet with a finished checksum")]
+    NotUnfinished,
+    /// Not a large packet at all.
+    #[error("not a large packet")]
+    NotLarge,
+    /// To be cut into TCP segments over another IP version, or not TCP.
+    #[error("a large packet of another protocol than it is said to be")]
+    Kind,
+    /// The headers have another length than the sender says, or over [`PREFIX_BYTES`].
+    #[error("a large packet whose headers are of another length than said")]
+    HeaderBytes,
+    /// Segments of under [`MIN_SEGMENT_BYTES`].
+    #[error("segments too small")]
+    SegmentBytes,
+    /// Flags that cannot be repeated in segments: SYN, RST, URG.
+    #[error("a large packet with SYN, RST or URG")]
+    Flags,
+}
+
+/// A TCP packet's shape, found good for cutting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Large {
+    /// Where the IP header starts.
+    pub(crate) l3: usize,
+    /// Where the TCP header starts.
+    pub(crate) l4: usize,
+    /// Where the payload starts.
+    pub(crate) payload: usize,
+    /// Where the payload ends.
+    pub(crate) end: usize,
+    pub(crate) segmentation: Segmentation,
+}
+
+/// Checks what is asked for against the packet's own headers. What passes may be handed to a
+/// device as it is, and to [`Segmenter::new`](crate::segment::Segmenter::new) or
+/// [`finish`](crate::checksum::finish).
+///
+/// # Errors
+/// When they disagree.
+#[inline]
+pub fn check(meta: &Meta, headers: &Headers) -> Result<(), OffloadError> {
+    match (meta.checksum, meta.segmentation) {
+        (Checksum::Finished | Checksum::Verified, None) => Ok(()),
+        (Checksum::Unfinished { start, offset }, None) => check_place(headers, start, offset),
+        (_, Some(_)) => check_large(meta, headers).map(|_| ()),
+    }
+}
+
+fn check_place(headers: &Headers, start: u16, offset: u16) -> Result<(), OffloadError> {
+    if headers.malformed.is_some() {
+        return Err(OffloadError::Headers);
+    }
+    let (protocol, fragment, l4, transport, v6) = match &headers.network {
+        Network::Ipv4(ip) => (ip.protocol, ip.fragment, ip.l4_offset, ip.transport, false),
+        Network::Ipv6(ip) => (ip.protocol, ip.fragment, ip.l4_offset, ip.transport, true),
+        Network::Arp(_) | Network::Other => return Err(OffloadError::Protocol),
+    };
+    if fragment != Fragment::Whole || transport == Transport::None {
+        return Err(OffloadError::Protocol);
+    }
+    let expected = match protocol {
+        PROTOCOL_TCP => 16,
+        PROTOCOL_UDP => 6,
+        PROTOCOL_ICMPV6 if v6 => 2,
+        _ => return Err(OffloadError::Protocol),
+    };
+    if (start, offset) == (l4, expected) { Ok(()) } else { Err(OffloadError::ChecksumPlace) }
+}
+
+pub(crate) fn check_large(meta: &Meta, headers: &Headers) -> Result<Large, OffloadError> {
+    let segmentation = meta.segmentation.ok_or(OffloadError::NotLarge)?;
+    let Checksum::Unfinished { start, offset } = meta.checksum else {
+        return Err(OffloadError::NotUnfinished);
+    };
+    check_place(headers, start, offset)?;
+    let (Transport::Tcp { flags, header_bytes, .. }, Some(end)) =
+        (headers.transport(), headers.ip_end())
+    else {
+        return Err(OffloadError::Kind);
+    };
+    match (segmentation.kind, &headers.network) {
+        (SegmentationKind::Tcp4, Network::Ipv4(_)) | (SegmentationKind::Tcp6, Network::Ipv6(_)) => {
+        }
+        _ => return Err(OffloadError::Kind),
+    }
+    let l4 = usize::from(start);
+    let payload = l4 + usize::from(header_bytes);
+    let said = usize::from(segmentation.header_bytes);
+    if payload > PREFIX_BYTES || (said != 0 && said != payload) {
+        return Err(OffloadError::HeaderBytes);
+    }
+    if segmentation.segment_bytes < MIN_SEGMENT_BYTES {
+        return Err(OffloadError::SegmentBytes);
+    }
+    let one = end - payload <= usize::from(segmentation.segment_bytes);
+    if !one && flags & (tcp_flags::SYN | tcp_flags::RST | tcp_flags::URG) != 0 {
+        return Err(OffloadError::Flags);
+    }
+    Ok(Large { l3: usize::from(headers.l3_offset), l4, payload, end, segmentation })
+}

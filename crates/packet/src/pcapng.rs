@@ -1,0 +1,222 @@
+//! Capture files as Wireshark and tcpdump read them: pcapng (draft-ietf-opsawg-pcapng).
+//!
+//! One section, little-endian, Ethernet, time in nanoseconds since 1970, the direction of each
+//! packet. The writer allocates nothing per packet and keeps no buffer: give it a
+//! [`BufWriter`](std::io::BufWriter) where the file is a real one.
+
+use std::io::{self, Write};
+
+/// The most bytes of a packet that are kept, whatever an interface's snap length (Wireshark's own
+/// limit).
+pub const MAX_SNAP_BYTES: u32 = 262_144;
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const INTERFACE_STATISTICS: u32 = 5;
+const ENHANCED_PACKET: u32 = 6;
+const LINKTYPE_ETHERNET: u16 = 1;
+
+/// Which way a packet went, seen from the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// It was received.
+    Inbound,
+    /// It was sent.
+    Outbound,
+}
+
+/// Names an interface of a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterfaceId(u32);
+
+/// Writes a capture.
+#[derive(Debug)]
+pub struct Writer<W> {
+    out: W,
+    /// Each interface's snap length.
+    snap_bytes: Vec<u32>,
+    /// A write failed: the file may end in the middle of a block, and nothing after that could be
+    /// read.
+    failed: bool,
+}
+
+/// An option: its number, and a value padded to 4 bytes.
+fn option_bytes(len: usize) -> usize {
+    4 + len.next_multiple_of(4)
+}
+
+/// As [`option_bytes`], of a name.
+fn name_bytes(name: &str) -> io::Result<usize> {
+    if name.len() > 0xffff {
+        return Err(invalid("a name of over 65 535 bytes"));
+    }
+    Ok(option_bytes(name.len()))
+}
+
+fn invalid(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
+impl<W: Write> Writer<W> {
+    /// Starts a capture. `application`: who writes it, at most 65 535 bytes.
+    ///
+    /// # Errors
+    /// What writing answers; `InvalidInput` for a name too long.
+    pub fn new(out: W, application: &str) -> io::Result<Writer<W>> {
+        let mut writer = Writer { out, snap_bytes: Vec::new(), failed: false };
+        let total = (28 + name_bytes(application)? + 4) as u32;
+        writer.block(|out| {
+            put32(out, SECTION_HEADER)?;
+            put32(out, total)?;
+            put32(out, 0x1a2b_3c4d)?;
+            out.write_all(&[1, 0, 0, 0])?;
+            out.write_all(&[0xff; 8])?;
+            put_option(out, 4, application.as_bytes())?;
+            put32(out, 0)?;
+            put32(out, total)
+        })?;
+        Ok(writer)
+    }
+
+    /// Adds an interface. `snap_bytes`: the most bytes of a packet that are kept; 0 for
+    /// [`MAX_SNAP_BYTES`].
+    ///
+    /// # Errors
+    /// What writing answers; `InvalidInput` for a name of over 65 535 bytes.
+    pub fn interface(&mut self, name: &str, snap_bytes: u32) -> io::Result<InterfaceId> {
+        let snap = if snap_bytes == 0 { MAX_SNAP_BYTES } else { snap_bytes.min(MAX_SNAP_BYTES) };
+        let total = (20 + name_bytes(name)? + option_bytes(1) + 4) as u32;
+        self.block(|out| {
+            put32(out, INTERFACE_DESCRIPTION)?;
+            put32(out, total)?;
+            put16(out, LINKTYPE_ETHERNET)?;
+            put16(out, 0)?;
+            put32(out, snap)?;
+            put_option(out, 2, name.as_bytes())?;
+            put_option(out, 9, &[9])?; // if_tsresol: 10^-9 seconds
+            put32(out, 0)?;
+            put32(out, total)
+        })?;
+        self.snap_bytes.push(snap);
+        Ok(InterfaceId(self.snap_bytes.len() as u32 - 1))
+    }
+
+    /// Adds a packet, in as many parts as it has. `time_ns`: since 1970. `original_len`: how long
+    /// the packet was, where the parts are only its first bytes.
+    ///
+    /// # Errors
+    /// What writing answers (a full disk); `InvalidInput` for an interface of another capture.
+    pub fn packet(
+        &mut self,
+        interface: InterfaceId,
+        time_ns: u64,
+        direction: Direction,
+        parts: &[&[u8]],
+        original_len: usize,
+    ) -> io::Result<()> {
+        let snap = *self
+            .snap_bytes
+            .get(interface.0 as usize)
+            .ok_or_else(|| invalid("an interface of another capture"))?;
+        let given: usize = parts.iter().map(|part| part.len()).sum();
+        let captured = given.min(snap as usize);
+        let original = u32::try_from(original_len.max(captured)).unwrap_or(u32::MAX);
+        let padding = captured.next_multiple_of(4) - captured;
+        let total = (28 + captured + padding + option_bytes(4) + 4 + 4) as u32;
+        self.block(|out| {
+            let mut head = [0; 28];
+            for (place, word) in head.as_chunks_mut::<4>().0.iter_mut().zip([
+                ENHANCED_PACKET,
+                total,
+                interface.0,
+                (time_ns >> 32) as u32,
+                time_ns as u32,
+                captured as u32,
+                original,
+            ]) {
+                *place = word.to_le_bytes();
+            }
+            out.write_all(&head)?;
+            let mut left = captured;
+            for part in parts {
+                let taken = left.min(part.len());
+                out.write_all(&part[..taken])?;
+                left -= taken;
+            }
+            out.write_all(&[0; 3][..padding])?;
+            let flags: u32 = match direction {
+                Direction::Inbound => 1,
+                Direction::Outbound => 2,
+            };
+            put_option(out, 2, &flags.to_le_bytes())?;
+            put32(out, 0)?;
+            put32(out, total)
+        })
+    }
+
+    /// Adds what an interface counted: packets seen, and of them those that the capture dropped.
+    ///
+    /// # Errors
+    /// As [`Writer::packet`].
+    pub fn statistics(
+        &mut self,
+        interface: InterfaceId,
+        time_ns: u64,
+        seen: u64,
+        dropped: u64,
+    ) -> io::Result<()> {
+        if interface.0 as usize >= self.snap_bytes.len() {
+            return Err(invalid("an interface of another capture"));
+        }
+        let total = (20 + 2 * option_bytes(8) + 4 + 4) as u32;
+        self.block(|out| {
+            put32(out, INTERFACE_STATISTICS)?;
+            put32(out, total)?;
+            put32(out, interface.0)?;
+            put32(out, (time_ns >> 32) as u32)?;
+            put32(out, time_ns as u32)?;
+            put_option(out, 4, &seen.to_le_bytes())?;
+            put_option(out, 5, &dropped.to_le_bytes())?;
+            put32(out, 0)?;
+            put32(out, total)
+        })
+    }
+
+    /// Hands what was written on to where it goes.
+    ///
+    /// # Errors
+    /// What flushing answers.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.block(|out| out.flush())
+    }
+
+    /// Ends the capture without flushing.
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+
+    fn block(&mut self, write: impl FnOnce(&mut W) -> io::Result<()>) -> io::Result<()> {
+        if self.failed {
+            return Err(io::Error::other("the capture ended with an error before"));
+        }
+        let done = write(&mut self.out);
+        self.failed = done.is_err();
+        done
+    }
+}
+
+fn put16(out: &mut impl Write, value: u16) -> io::Result<()> {
+    out.write_all(&value.to_le_bytes())
+}
+
+fn put32(out: &mut impl Write, value: u32) -> io::Result<()> {
+    out.write_all(&value.to_le_bytes())
+}
+
+/// Writes an option. Its value has at most 65 535 bytes.
+fn put_option(out: &mut impl Write, number: u16, value: &[u8]) -> io::Result<()> {
+    put16(out, number)?;
+    put16(out, value.len() as u16)?;
+    out.write_all(value)?;
+    out.write_all(&[0; 3][..value.len().next_multiple_of(4) - value.len()])
+}

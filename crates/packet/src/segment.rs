@@ -1,0 +1,244 @@
+//! Cutting large TCP packets into segments, and finishing checksums, in software: what the
+//! hardware or the kernel would have done (GSO).
+//!
+//! The headers are small and private by then; the payload may lie anywhere, in pieces. So the
+//! [`Segmenter`] only makes each segment's headers and says which payload bytes follow; whoever
+//! has the payload copies it, adds it to the segment's sum and finishes it. For packets that lie
+//! in one piece [`finish_into`] does all of it.
+
+use std::ops::Range;
+
+use crate::checksum::{OutsidePacket, Sum, finish};
+use crate::headers::{Headers, Network, PREFIX_BYTES, PROTOCOL_TCP, be16};
+use crate::meta::{Checksum, Meta, SegmentationKind};
+use crate::offload::{Large, OffloadError, check_large};
+use crate::transport::tcp_flags;
+
+/// Makes the headers of a large packet's segments, one after the other.
+///
+/// ```
+/// use towpath_packet::build::{Flow, Tcp};
+/// use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
+/// let (packet, meta) = Flow::v4().tcp_large(&Tcp::default(), &[7; 3000], 1460);
+/// let mut segmenter = Segmenter::new(&packet, packet.len(), &meta).unwrap();
+/// let mut header = [0; MAX_HEADER_BYTES];
+/// let mut lengths = Vec::new();
+/// while let Some(mut segment) = segmenter.next(&mut header) {
+///     let payload = &packet[segment.payload.clone()];
+///     segment.sum.add(payload);
+///     let header_bytes = segment.finish(&mut header);
+///     lengths.push(header_bytes + payload.len()); // header[..header_bytes], then payload: send
+/// }
+/// assert_eq!(lengths, [1514, 1514, 134]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Segmenter {
+    header: [u8; MAX_HEADER_BYTES],
+    large: Large,
+    /// Without the length, which is each segment's own.
+    pseudo: Sum,
+    /// Where the next segment's payload starts; `None` when all are made.
+    at: Option<usize>,
+    made: u16,
+}
+
+/// As long as the headers of a segment can be, in bytes.
+pub const MAX_HEADER_BYTES: usize = PREFIX_BYTES;
+
+const FIELD: usize = 16;
+
+/// A segment whose headers were made but for the TCP checksum.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Which of the large packet's bytes follow the header, from its first.
+    pub payload: Range<usize>,
+    /// The sum of pseudo-header and TCP header. The payload is to be added, in as many pieces as
+    /// it has.
+    pub sum: Sum,
+    /// The sum of the pseudo-header alone.
+    pseudo: Sum,
+    header_bytes: usize,
+    l4: usize,
+}
+
+impl Segment {
+    /// How long the header is, in bytes: Ethernet, VLAN, IP and TCP.
+    #[must_use]
+    pub fn header_bytes(&self) -> usize {
+        self.header_bytes
+    }
+
+    /// Writes the checksum into the header, now that the payload was added to the sum; the
+    /// header's length. The frame may still have to be padded to Ethernet's 60 bytes.
+    pub fn finish(self, header: &mut [u8; MAX_HEADER_BYTES]) -> usize {
+        self.write(header, self.sum.nonzero_checksum())
+    }
+
+    /// Leaves the checksum to a device, which gets the answer beside the frame; the header's
+    /// length comes first. The payload need not be added.
+    pub fn leave_unfinished(self, header: &mut [u8; MAX_HEADER_BYTES]) -> (usize, Meta) {
+        let checksum = Checksum::Unfinished { start: self.l4 as u16, offset: FIELD as u16 };
+        (self.write(header, self.pseudo.folded()), Meta { checksum, segmentation: None })
+    }
+
+    fn write(&self, header: &mut [u8; MAX_HEADER_BYTES], value: u16) -> usize {
+        put16(header, self.l4 + FIELD, value);
+        self.header_bytes
+    }
+}
+
+fn put16(header: &mut [u8; MAX_HEADER_BYTES], at: usize, value: u16) {
+    header[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+impl Segmenter {
+    /// Prepares to cut a packet of `packet_len` bytes of which `prefix` are the first: all of
+    /// them, or at least [`PREFIX_BYTES`].
+    ///
+    /// # Errors
+    /// When `meta` asks for something else, or for what the packet's own headers deny.
+    pub fn new(prefix: &[u8], packet_len: usize, meta: &Meta) -> Result<Segmenter, OffloadError> {
+        let headers = Headers::parse(prefix, packet_len).map_err(|_| OffloadError::Headers)?;
+        let large = check_large(meta, &headers)?;
+        let pseudo = match &headers.network {
+            Network::Ipv4(ip) => Sum::pseudo4(ip.source, ip.destination, PROTOCOL_TCP, 0),
+            Network::Ipv6(ip) => Sum::pseudo6(ip.source, ip.destination, PROTOCOL_TCP, 0),
+            Network::Arp(_) | Network::Other => return Err(OffloadError::Kind),
+        };
+        let mut header = [0; MAX_HEADER_BYTES];
+        // The headers may end after the prefix: TCP's options are not looked at on parsing.
+        let real = prefix.get(..large.payload).ok_or(OffloadError::Headers)?;
+        header[..large.payload].copy_from_slice(real);
+        Ok(Segmenter { header, large, pseudo, at: Some(large.payload), made: 0 })
+    }
+
+    /// How long the longest segment's frame is, in bytes: what has to fit into the device's MTU
+    /// and an Ethernet header.
+    #[must_use]
+    pub fn frame_bytes(&self) -> usize {
+        let whole = self.large.end - self.large.payload;
+        self.large.payload + whole.min(self.large.segmentation.segment_bytes.into())
+    }
+
+    /// How many segments are still to be made.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        self.at.map_or(0, |at| {
+            (self.large.end - at).div_ceil(self.large.segmentation.segment_bytes.into()).max(1)
+        })
+    }
+
+    /// Makes the next segment's header; `None` after the last. What is written after
+    /// [`Segment::header_bytes`] means nothing.
+    pub fn next(&mut self, out: &mut [u8; MAX_HEADER_BYTES]) -> Option<Segment> {
+        let Large { l3, l4, payload: header_bytes, end, segmentation } = self.large;
+        let at = self.at?;
+        let stop = end.min(at + usize::from(segmentation.segment_bytes));
+        let (first, last) = (at == header_bytes, stop == end);
+        self.at = (!last).then_some(stop);
+
+        out[..header_bytes].copy_from_slice(&self.header[..header_bytes]);
+        let total = header_bytes - l3 + (stop - at);
+        match segmentation.kind {
+            SegmentationKind::Tcp4 => {
+                put16(out, l3 + 2, total as u16);
+                let id = be16(out[l3 + 4], out[l3 + 5]).wrapping_add(self.made);
+                put16(out, l3 + 4, id);
+                put16(out, l3 + 10, 0);
+                let mut sum = Sum::default();
+                sum.add(&out[l3..l4]);
+                put16(out, l3 + 10, sum.checksum());
+            }
+            SegmentationKind::Tcp6 => put16(out, l3 + 4, (total - 40) as u16),
+        }
+        let tcp = &mut out[l4..header_bytes];
+        let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+        let sequence = sequence.wrapping_add((at - header_bytes) as u32);
+        tcp[4..8].copy_from_slice(&sequence.to_be_bytes());
+        if !first {
+            tcp[13] &= !tcp_flags::CWR;
+        }
+        if !last {
+            tcp[13] &= !(tcp_flags::FIN | tcp_flags::PSH);
+        }
+        tcp[FIELD..FIELD + 2].fill(0);
+
+        let mut pseudo = self.pseudo;
+        pseudo.add_word((header_bytes - l4 + (stop - at)) as u16);
+        let mut sum = pseudo;
+        sum.add(tcp);
+        self.made = self.made.wrapping_add(1);
+        Some(Segment { payload: at..stop, sum, pseudo, header_bytes, l4 })
+    }
+}
+
+/// What keeps a packet from being finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FinishError {
+    /// It cannot be cut as asked for.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
+    /// The checksum's place is not inside the packet.
+    #[error(transparent)]
+    Outside(#[from] OutsidePacket),
+}
+
+/// Does whatever is still to be done to a packet that lies in one piece, and hands the finished
+/// frames, one after the other, to `emit`: the packet itself if it is finished; else what was made
+/// of it in `scratch`, which is kept so that nothing is allocated from the second packet on. How
+/// many there were is the answer.
+///
+/// An unfinished checksum is written wherever `meta` says, as long as it is inside the packet:
+/// also those of tunnels, which the kernel hands up. Whether the sender may have it there is for
+/// [`check`](crate::offload::check) to say.
+///
+/// # Errors
+/// When it cannot be done; then `emit` was not called.
+pub fn finish_into(
+    packet: &[u8],
+    meta: &Meta,
+    scratch: &mut Vec<u8>,
+    mut emit: impl FnMut(&[u8]),
+) -> Result<usize, FinishError> {
+    match (meta.segmentation, meta.checksum) {
+        (Some(_), _) => Ok(segment_into(packet, meta, scratch, emit)?),
+        (None, Checksum::Unfinished { start, offset }) => {
+            scratch.clear();
+            scratch.extend_from_slice(packet);
+            finish(scratch, start, offset)?;
+            emit(scratch);
+            Ok(1)
+        }
+        (None, Checksum::Finished | Checksum::Verified) => {
+            emit(packet);
+            Ok(1)
+        }
+    }
+}
+
+/// Cuts a large packet that lies in one piece; as [`finish_into`].
+///
+/// # Errors
+/// When `meta` asks for something else, or for what the packet's own headers deny; then `emit` was
+/// not called.
+pub fn segment_into(
+    packet: &[u8],
+    meta: &Meta,
+    scratch: &mut Vec<u8>,
+    mut emit: impl FnMut(&[u8]),
+) -> Result<usize, OffloadError> {
+    let mut segmenter = Segmenter::new(packet, packet.len(), meta)?;
+    let mut header = [0; MAX_HEADER_BYTES];
+    let mut made = 0;
+    while let Some(mut segment) = segmenter.next(&mut header) {
+        let payload = &packet[segment.payload.clone()];
+        segment.sum.add(payload);
+        let header_bytes = segment.finish(&mut header);
+        scratch.clear();
+        scratch.extend_from_slice(&header[..header_bytes]);
+        scratch.extend_from_slice(payload);
+        emit(scratch);
+        made += 1;
+    }
+    Ok(made)
+}
