@@ -1,0 +1,74 @@
+//! Cores: which there are, and to stay on one.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// A CPU, as the kernel counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Core {
+    /// Its number, for [`pin`].
+    pub cpu: usize,
+    /// Two CPUs of the same core and package share its units (hyperthreads). As the kernel says;
+    /// the CPU's own number where it does not.
+    pub core: usize,
+    /// The socket.
+    pub package: usize,
+}
+
+/// The CPUs that the calling thread may run on.
+///
+/// # Errors
+/// None that Linux knows.
+pub fn cores() -> io::Result<Vec<Core>> {
+    let allowed = sched_getaffinity(None)?;
+    let number = |cpu: usize, file: &str| {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{file}");
+        fs::read_to_string(path).ok()?.trim().parse::<usize>().ok()
+    };
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|&cpu| allowed.is_set(cpu))
+        .map(|cpu| Core {
+            cpu,
+            core: number(cpu, "core_id").unwrap_or(cpu),
+            package: number(cpu, "physical_package_id").unwrap_or(0),
+        })
+        .collect())
+}
+
+/// Keeps the calling thread, and threads that it starts, on one CPU.
+///
+/// # Errors
+/// `EINVAL` when there is no such CPU, or it is not among those allowed.
+pub fn pin(cpu: usize) -> io::Result<()> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_stays_where_it_is_put() {
+        let all = cores().unwrap();
+        assert!(!all.is_empty());
+        for core in all {
+            std::thread::spawn(move || {
+                pin(core.cpu).unwrap();
+                assert_eq!(rustix::thread::sched_getcpu(), core.cpu);
+                assert_eq!(cores().unwrap(), [core]);
+            })
+            .join()
+            .unwrap();
+        }
+        assert!(pin(CpuSet::MAX_CPU).is_err());
+        assert!(pin(CpuSet::MAX_CPU - 1).is_err());
+    }
+}

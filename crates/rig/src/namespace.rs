@@ -1,0 +1,188 @@
+//! Further network namespaces of a process: held by a descriptor, worked in by threads.
+//!
+//! Unsafe lives here for `unshare`, which rustix marks so for its file descriptor flag, and for
+//! the hook between fork and exec, which makes one system call.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use towpath_netlink::{Netlink, Place, Prefix, Veth};
+
+use crate::enter::raise_loopback;
+use crate::error::{Error, Unavailable};
+
+/// A network namespace. It ends, and its interfaces with it, when the last process, thread,
+/// socket and `Namespace` of it has gone.
+#[derive(Debug, Clone)]
+pub struct Namespace {
+    file: Arc<OwnedFd>,
+}
+
+impl Namespace {
+    /// That of the calling thread.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted.
+    pub fn current() -> Result<Namespace, Error> {
+        let file = File::open("/proc/thread-self/ns/net")
+            .map_err(Error::failed("open the network namespace"))?;
+        Ok(Namespace { file: Arc::new(file.into()) })
+    }
+
+    /// A new one, whose loopback is up. The calling thread stays where it is.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] without CAP_SYS_ADMIN: [`enter`](crate::enter) gives it.
+    pub fn create() -> Result<Namespace, Error> {
+        in_thread(|| {
+            // SAFETY: descriptors stay shared; only the network namespace of this thread changes.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(refused)?;
+            raise_loopback().map_err(Error::refused("set the loopback up"))?;
+            Namespace::current()
+        })?
+    }
+
+    /// Runs something in a thread inside, and waits for it. Sockets opened there stay inside for
+    /// good, wherever they are used.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered. A panic inside goes on outside.
+    pub fn run<T: Send>(&self, inside: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        in_thread(|| {
+            self.move_in().map_err(refused)?;
+            Ok(inside())
+        })?
+    }
+
+    /// Has a command start inside. To be asked for before the command is made to run as somebody
+    /// else, who could not enter any more.
+    pub fn contain(&self, command: &mut Command) {
+        let namespace = self.clone();
+        // SAFETY: one system call.
+        unsafe { command.pre_exec(move || namespace.move_in().map_err(io::Error::from)) };
+    }
+
+    /// A netlink socket of this namespace.
+    ///
+    /// # Errors
+    /// As [`run`](Namespace::run) and [`Netlink::open`].
+    pub fn netlink(&self) -> Result<Netlink, Error> {
+        Ok(self.run(Netlink::open)??)
+    }
+
+    /// Where to put an interface that is to be here.
+    #[must_use]
+    pub fn place(&self) -> Place<'_> {
+        Place::Descriptor(self.file.as_fd())
+    }
+
+    /// Writes a setting of this namespace, as `net.ipv4.ip_forward`. A slash instead of a dot
+    /// stands for itself, for interfaces with a dot in their names.
+    ///
+    /// # Errors
+    /// When there is none such, or `/proc/sys` cannot be written, as in most containers.
+    pub fn set(&self, setting: &str, value: &str) -> Result<(), Error> {
+        let path = if setting.contains('/') { setting.into() } else { setting.replace('.', "/") };
+        let path = PathBuf::from("/proc/sys").join(path);
+        self.run(|| std::fs::write(&path, value))?
+            .map_err(Error::failed(format!("set {setting} to {value}")))
+    }
+
+    /// Keeps the interfaces made from now on from talking by themselves: no IPv6 link-local
+    /// addresses, router solicitations or duplicate address detection. Tests that count frames
+    /// want that.
+    ///
+    /// # Errors
+    /// As [`set`](Namespace::set); nothing where the kernel has no IPv6.
+    pub fn silence(&self) -> Result<(), Error> {
+        if !std::path::Path::new("/proc/sys/net/ipv6").exists() {
+            return Ok(());
+        }
+        for (setting, value) in
+            [("addr_gen_mode", "1"), ("accept_dad", "0"), ("router_solicitations", "0")]
+        {
+            self.set(&format!("net.ipv6.conf.default.{setting}"), value)?;
+        }
+        Ok(())
+    }
+
+    fn move_in(&self) -> Result<(), Errno> {
+        move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
+    }
+}
+
+impl AsFd for Namespace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// One end of a wire.
+#[derive(Debug, Clone, Copy)]
+pub struct End<'a> {
+    /// Where it is.
+    pub namespace: &'a Namespace,
+    /// The interface's name there.
+    pub name: &'a str,
+    /// Its addresses.
+    pub addresses: &'a [Prefix],
+}
+
+/// Lays a wire (a veth pair) between two namespaces, or within one, with addresses, and up.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the kernel knows no veth pairs; else as [`Netlink::create_veth`] and
+/// the others of it.
+pub fn connect(near: &End<'_>, far: &End<'_>, mtu_bytes: Option<u32>) -> Result<(), Error> {
+    let mut netlink = near.namespace.netlink()?;
+    let pair = Veth {
+        peer_place: Some(far.namespace.place()),
+        mtu: mtu_bytes,
+        ..Veth::new(near.name, far.name)
+    };
+    match netlink.create_veth(&pair) {
+        Err(error) if error.errno() == Some(Errno::OPNOTSUPP) => {
+            return Err(Error::Unavailable(Unavailable {
+                cause: format!("no wire between network namespaces: {error}"),
+                remedy: "modprobe veth, or use a kernel with CONFIG_VETH".to_owned(),
+            }));
+        }
+        made => made?,
+    }
+    for end in [near, far] {
+        let mut netlink = end.namespace.netlink()?;
+        for &address in end.addresses {
+            netlink.add_address(end.name, address)?;
+        }
+        netlink.set_up(end.name)?;
+    }
+    Ok(())
+}
+
+/// A thread for something that changes the thread for good.
+fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Error> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("namespace".to_owned())
+            .spawn_scoped(scope, work)
+            .map_err(Error::failed("start a thread"))?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+fn refused(errno: Errno) -> Error {
+    if errno == Errno::PERM {
+        return Error::Unavailable(Unavailable {
+            cause: "no further network namespace: this process lacks CAP_SYS_ADMIN".to_owned(),
+            remedy: "run as root, or where user namespaces are allowed".to_owned(),
+        });
+    }
+    Error::Failed { what: "go into a network namespace".to_owned(), cause: errno.into() }
+}

@@ -1,0 +1,214 @@
+//! Users for a server and its applications: distinct ones for root, the caller's own otherwise.
+//!
+//! Unsafe lives here for the hook between fork and exec; it makes system calls alone, see
+//! [`Confinement::apply`].
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
+    set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
+
+use crate::error::Error;
+
+/// The first of the three user and group numbers. No account needs to exist for them; nobody gives
+/// them out: accounts end at 60000, systemd's own ranges leave 60706 to 61183 free.
+const FIRST_ID: u32 = 61001;
+
+/// The number of the highest capability that a `u64` can hold; the kernel says where it ends.
+const LAST_CAPABILITY: u32 = 63;
+
+/// A user to start a process as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User {
+    /// The user's number.
+    pub uid: u32,
+    /// The number of its only group.
+    pub gid: u32,
+    /// Whether that is another user than the caller.
+    other: bool,
+}
+
+/// Who runs the server, and who the applications.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Users {
+    /// The server's.
+    pub server: User,
+    /// The applications'.
+    pub applications: [User; 2],
+    /// Whether these are three users, none of them the caller. If not, all are the caller, and
+    /// what one application is kept from by its user number cannot be shown.
+    pub distinct: bool,
+}
+
+impl Users {
+    /// Three users with the numbers 61001 to 61003 where the caller may become anybody; else the
+    /// caller alone.
+    #[must_use]
+    pub fn find() -> Users {
+        if may_become_anybody() {
+            let user = |n| User { uid: FIRST_ID + n, gid: FIRST_ID + n, other: true };
+            return Users { server: user(0), applications: [user(1), user(2)], distinct: true };
+        }
+        let own = User::caller();
+        Users { server: own, applications: [own, own], distinct: false }
+    }
+}
+
+fn may_become_anybody() -> bool {
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
+    let may = capabilities(None).is_ok_and(|own| own.effective.contains(needed));
+    let text = |path| fs::read_to_string(path).unwrap_or_default();
+    may && maps_ours(&text("/proc/self/uid_map"))
+        && maps_ours(&text("/proc/self/gid_map"))
+        // Absent before user namespaces could deny it.
+        && text("/proc/self/setgroups").trim() != "deny"
+}
+
+/// Whether the users exist in this user namespace, by its `uid_map`: lines of "first here, first
+/// outside, how many". One line or another may hold all three.
+fn maps_ours(map: &str) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+        let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) =
+            (numbers.next(), numbers.next(), numbers.next())
+        else {
+            return false;
+        };
+        first <= u64::from(FIRST_ID) && u64::from(FIRST_ID) + 3 <= first.saturating_add(count)
+    })
+}
+
+impl User {
+    /// The caller.
+    #[must_use]
+    pub fn caller() -> User {
+        User {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            other: false,
+        }
+    }
+
+    /// Has a command run as this user, with no other group, no capability, none to be had from
+    /// any program it starts, and `no_new_privs`.
+    pub fn confine(&self, command: &mut Command) {
+        self.confine_but(command, CapabilitySet::empty());
+    }
+
+    /// As [`confine`](User::confine), but for some capabilities, which programs that it starts
+    /// keep as well.
+    pub fn confine_but(&self, command: &mut Command, kept: CapabilitySet) {
+        let confinement = Confinement { user: *self, kept };
+        // SAFETY: `apply` makes system calls alone.
+        unsafe { command.pre_exec(move || confinement.apply().map_err(io::Error::from)) };
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Confinement {
+    user: User,
+    kept: CapabilitySet,
+}
+
+impl Confinement {
+    /// System calls alone. The order matters: each step takes a right that the ones before need.
+    fn apply(&self) -> Result<(), Errno> {
+        let (uid, gid) = (Uid::from_raw(self.user.uid), Gid::from_raw(self.user.gid));
+        let own = capabilities(None)?;
+        if self.user.other {
+            set_thread_groups(&[])?;
+            // Changing the user drops all capabilities, unless told otherwise.
+            set_keep_capabilities(!self.kept.is_empty())?;
+        }
+        // Without this right there are no capabilities to take, or root's of a namespace that
+        // gave it away; no_new_privs then sees to the rest.
+        if own.effective.contains(CapabilitySet::SETPCAP) {
+            for number in 0..=LAST_CAPABILITY {
+                let capability = CapabilitySet::from_bits_retain(1 << number);
+                if self.kept.contains(capability) {
+                    continue;
+                }
+                match remove_capability_from_bounding_set(capability) {
+                    // Past the last one that this kernel knows.
+                    Err(Errno::INVAL) => break,
+                    other => other?,
+                }
+            }
+        }
+        clear_ambient_capability_set()?;
+        if self.user.other {
+            set_thread_res_gid(gid, gid, gid)?;
+            set_thread_res_uid(uid, uid, uid)?;
+        }
+        set_capabilities(
+            None,
+            CapabilitySets { effective: self.kept, permitted: self.kept, inheritable: self.kept },
+        )?;
+        for capability in self.kept {
+            configure_capability_in_ambient_set(capability, true)?;
+        }
+        set_no_new_privs(true)
+    }
+}
+
+/// A program that any user may start, even from a directory that only the caller may look into,
+/// as a build directory in root's home.
+#[derive(Debug)]
+pub struct Executable {
+    file: OwnedFd,
+    name: OsString,
+}
+
+impl Executable {
+    /// The program that is running.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted.
+    pub fn current() -> Result<Executable, Error> {
+        let name = std::env::current_exe().map_err(Error::failed("find the running program"))?;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let file = rustix::fs::open(c"/proc/self/exe", flags, Mode::empty())
+            .map_err(Error::refused("open the running program"))?;
+        Ok(Executable { file, name: name.into() })
+    }
+
+    /// A command that starts it. It must be spawned while this lives. Its file has to be
+    /// executable by others.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        // The descriptor is closed by the exec, after the kernel has found the file through it.
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        command.arg0(&self.name);
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_there_if_the_map_says_so() {
+        assert!(maps_ours("         0          0 4294967295\n"));
+        assert!(maps_ours("0 1000 1\n61001 100000 3\n"));
+        assert!(!maps_ours("0 1000 1\n"));
+        assert!(!maps_ours("0 100000 61003\n"));
+        assert!(maps_ours("0 100000 61004\n"));
+        for bad in ["", "0", "0 0", "x y z", "-1 0 99999", "1 1 18446744073709551616"] {
+            assert!(!maps_ours(bad), "{bad:?}");
+        }
+        assert!(maps_ours("1 1 18446744073709551615"));
+    }
+}
