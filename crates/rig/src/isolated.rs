@@ -49,7 +49,7 @@ macro_rules! isolated {
 #[must_use]
 pub fn test_name<T>(_here: T) -> &'static str {
     let path = std::any::type_name::<T>();
-    let path = path.strip_suffix("::here").unwrap_or(path);
+    let path = path.strip_suffix("::here").unwrap_or(path).trim_end_matches("::{{closure}}");
     path.split_once("::").map_or(path, |(_crate, test)| test)
 }
 

@@ -258,7 +258,7 @@ impl Trace {
     fn stopped(&mut self) -> Result<Option<Stop>, Errno> {
         let flags = libc::WNOHANG | libc::__WALL;
         match self.wait(flags | libc::WSTOPPED) {
-            Ok(Some(status)) => {
+            Ok(Some((_, status))) => {
                 return Ok(Some(Stop { signal: status & 0xff, event: status >> 8 }));
             }
             Ok(None) => {}
@@ -269,14 +269,18 @@ impl Trace {
             Err(errno) => return Err(errno),
         }
         self.exited = match self.wait(flags | libc::WEXITED | libc::WNOWAIT) {
-            Ok(ended) => ended.is_some(),
+            // The kernel tells a tracer of stops, asked or not: one may have come just now.
+            Ok(news) => news.is_some_and(|(code, _)| {
+                matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED)
+            }),
             Err(Errno::CHILD) => true,
             Err(errno) => return Err(errno),
         };
         Ok(None)
     }
 
-    fn wait(&self, flags: libc::c_int) -> Result<Option<i32>, Errno> {
+    /// The kind of news (`CLD_TRAPPED` and so on) and the status that belongs to it.
+    fn wait(&self, flags: libc::c_int) -> Result<Option<(i32, i32)>, Errno> {
         // SAFETY: a siginfo is numbers, for which zero is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: the result is written to a live siginfo.
@@ -289,7 +293,7 @@ impl Trace {
         }
         // SAFETY: waitid fills these fields, or leaves the zeros when there is no news.
         let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
-        Ok((pid != 0).then_some(status))
+        Ok((pid != 0).then_some((info.si_code, status)))
     }
 
     /// Notes what the stop is for, and lets the thread go on to the next.
