@@ -1,0 +1,50 @@
+//! Reading headers: never a panic, nothing outside the packet, the same from a prefix as from the
+//! whole, and the same as etherparse where both understand the frame.
+#![no_main]
+
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use libfuzzer_sys::fuzz_target;
+use towpath_packet::checksum::verify;
+use towpath_packet::headers::{Headers, Malformed, Network, PREFIX_BYTES};
+
+fuzz_target!(|frame: &[u8]| {
+    let Ok(whole) = Headers::parse(frame, frame.len()) else {
+        assert!(frame.len() < 14);
+        return;
+    };
+    assert!(whole.ip_end().unwrap_or(0) <= frame.len());
+    assert!(whole.l4_offset().unwrap_or(0) <= whole.ip_end().unwrap_or(0));
+    let _ = verify(frame, &whole);
+
+    let copied = &frame[..frame.len().min(PREFIX_BYTES)];
+    let prefix = Headers::parse(copied, frame.len()).expect("as long as the whole's header");
+    assert!(prefix == whole || prefix.malformed == Some(Malformed::BeyondPrefix));
+    // A caller that is wrong about the length gets some answer.
+    let _ = Headers::parse(frame, frame.len() / 2);
+    let _ = Headers::parse(frame, usize::MAX);
+
+    if whole.malformed.is_some() {
+        return;
+    }
+    let Ok(theirs) = SlicedPacket::from_ethernet(frame) else { return };
+    match (&whole.network, &theirs.net) {
+        (Network::Ipv4(ip), Some(NetSlice::Ipv4(theirs))) => {
+            assert_eq!(ip.source, theirs.header().source_addr().to_bits());
+            assert_eq!(ip.destination, theirs.header().destination_addr().to_bits());
+            assert_eq!(ip.protocol, theirs.header().protocol().0);
+        }
+        (Network::Ipv6(ip), Some(NetSlice::Ipv6(theirs))) => {
+            assert_eq!(ip.source, theirs.header().source_addr().to_bits());
+            assert_eq!(ip.destination, theirs.header().destination_addr().to_bits());
+        }
+        _ => return,
+    }
+    // Where both found ports they are the same. (etherparse walks mobility headers and IPv4's
+    // authentication header, too.)
+    let ports = match &theirs.transport {
+        Some(TransportSlice::Tcp(tcp)) => (tcp.source_port(), tcp.destination_port()),
+        Some(TransportSlice::Udp(udp)) => (udp.source_port(), udp.destination_port()),
+        _ => return,
+    };
+    assert!(whole.ports().is_none_or(|ours| ours == ports), "{whole:?} {ports:?}");
+});

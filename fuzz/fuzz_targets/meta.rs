@@ -1,0 +1,26 @@
+//! Metadata words of a peer: never a panic, and what is understood says the same when written.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use towpath_packet::checksum::{field_at, finish, finish_parts};
+use towpath_packet::{Checksum, Meta};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((words, frame)) = bytes.split_first_chunk::<16>() else { return };
+    let (first, second) = words.split_at(8);
+    let word = |half: &[u8]| u64::from_le_bytes(half.try_into().expect("eight bytes"));
+    let words = [word(first), word(second)];
+    let Some(meta) = Meta::from_words(words) else { return };
+    assert_eq!(meta.to_words(), words);
+    if meta.segmentation.is_some() {
+        assert!(!meta.is_finished());
+    }
+    let Checksum::Unfinished { start, offset } = meta.checksum else { return };
+    let mut whole = frame.to_vec();
+    let done = finish(&mut whole, start, offset);
+    assert_eq!(done.is_ok(), field_at(start, offset, frame.len()).is_ok());
+    let mut parts = frame.to_vec();
+    let (left, right) = parts.split_at_mut(frame.len() / 3);
+    assert_eq!(finish_parts(&mut [left, right], start, offset), done);
+    assert_eq!(parts, whole);
+});

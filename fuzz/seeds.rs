@@ -1,0 +1,93 @@
+//! Writes the seed corpora anew, from frames that the builders make:
+//! `cargo run --example seeds`, in this directory.
+
+use std::path::Path;
+
+use towpath_packet::build::{Flow, Tcp};
+use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, SYN};
+use towpath_packet::{Checksum, Meta};
+
+fn frames() -> Vec<(&'static str, Vec<u8>)> {
+    let options = [2, 4, 5, 0xb4, 1, 3, 3, 7];
+    let syn = Tcp { flags: SYN, options: &options, ..Tcp::default() };
+    let fragment = |pieces: u16| {
+        let mut frame = Flow::v4().udp(&[7; 16]);
+        frame[20..22].copy_from_slice(&pieces.to_be_bytes());
+        frame
+    };
+    // Hop-by-hop options, routing, destination options, then UDP.
+    let mut chain = vec![43, 0, 1, 4, 0, 0, 0, 0, 60, 0, 0, 0, 0, 0, 0, 0, 17, 0, 1, 4, 0, 0, 0, 0];
+    chain.extend_from_slice(&Flow::v6().udp(b"x")[54..]);
+    let mut fragment6 = vec![17, 0, 0, 1, 0, 0, 0, 9];
+    fragment6.extend_from_slice(&Flow::v6().udp(b"12345678")[54..]);
+    let quoted = |flow: Flow, head: [u8; 8]| {
+        let mut message = head.to_vec();
+        message.extend_from_slice(&flow.udp(b"quoted")[14..]);
+        flow.reversed().icmp(message)
+    };
+    vec![
+        ("arp-request", Flow::v4().who_has()),
+        ("arp-reply", Flow::v4().i_have()),
+        ("solicitation", Flow::v6().who_has()),
+        ("advertisement", Flow::v6().i_have()),
+        ("udp4", Flow::v4().udp(b"payload")),
+        ("udp6", Flow::v6().udp(b"payload")),
+        ("udp4-vlan", Flow::v4().vlan(0x6005).udp(b"payload")),
+        ("tcp4-syn", Flow::v4().tcp(&syn, &[])),
+        ("tcp6-syn", Flow::v6().tcp(&syn, &[])),
+        ("tcp4", Flow::v4().tcp(&Tcp::default(), b"payload")),
+        ("tcp6-vlan", Flow::v6().vlan(5).tcp(&Tcp::default(), b"payload")),
+        ("echo4", Flow::v4().echo(true, 1, 2, b"ping")),
+        ("echo6", Flow::v6().echo(false, 1, 2, b"pong")),
+        ("unreachable4", quoted(Flow::v4(), [3, 3, 0, 0, 0, 0, 0, 0])),
+        ("too-big4", quoted(Flow::v4(), [3, 4, 0, 0, 0, 0, 5, 0])),
+        ("too-big6", quoted(Flow::v6(), [2, 0, 0, 0, 0, 0, 5, 0])),
+        ("fragment-first4", fragment(0x2000)),
+        ("fragment-later4", fragment(3)),
+        ("fragment-first6", Flow::v6().ip(44, &fragment6)),
+        ("extension-headers", Flow::v6().ip(0, &chain)),
+        ("sctp", Flow::v4().ip(132, &[3, 232, 7, 208, 0, 0, 0, 1, 0, 0, 0, 0])),
+    ]
+}
+
+fn with_words(meta: &Meta, packet: &[u8]) -> Vec<u8> {
+    let mut bytes: Vec<u8> = meta.to_words().iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.extend_from_slice(packet);
+    bytes
+}
+
+fn offloads() -> Vec<(&'static str, Vec<u8>)> {
+    let last = Tcp { flags: ACK | PSH | FIN | CWR, ..Tcp::default() };
+    let payload = [0x5a; 500];
+    let made = [
+        ("udp4", Flow::v4().udp_unfinished(b"payload")),
+        ("udp6-vlan", Flow::v6().vlan(5).udp_unfinished(b"payload")),
+        ("tcp4", Flow::v4().tcp_unfinished(&last, b"payload")),
+        ("large4", Flow::v4().tcp_large(&last, &payload, 200)),
+        ("large6", Flow::v6().tcp_large(&last, &payload, 200)),
+        ("large4-vlan", Flow::v4().vlan(5).tcp_large(&last, &payload, 100)),
+        ("large4-one", Flow::v4().tcp_large(&last, b"x", 1460)),
+        ("finished", (Flow::v4().udp(b"payload"), Meta::FINISHED)),
+        (
+            "verified",
+            (Flow::v4().udp(b""), Meta { checksum: Checksum::Verified, segmentation: None }),
+        ),
+    ];
+    made.into_iter().map(|(name, (packet, meta))| (name, with_words(&meta, &packet))).collect()
+}
+
+fn write(target: &str, seeds: &[(&str, Vec<u8>)]) -> std::io::Result<()> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    std::fs::create_dir_all(&directory)?;
+    for (name, bytes) in seeds {
+        std::fs::write(directory.join(name), bytes)?;
+    }
+    println!("{target}: {} seeds", seeds.len());
+    Ok(())
+}
+
+fn main() -> std::io::Result<()> {
+    write("headers", &frames())?;
+    write("segment", &offloads())?;
+    write("meta", &offloads())
+}
