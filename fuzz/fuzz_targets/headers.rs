@@ -15,6 +15,7 @@ fuzz_target!(|frame: &[u8]| {
     assert!(whole.ip_end().unwrap_or(0) <= frame.len());
     assert!(whole.l4_offset().unwrap_or(0) <= whole.ip_end().unwrap_or(0));
     let _ = verify(frame, &whole);
+    let _ = whole.quoted(frame);
 
     let copied = &frame[..frame.len().min(PREFIX_BYTES)];
     let prefix = Headers::parse(copied, frame.len()).expect("as long as the whole's header");

@@ -5,15 +5,16 @@
 //! by itself: a frame that is mangled at its IP header still has its Ethernet fields, one that is
 //! mangled at its TCP header still has its addresses.
 
+use crate::extension::{Chain, is_extension};
 use crate::transport::{self, Transport};
+
+pub use crate::extension::MAX_EXTENSION_HEADERS;
+pub use crate::malformed::Malformed;
 
 /// As many of a frame's first bytes as [`Headers::parse`] ever needs for Ethernet, a VLAN tag,
 /// IPv4 with options and TCP with options, and for all but unusual chains of IPv6 extension
 /// headers.
 pub const PREFIX_BYTES: usize = 256;
-
-/// The most IPv6 extension headers that are walked.
-pub const MAX_EXTENSION_HEADERS: usize = 8;
 
 /// IPv4 (RFC 894).
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -36,89 +37,6 @@ pub const PROTOCOL_UDP: u8 = 17;
 pub const PROTOCOL_ICMPV6: u8 = 58;
 /// The IP protocol number of SCTP.
 pub const PROTOCOL_SCTP: u8 = 132;
-
-/// What is wrong with a frame, at the first place where something is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-#[repr(u8)]
-pub enum Malformed {
-    /// Shorter than an Ethernet header.
-    #[error("shorter than an Ethernet header")]
-    EthernetShort,
-    /// A VLAN tag that is cut off.
-    #[error("VLAN tag cut off")]
-    VlanShort,
-    /// An ARP packet that is cut off.
-    #[error("ARP packet cut off")]
-    ArpShort,
-    /// An ARP packet that is not about Ethernet and IPv4.
-    #[error("ARP packet not about Ethernet and IPv4")]
-    ArpKind,
-    /// An IP header that is cut off.
-    #[error("IP header cut off")]
-    IpShort,
-    /// The IP header's version is not what the ethertype says.
-    #[error("IP version disagrees with the ethertype")]
-    IpVersion,
-    /// An IPv4 header length under 20 bytes or over the packet's.
-    #[error("bad IPv4 header length")]
-    IpHeaderLength,
-    /// An IP length over the frame's, or under the header's.
-    #[error("bad IP total or payload length")]
-    IpLength,
-    /// A fragment that ends after 65 535 bytes, or one in the middle that is no multiple of 8.
-    #[error("bad fragment")]
-    Fragment,
-    /// An IPv6 extension header that is cut off, or more of them than
-    /// [`MAX_EXTENSION_HEADERS`].
-    #[error("bad chain of IPv6 extension headers")]
-    ExtensionHeaders,
-    /// A TCP, UDP, SCTP or ICMP header that is cut off.
-    #[error("transport header cut off")]
-    TransportShort,
-    /// A TCP header length under 20 bytes or over the packet's.
-    #[error("bad TCP header length")]
-    TcpHeaderLength,
-    /// A UDP length under 8 bytes or over the packet's.
-    #[error("bad UDP length")]
-    UdpLength,
-    /// The headers go on after the bytes that were looked at. The frame may be in order; who
-    /// relies on what is missing treats it as mangled.
-    #[error("headers longer than the bytes looked at")]
-    BeyondPrefix,
-}
-
-impl Malformed {
-    /// All of them, in the order of [`Malformed::index`].
-    pub const ALL: [Malformed; 14] = [
-        Malformed::EthernetShort,
-        Malformed::VlanShort,
-        Malformed::ArpShort,
-        Malformed::ArpKind,
-        Malformed::IpShort,
-        Malformed::IpVersion,
-        Malformed::IpHeaderLength,
-        Malformed::IpLength,
-        Malformed::Fragment,
-        Malformed::ExtensionHeaders,
-        Malformed::TransportShort,
-        Malformed::TcpHeaderLength,
-        Malformed::UdpLength,
-        Malformed::BeyondPrefix,
-    ];
-
-    /// Its place in an array of counters: 0 up to the length of [`Malformed::ALL`].
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self as usize
-    }
-
-    /// What is missing from a header that needs `needed` bytes: the packet's own bytes, or those
-    /// that the caller had not copied.
-    #[inline]
-    pub(crate) const fn missing(self, needed: usize, in_packet: usize) -> Malformed {
-        if in_packet < needed { self } else { Malformed::BeyondPrefix }
-    }
-}
 
 /// A frame's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +130,22 @@ pub enum Fragment {
     },
 }
 
+impl Fragment {
+    /// A piece at `offset` with `payload` bytes, after which there are `more`; and what is wrong
+    /// with that.
+    pub(crate) fn read(
+        id: u32,
+        offset: u16,
+        more: bool,
+        payload: usize,
+    ) -> (Fragment, Option<Malformed>) {
+        let fragment =
+            if offset == 0 { Fragment::First { id } } else { Fragment::Later { id, offset } };
+        let bad = usize::from(offset) + payload > 0xffff || (more && !payload.is_multiple_of(8));
+        (fragment, bad.then_some(Malformed::Fragment))
+    }
+}
+
 #[inline]
 pub(crate) const fn be16(high: u8, low: u8) -> u16 {
     u16::from_be_bytes([high, low])
@@ -219,7 +153,7 @@ pub(crate) const fn be16(high: u8, low: u8) -> u16 {
 
 /// `N` bytes of a header that has them, read at once.
 #[inline(always)]
-fn piece<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
+pub(crate) fn piece<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
     header[at..].first_chunk().copied().unwrap_or([0; N])
 }
 
@@ -350,7 +284,7 @@ fn ipv4(network: &mut Network, rest: &[u8], in_packet: usize, l3_offset: u16) ->
         (Fragment::Whole, None)
     } else {
         let id = u32::from(be16(header[4], header[5]));
-        fragment_of(id, (pieces & 0x1fff) * 8, pieces & 0x2000 != 0, payload)
+        Fragment::read(id, (pieces & 0x1fff) * 8, pieces & 0x2000 != 0, payload)
     };
     let protocol = header[9];
     let mut transport = Transport::None;
@@ -372,13 +306,6 @@ fn ipv4(network: &mut Network, rest: &[u8], in_packet: usize, l3_offset: u16) ->
     malformed
 }
 
-fn fragment_of(id: u32, offset: u16, more: bool, payload: usize) -> (Fragment, Option<Malformed>) {
-    let fragment =
-        if offset == 0 { Fragment::First { id } } else { Fragment::Later { id, offset } };
-    let bad = usize::from(offset) + payload > 0xffff || (more && !payload.is_multiple_of(8));
-    (fragment, bad.then_some(Malformed::Fragment))
-}
-
 #[inline(never)]
 fn ipv6(network: &mut Network, rest: &[u8], in_packet: usize, l3_offset: u16) -> Option<Malformed> {
     let Some(header) = rest.first_chunk::<40>() else {
@@ -395,8 +322,7 @@ fn ipv6(network: &mut Network, rest: &[u8], in_packet: usize, l3_offset: u16) ->
         return Some(Malformed::IpLength);
     }
     let reachable = &rest[..rest.len().min(total)];
-    let mut chain =
-        Chain { at: 40, protocol: header[6], fragment: Fragment::Whole, malformed: None };
+    let mut chain = Chain::new(header[6]);
     if is_extension(chain.protocol) {
         chain.walk(reachable, total);
     }
@@ -418,71 +344,6 @@ fn ipv6(network: &mut Network, rest: &[u8], in_packet: usize, l3_offset: u16) ->
         transport,
     });
     chain.malformed
-}
-
-/// Whether an IPv6 next header is an extension header that is walked: those that Linux walks, so
-/// that a packet is the same to us and to the kernel beside us. ESP is none of them, since nothing
-/// can be read after it, nor are those that end a chain in practice (mobility, HIP, Shim6).
-const fn is_extension(protocol: u8) -> bool {
-    matches!(protocol, 0 | 43 | 44 | 51 | 60)
-}
-
-/// A walk along IPv6 extension headers (RFC 8200, section 4).
-struct Chain {
-    /// Where the next header starts, in bytes from the IPv6 header; never over the packet's end.
-    at: usize,
-    /// What is there.
-    protocol: u8,
-    fragment: Fragment,
-    malformed: Option<Malformed>,
-}
-
-impl Chain {
-    #[cold]
-    fn walk(&mut self, reachable: &[u8], total: usize) {
-        for _ in 0..MAX_EXTENSION_HEADERS {
-            let left = total - self.at;
-            let Some(header) = reachable.get(self.at..).and_then(<[u8]>::first_chunk::<8>) else {
-                self.malformed = Some(Malformed::ExtensionHeaders.missing(8, left));
-                return;
-            };
-            let bytes = match self.protocol {
-                44 => 8,
-                51 => (usize::from(header[1]) + 2) * 4,
-                _ => (usize::from(header[1]) + 1) * 8,
-            };
-            if bytes > left {
-                self.malformed = Some(Malformed::ExtensionHeaders);
-                return;
-            }
-            let was = self.protocol;
-            self.protocol = header[0];
-            self.at += bytes;
-            if was == 44 {
-                let id = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
-                let pieces = be16(header[2], header[3]);
-                // A fragment that is all of its packet is none (RFC 6946).
-                if pieces & 0xfff9 != 0 {
-                    (self.fragment, self.malformed) =
-                        fragment_of(id, pieces & 0xfff8, pieces & 1 != 0, total - self.at);
-                }
-                // After a later piece's header comes its piece, not a header. And a second
-                // fragment header has nothing to say that could be relied on.
-                let stop = matches!(self.fragment, Fragment::Later { .. });
-                if stop || self.malformed.is_some() {
-                    return;
-                }
-                if self.protocol == 44 {
-                    self.malformed = Some(Malformed::ExtensionHeaders);
-                    return;
-                }
-            }
-            if !is_extension(self.protocol) {
-                return;
-            }
-        }
-        self.malformed = Some(Malformed::ExtensionHeaders);
-    }
 }
 
 fn arp(network: &mut Network, rest: &[u8], in_packet: usize) -> Option<Malformed> {

@@ -7,10 +7,13 @@
 
 pub mod build;
 pub mod checksum;
+mod extension;
 pub mod headers;
+mod malformed;
 pub mod meta;
 pub mod offload;
 pub mod pcapng;
+pub mod quoted;
 pub mod segment;
 pub mod transport;
 

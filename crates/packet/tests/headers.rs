@@ -7,6 +7,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::headers::{
     Arp, Fragment, Headers, MAX_EXTENSION_HEADERS, Malformed, Network, PREFIX_BYTES,
 };
+use towpath_packet::quoted::{Quoted, QuotedFlow};
 use towpath_packet::transport::{Transport, tcp_flags};
 
 fn config(cases: u32) -> ProptestConfig {
@@ -277,6 +278,62 @@ fn padding_is_not_read() {
     assert_eq!(headers.ip_end(), Some(40));
 }
 
+/// What an ICMP error that quotes `bytes` bytes of a frame's packet says about it.
+fn quoted(flow: &Flow, packet: &[u8], kind: u8, bytes: usize) -> Option<Quoted> {
+    let mut message = vec![kind, 0, 0, 0, 0, 0, 5, 0];
+    message.extend_from_slice(packet[14..].get(..bytes).unwrap_or(&packet[14..]));
+    let frame = flow.reversed().icmp(message);
+    let prefix = &frame[..frame.len().min(PREFIX_BYTES)];
+    Headers::parse(prefix, frame.len()).unwrap().quoted(prefix)
+}
+
+#[test]
+fn icmp_errors_quote_the_flow_they_are_about() {
+    let (four, six) = (Flow::v4(), Flow::v6());
+    let flow4 = |packet: &[u8], kind, bytes| match quoted(&four, packet, kind, bytes) {
+        Some(Quoted::Ipv4(quote)) => {
+            assert_eq!((quote.source, quote.destination), (0xc000_0201, 0xc000_0202));
+            Some((quote.protocol, quote.flow))
+        }
+        Some(Quoted::Ipv6(quote)) => panic!("{quote:?}"),
+        None => None,
+    };
+    let flow6 = |packet: &[u8], kind, bytes| match quoted(&six, packet, kind, bytes) {
+        Some(Quoted::Ipv6(quote)) => {
+            assert_eq!((quote.source & 0xff, quote.destination & 0xff), (1, 2));
+            Some((quote.protocol, quote.flow))
+        }
+        Some(Quoted::Ipv4(quote)) => panic!("{quote:?}"),
+        None => None,
+    };
+    let ports = QuotedFlow::Ports(1000, 2000);
+    let tcp = four.tcp(&Tcp::default(), &[7; 1400]);
+    // A router quotes at least 8 bytes after the header (RFC 792).
+    for bytes in [28, 60, 548] {
+        assert_eq!(flow4(&tcp, 3, bytes), Some((6, ports)));
+    }
+    assert_eq!(flow4(&tcp, 3, 27), Some((6, QuotedFlow::None)));
+    assert_eq!(flow4(&tcp, 3, 19), None);
+    // Not an error: an echo that carries a packet.
+    assert_eq!(flow4(&tcp, 8, 60), None);
+    assert_eq!(flow4(&four.echo(true, 77, 1, b""), 11, 28), Some((1, QuotedFlow::Echo(77))));
+    assert_eq!(flow4(&four.echo(false, 77, 1, b""), 11, 28), Some((1, QuotedFlow::None)));
+    assert_eq!(flow4(&fragment4(3, 24), 11, 28), Some((17, QuotedFlow::None)));
+    assert_eq!(flow4(&fragment4(0x2000, 24), 11, 28), Some((17, ports)));
+
+    let udp = six.udp(&[7; 1400]);
+    for kind in 1..=4 {
+        assert_eq!(flow6(&udp, kind, 1232), Some((17, ports)));
+    }
+    assert_eq!(flow6(&udp, 128, 1232), None);
+    assert_eq!(flow6(&udp, 2, 39), None);
+    assert_eq!(flow6(&extended(&[(0, 8), (60, 16), (17, 0)]), 2, 500), Some((17, ports)));
+    assert_eq!(flow6(&fragment6(1, 24), 2, 500), Some((17, ports)));
+    assert_eq!(flow6(&fragment6(24, 9), 2, 500), Some((17, QuotedFlow::None)));
+    let echo = six.echo(true, 77, 1, b"");
+    assert_eq!(flow6(&echo, 3, 500), Some((58, QuotedFlow::Echo(77))));
+}
+
 #[test]
 fn counters_have_a_place_for_each() {
     for (index, malformed) in Malformed::ALL.into_iter().enumerate() {
@@ -422,6 +479,7 @@ proptest! {
         }
         let copied = copied.min(bytes.len());
         if let Ok(headers) = Headers::parse(&bytes[..copied], bytes.len()) {
+            let _ = headers.quoted(&bytes[..copied]);
             prop_assert!(headers.ip_end().unwrap_or(0) <= bytes.len());
             prop_assert!(headers.l4_offset().unwrap_or(0) <= bytes.len());
         }

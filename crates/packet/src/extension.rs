@@ -1,0 +1,78 @@
+//! The chain of IPv6 extension headers, and how far it is walked.
+
+use crate::headers::{Fragment, Malformed, be16};
+
+/// The most IPv6 extension headers that are walked.
+pub const MAX_EXTENSION_HEADERS: usize = 8;
+
+/// Whether an IPv6 next header is an extension header that is walked: those that Linux walks, so
+/// that a packet is the same to us and to the kernel beside us. ESP is none of them, since nothing
+/// can be read after it, nor are those that end a chain in practice (mobility, HIP, Shim6).
+pub(crate) const fn is_extension(protocol: u8) -> bool {
+    matches!(protocol, 0 | 43 | 44 | 51 | 60)
+}
+
+/// A walk along IPv6 extension headers (RFC 8200, section 4).
+pub(crate) struct Chain {
+    /// Where the next header starts, in bytes from the IPv6 header; never over the packet's end.
+    pub(crate) at: usize,
+    /// What is there.
+    pub(crate) protocol: u8,
+    pub(crate) fragment: Fragment,
+    pub(crate) malformed: Option<Malformed>,
+}
+
+impl Chain {
+    /// A walk that starts after the IPv6 header, whose next header is `protocol`.
+    #[inline]
+    pub(crate) fn new(protocol: u8) -> Chain {
+        Chain { at: 40, protocol, fragment: Fragment::Whole, malformed: None }
+    }
+
+    /// Walks along a packet of `total` bytes of which `reachable` are the first.
+    #[cold]
+    pub(crate) fn walk(&mut self, reachable: &[u8], total: usize) {
+        for _ in 0..MAX_EXTENSION_HEADERS {
+            let left = total - self.at;
+            let Some(header) = reachable.get(self.at..).and_then(<[u8]>::first_chunk::<8>) else {
+                self.malformed = Some(Malformed::ExtensionHeaders.missing(8, left));
+                return;
+            };
+            let bytes = match self.protocol {
+                44 => 8,
+                51 => (usize::from(header[1]) + 2) * 4,
+                _ => (usize::from(header[1]) + 1) * 8,
+            };
+            if bytes > left {
+                self.malformed = Some(Malformed::ExtensionHeaders);
+                return;
+            }
+            let was = self.protocol;
+            self.protocol = header[0];
+            self.at += bytes;
+            if was == 44 {
+                let id = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+                let pieces = be16(header[2], header[3]);
+                // A fragment that is all of its packet is none (RFC 6946).
+                if pieces & 0xfff9 != 0 {
+                    (self.fragment, self.malformed) =
+                        Fragment::read(id, pieces & 0xfff8, pieces & 1 != 0, total - self.at);
+                }
+                // After a later piece's header comes its piece, not a header. And a second
+                // fragment header has nothing to say that could be relied on.
+                let stop = matches!(self.fragment, Fragment::Later { .. });
+                if stop || self.malformed.is_some() {
+                    return;
+                }
+                if self.protocol == 44 {
+                    self.malformed = Some(Malformed::ExtensionHeaders);
+                    return;
+                }
+            }
+            if !is_extension(self.protocol) {
+                return;
+            }
+        }
+        self.malformed = Some(Malformed::ExtensionHeaders);
+    }
+}

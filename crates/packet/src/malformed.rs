@@ -1,0 +1,84 @@
+//! What can be wrong with a frame, told apart so that it can be counted.
+
+/// What is wrong with a frame, at the first place where something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+#[repr(u8)]
+pub enum Malformed {
+    /// Shorter than an Ethernet header.
+    #[error("shorter than an Ethernet header")]
+    EthernetShort,
+    /// A VLAN tag that is cut off.
+    #[error("VLAN tag cut off")]
+    VlanShort,
+    /// An ARP packet that is cut off.
+    #[error("ARP packet cut off")]
+    ArpShort,
+    /// An ARP packet that is not about Ethernet and IPv4.
+    #[error("ARP packet not about Ethernet and IPv4")]
+    ArpKind,
+    /// An IP header that is cut off.
+    #[error("IP header cut off")]
+    IpShort,
+    /// The IP header's version is not what the ethertype says.
+    #[error("IP version disagrees with the ethertype")]
+    IpVersion,
+    /// An IPv4 header length under 20 bytes or over the packet's.
+    #[error("bad IPv4 header length")]
+    IpHeaderLength,
+    /// An IP length over the frame's, or under the header's.
+    #[error("bad IP total or payload length")]
+    IpLength,
+    /// A fragment that ends after 65 535 bytes, or one in the middle that is no multiple of 8.
+    #[error("bad fragment")]
+    Fragment,
+    /// An IPv6 extension header that is cut off, or more of them than
+    /// [`MAX_EXTENSION_HEADERS`](crate::headers::MAX_EXTENSION_HEADERS).
+    #[error("bad chain of IPv6 extension headers")]
+    ExtensionHeaders,
+    /// A TCP, UDP, SCTP or ICMP header that is cut off.
+    #[error("transport header cut off")]
+    TransportShort,
+    /// A TCP header length under 20 bytes or over the packet's.
+    #[error("bad TCP header length")]
+    TcpHeaderLength,
+    /// A UDP length under 8 bytes or over the packet's.
+    #[error("bad UDP length")]
+    UdpLength,
+    /// The headers go on after the bytes that were looked at. The frame may be in order; who
+    /// relies on what is missing treats it as mangled.
+    #[error("headers longer than the bytes looked at")]
+    BeyondPrefix,
+}
+
+impl Malformed {
+    /// All of them, in the order of [`Malformed::index`].
+    pub const ALL: [Malformed; 14] = [
+        Malformed::EthernetShort,
+        Malformed::VlanShort,
+        Malformed::ArpShort,
+        Malformed::ArpKind,
+        Malformed::IpShort,
+        Malformed::IpVersion,
+        Malformed::IpHeaderLength,
+        Malformed::IpLength,
+        Malformed::Fragment,
+        Malformed::ExtensionHeaders,
+        Malformed::TransportShort,
+        Malformed::TcpHeaderLength,
+        Malformed::UdpLength,
+        Malformed::BeyondPrefix,
+    ];
+
+    /// Its place in an array of counters: 0 up to the length of [`Malformed::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// What is missing from a header that needs `needed` bytes: the packet's own bytes, or those
+    /// that the caller had not copied.
+    #[inline]
+    pub(crate) const fn missing(self, needed: usize, in_packet: usize) -> Malformed {
+        if in_packet < needed { self } else { Malformed::BeyondPrefix }
+    }
+}

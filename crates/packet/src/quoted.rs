@@ -1,0 +1,114 @@
+//! What an ICMP error quotes: the packet that could not be delivered, whose sender wants to know.
+//!
+//! "Packet too big" and "port unreachable" come from anybody on the way, so that their own
+//! addresses say nothing about whom they are for; the packet quoted in them does. Anybody can
+//! make one up: who gets it checks it against what it sent (RFC 5927).
+
+use crate::extension::{Chain, is_extension};
+use crate::headers::{
+    Fragment, Headers, Malformed, Network, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP,
+    PROTOCOL_TCP, PROTOCOL_UDP, be16, piece,
+};
+use crate::transport::Transport;
+
+/// The quoted packet, seen from the one that sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quoted {
+    /// IPv4, in an ICMP error.
+    Ipv4(Quote<u32>),
+    /// IPv6, in an ICMPv6 error.
+    Ipv6(Quote<u128>),
+}
+
+/// What a quoted packet's headers say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quote<Address> {
+    /// Who sent it.
+    pub source: Address,
+    /// To whom.
+    pub destination: Address,
+    /// The IP protocol number, in IPv6 after the extension headers.
+    pub protocol: u8,
+    /// What identifies the flow, as far as it is quoted.
+    pub flow: QuotedFlow,
+}
+
+/// What of a quoted transport header identifies its flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotedFlow {
+    /// Nothing: another protocol, a later fragment, or the quote ends before it.
+    None,
+    /// Source and destination port of TCP, UDP or SCTP.
+    Ports(u16, u16),
+    /// The identifier of an echo request.
+    Echo(u16),
+}
+
+impl Headers {
+    /// What this packet quotes, if it is an ICMP error that quotes enough. `prefix`: the bytes
+    /// that these headers were read from.
+    #[must_use]
+    pub fn quoted(&self, prefix: &[u8]) -> Option<Quoted> {
+        let Transport::Icmp { kind, .. } = self.transport() else { return None };
+        let end = prefix.len().min(self.ip_end()?);
+        let quote = prefix.get(self.l4_offset()? + 8..end)?;
+        match (&self.network, kind) {
+            // Unreachable, source quench, redirect, time exceeded, parameter problem (RFC 792).
+            (Network::Ipv4(_), 3 | 4 | 5 | 11 | 12) => quoted4(quote).map(Quoted::Ipv4),
+            // Unreachable, too big, time exceeded, parameter problem (RFC 4443).
+            (Network::Ipv6(_), 1..=4) => quoted6(quote).map(Quoted::Ipv6),
+            _ => None,
+        }
+    }
+}
+
+// A quote is cut off wherever the router liked, so that lengths in it are over what is there.
+
+fn quoted4(quote: &[u8]) -> Option<Quote<u32>> {
+    let header = quote.first_chunk::<20>()?;
+    let header_bytes = usize::from(header[0] & 0xf) * 4;
+    if header[0] >> 4 != 4 || header_bytes < 20 {
+        return None;
+    }
+    let later = be16(header[6], header[7]) & 0x1fff != 0;
+    let transport = if later { &[] } else { quote.get(header_bytes..).unwrap_or_default() };
+    Some(Quote {
+        source: u32::from_be_bytes(piece(header, 12)),
+        destination: u32::from_be_bytes(piece(header, 16)),
+        protocol: header[9],
+        flow: flow(transport, header[9], PROTOCOL_ICMP, 8),
+    })
+}
+
+fn quoted6(quote: &[u8]) -> Option<Quote<u128>> {
+    let header = quote.first_chunk::<40>()?;
+    if header[0] >> 4 != 6 {
+        return None;
+    }
+    let mut chain = Chain::new(header[6]);
+    if is_extension(chain.protocol) {
+        chain.walk(quote, quote.len());
+    }
+    // Where the last fragment's piece is of no full length, that is no matter here.
+    let read = matches!(chain.malformed, None | Some(Malformed::Fragment))
+        && !matches!(chain.fragment, Fragment::Later { .. });
+    let transport = if read { quote.get(chain.at..).unwrap_or_default() } else { &[] };
+    Some(Quote {
+        source: u128::from_be_bytes(piece(header, 8)),
+        destination: u128::from_be_bytes(piece(header, 24)),
+        protocol: chain.protocol,
+        flow: flow(transport, chain.protocol, PROTOCOL_ICMPV6, 128),
+    })
+}
+
+fn flow(bytes: &[u8], protocol: u8, icmp: u8, echo_request: u8) -> QuotedFlow {
+    match (protocol, bytes.first_chunk::<8>()) {
+        (PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP, Some(h)) => {
+            QuotedFlow::Ports(be16(h[0], h[1]), be16(h[2], h[3]))
+        }
+        (_, Some(h)) if protocol == icmp && h[0] == echo_request => {
+            QuotedFlow::Echo(be16(h[4], h[5]))
+        }
+        _ => QuotedFlow::None,
+    }
+}
