@@ -10,6 +10,7 @@
 //! Both sides compute the places from one [`SessionShape`], agreed once in the attach messages.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use towpath_queue::events::EventShape;
@@ -290,28 +291,25 @@ pub struct LedgerPages {
     pub queue_sets: Vec<OwnWords>,
 }
 
-/// The words of a mapping that this side writes.
+/// The words of a mapping that this side writes. A second view of the same words would break the
+/// protocol, which gives each word one writer.
 ///
-/// # Safety
-/// The mapping outlives every use of the words, it is writable, and nobody else in this process
-/// makes a view of the same words.
+/// # Panics
+/// When the mapping is read-only here.
 #[must_use]
-pub unsafe fn own_words(mapping: &Mapping) -> OwnWords {
+pub fn own_words(mapping: &Arc<Mapping>) -> OwnWords {
     assert!(mapping.is_writable(), "own words in a read-only mapping");
     let first: NonNull<AtomicU64> = mapping.start().cast();
-    // SAFETY: a mapping starts at a page and is as long as it says; the rest is the caller's.
-    unsafe { OwnWords::new(first, mapping.len() / 8) }
+    // SAFETY: a mapping starts at a page, is as long as it says, and lives as long as its `Arc`.
+    unsafe { OwnWords::new(first, mapping.len() / 8, mapping.clone()) }
 }
 
 /// The words of a mapping that the other side writes.
-///
-/// # Safety
-/// The mapping outlives every use of the words.
 #[must_use]
-pub unsafe fn peer_words(mapping: &Mapping) -> PeerWords {
+pub fn peer_words(mapping: &Arc<Mapping>) -> PeerWords {
     let first: NonNull<AtomicU64> = mapping.start().cast();
-    // SAFETY: a mapping starts at a page and is as long as it says; the rest is the caller's.
-    unsafe { PeerWords::new(first, mapping.len() / 8) }
+    // SAFETY: a mapping starts at a page, is as long as it says, and lives as long as its `Arc`.
+    unsafe { PeerWords::new(first, mapping.len() / 8, mapping.clone()) }
 }
 
 #[cfg(test)]
@@ -321,9 +319,8 @@ mod tests {
     #[test]
     fn both_sides_find_the_same_places() {
         let shape = SessionShape::new(3, 5, 16, 32, 2048, 2048).unwrap();
-        let server = Mapping::private(shape.server_words() * 8).unwrap();
-        // SAFETY: the mapping lives to the end of the test; one view of each kind.
-        let (own, peer) = unsafe { (own_words(&server), peer_words(&server)) };
+        let server = Arc::new(Mapping::private(shape.server_words() * 8).unwrap());
+        let (own, peer) = (own_words(&server), peer_words(&server));
         let mut own = shape.server_own(own);
         let peer = shape.server_peer(&peer);
         own.header.store(CLOSED_WORD, 1);
@@ -336,9 +333,8 @@ mod tests {
         assert_eq!(peer.acknowledgements.fetch(0), 3);
         assert_eq!(peer.counters.fetch(4 * ENDPOINT_COUNTERS), 4);
         assert_eq!(peer.queue_sets[2].fetch(shape.queues.server_words() - 1), 5);
-        let application = Mapping::private(shape.application_words() * 8).unwrap();
-        // SAFETY: the mapping lives to the end of the test; one view of each kind.
-        let (own, peer) = unsafe { (own_words(&application), peer_words(&application)) };
+        let application = Arc::new(Mapping::private(shape.application_words() * 8).unwrap());
+        let (own, peer) = (own_words(&application), peer_words(&application));
         let mut own = shape.application_own(own);
         let peer = shape.application_peer(&peer);
         own.header.store(0, 6);
@@ -349,9 +345,8 @@ mod tests {
         assert_eq!(peer.events.fetch(0), 7);
         assert_eq!(peer.acknowledgements.fetch(0), 8);
         assert_eq!(peer.queue_sets[1].fetch(0), 9);
-        let ledger = Mapping::private(shape.ledger_words() * 8).unwrap();
-        // SAFETY: the mapping lives to the end of the test; one view.
-        let parts = shape.ledger(unsafe { own_words(&ledger) });
+        let ledger = Arc::new(Mapping::private(shape.ledger_words() * 8).unwrap());
+        let parts = shape.ledger(own_words(&ledger));
         assert_eq!(parts.queue_sets.len(), 3);
     }
 

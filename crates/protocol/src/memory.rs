@@ -203,6 +203,63 @@ impl Mapping {
         self.writable
     }
 
+    fn inside(&self, offset: usize, len: usize) -> bool {
+        offset <= self.len && len <= self.len - offset
+    }
+
+    /// Copies payload out of the mapping. A peer that writes meanwhile makes the bytes arbitrary;
+    /// what was copied stays as it is. Answers whether the range lies inside.
+    #[inline]
+    #[must_use]
+    pub fn copy_out(&self, offset: usize, to: &mut [u8]) -> bool {
+        if !self.inside(offset, to.len()) {
+            return false;
+        }
+        // SAFETY: the range is inside, as just checked; `to` is private memory and does not
+        // overlap; no reference into the mapping is formed.
+        unsafe {
+            let from = self.start.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+        }
+        true
+    }
+
+    /// Copies private bytes into the mapping. Answers whether the range lies inside, and the
+    /// mapping may be written.
+    #[inline]
+    #[must_use]
+    pub fn copy_in(&self, offset: usize, from: &[u8]) -> bool {
+        if !self.writable || !self.inside(offset, from.len()) {
+            return false;
+        }
+        // SAFETY: as in `copy_out`; the mapping is writable.
+        unsafe {
+            let to = self.start.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
+        }
+        true
+    }
+
+    /// Copies payload from another mapping into this one. Answers whether both ranges lie inside,
+    /// this one may be written, and they are not the same memory here.
+    #[inline]
+    #[must_use]
+    pub fn copy_from(&self, offset: usize, from: &Mapping, from_offset: usize, len: usize) -> bool {
+        if !self.writable
+            || !self.inside(offset, len)
+            || !from.inside(from_offset, len)
+            || self.start == from.start
+        {
+            return false;
+        }
+        // SAFETY: as in `copy_out`; two mappings never overlap here.
+        unsafe {
+            let to = self.start.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(from.start.as_ptr().add(from_offset), to, len);
+        }
+        true
+    }
+
     /// Keeps the mapping out of children made by `fork`: there, touching it is a fault instead of
     /// a second writer.
     ///
@@ -241,6 +298,21 @@ mod tests {
             reader.start().as_ptr().read_volatile()
         };
         assert_eq!(seen, 7);
+    }
+
+    #[test]
+    fn copies_stay_inside() {
+        let (a, b) = (Mapping::private(4096).unwrap(), Mapping::private(4096).unwrap());
+        assert!(a.copy_in(4090, b"abcdef"));
+        assert!(!a.copy_in(4091, b"abcdef") && !a.copy_in(usize::MAX, b"a"));
+        assert!(b.copy_from(0, &a, 4090, 6));
+        assert!(!b.copy_from(0, &a, 4091, 6) && !b.copy_from(4091, &a, 0, 6));
+        assert!(!a.copy_from(0, &a, 8, 8), "a mapping onto itself");
+        let mut out = [0; 6];
+        assert!(b.copy_out(0, &mut out) && !b.copy_out(4091, &mut out));
+        assert_eq!(&out, b"abcdef");
+        let file = SharedFile::create("test", 1).unwrap();
+        assert!(!file.map_readable().unwrap().copy_in(0, b"x"), "read-only");
     }
 
     #[test]

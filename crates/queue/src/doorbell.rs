@@ -54,6 +54,19 @@ impl Sleeper {
     }
 }
 
+/// Proof that [`fence`] was called; one serves all ringers of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Fenced(());
+
+/// To be called after everything was published and before flags are read: once a batch.
+#[inline]
+#[must_use]
+pub fn fence() -> Fenced {
+    // SYNC: what was published is there before the flags are read. Partner: `SleeperLooks`.
+    full_fence(Barrier::RingerLooks);
+    Fenced(())
+}
+
 /// A side that wakes the sleeper.
 #[derive(Debug)]
 pub struct Ringer {
@@ -68,13 +81,11 @@ impl Ringer {
         Ringer { flag, rung: 0 }
     }
 
-    /// After publishing: whether the other side must be woken. Once a batch. Whoever gets `true`
-    /// rings; it is not told again for the same sleep.
+    /// After publishing and [`fence`]: whether the other side must be woken. Once a batch. Whoever
+    /// gets `true` rings; it is not told again for the same sleep.
     #[inline]
     #[must_use]
-    pub fn must_ring(&mut self) -> bool {
-        // SYNC: what was published is there before the flag is read. Partner: `SleeperLooks`.
-        full_fence(Barrier::RingerLooks);
+    pub fn must_ring(&mut self, _: Fenced) -> bool {
         let count = self.flag.fetch(0);
         if count & 1 == 0 || count == self.rung {
             return false;

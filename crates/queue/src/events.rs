@@ -48,6 +48,20 @@ impl EventShape {
     }
 }
 
+/// Proof that [`fence`] was called; one serves all markers of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Fenced(());
+
+/// To be called after queues were published and before their sets are marked: once a batch.
+#[inline]
+#[must_use]
+pub fn fence() -> Fenced {
+    // SYNC: the queues are published before acknowledgements are read. Partner:
+    // `AcknowledgerLooks`.
+    full_fence(Barrier::MarkerLooks);
+    Fenced(())
+}
+
 /// The side that has news.
 #[derive(Debug)]
 pub struct Marker {
@@ -71,20 +85,13 @@ impl Marker {
         Marker { head, queue: own, tail, acknowledged, toggles, shape }
     }
 
-    /// To be called after queues were published and before their sets are marked: once for all.
-    #[inline]
-    pub fn fence(&self) {
-        // SYNC: the queues are published before acknowledgements are read. Partner:
-        // `AcknowledgerLooks`.
-        full_fence(Barrier::MarkerLooks);
-    }
-
-    /// Queues an event for a queue set, unless one is pending. Answers whether it did.
+    /// After publishing and [`fence`]: queues an event for a queue set, unless one is pending.
+    /// Answers whether it did.
     ///
     /// # Errors
     /// [`Violation::Event`] when the peer acknowledged events that it did not take.
     #[inline]
-    pub fn mark(&mut self, queue_set: u32) -> Result<bool, Violation> {
+    pub fn mark(&mut self, _: Fenced, queue_set: u32) -> Result<bool, Violation> {
         let (word, bit) = (queue_set as usize / 64, 1u64 << (queue_set % 64));
         // SYNC: pairs with the publication in `Acknowledger::take`.
         if (self.toggles[word] ^ self.acknowledged.observe(word)) & bit != 0 {

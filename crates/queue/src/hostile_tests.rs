@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::Violation;
 use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
-use crate::events::{Acknowledger, EventShape, Marker};
+use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::test_memory::{Memory, Pair};
 use crate::word::LINE_WORDS;
 
@@ -209,7 +209,7 @@ fn events_acknowledged_and_not_taken() {
     let mut marker = Marker::new(shape, ours.own(), &theirs.peer());
     let mut last = Ok(true);
     for _ in 0..5 {
-        last = marker.mark(2);
+        last = marker.mark(events::fence(), 2);
         let bits = theirs.word(LINE_WORDS).load(Ordering::Relaxed);
         theirs.word(LINE_WORDS).store(bits ^ 1 << 2, Ordering::Relaxed);
     }

@@ -10,8 +10,8 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
-use crate::doorbell::{Ringer, Sleeper};
-use crate::events::{Acknowledger, EventShape, Marker};
+use crate::doorbell::{self, Ringer, Sleeper};
+use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::test_memory::{Memory, Pair};
 use crate::word::Barrier;
 
@@ -129,7 +129,7 @@ fn a_received_descriptor_is_whole() {
     });
 }
 
-fn doorbell() {
+fn one_batch() {
     let pair = Pair::new(8, 8);
     let flag = Memory::new(1);
     let bell = Bell::new();
@@ -140,7 +140,7 @@ fn doorbell() {
     let writer = thread::spawn(move || {
         assert!(producer.push(&[descriptor(0)]));
         producer.publish();
-        if ringer.must_ring() {
+        if ringer.must_ring(doorbell::fence()) {
             far.ring();
         }
     });
@@ -160,17 +160,17 @@ fn doorbell() {
 /// No wake-up is lost between a sleeper and a ringer.
 #[test]
 fn no_wake_up_is_lost() {
-    model(doorbell);
+    model(one_batch);
 }
 
 #[test]
 fn without_the_sleepers_barrier_a_wake_up_is_lost() {
-    without(Barrier::SleeperLooks, doorbell);
+    without(Barrier::SleeperLooks, one_batch);
 }
 
 #[test]
 fn without_the_ringers_barrier_a_wake_up_is_lost() {
-    without(Barrier::RingerLooks, doorbell);
+    without(Barrier::RingerLooks, one_batch);
 }
 
 /// Rings once for each sleep, and for every sleep: two batches, two sleeps.
@@ -188,7 +188,7 @@ fn a_ring_for_every_sleep() {
             for frame in 0..2 {
                 assert!(producer.push(&[descriptor(frame)]));
                 producer.publish();
-                if ringer.must_ring() {
+                if ringer.must_ring(doorbell::fence()) {
                     far.ring();
                 }
             }
@@ -213,7 +213,7 @@ fn a_ring_for_every_sleep() {
 
 /// News of a queue set reach a side that sleeps on its event queue: the queue is published, its
 /// event marked where none is pending, and the bell rung only for new events.
-fn events(news: u32) {
+fn batches(news: u32) {
     let shape = EventShape::new(1).unwrap();
     let marker_words = Memory::new(shape.marker_words());
     let acknowledger_words = Memory::new(shape.acknowledger_words());
@@ -230,9 +230,9 @@ fn events(news: u32) {
         for frame in 0..news {
             assert!(producer.push(&[descriptor(frame)]));
             producer.publish();
-            marker.fence();
-            marker.mark(0).unwrap();
-            if marker.publish() && ringer.must_ring() {
+            let fenced = events::fence();
+            marker.mark(fenced, 0).unwrap();
+            if marker.publish() && ringer.must_ring(doorbell::fence()) {
                 far.ring();
             }
         }
@@ -259,17 +259,17 @@ fn events(news: u32) {
 
 #[test]
 fn no_event_is_lost() {
-    model(|| events(2));
+    model(|| batches(2));
 }
 
 #[test]
 fn without_the_markers_barrier_an_event_is_lost() {
-    without(Barrier::MarkerLooks, || events(2));
+    without(Barrier::MarkerLooks, || batches(2));
 }
 
 #[test]
 fn without_the_acknowledgers_barrier_an_event_is_lost() {
-    without(Barrier::AcknowledgerLooks, || events(2));
+    without(Barrier::AcknowledgerLooks, || batches(2));
 }
 
 /// A sender that waits for room is told: the commit is published, the wish read after a fence.
@@ -296,11 +296,11 @@ fn room_that_is_waited_for_is_told() {
                 server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().unwrap();
             server.transmit.complete(&mut server.transmit_ledger, first, count as u32);
             server.transmit.publish();
-            marker.fence();
+            let fenced = events::fence();
             if server.transmit.is_wanted() {
-                marker.mark(0).unwrap();
+                marker.mark(fenced, 0).unwrap();
             }
-            if marker.publish() && ringer.must_ring() {
+            if marker.publish() && ringer.must_ring(doorbell::fence()) {
                 far.ring();
             }
         });

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::Violation;
 use crate::descriptor::{Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN, MORE};
-use crate::events::{Acknowledger, EventShape, Marker};
+use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::frames::FreeFrames;
 use crate::test_memory::{Memory, Pair};
 
@@ -159,7 +159,7 @@ proptest! {
             match step {
                 0 => {
                     let new = !pending.contains(&queue_set);
-                    prop_assert_eq!(marker.mark(queue_set).unwrap(), new);
+                    prop_assert_eq!(marker.mark(events::fence(), queue_set).unwrap(), new);
                     if new { pending.push_back(queue_set); }
                 }
                 1 => { prop_assert_eq!(marker.publish(), pending.len() > known); known = pending.len(); }

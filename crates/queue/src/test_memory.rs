@@ -1,5 +1,7 @@
 //! Shared memory for tests: words on the heap, which two sides view.
 
+use std::sync::Arc;
+
 use crate::descriptor::HeapShape;
 use crate::frames::Ledger;
 use crate::layout::QueueShape;
@@ -22,13 +24,13 @@ impl Memory {
     pub(crate) fn own(&self) -> OwnWords {
         let first = std::ptr::NonNull::from(&self.words[0]);
         // SAFETY: the words live for ever, and the test makes one writer of them.
-        unsafe { OwnWords::new(first, self.words.len()) }
+        unsafe { OwnWords::new(first, self.words.len(), Arc::new(())) }
     }
 
     pub(crate) fn peer(&self) -> PeerWords {
         let first = std::ptr::NonNull::from(&self.words[0]);
         // SAFETY: the words live for ever.
-        unsafe { PeerWords::new(first, self.words.len()) }
+        unsafe { PeerWords::new(first, self.words.len(), Arc::new(())) }
     }
 
     #[cfg(not(loom))]

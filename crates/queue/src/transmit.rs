@@ -216,6 +216,16 @@ impl TransmitConsumer {
         }
     }
 
+    /// Gives the packet taken last back to the queue, untouched: there is no room for it now. It
+    /// will be fetched and checked again.
+    pub fn put_back(&mut self, ledger: &mut Ledger, first: u32, count: u32) {
+        debug_assert_eq!(first.wrapping_add(count), self.taken);
+        for step in 0..count {
+            ledger.give_back(self.slots.get(first.wrapping_add(step)));
+        }
+        self.taken = first;
+    }
+
     /// A packet is done with: its frames go back to the application with the next
     /// [`TransmitConsumer::publish`], as soon as all before it are done with too.
     #[inline]
@@ -241,7 +251,7 @@ impl TransmitConsumer {
         self.commit.publish()
     }
 
-    /// After publishing and [`crate::events::Marker::fence`]: whether the application waits for
+    /// After publishing and [`crate::events::fence`]: whether the application waits for
     /// room that is there now.
     #[inline]
     #[must_use]

@@ -1,9 +1,11 @@
 //! Words of shared memory, each with one writer.
 //!
 //! Unsafe lives here because shared memory is an address from outside. Whoever makes a view
-//! promises that the memory is mapped for as long as the view is used and that each word has one
-//! writer; from then on everything is atomics, and no reference to plain data is ever formed.
+//! promises that the memory is mapped for as long as what it hands along lives; from then on
+//! everything is atomics, and no reference to plain data is ever formed. (A second writer of a word
+//! would break the protocol, not the memory.)
 
+use alloc::sync::Arc;
 use core::ptr::NonNull;
 
 #[cfg(not(loom))]
@@ -43,18 +45,34 @@ pub fn full_fence(barrier: Barrier) {
     fence(Ordering::SeqCst);
 }
 
+/// What keeps the memory mapped while views of it exist.
+pub type Keep = Arc<dyn Send + Sync>;
+
 /// Words that the other side writes, whenever and whatever it likes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct PeerWords {
     first: NonNull<AtomicU64>,
     len: usize,
+    keep: Keep,
 }
 
 /// Words that this side alone writes, and the other side reads.
-#[derive(Debug)]
 pub struct OwnWords {
     first: NonNull<AtomicU64>,
     len: usize,
+    keep: Keep,
+}
+
+impl core::fmt::Debug for PeerWords {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "PeerWords({:p}, {})", self.first, self.len)
+    }
+}
+
+impl core::fmt::Debug for OwnWords {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "OwnWords({:p}, {})", self.first, self.len)
+    }
 }
 
 // SAFETY: the views hold an address of atomics; loads and stores of atomics may be made by any
@@ -69,11 +87,11 @@ impl PeerWords {
     /// A view of `len` words.
     ///
     /// # Safety
-    /// The memory is readable and stays mapped for as long as the view or a part of it is used,
-    /// `first` is aligned to 8 bytes, and this process makes no plain accesses to it.
+    /// The memory is readable and stays mapped for as long as `keep` lives, `first` is aligned to
+    /// 8 bytes, and this process makes no plain accesses to it.
     #[must_use]
-    pub unsafe fn new(first: NonNull<AtomicU64>, len: usize) -> PeerWords {
-        PeerWords { first, len }
+    pub unsafe fn new(first: NonNull<AtomicU64>, len: usize, keep: Keep) -> PeerWords {
+        PeerWords { first, len, keep }
     }
 
     /// A part of the words.
@@ -84,7 +102,8 @@ impl PeerWords {
     pub fn part(&self, start: usize, len: usize) -> PeerWords {
         assert!(start <= self.len && len <= self.len - start, "a part outside of its words");
         // SAFETY: start <= len, so the address stays inside of the memory promised to `new`.
-        PeerWords { first: unsafe { self.first.add(start) }, len }
+        let first = unsafe { self.first.add(start) };
+        PeerWords { first, len, keep: self.keep.clone() }
     }
 
     /// How many words.
@@ -129,10 +148,10 @@ impl OwnWords {
     /// A view of `len` words.
     ///
     /// # Safety
-    /// As [`PeerWords::new`], and writable; nobody else writes any of the words.
+    /// As [`PeerWords::new`], and writable.
     #[must_use]
-    pub unsafe fn new(first: NonNull<AtomicU64>, len: usize) -> OwnWords {
-        OwnWords { first, len }
+    pub unsafe fn new(first: NonNull<AtomicU64>, len: usize, keep: Keep) -> OwnWords {
+        OwnWords { first, len, keep }
     }
 
     /// Cuts `len` words off the front.
@@ -142,7 +161,7 @@ impl OwnWords {
     #[must_use]
     pub fn split_off_front(&mut self, len: usize) -> OwnWords {
         assert!(len <= self.len, "a part outside of its words");
-        let front = OwnWords { first: self.first, len };
+        let front = OwnWords { first: self.first, len, keep: self.keep.clone() };
         // SAFETY: len <= self.len, so the address stays inside of the memory promised to `new`.
         self.first = unsafe { self.first.add(len) };
         self.len -= len;
