@@ -11,7 +11,9 @@
 //! | [`tx_return`](Device::tx_return) | toward the applications | packets done with |
 
 mod check;
+pub mod conformance;
 pub mod loopback;
+mod random;
 mod space;
 pub mod tap;
 mod virtio;

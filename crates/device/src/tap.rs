@@ -348,7 +348,10 @@ impl Device for TapDevice {
         if receives {
             wanted |= epoll::EventFlags::IN;
         } else {
-            // Nothing will be read, and so nothing would say that the interface is gone.
+            // Nothing will be read, and so nothing would say that the interface is gone. The
+            // kernel tells of it as of priority data, which a TAP never has: waiting for that
+            // wakes for the end alone.
+            wanted |= epoll::EventFlags::PRI;
             self.counters.system_calls += 1;
             open::name(&self.fd).map_err(|cause| self.failure("TUNGETIFF", cause))?;
         }

@@ -1,0 +1,543 @@
+//! The checks, one function each.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use towpath_packet::build::{Flow, Tcp};
+use towpath_packet::checksum::{Verdict, verify};
+use towpath_packet::headers::{Headers, PROTOCOL_TCP};
+use towpath_packet::transport::Transport;
+
+use super::FarEnd;
+use super::near::{FAR_MAC, NEAR_MAC, Near, Outgoing, PATIENCE, PLACE_BYTES, PLACES, drain};
+use crate::random::Random;
+use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, Part, SpaceId};
+
+type Check = fn(&mut Near, &mut dyn FarEnd, u64);
+
+pub(super) const ALL: [(&str, Check); 9] = [
+    ("order both ways", order),
+    ("budgets", budgets),
+    ("a full ring", full_ring),
+    ("chains of parts", chains),
+    ("large and unfinished packets", metadata),
+    ("bad parts and frames", bad_parts),
+    ("reset in the middle", reset),
+    ("a random mix", random_mix),
+    ("no wake-up is lost", wake_ups),
+];
+
+/// A frame of the suite: the ethertype for local experiments (IEEE 802, 9.2.3), a number, and
+/// bytes that follow from it.
+fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
+    let destination = if source == NEAR_MAC { FAR_MAC } else { NEAR_MAC };
+    let mut frame = Vec::with_capacity(len);
+    frame.extend(destination);
+    frame.extend(source);
+    frame.extend([0x88, 0xb5]);
+    frame.extend(number.to_be_bytes());
+    let mut random = Random::new(u64::from(number));
+    while frame.len() < len {
+        frame.extend(random.next().to_le_bytes());
+    }
+    frame.truncate(len);
+    frame
+}
+
+/// Sizes from the shortest frame to the longest of the MTU, or of a place to send from.
+fn size(near: &Near, random: &mut Random) -> usize {
+    let longest = (near.info.mtu + ETHERNET_HEADER_BYTES).min(PLACE_BYTES as usize);
+    60 + random.below((longest - 60 + 1) as u64) as usize
+}
+
+#[track_caller]
+fn assert_frames(what: &str, got: &[(Vec<u8>, Meta)], expected: &[Vec<u8>]) {
+    for (at, expected) in expected.iter().enumerate() {
+        let Some((got, meta)) = got.get(at) else {
+            panic!("{what}: frame {at} of {} did not arrive", expected.len());
+        };
+        assert!(got == expected, "{what}: frame {at} is another:\n{got:x?}\n{expected:x?}");
+        assert!(meta.is_finished(), "{what}: frame {at} is unfinished");
+    }
+    assert_eq!(got.len(), expected.len(), "{what}: more frames than were sent");
+}
+
+fn order(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
+    const COUNT: usize = 600;
+    let mut random = Random::new(seed);
+    let mut make = |source| -> Vec<Vec<u8>> {
+        (0..COUNT as u32)
+            .map(|number| {
+                let len = size(near, &mut random);
+                frame(source, number, len)
+            })
+            .collect()
+    };
+    let (outward, inward) = (make(NEAR_MAC), make(FAR_MAC));
+    let (mut sent, mut fed, mut arrived) = (0, 0, Vec::new());
+    let received = near.run_until("600 frames each way", |near, received| {
+        let batch = 1 + random.below(32) as usize;
+        let packets: Vec<Outgoing<'_>> =
+            outward[sent..].iter().take(batch).map(|frame| Outgoing::whole(frame)).collect();
+        sent += near.offer(&packets);
+        drain(far, &mut arrived);
+        for _ in 0..random.below(32) {
+            if fed < COUNT && far.send(&inward[fed], Meta::FINISHED) {
+                fed += 1;
+            }
+        }
+        received.len() >= COUNT && arrived.len() >= COUNT && near.outstanding() == 0
+    });
+    assert_frames(near.what(), &arrived, &outward);
+    assert_frames(near.what(), &received, &inward);
+    let counters = near.device.counters();
+    assert!(counters.tx_packets >= COUNT as u64 && counters.rx_packets >= COUNT as u64);
+    assert!(counters.tx_bytes >= outward.iter().map(Vec::len).sum::<usize>() as u64);
+    assert!(counters.rx_bytes >= inward.iter().map(Vec::len).sum::<usize>() as u64);
+}
+
+fn budgets(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
+    let frames: Vec<Vec<u8>> = (0..20).map(|number| frame(FAR_MAC, number, 100)).collect();
+    let mut fed = 0;
+    let mut received = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while received.len() < frames.len() {
+        while fed < frames.len() && far.send(&frames[fed], Meta::FINISHED) {
+            fed += 1;
+        }
+        // A far end that is a device itself moves only when it is called.
+        drain(far, &mut Vec::new());
+        let (_, count) = near.receive_up_to(0);
+        assert_eq!(count, 0, "{}: a budget of nothing", near.what());
+        let (mut some, count) = near.receive_up_to(3);
+        // What is not the suite's was counted too.
+        assert!(some.len() <= count);
+        received.append(&mut some);
+        near.provide();
+        assert!(Instant::now() < deadline, "{}: 20 frames did not come", near.what());
+    }
+    assert_frames(near.what(), &received, &frames);
+
+    let frames: Vec<Vec<u8>> = (0..20).map(|number| frame(NEAR_MAC, number, 100)).collect();
+    let (mut sent, mut arrived) = (0, Vec::new());
+    while sent < frames.len() || near.outstanding() > 0 || arrived.len() < frames.len() {
+        let packets: Vec<Outgoing<'_>> =
+            frames[sent..].iter().map(|frame| Outgoing::whole(frame)).collect();
+        sent += near.offer(&packets);
+        near.receive();
+        near.take_tokens(0);
+        near.take_tokens(3);
+        drain(far, &mut arrived);
+        assert!(Instant::now() < deadline, "{}: 20 tokens did not come", near.what());
+    }
+    assert_frames(near.what(), &arrived, &frames);
+}
+
+fn full_ring(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
+    let mut random = Random::new(seed);
+    let (mut frames, mut sent) = (Vec::new(), 0);
+    // Nobody reads and no token is fetched: it must refuse at some time, from the back.
+    while sent == frames.len() {
+        let batch = 64.min(PLACES as usize - sent);
+        assert!(batch > 0, "{}: took {sent} packets and is not full", near.what());
+        for _ in 0..batch {
+            let len = 60 + random.below(200) as usize;
+            frames.push(frame(NEAR_MAC, frames.len() as u32, len));
+        }
+        let packets: Vec<Outgoing<'_>> =
+            frames[sent..].iter().map(|frame| Outgoing::whole(frame)).collect();
+        sent += near.offer(&packets);
+    }
+    let mut arrived = Vec::new();
+    near.run_until("the rest to be taken", |near, _| {
+        let packets: Vec<Outgoing<'_>> =
+            frames[sent..].iter().map(|frame| Outgoing::whole(frame)).collect();
+        sent += near.offer(&packets);
+        drain(far, &mut arrived);
+        arrived.len() >= frames.len() && near.outstanding() == 0
+    });
+    assert_frames(near.what(), &arrived, &frames);
+}
+
+/// Where to cut `len` bytes into `parts` parts of at least a byte each.
+fn cuts(random: &mut Random, len: usize, parts: usize) -> Vec<usize> {
+    let mut cuts = std::collections::BTreeSet::new();
+    while cuts.len() < parts - 1 {
+        cuts.insert(1 + random.below(len as u64 - 1) as usize);
+    }
+    cuts.into_iter().collect()
+}
+
+fn chains(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut expected = Vec::new();
+    let mut arrived = Vec::new();
+    for parts in 1..=MAX_PARTS {
+        let frame = frame(NEAR_MAC, parts as u32, size(near, &mut random).max(100));
+        let cuts = cuts(&mut random, frame.len(), parts);
+        let packet = Outgoing { bytes: &frame, cuts: &cuts, meta: Meta::FINISHED };
+        let mut taken = 0;
+        near.run_until("room for a chain", |near, _| {
+            drain(far, &mut arrived);
+            if taken == 0 {
+                taken = near.offer(std::slice::from_ref(&packet));
+            }
+            taken > 0
+        });
+        expected.push(frame);
+    }
+    near.run_until("the chains", |near, _| {
+        drain(far, &mut arrived);
+        arrived.len() >= expected.len() && near.outstanding() == 0
+    });
+    assert_frames(near.what(), &arrived, &expected);
+
+    // The shortest there is: zeros follow it, if anything does.
+    let short = frame(NEAR_MAC, 1, 20);
+    near.run_until("room", |near, _| near.offer(&[Outgoing::whole(&short)]) == 1);
+    let arrived = near.collect(far, 1);
+    let (got, _) = &arrived[0];
+    assert!(got.starts_with(&short), "{}: a short frame", near.what());
+    assert!(got[20..].iter().all(|byte| *byte == 0), "{}: what follows it", near.what());
+}
+
+/// Whether `got` is `sent`, either as it was, with its metadata, or finished and cut.
+fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, String> {
+    let Some((first, got_meta)) = got.first() else { return Ok(false) };
+    if !got_meta.is_finished() {
+        let mut wanted = meta;
+        if let (Some(wanted), Some(got)) = (&mut wanted.segmentation, got_meta.segmentation) {
+            // How long the headers are need not be passed on.
+            if got.header_bytes == 0 {
+                wanted.header_bytes = 0;
+            }
+        }
+        if *got_meta != wanted || first != sent {
+            return Err(format!("{got_meta:?} of {} bytes is not {meta:?}", first.len()));
+        }
+        return Ok(true);
+    }
+    let payload = |frame: &[u8]| -> Result<Vec<u8>, String> {
+        let headers = Headers::parse(frame, frame.len()).map_err(|error| format!("{error:?}"))?;
+        let l4 = headers.l4_offset().ok_or("no transport header")?;
+        let end = headers.ip_end().ok_or("no IP")?;
+        let header = match headers.transport() {
+            Transport::Tcp { header_bytes, .. } => usize::from(header_bytes),
+            Transport::Udp { .. } => 8,
+            other => return Err(format!("{other:?}")),
+        };
+        Ok(frame[l4 + header..end].to_vec())
+    };
+    let mut bytes = Vec::new();
+    for (frame, meta) in got {
+        let headers = Headers::parse(frame, frame.len()).map_err(|error| format!("{error:?}"))?;
+        if !meta.is_finished() || verify(frame, &headers) != Verdict::Right {
+            return Err(format!("a wrong checksum in a frame of {} bytes", frame.len()));
+        }
+        if let Some(segmentation) = meta_segment_bytes(sent, headers.protocol(), frame) {
+            return Err(segmentation);
+        }
+        bytes.extend(payload(frame)?);
+    }
+    let wanted = payload(sent)?;
+    if !wanted.starts_with(&bytes) {
+        return Err("other bytes than were sent".to_owned());
+    }
+    Ok(bytes.len() == wanted.len())
+}
+
+/// A complaint when a finished TCP frame is as long as the large one it was cut from.
+fn meta_segment_bytes(sent: &[u8], protocol: Option<u8>, frame: &[u8]) -> Option<String> {
+    (protocol == Some(PROTOCOL_TCP) && sent.len() > 20_000 && frame.len() > 2_000)
+        .then(|| format!("a finished frame of {} bytes", frame.len()))
+}
+
+fn metadata(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
+    let mut random = Random::new(seed);
+    let payload: Vec<u8> = (0..60_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
+    let mut packets = Vec::new();
+    for (from, to, outward) in [(NEAR_MAC, FAR_MAC, true), (FAR_MAC, NEAR_MAC, false)] {
+        for flow in [Flow::v4(), Flow::v6()].map(|flow| flow.macs(from, to)) {
+            packets.push((outward, flow.udp_unfinished(&payload[..1000])));
+            packets.push((outward, flow.tcp_unfinished(&Tcp::default(), &payload[..999])));
+            let segment_bytes = (near.info.mtu - 60) as u16;
+            packets.push((outward, flow.tcp_large(&Tcp::default(), &payload, segment_bytes)));
+        }
+    }
+    let can = near.info.can;
+    for (outward, (frame, meta)) in packets {
+        let mut got = Vec::new();
+        let mut sent = false;
+        let goal = format!("{meta:?}, sent by the device: {outward}");
+        if outward {
+            if !can.tx_checksum || (meta.segmentation.is_some() && !can.tx_segmentation) {
+                continue;
+            }
+            let cuts = cuts(&mut random, frame.len(), MAX_PARTS);
+            let packet = Outgoing { bytes: &frame, cuts: &cuts, meta };
+            near.run_until(&goal, |near, _| {
+                sent = sent || near.offer(std::slice::from_ref(&packet)) == 1;
+                drain(far, &mut got);
+                is_whole(&got, &frame, meta).expect("as it was sent") && near.outstanding() == 0
+            });
+        } else if far.takes_metadata() {
+            near.run_until(&goal, |_, received| {
+                sent = sent || far.send(&frame, meta);
+                is_whole(received, &frame, meta).expect("as it was sent")
+            });
+        }
+    }
+}
+
+fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
+    let nowhere = SpaceId(9999);
+    let end = near.memory_end();
+    let good = near.part(0, 60);
+    let at = |offset, len| Part { space: near.memory, offset, len };
+    let too_many = vec![near.part(0, 2); MAX_PARTS + 1];
+    let too_long = vec![near.part(0, 65_000); 3];
+    let cases: [(&str, Vec<Part>); 9] = [
+        ("no part", vec![]),
+        ("nothing in it", vec![near.part(0, 0)]),
+        ("too many parts", too_many),
+        ("too long", too_long),
+        ("an unknown space", vec![Part { space: nowhere, offset: 0, len: 60 }]),
+        ("over the end", vec![at(end - 59, 60)]),
+        ("behind the end", vec![at(u32::MAX - 10, 60)]),
+        ("a length that overflows", vec![good, at(0, u32::MAX)]),
+        ("a good part before", vec![good, at(end, 1)]),
+    ];
+    for (case, parts) in cases {
+        let number = parts.len() as u32;
+        let frame = frame(NEAR_MAC, number, 60);
+        let place = near.part(0, 60);
+        near.spaces.copy_in(place.space, place.offset, &frame).expect("inside");
+        let dropped = near.device.counters().tx_dropped;
+        let good = [place];
+        let what = format!("{}, {case}", near.what());
+        near.offer_parts(&[
+            (&good, Meta::FINISHED),
+            (&parts, Meta::FINISHED),
+            (&good, Meta::FINISHED),
+        ]);
+        let mut arrived = Vec::new();
+        near.run_until(case, |near, _| {
+            drain(far, &mut arrived);
+            arrived.len() >= 2 && near.outstanding() == 0
+        });
+        assert_frames(&what, &arrived, &[frame.clone(), frame]);
+        assert_eq!(near.device.counters().tx_dropped, dropped + 1, "{what}: not counted");
+    }
+
+    let taken = near.device.rx_provide(&near.spaces, nowhere, &[0]);
+    assert_eq!(taken, 0, "{}: a frame in an unknown space", near.what());
+    let mut frames = Vec::new();
+    near.reset();
+    for outside in [u32::MAX, near.memory_end().max(u32::MAX / 2)] {
+        let taken = near.device.rx_provide(&near.spaces, near.pool, &[outside]);
+        assert_eq!(taken, 0, "{}: a frame outside of its space", near.what());
+        near.device.reset(&mut frames).expect("reset");
+        assert!(frames.is_empty());
+    }
+    near.provide();
+}
+
+fn reset(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
+    for round in 0..10u32 {
+        let frames: Vec<Vec<u8>> =
+            (0..20).map(|number| frame(NEAR_MAC, round * 100 + number, 200)).collect();
+        let packets: Vec<Outgoing<'_>> =
+            frames.iter().map(|frame| Outgoing::whole(frame)).collect();
+        near.offer(&packets);
+        for number in 0..5 {
+            far.send(&frame(FAR_MAC, round * 100 + number, 200), Meta::FINISHED);
+        }
+        if round % 2 == 0 {
+            near.receive_up_to(2);
+            near.take_tokens(3);
+        }
+        near.reset();
+        assert_eq!(near.device.counters().resets, u64::from(round) + 1, "{}", near.what());
+        near.provide();
+
+        // Afterwards it works, both ways. What was under way may arrive before, or be lost.
+        let marker = frame(NEAR_MAC, 5000 + round, 300);
+        let mut arrived = Vec::new();
+        let mut sent = false;
+        near.run_until("a frame after a reset", |near, _| {
+            drain(far, &mut arrived);
+            sent = sent || near.offer(&[Outgoing::whole(&marker)]) == 1;
+            arrived.last().is_some_and(|(last, _)| *last == marker)
+        });
+        let marker = frame(FAR_MAC, 5000 + round, 300);
+        let mut sent = false;
+        near.run_until("a frame received after a reset", |_, received| {
+            sent = sent || far.send(&marker, Meta::FINISHED);
+            received.last().is_some_and(|(last, _)| *last == marker)
+        });
+    }
+}
+
+fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
+    let mut random = Random::new(seed ^ 0x6d69_7865_6421);
+    let (mut outward, mut inward) = (Vec::new(), Vec::new());
+    let (mut arrived, mut received) = (Vec::new(), Vec::new());
+    for _ in 0..4000 {
+        match random.below(8) {
+            0 | 1 => {
+                let batch: Vec<Vec<u8>> = (0..1 + random.below(16))
+                    .map(|at| {
+                        let len = size(near, &mut random);
+                        frame(NEAR_MAC, (outward.len() as u64 + at) as u32, len)
+                    })
+                    .collect();
+                let cuts: Vec<Vec<usize>> = batch
+                    .iter()
+                    .map(|frame| {
+                        let parts = 1 + random.below(6) as usize;
+                        cuts(&mut random, frame.len(), parts)
+                    })
+                    .collect();
+                let packets: Vec<Outgoing<'_>> = batch
+                    .iter()
+                    .zip(&cuts)
+                    .map(|(bytes, cuts)| Outgoing { bytes, cuts, meta: Meta::FINISHED })
+                    .collect();
+                let taken = near.offer(&packets);
+                outward.extend(batch.into_iter().take(taken));
+            }
+            2 => {
+                let len = size(near, &mut random);
+                let frame = frame(FAR_MAC, inward.len() as u32, len);
+                // A wire may lose what nobody takes off it in time; this one is given time.
+                if inward.len() - received.len() < 32 && far.send(&frame, Meta::FINISHED) {
+                    inward.push(frame);
+                }
+            }
+            3 => {
+                let budget = random.below(40) as usize;
+                received.append(&mut near.receive_up_to(budget).0);
+            }
+            4 => near.provide(),
+            5 => {
+                near.take_tokens(random.below(40) as usize);
+            }
+            6 => drain(far, &mut arrived),
+            _ => {
+                // Armed or not, it works on.
+                near.device.arm(random.below(2) == 0).expect("arm");
+            }
+        }
+    }
+    let late = near.run_until("what was under way", |near, late| {
+        drain(far, &mut arrived);
+        near.outstanding() == 0
+            && arrived.len() >= outward.len()
+            && received.len() + late.len() >= inward.len()
+    });
+    received.extend(late);
+    assert_frames(near.what(), &arrived, &outward);
+    assert_frames(near.what(), &received, &inward);
+}
+
+/// Ends the other thread's loop however this one ends.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn wake_ups(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
+    if near.device.sleep_fd().is_none() {
+        let armed = near.device.arm(false).expect("arm");
+        assert_eq!(armed, crate::Armed::Work, "{}: must be polled, and lets sleep", near.what());
+        return;
+    }
+    arrivals_wake(near, far, seed);
+    room_wakes(near, far, seed);
+}
+
+/// One frame at a time, each sent right when the device may be falling asleep.
+fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
+    const COUNT: usize = 2000;
+    let seen = AtomicUsize::new(0);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        scope.spawn(|| {
+            let mut random = Random::new(seed);
+            for number in 0..COUNT {
+                while seen.load(Ordering::Acquire) < number {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    std::thread::yield_now();
+                }
+                for _ in 0..random.below(3000) {
+                    std::hint::spin_loop();
+                }
+                let frame = frame(FAR_MAC, number as u32, 60);
+                while !far.send(&frame, Meta::FINISHED) && !stop.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut received = 0;
+        while received < COUNT {
+            let got = near.receive().len();
+            received += got;
+            seen.store(received, Ordering::Release);
+            if got == 0 {
+                near.sleep(false, &format!("after frame {received}"));
+            }
+        }
+    });
+}
+
+/// A full ring, and an other end that takes some now and then.
+fn room_wakes(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
+    const COUNT: usize = 4000;
+    let taken = AtomicUsize::new(0);
+    let stop = AtomicBool::new(false);
+    let frames: Vec<Vec<u8>> =
+        (0..COUNT as u32).map(|number| frame(NEAR_MAC, number, 60)).collect();
+    std::thread::scope(|scope| {
+        let stop_guard = Stop(&stop);
+        let arrived = &taken;
+        let stop = &stop;
+        let handle = scope.spawn(move || {
+            let mut random = Random::new(seed);
+            let mut got = Vec::new();
+            while got.len() < COUNT && !stop.load(Ordering::Relaxed) {
+                drain(far, &mut got);
+                arrived.store(got.len(), Ordering::Release);
+                for _ in 0..random.below(3000) {
+                    std::hint::spin_loop();
+                }
+            }
+            got
+        });
+        let mut sent = 0;
+        while sent < COUNT || near.outstanding() > 0 {
+            let packets: Vec<Outgoing<'_>> =
+                frames[sent..].iter().take(64).map(|frame| Outgoing::whole(frame)).collect();
+            let count = near.offer(&packets);
+            sent += count;
+            near.receive();
+            let tokens = near.take_tokens(64);
+            if count == 0 && tokens == 0 {
+                near.sleep(sent < COUNT, &format!("for room after frame {sent}"));
+            }
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while taken.load(Ordering::Acquire) < COUNT && Instant::now() < deadline {
+            near.receive();
+            std::thread::yield_now();
+        }
+        drop(stop_guard);
+        let got = handle.join().expect("the far end's thread");
+        assert_frames(near.what(), &got, &frames);
+    });
+}

@@ -1,0 +1,100 @@
+//! The other end of the wire.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use towpath_protocol::memory::Mapping;
+
+use crate::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
+
+/// Puts frames on a device's wire, and takes them off.
+pub trait FarEnd: Send {
+    /// Sends a frame toward the device; `false` when there is no room now.
+    fn send(&mut self, frame: &[u8], meta: Meta) -> bool;
+
+    /// The next frame that the device sent, if there is one now. Other traffic on the wire may be
+    /// among them; the suite knows its own frames by their source address.
+    fn receive(&mut self) -> Option<(Vec<u8>, Meta)>;
+
+    /// Whether [`FarEnd::send`] takes large and unfinished packets.
+    fn takes_metadata(&self) -> bool;
+}
+
+/// Empty frames that the far device has at most, and places that packets are sent from.
+const FRAMES: u32 = 128;
+const PLACES: u32 = 64;
+
+/// A device as the other end: for devices that come in pairs.
+pub struct DeviceFarEnd {
+    device: Box<dyn Device>,
+    spaces: Spaces,
+    memory: SpaceId,
+    frame_bytes: u32,
+    /// Free places to send from: offsets, which serve as tokens.
+    places: Vec<u64>,
+    received: VecDeque<Received>,
+}
+
+impl DeviceFarEnd {
+    /// Starts the device.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn new(mut device: Box<dyn Device>) -> DeviceFarEnd {
+        let mut spaces = Spaces::default();
+        device.start(&mut spaces).expect("the far end starts");
+        let frame_bytes = device.info().rx_frame_bytes as u32;
+        let bytes = (FRAMES + PLACES) as usize * frame_bytes as usize;
+        let mapping = Mapping::private(bytes).expect("memory");
+        let memory = spaces.add(Space::new(Arc::new(mapping)));
+        let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
+        device.rx_provide(&spaces, memory, &frames);
+        let places =
+            (FRAMES..FRAMES + PLACES).map(|index| u64::from(index * frame_bytes)).collect();
+        DeviceFarEnd { device, spaces, memory, frame_bytes, places, received: VecDeque::new() }
+    }
+
+    fn turn(&mut self) {
+        let mut received = Vec::new();
+        let budget = 64usize.saturating_sub(self.received.len());
+        // A device that is gone has nothing more to tell.
+        let _ = self.device.rx_return(&self.spaces, &mut received, budget);
+        self.received.extend(received);
+        let _ = self.device.tx_return(&mut self.places, PLACES as usize);
+    }
+}
+
+impl FarEnd for DeviceFarEnd {
+    fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
+        assert!(frame.len() <= self.frame_bytes as usize, "no longer than a frame");
+        self.turn();
+        let Some(token) = self.places.pop() else { return false };
+        let offset = token as u32;
+        self.spaces.copy_in(self.memory, offset, frame).expect("inside");
+        let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
+        let packet = Packet { parts: &parts, meta, token };
+        let taken = self.device.tx_provide(&self.spaces, &[packet]).expect("the far end sends");
+        if taken == 0 {
+            self.places.push(token);
+        }
+        self.turn();
+        taken > 0
+    }
+
+    fn receive(&mut self) -> Option<(Vec<u8>, Meta)> {
+        if self.received.is_empty() {
+            self.turn();
+        }
+        let received = self.received.pop_front()?;
+        let mut frame = vec![0; received.len as usize];
+        self.spaces.copy_out(received.space, received.offset, &mut frame).expect("inside");
+        self.device.rx_provide(&self.spaces, received.space, &[received.frame]);
+        Some((frame, received.meta))
+    }
+
+    fn takes_metadata(&self) -> bool {
+        let can = self.device.info().can;
+        can.tx_checksum && can.tx_segmentation
+    }
+}

@@ -1,0 +1,337 @@
+//! The side of the engine: provides frames, sends packets, and keeps account of both.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use towpath_protocol::memory::Mapping;
+
+use super::FarEnd;
+use crate::{Armed, Device, Info, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
+
+/// Frames in the pool.
+const FRAMES: u32 = 640;
+/// Places to send from, and their size in bytes; a ring must refuse before all are with it.
+pub(super) const PLACES: u32 = 4096;
+pub(super) const PLACE_BYTES: u32 = 2048;
+/// A place for one large packet, behind the others.
+const LARGE_BYTES: u32 = 128 * 1024;
+/// What takes longer than this will not come.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The source addresses of the suite's frames, by which it knows them: this end's, the other's.
+pub(super) const NEAR_MAC: [u8; 6] = [0x02, 0xc0, 0, 0, 0, 1];
+pub(super) const FAR_MAC: [u8; 6] = [0x02, 0xc0, 0, 0, 0, 2];
+
+/// A frame's place in the account.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Holder {
+    Suite,
+    Device,
+}
+
+/// Bytes to be sent as one packet, cut into parts at these places.
+pub(super) struct Outgoing<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) cuts: &'a [usize],
+    pub(super) meta: Meta,
+}
+
+impl<'a> Outgoing<'a> {
+    pub(super) fn whole(bytes: &'a [u8]) -> Outgoing<'a> {
+        Outgoing { bytes, cuts: &[], meta: Meta::FINISHED }
+    }
+}
+
+pub(super) struct Near {
+    pub(super) device: Box<dyn Device>,
+    pub(super) spaces: Spaces,
+    pub(super) info: Info,
+    /// The pool, and where packets are sent from: the pool itself, or a space of its own where
+    /// the device can send from any.
+    pub(super) pool: SpaceId,
+    pub(super) memory: SpaceId,
+    memory_start: u32,
+    frames: Vec<Holder>,
+    places: Vec<u32>,
+    /// Token to place and length in bytes.
+    outstanding: BTreeMap<u64, (u32, u32)>,
+    next_token: u64,
+    what: String,
+}
+
+impl Near {
+    pub(super) fn new(mut device: Box<dyn Device>, what: String) -> Near {
+        let mut spaces = Spaces::default();
+        device.start(&mut spaces).expect("the device starts");
+        let info = device.info().clone();
+        let pool_bytes = FRAMES as usize * info.rx_frame_bytes;
+        let memory_bytes = (PLACES * PLACE_BYTES + LARGE_BYTES) as usize;
+        let mut space = |bytes| {
+            let mapping = Mapping::private(bytes).expect("memory");
+            spaces.add(Space::new(Arc::new(mapping)))
+        };
+        let (pool, memory, memory_start) = if info.can.tx_in_place {
+            (space(pool_bytes), space(memory_bytes), 0)
+        } else {
+            let pool = space(pool_bytes + memory_bytes);
+            (pool, pool, pool_bytes as u32)
+        };
+        let mut near = Near {
+            device,
+            spaces,
+            pool,
+            memory,
+            memory_start,
+            frames: vec![Holder::Suite; FRAMES as usize],
+            places: (0..PLACES).rev().collect(),
+            outstanding: BTreeMap::new(),
+            next_token: 1,
+            what,
+            info,
+        };
+        near.provide();
+        assert!(near.with_device() > 0, "{}: no frame was taken", near.what);
+        near
+    }
+
+    pub(super) fn what(&self) -> &str {
+        &self.what
+    }
+
+    pub(super) fn with_device(&self) -> usize {
+        self.frames.iter().filter(|holder| **holder == Holder::Device).count()
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// Gives the device every frame that is not with it.
+    pub(super) fn provide(&mut self) {
+        let size = self.info.rx_frame_bytes as u32;
+        let ours: Vec<u32> = (0..FRAMES)
+            .filter(|index| self.frames[*index as usize] == Holder::Suite)
+            .map(|index| index * size)
+            .collect();
+        let taken = self.device.rx_provide(&self.spaces, self.pool, &ours);
+        assert!(taken <= ours.len(), "{}: took more frames than there are", self.what);
+        for frame in &ours[..taken] {
+            self.frames[(frame / size) as usize] = Holder::Device;
+        }
+    }
+
+    fn take_back(&mut self, frame: u32) {
+        let size = self.info.rx_frame_bytes as u32;
+        let index = (frame / size) as usize;
+        assert!(
+            frame.is_multiple_of(size) && self.frames.get(index) == Some(&Holder::Device),
+            "{}: frame {frame} came back and was not with the device",
+            self.what
+        );
+        self.frames[index] = Holder::Suite;
+    }
+
+    /// Takes at most `budget` received frames; those of the suite's far end are the answer, with
+    /// how many there were of all.
+    pub(super) fn receive_up_to(&mut self, budget: usize) -> (Vec<(Vec<u8>, Meta)>, usize) {
+        let mut received: Vec<Received> = Vec::new();
+        let count = self.device.rx_return(&self.spaces, &mut received, budget).expect("rx_return");
+        assert_eq!(count, received.len(), "{}: rx_return's answer", self.what);
+        assert!(count <= budget, "{}: rx_return over its budget", self.what);
+        let mut frames = Vec::new();
+        for got in received {
+            assert_eq!(got.space, self.pool, "{}: a frame's space", self.what);
+            let end = u64::from(got.offset) + u64::from(got.len);
+            assert!(
+                got.offset >= got.frame
+                    && end <= u64::from(got.frame) + self.info.rx_frame_bytes as u64,
+                "{}: data outside of its frame",
+                self.what
+            );
+            if !self.info.can.rx_offload {
+                assert!(got.meta.is_finished(), "{}: unasked {:?}", self.what, got.meta);
+            }
+            let mut bytes = vec![0; got.len as usize];
+            self.spaces.copy_out(got.space, got.offset, &mut bytes).expect("inside the pool");
+            self.take_back(got.frame);
+            if bytes.get(6..12) == Some(&FAR_MAC[..]) {
+                frames.push((bytes, got.meta));
+            }
+        }
+        (frames, count)
+    }
+
+    pub(super) fn receive(&mut self) -> Vec<(Vec<u8>, Meta)> {
+        let (frames, _) = self.receive_up_to(64);
+        self.provide();
+        frames
+    }
+
+    /// Offers packets; how many were taken.
+    pub(super) fn offer(&mut self, packets: &[Outgoing<'_>]) -> usize {
+        let mut placed = Vec::new();
+        let mut parts = Vec::new();
+        for packet in packets {
+            let len = packet.bytes.len() as u32;
+            let place = if len <= PLACE_BYTES {
+                self.places.pop().expect("a place to send from")
+            } else {
+                assert!(
+                    !self.outstanding.values().any(|(place, _)| *place == PLACES),
+                    "one large packet at a time"
+                );
+                PLACES
+            };
+            let start = self.memory_start + place * PLACE_BYTES;
+            self.spaces.copy_in(self.memory, start, packet.bytes).expect("inside");
+            let mut cuts = packet.cuts.to_vec();
+            cuts.push(packet.bytes.len());
+            let mut from = 0;
+            let mut list = Vec::new();
+            for cut in cuts {
+                list.push(Part {
+                    space: self.memory,
+                    offset: start + from as u32,
+                    len: (cut - from) as u32,
+                });
+                from = cut;
+            }
+            parts.push(list);
+            placed.push((place, len));
+        }
+        let list: Vec<Packet<'_>> = packets
+            .iter()
+            .zip(&parts)
+            .zip(self.next_token..)
+            .map(|((packet, parts), token)| Packet { parts, meta: packet.meta, token })
+            .collect();
+        let taken = self.device.tx_provide(&self.spaces, &list).expect("tx_provide");
+        assert!(taken <= packets.len(), "{}: took more packets than there are", self.what);
+        for (at, place) in placed.iter().enumerate() {
+            if at < taken {
+                self.outstanding.insert(self.next_token, *place);
+                self.next_token += 1;
+            } else if place.0 < PLACES {
+                self.places.push(place.0);
+            }
+        }
+        taken
+    }
+
+    /// Offers packets whose parts are given as they are; all must be taken.
+    pub(super) fn offer_parts(&mut self, packets: &[(&[Part], Meta)]) {
+        let list: Vec<Packet<'_>> = packets
+            .iter()
+            .zip(self.next_token..)
+            .map(|((parts, meta), token)| Packet { parts, meta: *meta, token })
+            .collect();
+        let taken = self.device.tx_provide(&self.spaces, &list).expect("tx_provide");
+        assert_eq!(taken, list.len(), "{}: an empty ring has room", self.what);
+        for _ in packets {
+            self.outstanding.insert(self.next_token, (u32::MAX, 0));
+            self.next_token += 1;
+        }
+    }
+
+    /// Where a part of a packet of `len` bytes lies that nobody else uses.
+    pub(super) fn part(&self, offset: u32, len: u32) -> Part {
+        let start = self.memory_start + PLACES * PLACE_BYTES;
+        Part { space: self.memory, offset: start + offset, len }
+    }
+
+    /// Where the memory that packets are sent from ends.
+    pub(super) fn memory_end(&self) -> u32 {
+        let end = self.memory_start + PLACES * PLACE_BYTES + LARGE_BYTES;
+        end.next_multiple_of(towpath_protocol::memory::PAGE_BYTES as u32)
+    }
+
+    /// Takes at most `budget` tokens back, and spoils the memory that they stood for: whoever
+    /// reads it now is found out.
+    pub(super) fn take_tokens(&mut self, budget: usize) -> usize {
+        let mut tokens = Vec::new();
+        let count = self.device.tx_return(&mut tokens, budget).expect("tx_return");
+        assert_eq!(count, tokens.len(), "{}: tx_return's answer", self.what);
+        assert!(count <= budget, "{}: tx_return over its budget", self.what);
+        for token in tokens {
+            let Some((place, len)) = self.outstanding.remove(&token) else {
+                panic!("{}: token {token} came back and was not with the device", self.what);
+            };
+            if place <= PLACES {
+                let start = self.memory_start + place * PLACE_BYTES;
+                let spoilt = vec![0xee; len as usize];
+                self.spaces.copy_in(self.memory, start, &spoilt).expect("inside");
+            }
+            if place < PLACES {
+                self.places.push(place);
+            }
+        }
+        count
+    }
+
+    /// Runs the device until `done` says so, taking what comes; frames received are the answer.
+    pub(super) fn run_until(
+        &mut self,
+        goal: &str,
+        mut done: impl FnMut(&mut Near, &[(Vec<u8>, Meta)]) -> bool,
+    ) -> Vec<(Vec<u8>, Meta)> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut received = Vec::new();
+        loop {
+            received.append(&mut self.receive());
+            self.take_tokens(64);
+            if done(self, &received) {
+                return received;
+            }
+            assert!(Instant::now() < deadline, "{}: waited in vain for {goal}", self.what);
+        }
+    }
+
+    /// Takes what the other end has got from this suite until there is `count` of it.
+    pub(super) fn collect(&mut self, far: &mut dyn FarEnd, count: usize) -> Vec<(Vec<u8>, Meta)> {
+        let mut got = Vec::new();
+        self.run_until("frames at the far end", |_, _| {
+            drain(far, &mut got);
+            got.len() >= count
+        });
+        got
+    }
+
+    /// Resets the device, and checks that it keeps nothing.
+    pub(super) fn reset(&mut self) {
+        let mut frames = Vec::new();
+        self.device.reset(&mut frames).expect("reset");
+        for frame in frames {
+            self.take_back(frame);
+        }
+        assert_eq!(self.with_device(), 0, "{}: frames kept over a reset", self.what);
+        while self.take_tokens(7) > 0 {}
+        assert_eq!(self.outstanding(), 0, "{}: tokens kept over a reset", self.what);
+    }
+
+    /// Sleeps until the device has something to do; at once when it says so.
+    pub(super) fn sleep(&mut self, tx_waiting: bool, goal: &str) {
+        if self.device.arm(tx_waiting).expect("arm") == Armed::Work {
+            return;
+        }
+        let fd = self.device.sleep_fd().expect("a device that lets sleep has a descriptor");
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
+        let ready = rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
+        assert!(ready > 0, "{}: a wake-up was lost, {goal}", self.what);
+    }
+
+    /// At the end everything comes back.
+    pub(super) fn finish(mut self) {
+        self.reset();
+    }
+}
+
+/// Takes all of the suite's frames that have arrived at the far end.
+pub(super) fn drain(far: &mut dyn FarEnd, into: &mut Vec<(Vec<u8>, Meta)>) {
+    while let Some((frame, meta)) = far.receive() {
+        if frame.get(6..12) == Some(&NEAR_MAC[..]) {
+            into.push((frame, meta));
+        }
+    }
+}

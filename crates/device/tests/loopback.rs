@@ -1,0 +1,49 @@
+//! The in-memory pair under the conformance suite, in each of its configurations.
+
+use towpath_device::conformance::{self, DeviceFarEnd, Pair};
+use towpath_device::loopback::{self, Config};
+
+fn check(name: &str, config: Config) {
+    conformance::run(name, 1, || {
+        let (device, far) = loopback::pair(&config).unwrap();
+        Pair { device: Box::new(device), far: Box::new(DeviceFarEnd::new(Box::new(far))) }
+    });
+}
+
+#[test]
+fn as_it_is() {
+    check("loopback", Config::default());
+}
+
+#[test]
+fn without_offloads() {
+    check("loopback without offloads", Config { offloads: false, ..Config::default() });
+}
+
+#[test]
+fn asynchronous() {
+    check("asynchronous loopback", Config { tx_asynchronous: true, ..Config::default() });
+}
+
+#[test]
+fn out_of_its_pool_alone() {
+    let config = Config { tx_in_place: false, tx_asynchronous: true, ..Config::default() };
+    check("loopback, pool alone", config);
+}
+
+#[test]
+fn to_be_polled() {
+    check("loopback to be polled", Config { sleeps: false, ..Config::default() });
+}
+
+#[test]
+fn tiny() {
+    let config = Config { ring_packets: 3, ..Config::default() };
+    check("loopback of three packets", config.clone());
+    check("asynchronous loopback of three packets", Config { tx_asynchronous: true, ..config });
+}
+
+#[test]
+fn jumbo() {
+    check("loopback of jumbo frames", Config { mtu: 9000, ..Config::default() });
+}

@@ -1,0 +1,6 @@
+//! What the tests of TAP interfaces need: a network namespace, the kernel's side of the wire, and
+//! a small peer.
+
+pub(crate) mod namespace;
+pub(crate) mod packet_socket;
+pub(crate) mod peer;

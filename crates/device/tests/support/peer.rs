@@ -1,0 +1,258 @@
+//! A host at the far side of a device, small enough to be read at once: it answers ARP, echo
+//! requests and one TCP connection at a time.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use towpath_device::{
+    Armed, Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+};
+use towpath_packet::build::{Flow, Tcp};
+use towpath_packet::checksum::{Verdict, finish, verify};
+use towpath_packet::headers::{Headers, Network};
+use towpath_packet::transport::{Transport, tcp_flags};
+use towpath_protocol::memory::Mapping;
+
+pub(crate) const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x77];
+
+const FRAMES: u32 = 64;
+
+/// What the peer saw.
+#[derive(Default, Debug)]
+pub(crate) struct Seen {
+    pub echo_requests: usize,
+    /// Payload of the TCP connection, in order.
+    pub stream: Vec<u8>,
+    /// TCP packets with payload, and those of them that were still to be segmented.
+    pub data_packets: usize,
+    pub large_packets: usize,
+    pub longest_packet: usize,
+    pub wrong_checksums: usize,
+    pub sleeps: usize,
+}
+
+/// Runs a peer on a device in a thread, until it is stopped or the device is gone.
+pub(crate) struct Peer {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(Box<dyn Device>, Seen, Option<DeviceError>)>,
+}
+
+impl Peer {
+    /// `reply`: what the peer sends over a TCP connection as soon as it stands, in packets of
+    /// these many bytes.
+    pub(crate) fn start(
+        device: Box<dyn Device>,
+        address: Ipv4Addr,
+        reply: Vec<u8>,
+        chunk: usize,
+    ) -> Peer {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut host = Host::new(device, address, reply, chunk);
+            let error = host.run(&told).err();
+            (host.device, host.seen, error)
+        });
+        Peer { stop, thread }
+    }
+
+    /// What became of it; an error when the device failed before.
+    pub(crate) fn stop(self) -> (Box<dyn Device>, Seen, Option<DeviceError>) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the peer's thread")
+    }
+
+    pub(crate) fn wait(self) -> (Box<dyn Device>, Seen, Option<DeviceError>) {
+        self.thread.join().expect("the peer's thread")
+    }
+}
+
+struct Host {
+    device: Box<dyn Device>,
+    spaces: Spaces,
+    memory: SpaceId,
+    frame_bytes: u32,
+    address: Ipv4Addr,
+    seen: Seen,
+    reply: Vec<u8>,
+    chunk: usize,
+    /// Bytes of `reply` sent.
+    sent: usize,
+    /// The next sequence number expected.
+    expected: u32,
+}
+
+impl Host {
+    fn new(mut device: Box<dyn Device>, address: Ipv4Addr, reply: Vec<u8>, chunk: usize) -> Host {
+        let mut spaces = Spaces::default();
+        device.start(&mut spaces).expect("the device starts");
+        let frame_bytes = device.info().rx_frame_bytes as u32;
+        // One frame more than is provided: replies are sent out of it.
+        let mapping = Mapping::private(((FRAMES + 1) * frame_bytes) as usize).expect("memory");
+        let memory = spaces.add(Space::new(Arc::new(mapping)));
+        let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
+        assert_eq!(device.rx_provide(&spaces, memory, &frames), FRAMES as usize);
+        let seen = Seen::default();
+        Host {
+            device,
+            spaces,
+            memory,
+            frame_bytes,
+            address,
+            seen,
+            reply,
+            chunk,
+            sent: 0,
+            expected: 0,
+        }
+    }
+
+    fn run(&mut self, stop: &AtomicBool) -> Result<(), DeviceError> {
+        let mut received: Vec<Received> = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            if self.device.rx_return(&self.spaces, &mut received, 32)? == 0
+                && self.device.arm(false)? == Armed::Sleep
+            {
+                self.seen.sleeps += 1;
+                let fd = self.device.sleep_fd().expect("a descriptor to sleep on");
+                let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+                // Only to look at `stop` again; the peer is woken by its frames.
+                let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+                rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
+            }
+            for got in received.drain(..) {
+                let mut frame = vec![0; got.len as usize];
+                self.spaces.copy_out(got.space, got.offset, &mut frame).expect("inside");
+                self.device.rx_provide(&self.spaces, got.space, &[got.frame]);
+                self.answer(&frame, got.meta)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, frame: &[u8], meta: Meta) -> Result<(), DeviceError> {
+        let offset = FRAMES * self.frame_bytes;
+        self.spaces.copy_in(self.memory, offset, frame).expect("inside");
+        let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
+        let packet = Packet { parts: &parts, meta, token: 1 };
+        let mut tokens = Vec::new();
+        while self.device.tx_provide(&self.spaces, &[packet])? == 0 {
+            std::thread::yield_now();
+        }
+        while self.device.tx_return(&mut tokens, 1)? == 0 {}
+        Ok(())
+    }
+
+    fn answer(&mut self, frame: &[u8], meta: Meta) -> Result<(), DeviceError> {
+        let Ok(headers) = Headers::parse(frame, frame.len()) else { return Ok(()) };
+        match &headers.network {
+            Network::Arp(arp) if arp.operation == 1 && arp.target_ip == self.address.to_bits() => {
+                let flow = Flow::v4()
+                    .macs(MAC, headers.source)
+                    .addresses(self.address, Ipv4Addr::from_bits(arp.sender_ip));
+                self.send(&flow.i_have(), Meta::FINISHED)
+            }
+            Network::Ipv4(ip) if ip.destination == self.address.to_bits() => {
+                if !checksum_is_right(frame, &headers, meta) {
+                    self.seen.wrong_checksums += 1;
+                    return Ok(());
+                }
+                let flow = Flow::v4()
+                    .macs(MAC, headers.source)
+                    .addresses(self.address, Ipv4Addr::from_bits(ip.source));
+                let l4 = &frame[usize::from(ip.l4_offset)..headers.ip_end().unwrap_or(0)];
+                match ip.transport {
+                    Transport::Icmp { kind: 8, id, .. } => {
+                        self.seen.echo_requests += 1;
+                        let sequence = u16::from_be_bytes([l4[6], l4[7]]);
+                        self.send(&flow.echo(false, id, sequence, &l4[8..]), Meta::FINISHED)
+                    }
+                    Transport::Tcp { source, destination, flags, header_bytes } => {
+                        let flow = flow.ports(destination, source);
+                        let number = |at: usize| {
+                            u32::from_be_bytes([l4[at], l4[at + 1], l4[at + 2], l4[at + 3]])
+                        };
+                        let payload = &l4[usize::from(header_bytes)..];
+                        if !payload.is_empty() {
+                            self.seen.data_packets += 1;
+                            self.seen.large_packets += usize::from(meta.segmentation.is_some());
+                            self.seen.longest_packet = self.seen.longest_packet.max(frame.len());
+                        }
+                        self.tcp(&flow, flags, number(4), payload)
+                    }
+                    _ => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A receiver that acknowledges what comes in order, and a sender that trusts the way: nothing
+    /// is lost between the kernel and a device.
+    fn tcp(
+        &mut self,
+        flow: &Flow,
+        flags: u8,
+        sequence: u32,
+        payload: &[u8],
+    ) -> Result<(), DeviceError> {
+        const FIRST: u32 = 1000;
+        if flags & tcp_flags::SYN != 0 {
+            self.expected = sequence.wrapping_add(1);
+            self.sent = 0;
+            let tcp = Tcp {
+                sequence: FIRST,
+                acknowledgement: self.expected,
+                flags: tcp_flags::SYN | tcp_flags::ACK,
+                window: 65535,
+                // Maximum segment size 1460, no operation, window scale 8 (RFC 9293, 3.2; RFC
+                // 7323, 2.2).
+                options: &[2, 4, 5, 180, 1, 3, 3, 8],
+            };
+            return self.send(&flow.tcp(&tcp, &[]), Meta::FINISHED);
+        }
+        if sequence == self.expected {
+            self.seen.stream.extend_from_slice(payload);
+            let fin = u32::from(flags & tcp_flags::FIN != 0);
+            self.expected = self.expected.wrapping_add(payload.len() as u32 + fin);
+        }
+        let mut tcp = Tcp {
+            sequence: FIRST + 1 + self.sent as u32,
+            acknowledgement: self.expected,
+            flags: tcp_flags::ACK,
+            window: 65535,
+            options: &[],
+        };
+        while self.sent < self.reply.len() {
+            let end = (self.sent + self.chunk).min(self.reply.len());
+            let large = &self.reply[self.sent..end];
+            tcp.sequence = FIRST + 1 + self.sent as u32;
+            let (frame, meta) = if large.len() > 1460 {
+                flow.tcp_large(&tcp, large, 1460)
+            } else {
+                flow.tcp_unfinished(&tcp, large)
+            };
+            self.sent = end;
+            self.send(&frame, meta)?;
+        }
+        tcp.sequence = FIRST + 1 + self.sent as u32;
+        if !payload.is_empty() || flags & tcp_flags::FIN != 0 {
+            self.send(&flow.tcp(&tcp, &[]), Meta::FINISHED)?;
+        }
+        Ok(())
+    }
+}
+
+/// Finishes what is unfinished, and looks. A large packet's checksum is finished as if it were
+/// to go out whole: its field holds the pseudo-header's sum with the whole length.
+fn checksum_is_right(frame: &[u8], headers: &Headers, meta: Meta) -> bool {
+    let mut frame = frame.to_vec();
+    if let towpath_device::Checksum::Unfinished { start, offset } = meta.checksum
+        && finish(&mut frame, start, offset).is_err()
+    {
+        return false;
+    }
+    verify(&frame, headers) == Verdict::Right
+}

@@ -1,0 +1,320 @@
+//! TAP interfaces on the real kernel, in a network namespace of the test's own.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use support::namespace::{self, ip};
+use support::packet_socket::PacketSocket;
+use support::peer::{self, Peer};
+use towpath_device::conformance::{self, FarEnd, Pair};
+use towpath_device::tap::{Options, TapDevice, TapError};
+use towpath_device::{Armed, Device, DeviceError, Meta, Packet, Part, Space, Spaces};
+use towpath_protocol::memory::Mapping;
+
+const TESTS: [(&str, fn()); 12] = [
+    ("conformance", conformance),
+    ("conformance_without_offloads", conformance_without_offloads),
+    ("conformance_of_an_adopted_descriptor", conformance_of_an_adopted_descriptor),
+    ("says_what_it_is", says_what_it_is),
+    ("open_errors", open_errors),
+    ("down_and_up", down_and_up),
+    ("gone", gone),
+    ("too_long_for_its_frame", too_long_for_its_frame),
+    ("answers_ping", answers_ping),
+    ("kernel_sends_large", kernel_sends_large),
+    ("kernel_takes_large", kernel_takes_large),
+    ("handed_over", handed_over),
+];
+
+fn main() {
+    namespace::enter("tap");
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    for (name, test) in TESTS {
+        if filter.as_ref().is_some_and(|filter| !name.contains(filter.as_str())) {
+            continue;
+        }
+        let start = Instant::now();
+        test();
+        println!("test tap::{name} ... ok ({} ms)", start.elapsed().as_millis());
+    }
+}
+
+fn open(name: &str, offloads: bool) -> TapDevice {
+    let device = TapDevice::open(&Options { name: name.to_owned(), offloads }).unwrap();
+    ip(&format!("link set {name} up"));
+    device
+}
+
+fn pair(device: TapDevice) -> Pair {
+    let far = PacketSocket::open(&device.info().name).unwrap();
+    Pair { device: Box::new(device), far: Box::new(far) }
+}
+
+fn conformance() {
+    conformance::run("tap", 1, || pair(open("conf0", true)));
+}
+
+fn conformance_without_offloads() {
+    conformance::run("tap without offloads", 2, || pair(open("conf1", false)));
+}
+
+fn conformance_of_an_adopted_descriptor() {
+    conformance::run("adopted tap", 3, || {
+        let fd: OwnedFd = open("conf2", true).as_fd().try_clone_to_owned().unwrap();
+        pair(TapDevice::from_fd(fd, true).unwrap())
+    });
+}
+
+fn says_what_it_is() {
+    let device = open("info0", true);
+    ip("link set info0 address 02:11:22:33:44:55 mtu 1400");
+    let fd = device.as_fd().try_clone_to_owned().unwrap();
+    let info = TapDevice::from_fd(fd, true).unwrap().info().clone();
+    assert_eq!((info.name.as_str(), info.mtu), ("info0", 1400));
+    assert_eq!(info.mac, [0x02, 0x11, 0x22, 0x33, 0x44, 0x55]);
+    assert!(info.can.rx_offload && info.can.tx_segmentation && info.can.tx_in_place);
+    let chosen = TapDevice::open(&Options::default()).unwrap();
+    assert!(chosen.info().name.starts_with("tap") && !chosen.info().name.contains('%'));
+}
+
+fn open_errors() {
+    let open = |name: &str| {
+        let error = TapDevice::open(&Options { name: name.to_owned(), offloads: true }).err();
+        error.unwrap_or_else(|| panic!("{name} opens"))
+    };
+    let _held = open_held("taken0");
+    assert!(matches!(open("taken0"), TapError::Busy { name } if name == "taken0"));
+    assert!(matches!(open("a-name-that-is-too-long"), TapError::BadName { .. }));
+    let error = open("lo");
+    assert!(matches!(error, TapError::NotATap { .. }), "{error}");
+    ip("tuntap add dev tun7 mode tun");
+    let error = open("tun7");
+    assert!(matches!(error, TapError::NotATap { .. }), "{error}");
+    let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    assert!(matches!(TapDevice::from_fd(null, true), Err(TapError::BadDescriptor { .. })));
+    // Not attached to an interface yet.
+    let fresh: OwnedFd =
+        std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap().into();
+    assert!(matches!(TapDevice::from_fd(fresh, true), Err(TapError::BadDescriptor { .. })));
+    // A persistent one made beforehand is taken, and is there afterwards.
+    ip("tuntap add dev keep0 mode tap");
+    drop(open_held("keep0"));
+    drop(open_held("keep0"));
+    ip("link show keep0");
+}
+
+fn open_held(name: &str) -> TapDevice {
+    TapDevice::open(&Options { name: name.to_owned(), offloads: true }).unwrap()
+}
+
+/// A device with its memory, for sending and receiving by hand.
+struct Rig {
+    device: TapDevice,
+    spaces: Spaces,
+    memory: towpath_device::SpaceId,
+    outgoing: u32,
+}
+
+impl Rig {
+    fn new(mut device: TapDevice, frames: u32) -> Rig {
+        let mut spaces = Spaces::default();
+        device.start(&mut spaces).unwrap();
+        let size = device.info().rx_frame_bytes as u32;
+        let mapping = Mapping::private(((frames + 1) * size) as usize).unwrap();
+        let memory = spaces.add(Space::new(mapping.into()));
+        let list: Vec<u32> = (0..frames).map(|index| index * size).collect();
+        assert_eq!(device.rx_provide(&spaces, memory, &list), frames as usize);
+        Rig { device, spaces, memory, outgoing: frames * size }
+    }
+
+    fn send(&mut self, len: u32) -> Result<usize, DeviceError> {
+        let parts = [Part { space: self.memory, offset: self.outgoing, len }];
+        let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 1 };
+        let taken = self.device.tx_provide(&self.spaces, &[packet]);
+        self.device.tx_return(&mut Vec::new(), 9).unwrap();
+        taken
+    }
+}
+
+fn down_and_up() {
+    let device = open_held("down0");
+    let mut rig = Rig::new(device, 4);
+    assert_eq!(rig.send(60).unwrap(), 1, "taken, as on a wire that is cut");
+    let counters = rig.device.counters();
+    assert_eq!((counters.tx_dropped, counters.tx_packets), (1, 0));
+    assert_eq!(rig.device.rx_return(&rig.spaces, &mut Vec::new(), 9).unwrap(), 0);
+    assert_eq!(rig.device.arm(false).unwrap(), Armed::Sleep);
+    ip("link set down0 up");
+    rig.send(60).unwrap();
+    assert_eq!(rig.device.counters().tx_packets, 1);
+}
+
+fn gone() {
+    for frames in [4, 0] {
+        let mut rig = Rig::new(open("gone0", true), frames);
+        // What the kernel sends at the beginning, if it does.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while rig.device.rx_return(&rig.spaces, &mut Vec::new(), 9).unwrap() > 0
+            || rig.device.arm(false).unwrap() == Armed::Work
+        {
+            assert!(Instant::now() < deadline, "never at rest");
+        }
+        ip("link del gone0");
+        let fd = rig.device.sleep_fd().unwrap();
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1), "not woken");
+        assert!(matches!(rig.send(60), Err(DeviceError::Gone { .. })));
+        let told = match rig.device.rx_return(&rig.spaces, &mut Vec::new(), 9) {
+            Ok(_) => rig.device.arm(false).map(|_| ()),
+            Err(error) => Err(error),
+        };
+        assert!(matches!(told, Err(DeviceError::Gone { .. })), "{told:?} with {frames} frames");
+        let mut back = Vec::new();
+        assert!(matches!(rig.device.reset(&mut back), Err(DeviceError::Gone { .. })));
+        assert_eq!(back.len(), frames as usize);
+    }
+}
+
+fn too_long_for_its_frame() {
+    let device = open("long0", false);
+    let mut rig = Rig::new(device, 4);
+    ip("link set long0 mtu 9000");
+    let mut far = PacketSocket::open("long0").unwrap();
+    let mut frame = vec![0x02; 4000];
+    assert!(far.send(&frame, Meta::FINISHED));
+    frame.truncate(1000);
+    assert!(far.send(&frame, Meta::FINISHED));
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut received = Vec::new();
+    while rig.device.rx_return(&rig.spaces, &mut received, 9).unwrap() == 0 {
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!((received.len(), received[0].len), (1, 1000));
+    assert_eq!(rig.device.counters().rx_dropped, 1);
+}
+
+fn addressed(name: &str, net: u8, offloads: bool) -> (TapDevice, Ipv4Addr) {
+    let device = open(name, offloads);
+    ip(&format!("address add 10.77.{net}.1/24 dev {name}"));
+    (device, Ipv4Addr::new(10, 77, net, 2))
+}
+
+fn ping(address: Ipv4Addr) {
+    if !namespace::has("ping") {
+        println!("SKIP tap: the command ping is not there");
+        assert!(!namespace::required(), "ping is required");
+        return;
+    }
+    let output = Command::new("ping")
+        .args(["-c", "5", "-i", "0.05", "-W", "2", "-s", "1000", &address.to_string()])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains(" 5 received"), "{text}");
+}
+
+fn answers_ping() {
+    let (device, address) = addressed("ping0", 1, true);
+    let peer = Peer::start(Box::new(device), address, Vec::new(), 1460);
+    ping(address);
+    let (_, seen, error) = peer.stop();
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!(seen.wrong_checksums, 0);
+    assert!(seen.sleeps > 0, "it slept between the requests");
+}
+
+fn connect(address: Ipv4Addr) -> TcpStream {
+    let address = SocketAddr::from((address, 5000));
+    let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+fn kernel_sends_large() {
+    for (net, offloads) in [(2, true), (3, false)] {
+        let (device, address) = addressed(&format!("gso{net}"), net, offloads);
+        let mtu = device.info().mtu;
+        let peer = Peer::start(Box::new(device), address, Vec::new(), 1460);
+        let mut stream = connect(address);
+        let sent = bytes(1 << 20);
+        stream.write_all(&sent).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        // The kernel has sent all when the peer has acknowledged all of it.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while unacknowledged(&stream) > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (_, seen, error) = peer.stop();
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(seen.wrong_checksums, 0);
+        assert!(seen.stream == sent, "{} of {} bytes", seen.stream.len(), sent.len());
+        if offloads {
+            assert!(
+                seen.large_packets > 0 && seen.longest_packet > 30_000,
+                "{}",
+                seen.longest_packet
+            );
+        } else {
+            assert_eq!(seen.large_packets, 0);
+            assert!(seen.longest_packet <= mtu + 14);
+        }
+    }
+}
+
+/// Bytes that the kernel keeps because they are not acknowledged (tcp(7), SIOCOUTQ).
+fn unacknowledged(stream: &TcpStream) -> i32 {
+    use std::os::fd::AsRawFd;
+    let mut waiting = 0;
+    // SAFETY: SIOCOUTQ writes an integer to the live one given.
+    let result = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) };
+    assert_eq!(result, 0);
+    waiting
+}
+
+fn kernel_takes_large() {
+    let (device, address) = addressed("gro0", 4, true);
+    let reply = bytes(60_000);
+    let peer = Peer::start(Box::new(device), address, reply.clone(), 20_000);
+    let mut stream = connect(address);
+    // Something to be answered, in case the peer saw nothing of the handshake's end.
+    stream.write_all(b"go").unwrap();
+    let mut got = vec![0; reply.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert!(got == reply, "other bytes than were sent");
+    let (device, seen, _) = peer.stop();
+    assert_eq!(seen.stream, b"go");
+    assert_eq!(device.counters().tx_dropped, 0);
+    assert!(device.counters().tx_packets < 12, "sent whole: {:?}", device.counters());
+}
+
+/// The descriptor outlives its driver, and with it the interface, its address and the kernel's
+/// connections.
+fn handed_over() {
+    let (device, address) = addressed("hand0", 5, true);
+    let kept = device.as_fd().try_clone_to_owned().unwrap();
+    let peer = Peer::start(Box::new(device), address, Vec::new(), 1460);
+    ping(address);
+    let (mut device, ..) = peer.stop();
+    let mut frames = Vec::new();
+    device.reset(&mut frames).unwrap();
+    assert!(!frames.is_empty());
+    drop(device);
+    let device = TapDevice::from_fd(kept, true).unwrap();
+    let peer = Peer::start(Box::new(device), address, Vec::new(), 1460);
+    ping(address);
+    ip("link del hand0");
+    let (_, _, error) = peer.wait();
+    assert!(matches!(error, Some(DeviceError::Gone { .. })), "{error:?}");
+    let _ = peer::MAC;
+}
