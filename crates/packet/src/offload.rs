@@ -83,18 +83,19 @@ fn check_place(headers: &Headers, start: u16, offset: u16) -> Result<(), Offload
     if headers.malformed.is_some() {
         return Err(OffloadError::Headers);
     }
-    let (protocol, fragment, l4, transport, v6) = match &headers.network {
-        Network::Ipv4(ip) => (ip.protocol, ip.fragment, ip.l4_offset, ip.transport, false),
-        Network::Ipv6(ip) => (ip.protocol, ip.fragment, ip.l4_offset, ip.transport, true),
+    let (protocol, fragment, l4, transport) = match &headers.network {
+        Network::Ipv4(ip) => (ip.protocol, ip.fragment, ip.l4_offset, ip.transport),
+        Network::Ipv6(ip) => (ip.protocol, ip.fragment, ip.l4_offset, ip.transport),
         Network::Arp(_) | Network::Other => return Err(OffloadError::Protocol),
     };
+    // Without a transport read here (ICMPv6 over IPv4, say) there is no place for its checksum.
     if fragment != Fragment::Whole || transport == Transport::None {
         return Err(OffloadError::Protocol);
     }
     let expected = match protocol {
         PROTOCOL_TCP => 16,
         PROTOCOL_UDP => 6,
-        PROTOCOL_ICMPV6 if v6 => 2,
+        PROTOCOL_ICMPV6 => 2,
         _ => return Err(OffloadError::Protocol),
     };
     if (start, offset) == (l4, expected) { Ok(()) } else { Err(OffloadError::ChecksumPlace) }

@@ -195,6 +195,9 @@ fn fragments_have_ports_in_the_first_alone() {
     assert_eq!(fragment(&fragment6(24, 9)), Fragment::Later { id: 0xdead_beef, offset: 24 });
     assert_eq!(parse(&fragment6(24, 9)).ports(), None);
 
+    // All of its packet, whatever the reserved bits say.
+    assert_eq!(fragment(&fragment6(6, 100)), Fragment::Whole);
+
     // Past 65 535 bytes, and an odd piece in the middle.
     assert_eq!(parse(&fragment4(0x1fff, 24)).malformed, Some(Malformed::Fragment));
     assert_eq!(parse(&fragment4(0x2000, 23)).malformed, Some(Malformed::Fragment));
@@ -267,6 +270,15 @@ fn what_is_cut_off_is_told_apart() {
             }
         }
     }
+}
+
+#[test]
+fn ipv6_packets_of_over_65535_bytes_are_refused() {
+    let mut frame = Flow::v6().ip(59, &[0; 65_495]);
+    assert_eq!((parse(&frame).malformed, parse(&frame).ip_end()), (None, Some(65_549)));
+    frame.push(0);
+    frame[18..20].copy_from_slice(&65_496_u16.to_be_bytes());
+    assert_eq!(parse(&frame).malformed, Some(Malformed::IpLength));
 }
 
 #[test]

@@ -250,6 +250,15 @@ fn what_the_headers_deny_is_refused() {
         }
     }
     assert!(Segmenter::new(&packet, packet.len(), &with(|s| s.header_bytes = 0)).is_ok());
+    // Headers that are longer than is kept of them: 200 bytes of options before TCP's header.
+    let mut inner = vec![6, 24];
+    inner.resize(200, 0);
+    inner.extend_from_slice(&Flow::v6().tcp(&Tcp::default(), &pattern(3000))[54..]);
+    let long = Flow::v6().ip(60, &inner);
+    let mut six = with(|s| (s.kind, s.header_bytes) = (SegmentationKind::Tcp6, 0));
+    six.checksum = unfinished(254, 16);
+    let found = Segmenter::new(&long, long.len(), &six).map(|_| ());
+    assert_eq!(found, Err(OffloadError::HeaderBytes));
     // The flags matter only where they would be repeated.
     let (one, meta) = flow.tcp_large(&Tcp { flags: SYN, ..Tcp::default() }, &[], 1000);
     assert_eq!(segments(&one, &meta).len(), 1);
@@ -257,6 +266,8 @@ fn what_the_headers_deny_is_refused() {
 
 #[test]
 fn checksum_places_are_the_protocols_own() {
+    let mut first_fragment = Flow::v4().udp(&[7; 16]);
+    first_fragment[20] = 0x20;
     for (frame, good) in [
         (Flow::v4().udp(b"x"), Some((34, 6))),
         (Flow::v6().udp(b"x"), Some((54, 6))),
@@ -267,6 +278,8 @@ fn checksum_places_are_the_protocols_own() {
         (Flow::v4().echo(true, 1, 1, b"x"), None),
         (Flow::v4().who_has(), None),
         (Flow::v4().ip(132, &[0; 40]), None),
+        (Flow::v4().ip(58, &[0; 40]), None),
+        (first_fragment, None),
     ] {
         let headers = Headers::parse(&frame, frame.len()).unwrap();
         assert_eq!(check(&Meta::FINISHED, &headers), Ok(()));
