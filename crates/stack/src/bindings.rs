@@ -1,0 +1,89 @@
+//! Who has which local address and port.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::SocketError;
+use crate::random::Random;
+
+/// Ports given out to those who name none (RFC 6335, 6).
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=65_535;
+
+/// Addresses and ports, and what is bound there. An unspecified address stands for every address
+/// of its kind.
+pub(crate) struct Bindings<T> {
+    bound: HashMap<(IpAddr, u16), T>,
+    /// How many are bound to a port, of any address of a kind (true: IPv4).
+    ports: HashMap<(bool, u16), u32>,
+}
+
+fn unspecified(of: IpAddr) -> IpAddr {
+    match of {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// Every port for those who name none, each once, from a random one on.
+pub(crate) fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> + use<> {
+    let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
+    let start = (random.next() % u64::from(count)) as u32;
+    (0..count).map(move |step| EPHEMERAL.start() + ((start + step) % count) as u16)
+}
+
+impl<T> Bindings<T> {
+    pub(crate) fn new() -> Self {
+        Bindings { bound: HashMap::new(), ports: HashMap::new() }
+    }
+
+    /// Whether a socket at `address` would be in the way of another.
+    pub(crate) fn is_taken(&self, address: IpAddr, port: u16) -> bool {
+        if address.is_unspecified() {
+            return self.ports.contains_key(&(address.is_ipv4(), port));
+        }
+        self.bound.contains_key(&(address, port))
+            || self.bound.contains_key(&(unspecified(address), port))
+    }
+
+    /// Binds, to a free port when the port is zero; `taken` says which of those are not free for
+    /// other reasons. The port is the answer.
+    pub(crate) fn bind(
+        &mut self,
+        local: SocketAddr,
+        what: T,
+        random: &mut Random,
+        taken: impl Fn(u16) -> bool,
+    ) -> Result<u16, SocketError> {
+        let ip = local.ip();
+        let port = match local.port() {
+            0 => ephemeral_ports(random).find(|&port| !self.is_taken(ip, port) && !taken(port)),
+            port => Some(port).filter(|&port| !self.is_taken(ip, port)),
+        };
+        let port = port.ok_or(SocketError::AddressInUse)?;
+        self.bound.insert((ip, port), what);
+        *self.ports.entry((ip.is_ipv4(), port)).or_default() += 1;
+        Ok(port)
+    }
+
+    pub(crate) fn unbind(&mut self, local: SocketAddr) {
+        if self.bound.remove(&(local.ip(), local.port())).is_none() {
+            return;
+        }
+        let key = (local.is_ipv4(), local.port());
+        if let Some(count) = self.ports.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.ports.remove(&key);
+            }
+        }
+    }
+
+    /// Who gets what comes to this address and port.
+    pub(crate) fn find(&self, address: IpAddr, port: u16) -> Option<&T> {
+        self.bound.get(&(address, port)).or_else(|| self.bound.get(&(unspecified(address), port)))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bound.len()
+    }
+}

@@ -1,0 +1,236 @@
+//! What a stack is told when it starts.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+/// What the link does to frames that are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offload {
+    /// Takes frames with [`Checksum::Unfinished`](crate::Checksum::Unfinished).
+    pub checksum: bool,
+    /// Takes frames with [`Segmentation`](crate::Segmentation). Counts only with `checksum`.
+    pub tcp_segmentation: bool,
+    /// The largest frame to be segmented that the link takes, in bytes, Ethernet header included.
+    pub max_frame_bytes: usize,
+}
+
+impl Default for Offload {
+    /// Nothing is taken.
+    fn default() -> Self {
+        Offload { checksum: false, tcp_segmentation: false, max_frame_bytes: 65_535 }
+    }
+}
+
+/// How TCP answers to congestion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CongestionControl {
+    /// CUBIC (RFC 9438).
+    #[default]
+    Cubic,
+    /// Reno (RFC 5681).
+    Reno,
+    /// Only the peer's window limits what is sent. For links of one's own that lose nothing.
+    None,
+}
+
+/// TCP's settings, the same for each connection.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpConfig {
+    /// Each connection's receive buffer, in bytes: the largest window offered. Default 512 KiB.
+    pub receive_buffer_bytes: usize,
+    /// Each connection's send buffer, in bytes. Default 512 KiB.
+    pub send_buffer_bytes: usize,
+    /// Default CUBIC.
+    pub congestion_control: CongestionControl,
+    /// How long a small segment's acknowledgement may wait for data to ride on. Default 10 ms. A
+    /// large segment's never waits.
+    pub ack_delay: Duration,
+    /// How long data may stay unacknowledged by a silent peer before the connection is given up.
+    /// Default 100 s (RFC 9293, 3.8.3: at least 100 s).
+    pub user_timeout: Duration,
+    /// How long a connection may take to be made, in either direction. Default 60 s.
+    pub connect_timeout: Duration,
+    /// How long a half-open connection of a listener is kept. Default 15 s.
+    pub syn_received_timeout: Duration,
+    /// How long a connection that the application has let go may take to end. Default 60 s.
+    pub orphan_timeout: Duration,
+    /// How long a closed connection's addresses are held (TIME-WAIT). Default 60 s.
+    pub time_wait: Duration,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        TcpConfig {
+            receive_buffer_bytes: 512 * 1024,
+            send_buffer_bytes: 512 * 1024,
+            congestion_control: CongestionControl::Cubic,
+            ack_delay: Duration::from_millis(10),
+            user_timeout: Duration::from_secs(100),
+            connect_timeout: Duration::from_secs(60),
+            syn_received_timeout: Duration::from_secs(15),
+            orphan_timeout: Duration::from_secs(60),
+            time_wait: Duration::from_secs(60),
+        }
+    }
+}
+
+/// The most of everything that wire or application can make grow.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// TCP connections, half-open ones included, TIME-WAIT ones not. Default 16 384.
+    pub connections: usize,
+    /// Half-open connections of all listeners together; the oldest gives way. Default 2 048.
+    pub half_open: usize,
+    /// TIME-WAIT entries; the oldest gives way. Default 32 768.
+    pub time_wait: usize,
+    /// Sockets of UDP, and listeners of TCP, each. Default 4 096.
+    pub sockets: usize,
+    /// Neighbours (ARP, NDP). Default 1 024.
+    pub neighbours: usize,
+    /// Frames that wait for one neighbour's address; the oldest gives way. Default 16.
+    pub pending_frames: usize,
+    /// Packets being put together from fragments. Default 64.
+    pub reassemblies: usize,
+    /// Bytes held by all of them. Default 4 MiB.
+    pub reassembly_bytes: usize,
+    /// How long a packet's fragments are waited for. Default 30 s (RFC 8200 says 60, Linux 30).
+    pub reassembly_time: Duration,
+    /// A UDP socket's receive queue, in bytes, with 64 for each datagram. Default 1 MiB.
+    pub udp_receive_bytes: usize,
+    /// Frames of UDP waiting to be sent, in bytes, all sockets together. As much again is for what
+    /// the stack itself has to say. Default 2 MiB.
+    pub transmit_bytes: usize,
+    /// ICMP errors and TCP resets sent each second. Default 1 000.
+    pub errors_per_second: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            connections: 16_384,
+            half_open: 2_048,
+            time_wait: 32_768,
+            sockets: 4_096,
+            neighbours: 1_024,
+            pending_frames: 16,
+            reassemblies: 64,
+            reassembly_bytes: 4 << 20,
+            reassembly_time: Duration::from_secs(30),
+            udp_receive_bytes: 1 << 20,
+            transmit_bytes: 2 << 20,
+            errors_per_second: 1_000,
+        }
+    }
+}
+
+/// A stack's configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// The largest IP packet that the link carries, in bytes: 1280 to 65 535. Default 1500.
+    pub mtu: usize,
+    /// Its IPv4 address and the length of its network's prefix.
+    pub ipv4: Option<(Ipv4Addr, u8)>,
+    /// Where IPv4 packets to other networks go.
+    pub ipv4_gateway: Option<Ipv4Addr>,
+    /// Whether it has a link-local IPv6 address made of its Ethernet address (RFC 4291, appendix
+    /// A). Default yes.
+    pub ipv6_link_local: bool,
+    /// More IPv6 addresses, each with the length of its network's prefix.
+    pub ipv6: Vec<(Ipv6Addr, u8)>,
+    /// Where IPv6 packets to other networks go.
+    pub ipv6_gateway: Option<Ipv6Addr>,
+    /// What ports, sequence numbers and packet identifications are made of: secret, and different
+    /// each time; the same one replays a test. Default 0.
+    pub seed: u64,
+    /// What the link does to frames that are sent.
+    pub offload: Offload,
+    /// TCP's settings.
+    pub tcp: TcpConfig,
+    /// The most of everything.
+    pub limits: Limits,
+}
+
+impl Config {
+    /// The defaults for a host with this Ethernet address.
+    #[must_use]
+    pub fn new(mac: [u8; 6]) -> Self {
+        Config {
+            mac,
+            mtu: 1500,
+            ipv4: None,
+            ipv4_gateway: None,
+            ipv6_link_local: true,
+            ipv6: Vec::new(),
+            ipv6_gateway: None,
+            seed: 0,
+            offload: Offload::default(),
+            tcp: TcpConfig::default(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Says what is wrong with it, if anything.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if self.mac[0] & 1 != 0 || self.mac == [0; 6] {
+            return Err(ConfigError::Mac);
+        }
+        if !(1280..=65_535).contains(&self.mtu) {
+            return Err(ConfigError::Mtu(self.mtu));
+        }
+        if let Some((address, prefix)) = self.ipv4
+            && (prefix > 32
+                || address.is_unspecified()
+                || address.is_multicast()
+                || address.is_broadcast()
+                || address.is_loopback())
+        {
+            return Err(ConfigError::Ipv4(address, prefix));
+        }
+        for &(address, prefix) in &self.ipv6 {
+            if prefix > 128
+                || address.is_unspecified()
+                || address.is_multicast()
+                || address.is_loopback()
+            {
+                return Err(ConfigError::Ipv6(address, prefix));
+            }
+        }
+        let buffers = 4096..=(1 << 26);
+        if !buffers.contains(&self.tcp.receive_buffer_bytes)
+            || !buffers.contains(&self.tcp.send_buffer_bytes)
+        {
+            return Err(ConfigError::Buffer);
+        }
+        if self.offload.tcp_segmentation
+            && (!self.offload.checksum || self.offload.max_frame_bytes < self.mtu + 14)
+        {
+            return Err(ConfigError::Offload);
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with a [`Config`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The Ethernet address is no station's.
+    #[error("the Ethernet address is a group's or zero")]
+    Mac,
+    /// The MTU is out of range.
+    #[error("an MTU of {0} is outside 1280 to 65535")]
+    Mtu(usize),
+    /// The IPv4 address is no host's, or the prefix is too long.
+    #[error("{0}/{1} is no host's address")]
+    Ipv4(Ipv4Addr, u8),
+    /// The IPv6 address is no host's, or the prefix is too long.
+    #[error("{0}/{1} is no host's address")]
+    Ipv6(Ipv6Addr, u8),
+    /// A TCP buffer is out of range.
+    #[error("a TCP buffer is outside 4 KiB to 64 MiB")]
+    Buffer,
+    /// Segmentation without checksums, or of frames no larger than the MTU.
+    #[error("segmentation needs checksum offload and frames larger than the MTU")]
+    Offload,
+}

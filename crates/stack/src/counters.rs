@@ -1,0 +1,141 @@
+//! What a stack counted.
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a stack counted since it started. A frame dropped is counted once, by its reason.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// Each counter's name and value, in the order of this type.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames given to the stack.
+    rx_frames,
+    /// Bytes of them.
+    rx_bytes,
+    /// Frames taken by the link.
+    tx_frames,
+    /// Bytes of them.
+    tx_bytes,
+    /// Dropped: shorter than its headers say, or headers that contradict themselves.
+    rx_malformed,
+    /// Dropped: to another station.
+    rx_other_station,
+    /// Dropped: an ethertype that is not spoken.
+    rx_ethertype,
+    /// Dropped: to an IP address that is not ours.
+    rx_other_address,
+    /// Dropped: from an address that nobody can have.
+    rx_bad_source,
+    /// Dropped: wrong IP header checksum.
+    rx_ip_checksum,
+    /// Dropped: wrong TCP, UDP or ICMP checksum.
+    rx_checksum,
+    /// Dropped: an IPv6 extension header or option that is not understood.
+    rx_extension,
+    /// Dropped: an IP protocol that is not spoken.
+    rx_protocol,
+    /// Fragments received.
+    fragments_received,
+    /// Packets put together from fragments.
+    reassembled,
+    /// Packets in parts dropped: fragments overlapped.
+    reassembly_overlap,
+    /// Packets in parts dropped: not all came in time.
+    reassembly_timeout,
+    /// Packets in parts dropped: too many of them, or too many bytes.
+    reassembly_limit,
+    /// Fragments dropped: empty, beyond 64 KiB, or not a multiple of eight.
+    reassembly_malformed,
+    /// Fragments sent.
+    fragments_sent,
+    /// ARP packets received.
+    arp_received,
+    /// ARP packets sent.
+    arp_sent,
+    /// NDP messages received.
+    ndp_received,
+    /// NDP messages sent.
+    ndp_sent,
+    /// Another station claims one of our addresses.
+    address_conflicts,
+    /// Neighbours that did not answer.
+    neighbour_failures,
+    /// Frames dropped that waited for a neighbour: too many, or it did not answer.
+    neighbour_dropped,
+    /// Neighbours not remembered: too many.
+    neighbour_limit,
+    /// ICMP messages received.
+    icmp_received,
+    /// Echo requests answered.
+    icmp_echoes,
+    /// ICMP errors sent.
+    icmp_errors_sent,
+    /// ICMP errors or TCP resets not sent: too many this second.
+    errors_limited,
+    /// ICMP errors received that belong to no socket.
+    icmp_errors_unmatched,
+    /// Path MTUs lowered.
+    path_mtu_lowered,
+    /// Frames dropped: no route to the destination.
+    no_route,
+    /// Frames dropped: too many wait to be sent.
+    transmit_limit,
+    /// Datagrams delivered to sockets.
+    udp_received,
+    /// Datagrams sent.
+    udp_sent,
+    /// Datagrams dropped: no socket.
+    udp_no_socket,
+    /// Datagrams dropped: the socket's receive queue is full.
+    udp_queue_full,
+    /// TCP segments received, large ones as one.
+    tcp_received,
+    /// TCP segments sent, large ones as one.
+    tcp_sent,
+    /// TCP segments sent that had been sent before.
+    tcp_retransmitted,
+    /// Segments dropped or answered with a reset: no connection, no listener.
+    tcp_no_connection,
+    /// Resets sent in answer to segments.
+    tcp_resets_sent,
+    /// Resets received that ended a connection.
+    tcp_resets_received,
+    /// Connections made by us.
+    tcp_connected,
+    /// Connections accepted from the wire.
+    tcp_accepted,
+    /// Half-open connections that gave way to newer ones.
+    tcp_half_open_evicted,
+    /// Half-open connections given up.
+    tcp_half_open_timeout,
+    /// SYNs dropped: the accept queue is full.
+    tcp_accept_overflow,
+    /// SYNs dropped or connects refused: too many connections.
+    tcp_connection_limit,
+    /// Connections given up: the peer fell silent.
+    tcp_timeouts,
+    /// TIME-WAIT entries made.
+    tcp_time_wait,
+    /// TIME-WAIT entries that gave way to newer ones.
+    tcp_time_wait_evicted,
+    /// TIME-WAIT entries reused by a newer SYN.
+    tcp_time_wait_reused,
+    /// Segments dropped: flags or addresses that no sender uses.
+    tcp_malformed,
+    /// Segments made that the link did not take in spite of its word.
+    tcp_transmit_refused,
+    /// Connections looked at, by frame, timer or application: the work done.
+    tcp_visits,
+    /// Timers fired.
+    timers_fired,
+}

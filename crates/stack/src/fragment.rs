@@ -1,0 +1,82 @@
+//! Making packets, and cutting those that the path does not carry whole.
+
+use crate::ethernet::HEADER_BYTES;
+use crate::ip::{FragmentOf, Header};
+use crate::outbox::{Frame, NextHop, Outbox};
+use crate::{Counters, Meta};
+
+/// What all fragments of a packet have in common.
+pub(crate) struct Making {
+    pub(crate) header: Header,
+    pub(crate) to: NextHop,
+    /// The largest packet that the path carries.
+    pub(crate) mtu: usize,
+    /// The identification, should it have to be cut.
+    pub(crate) id: u32,
+    /// Of the whole packet; what is cut must have its checksum finished.
+    pub(crate) meta: Meta,
+}
+
+/// The bytes of all frames that a packet with `payload` bytes behind its IP header makes.
+pub(crate) fn frame_bytes(header: &Header, payload: usize, mtu: usize) -> usize {
+    let len = header.len() + payload;
+    if len <= mtu { len } else { len + payload.div_ceil(mtu - 48 & !7) * (48 + HEADER_BYTES) }
+}
+
+/// Makes the packet of `parts` and appends it, cut if need be. Whether all of it was taken.
+pub(crate) fn push(
+    making: &Making,
+    parts: &[&[u8]],
+    outbox: &mut Outbox,
+    counters: &mut Counters,
+) -> bool {
+    let payload: usize = parts.iter().map(|part| part.len()).sum();
+    let mut header = making.header;
+    header.fragment = None;
+    header.payload_bytes = payload;
+    if header.len() + payload <= making.mtu {
+        let frame = frame(&header, making, making.meta, parts, 0, payload, outbox);
+        return outbox.push(frame);
+    }
+    let mut offset = 0;
+    while offset < payload {
+        header.fragment = Some(FragmentOf { id: making.id, offset, more: true });
+        let extra = header.len() - crate::ip::header_len(header.src);
+        let len = (making.mtu - header.len()) & !7;
+        let len = len.min(payload - offset);
+        let more = offset + len < payload;
+        header.fragment = Some(FragmentOf { id: making.id, offset, more });
+        header.payload_bytes = len + extra;
+        let frame = frame(&header, making, Meta::FINISHED, parts, offset, len, outbox);
+        if !outbox.push(frame) {
+            return false;
+        }
+        counters.fragments_sent += 1;
+        offset += len;
+    }
+    true
+}
+
+/// One frame with `len` bytes of the parts from `offset` on.
+fn frame(
+    header: &Header,
+    making: &Making,
+    meta: Meta,
+    parts: &[&[u8]],
+    offset: usize,
+    len: usize,
+    outbox: &mut Outbox,
+) -> Frame {
+    let mut bytes = outbox.buffer();
+    bytes.resize(HEADER_BYTES + header.len(), 0);
+    header.write(&mut bytes[HEADER_BYTES..]);
+    let (mut skip, mut left) = (offset, len);
+    for part in parts {
+        let from = skip.min(part.len());
+        let to = (from + left).min(part.len());
+        bytes.extend_from_slice(&part[from..to]);
+        skip -= from;
+        left -= to - from;
+    }
+    Frame { bytes, meta, to: making.to }
+}

@@ -1,0 +1,174 @@
+//! What every protocol of the stack needs: addresses, routes, the way out, counters, news.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::checksum::Sum;
+use crate::fragment::{self, Making};
+use crate::ip::Header;
+use crate::neighbour::Neighbours;
+use crate::outbox::{NextHop, Outbox};
+use crate::path::PathMtus;
+use crate::random::Random;
+use crate::rate::Rate;
+use crate::{Checksum, Config, Counters, Instant, Meta, SocketId, ethernet, ip, ndp};
+
+/// How a destination is reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    /// The address of ours that is used.
+    pub(crate) src: IpAddr,
+    pub(crate) to: NextHop,
+}
+
+/// See the module.
+pub(crate) struct Host {
+    pub(crate) config: Config,
+    /// Every IPv6 address, the link-local one included, with its prefix.
+    pub(crate) ipv6: Vec<(Ipv6Addr, u8)>,
+    pub(crate) counters: Counters,
+    pub(crate) outbox: Outbox,
+    pub(crate) neighbours: Neighbours,
+    pub(crate) paths: PathMtus,
+    pub(crate) random: Random,
+    pub(crate) errors: Rate,
+    /// Sockets with news, each at most once.
+    pub(crate) news: VecDeque<SocketId>,
+}
+
+fn same_net_v4(a: Ipv4Addr, b: Ipv4Addr, prefix: u8) -> bool {
+    let differ = a.to_bits() ^ b.to_bits();
+    differ.checked_shr(32 - u32::from(prefix)).unwrap_or(0) == 0
+}
+
+fn same_net_v6(a: Ipv6Addr, b: Ipv6Addr, prefix: u8) -> bool {
+    let differ = a.to_bits() ^ b.to_bits();
+    differ.checked_shr(128 - u32::from(prefix)).unwrap_or(0) == 0
+}
+
+impl Host {
+    pub(crate) fn new(config: Config, now: Instant) -> Self {
+        let mut ipv6 = Vec::new();
+        if config.ipv6_link_local {
+            ipv6.push((ndp::link_local(config.mac), 64));
+        }
+        ipv6.extend_from_slice(&config.ipv6);
+        let limits = &config.limits;
+        Host {
+            ipv6,
+            counters: Counters::default(),
+            outbox: Outbox::new(limits.transmit_bytes),
+            neighbours: Neighbours::new(limits.neighbours, limits.pending_frames),
+            paths: PathMtus::new(config.mtu),
+            random: Random::new(config.seed),
+            errors: Rate::new(limits.errors_per_second, now),
+            news: VecDeque::new(),
+            config,
+        }
+    }
+
+    /// Whether the address is one of ours.
+    pub(crate) fn is_ours(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(v4) => self.config.ipv4.is_some_and(|(ours, _)| ours == v4),
+            IpAddr::V6(v6) => self.ipv6.iter().any(|(ours, _)| *ours == v6),
+        }
+    }
+
+    /// Whether everybody on our network is meant.
+    pub(crate) fn is_broadcast(&self, address: IpAddr) -> bool {
+        let IpAddr::V4(v4) = address else { return false };
+        v4.is_broadcast()
+            || self.config.ipv4.is_some_and(|(ours, prefix)| {
+                // A /31 or /32 has no broadcast address (RFC 3021).
+                let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
+                prefix < 31 && v4.to_bits() == ours.to_bits() | host
+            })
+    }
+
+    /// Whether it may be a packet's source: some host's own address.
+    pub(crate) fn is_host(&self, address: IpAddr) -> bool {
+        !address.is_unspecified()
+            && !address.is_multicast()
+            && !address.is_loopback()
+            && !self.is_broadcast(address)
+    }
+
+    /// How `dst` is reached. `None`: no address of its kind, no gateway, or it is ourselves.
+    pub(crate) fn route(&self, dst: IpAddr) -> Option<Route> {
+        if self.is_ours(dst) || dst.is_unspecified() || dst.is_loopback() {
+            return None;
+        }
+        match dst {
+            IpAddr::V4(v4) => {
+                let (ours, prefix) = self.config.ipv4?;
+                let to = if self.is_broadcast(dst) {
+                    NextHop::Station(ethernet::BROADCAST)
+                } else if v4.is_multicast() {
+                    NextHop::Station(ethernet::multicast(dst))
+                } else if same_net_v4(ours, v4, prefix) {
+                    NextHop::Neighbour(dst)
+                } else {
+                    NextHop::Neighbour(self.config.ipv4_gateway?.into())
+                };
+                Some(Route { src: ours.into(), to })
+            }
+            IpAddr::V6(v6) => {
+                let local = v6.is_unicast_link_local() || v6.is_multicast();
+                let on_link =
+                    self.ipv6.iter().find(|&&(ours, prefix)| same_net_v6(ours, v6, prefix));
+                let global = || self.ipv6.iter().find(|(ours, _)| !ours.is_unicast_link_local());
+                let (src, _) = match on_link {
+                    Some(found) => found,
+                    None if local => self.ipv6.first()?,
+                    None => global().or(self.ipv6.first())?,
+                };
+                let to = if v6.is_multicast() {
+                    NextHop::Station(ethernet::multicast(dst))
+                } else if on_link.is_some() || local {
+                    NextHop::Neighbour(dst)
+                } else {
+                    NextHop::Neighbour(self.config.ipv6_gateway?.into())
+                };
+                Some(Route { src: (*src).into(), to })
+            }
+        }
+    }
+
+    /// Sends a packet of `parts`, cut if the path does not carry it whole. `sum_at`: where in the
+    /// first part the checksum goes; its field holds zero. Whether it was taken.
+    pub(crate) fn send(
+        &mut self,
+        now: Instant,
+        mut header: Header,
+        to: NextHop,
+        first: &mut [u8],
+        rest: &[u8],
+        sum_at: usize,
+    ) -> bool {
+        let len = first.len() + rest.len();
+        let mtu = self.paths.mtu(now, header.dst);
+        // ICMP over IPv4 alone has no pseudo-header.
+        let pseudo = match header.protocol {
+            ip::ICMP => Sum::default(),
+            protocol => Sum::pseudo(header.src, header.dst, protocol, len),
+        };
+        header.payload_bytes = len;
+        let whole = header.len() + len <= mtu;
+        let (sum, meta) = if whole && self.config.offload.checksum && header.protocol == ip::UDP {
+            let start = (ethernet::HEADER_BYTES + header.len()) as u16;
+            let checksum = Checksum::Unfinished { start, offset: sum_at as u16 };
+            (pseudo.folded(), Meta { checksum, segmentation: None })
+        } else {
+            let sum = pseudo.add(first).add(rest).finish();
+            // Zero would mean "no checksum" (RFC 768).
+            let sum = if sum == 0 && header.protocol == ip::UDP { 0xffff } else { sum };
+            (sum, Meta::FINISHED)
+        };
+        first[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
+        let making = Making { header, to, mtu, id: self.random.next() as u32, meta };
+        let taken = fragment::push(&making, &[first, rest], &mut self.outbox, &mut self.counters);
+        self.counters.transmit_limit += u64::from(!taken);
+        taken
+    }
+}

@@ -1,0 +1,139 @@
+//! ICMP (RFC 792) and ICMPv6 (RFC 4443): echoes and errors.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::ip;
+
+/// What an error says, as far as a host cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Problem {
+    /// Nobody listens on the port, or nobody speaks the protocol.
+    Refused,
+    /// Host or network cannot be reached.
+    Unreachable,
+    /// The packet was larger than the path carries; how much it carries, 0 when not said.
+    TooBig(usize),
+}
+
+/// The packet that an error is about: one that we sent, if the error is honest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quoted {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) protocol: u8,
+    pub(crate) src_port: u16,
+    pub(crate) dst_port: u16,
+    /// TCP's sequence number, if it is TCP.
+    pub(crate) sequence: u32,
+    /// The packet's whole length.
+    pub(crate) len: usize,
+}
+
+/// A message that was understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// To be answered with the same bytes.
+    EchoRequest,
+    /// About a packet of ours.
+    Error(Problem, Quoted),
+    /// Nothing that concerns a host.
+    Other,
+}
+
+/// The type of an answer to an echo request.
+pub(crate) fn echo_reply(of: IpAddr) -> u8 {
+    if of.is_ipv4() { 0 } else { 129 }
+}
+
+/// Whether a message of this type is an error: no error is ever answered with another.
+pub(crate) fn is_error(of: IpAddr, kind: u8) -> bool {
+    if of.is_ipv4() { matches!(kind, 3 | 4 | 5 | 11 | 12) } else { kind < 128 }
+}
+
+/// Reads a message of at least eight bytes.
+pub(crate) fn parse(of: IpAddr, message: &[u8]) -> Message {
+    let (kind, code) = (message[0], message[1]);
+    let problem = match (of, kind, code) {
+        (IpAddr::V4(_), 8, 0) | (IpAddr::V6(_), 128, 0) => return Message::EchoRequest,
+        (IpAddr::V4(_), 3, 2 | 3) | (IpAddr::V6(_), 1, 4) => Problem::Refused,
+        (IpAddr::V4(_), 3, 4) => {
+            Problem::TooBig(usize::from(u16::from_be_bytes([message[6], message[7]])))
+        }
+        (IpAddr::V6(_), 2, _) => {
+            let mtu = u32::from_be_bytes([message[4], message[5], message[6], message[7]]);
+            Problem::TooBig(mtu.min(65_535) as usize)
+        }
+        (IpAddr::V4(_), 3, _) | (IpAddr::V6(_), 1, _) => Problem::Unreachable,
+        _ => return Message::Other,
+    };
+    quoted(of, &message[8..]).map_or(Message::Other, |quoted| Message::Error(problem, quoted))
+}
+
+/// Reads the start of a quoted packet: addresses, ports, sequence number.
+fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
+    let array4 = |at: usize| bytes.get(at..at + 4).and_then(|b| <[u8; 4]>::try_from(b).ok());
+    let array16 = |at: usize| bytes.get(at..at + 16).and_then(|b| <[u8; 16]>::try_from(b).ok());
+    let (src, dst, protocol, transport, len): (IpAddr, IpAddr, _, _, _) = if of.is_ipv4() {
+        let first = *bytes.first()?;
+        let header = usize::from(first & 15) * 4;
+        if first >> 4 != 4 || header < 20 {
+            return None;
+        }
+        let (src, dst) = (Ipv4Addr::from(array4(12)?), Ipv4Addr::from(array4(16)?));
+        let len = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+        (src.into(), dst.into(), bytes[9], header, len)
+    } else {
+        if bytes.first()? >> 4 != 6 {
+            return None;
+        }
+        let (src, dst) = (Ipv6Addr::from(array16(8)?), Ipv6Addr::from(array16(24)?));
+        let len = usize::from(u16::from_be_bytes([bytes[4], bytes[5]])) + 40;
+        // Of our own packets only those cut have a header between.
+        let (protocol, at) = if bytes[6] == 44 { (*bytes.get(40)?, 48) } else { (bytes[6], 40) };
+        (src.into(), dst.into(), protocol, at, len)
+    };
+    let [a, b, c, d] = array4(transport)?;
+    let sequence = array4(transport + 4)?;
+    Some(Quoted {
+        src,
+        dst,
+        protocol,
+        src_port: u16::from_be_bytes([a, b]),
+        dst_port: u16::from_be_bytes([c, d]),
+        sequence: u32::from_be_bytes(sequence),
+        len,
+    })
+}
+
+/// An error that this host sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    /// Nobody listens on the port.
+    Port,
+    /// The protocol is not spoken; where its number stands in the packet (IPv6).
+    Protocol(u32),
+}
+
+impl Report {
+    /// The first eight bytes of the message, without its checksum.
+    pub(crate) fn head(self, of: IpAddr) -> [u8; 8] {
+        let (kind, code, pointer) = match (self, of) {
+            (Report::Port, IpAddr::V4(_)) => (3, 3, 0),
+            (Report::Port, IpAddr::V6(_)) => (1, 4, 0),
+            (Report::Protocol(_), IpAddr::V4(_)) => (3, 2, 0),
+            (Report::Protocol(at), IpAddr::V6(_)) => (4, 1, at),
+        };
+        let [a, b, c, d] = u32::to_be_bytes(pointer);
+        [kind, code, 0, 0, a, b, c, d]
+    }
+}
+
+/// How much of the packet it is about an error may quote (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+pub(crate) fn quote_bytes(of: IpAddr) -> usize {
+    if of.is_ipv4() { 576 - 20 - 8 } else { 1280 - 40 - 8 }
+}
+
+/// The protocol number of ICMP over this kind of address.
+pub(crate) fn protocol(of: IpAddr) -> u8 {
+    if of.is_ipv4() { ip::ICMP } else { ip::ICMPV6 }
+}

@@ -1,0 +1,311 @@
+//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::checksum::Sum;
+
+pub(crate) const ICMP: u8 = 1;
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
+pub(crate) const ICMPV6: u8 = 58;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const DESTINATION_OPTIONS: u8 = 60;
+/// The hop limit of what this host sends; NDP has its own.
+pub(crate) const HOP_LIMIT: u8 = 64;
+/// More extension headers than this are nobody's honest packet.
+const MAX_EXTENSIONS: usize = 8;
+
+/// Where a fragment belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FragmentOf {
+    pub(crate) id: u32,
+    /// In bytes from the start of what was cut.
+    pub(crate) offset: usize,
+    pub(crate) more: bool,
+}
+
+/// A packet whose header was understood.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet<'a> {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) protocol: u8,
+    pub(crate) hop_limit: u8,
+    /// Behind all headers that are IP's.
+    pub(crate) payload: &'a [u8],
+    /// From the IP header's first byte to the packet's end, padding of the frame cut off.
+    pub(crate) bytes: &'a [u8],
+    pub(crate) fragment: Option<FragmentOf>,
+}
+
+impl Packet<'_> {
+    /// The IP header's length with all its extensions, in bytes.
+    pub(crate) fn header_bytes(&self) -> usize {
+        self.bytes.len() - self.payload.len()
+    }
+
+    /// Whether the payload follows a header without options, as the TCP code takes it.
+    pub(crate) fn plain(&self) -> bool {
+        self.fragment.is_none() && self.header_bytes() == header_len(self.src)
+    }
+}
+
+/// Why a packet is not looked at further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Malformed,
+    Checksum,
+    Extension,
+}
+
+fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// Reads an IPv4 header. A `large` packet's length field and checksum may be unfinished.
+pub(crate) fn parse_v4(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal> {
+    if bytes.len() < 20 || bytes[0] >> 4 != 4 {
+        return Err(Refusal::Malformed);
+    }
+    let header = usize::from(bytes[0] & 15) * 4;
+    let total = usize::from(be16(bytes, 2));
+    let total = if large && total == 0 { bytes.len() } else { total };
+    if header < 20 || total < header || total > bytes.len() {
+        return Err(Refusal::Malformed);
+    }
+    if !large && Sum::default().add(&bytes[..header]).folded() != 0xffff {
+        return Err(Refusal::Checksum);
+    }
+    let bytes = &bytes[..total];
+    let flags = be16(bytes, 6);
+    let (more, offset) = (flags & 0x2000 != 0, usize::from(flags & 0x1fff) * 8);
+    let address = |at| Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]);
+    Ok(Packet {
+        src: address(12).into(),
+        dst: address(16).into(),
+        protocol: bytes[9],
+        hop_limit: bytes[8],
+        payload: &bytes[header..],
+        bytes,
+        fragment: (more || offset != 0).then(|| FragmentOf {
+            id: u32::from(be16(bytes, 4)),
+            offset,
+            more,
+        }),
+    })
+}
+
+/// Reads an IPv6 header and walks its extensions up to a fragment header or the payload.
+pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal> {
+    if bytes.len() < 40 || bytes[0] >> 4 != 6 {
+        return Err(Refusal::Malformed);
+    }
+    let len = usize::from(be16(bytes, 4));
+    let total = if large && len == 0 { bytes.len() } else { len + 40 };
+    if total > bytes.len() {
+        return Err(Refusal::Malformed);
+    }
+    let bytes = &bytes[..total];
+    let address = |at: usize| {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&bytes[at..at + 16]);
+        IpAddr::from(Ipv6Addr::from(octets))
+    };
+    let mut packet = Packet {
+        src: address(8),
+        dst: address(24),
+        protocol: bytes[6],
+        hop_limit: bytes[7],
+        payload: &bytes[40..],
+        bytes,
+        fragment: None,
+    };
+    for count in 0..=MAX_EXTENSIONS {
+        let payload = packet.payload;
+        let known = match packet.protocol {
+            HOP_BY_HOP => count == 0,
+            ROUTING | FRAGMENT | DESTINATION_OPTIONS => true,
+            _ => return Ok(packet),
+        };
+        if !known || count == MAX_EXTENSIONS {
+            return Err(Refusal::Extension);
+        }
+        if payload.len() < 8 {
+            return Err(Refusal::Malformed);
+        }
+        if packet.protocol == FRAGMENT {
+            let field = be16(payload, 2);
+            let (offset, more) = (usize::from(field & 0xfff8), field & 1 != 0);
+            packet.protocol = payload[0];
+            packet.payload = &payload[8..];
+            // An atomic fragment is a whole packet (RFC 6946).
+            if offset != 0 || more {
+                let id = u32::from_be_bytes([payload[4], payload[5], payload[6], payload[7]]);
+                packet.fragment = Some(FragmentOf { id, offset, more });
+                return Ok(packet);
+            }
+            continue;
+        }
+        let len = 8 + usize::from(payload[1]) * 8;
+        if payload.len() < len {
+            return Err(Refusal::Malformed);
+        }
+        // A routing header with somewhere left to go asks us to be a router (RFC 5095).
+        let ok = if packet.protocol == ROUTING {
+            payload[3] == 0
+        } else {
+            options_may_be_skipped(&payload[2..len])
+        };
+        if !ok {
+            return Err(Refusal::Extension);
+        }
+        packet.protocol = payload[0];
+        packet.payload = &payload[len..];
+    }
+    Err(Refusal::Extension)
+}
+
+/// Whether every option is one that a host that does not know it skips (RFC 8200, 4.2).
+fn options_may_be_skipped(mut options: &[u8]) -> bool {
+    while let [kind, rest @ ..] = options {
+        if *kind == 0 {
+            options = rest;
+            continue;
+        }
+        let Some((&len, rest)) = rest.split_first() else { return false };
+        if rest.len() < usize::from(len) || kind & 0xc0 != 0 {
+            return false;
+        }
+        options = &rest[usize::from(len)..];
+    }
+    true
+}
+
+/// The length of a header without options, in bytes.
+pub(crate) fn header_len(of: IpAddr) -> usize {
+    match of {
+        IpAddr::V4(_) => 20,
+        IpAddr::V6(_) => 40,
+    }
+}
+
+/// The ethertype of packets of this kind of address.
+pub(crate) fn ethertype(of: IpAddr) -> u16 {
+    match of {
+        IpAddr::V4(_) => crate::ethernet::IPV4,
+        IpAddr::V6(_) => crate::ethernet::IPV6,
+    }
+}
+
+/// What goes into a header.
+#[derive(Clone, Copy)]
+pub(crate) struct Header {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) protocol: u8,
+    pub(crate) hop_limit: u8,
+    /// Bytes behind the IP header; with `fragment` over IPv6 this counts the fragment header too.
+    pub(crate) payload_bytes: usize,
+    pub(crate) fragment: Option<FragmentOf>,
+}
+
+impl Header {
+    /// The bytes that [`Header::write`] writes.
+    pub(crate) fn len(&self) -> usize {
+        header_len(self.src)
+            + usize::from(self.fragment.is_some() && matches!(self.src, IpAddr::V6(_))) * 8
+    }
+
+    /// Writes the header; source and destination are of one kind.
+    pub(crate) fn write(&self, to: &mut [u8]) {
+        match (self.src, self.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let total = (20 + self.payload_bytes) as u16;
+                // What is not cut may not be cut by others either: that is how the path's MTU is
+                // learned (RFC 1191).
+                let (id, flags) = match self.fragment {
+                    None => (0, 0x4000),
+                    Some(f) => (f.id as u16, u16::from(f.more) << 13 | (f.offset / 8) as u16),
+                };
+                to[..2].copy_from_slice(&[0x45, 0]);
+                to[2..4].copy_from_slice(&total.to_be_bytes());
+                to[4..6].copy_from_slice(&id.to_be_bytes());
+                to[6..8].copy_from_slice(&flags.to_be_bytes());
+                to[8..12].copy_from_slice(&[self.hop_limit, self.protocol, 0, 0]);
+                to[12..16].copy_from_slice(&src.octets());
+                to[16..20].copy_from_slice(&dst.octets());
+                let sum = Sum::default().add(&to[..20]).finish();
+                to[10..12].copy_from_slice(&sum.to_be_bytes());
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                let next = if self.fragment.is_some() { FRAGMENT } else { self.protocol };
+                to[..4].copy_from_slice(&[0x60, 0, 0, 0]);
+                to[4..6].copy_from_slice(&(self.payload_bytes as u16).to_be_bytes());
+                to[6..8].copy_from_slice(&[next, self.hop_limit]);
+                to[8..24].copy_from_slice(&src.octets());
+                to[24..40].copy_from_slice(&dst.octets());
+                if let Some(f) = self.fragment {
+                    to[40..42].copy_from_slice(&[self.protocol, 0]);
+                    let field = f.offset as u16 | u16::from(f.more);
+                    to[42..44].copy_from_slice(&field.to_be_bytes());
+                    to[44..48].copy_from_slice(&f.id.to_be_bytes());
+                }
+            }
+            _ => unreachable!("a route's source is of its destination's kind"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_headers_read_back() {
+        for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fe80::2")] {
+            let (src, dst): (IpAddr, IpAddr) = (src.parse().unwrap(), dst.parse().unwrap());
+            for fragment in [None, Some(FragmentOf { id: 77, offset: 1480, more: true })] {
+                let mut header =
+                    Header { src, dst, protocol: UDP, hop_limit: 3, payload_bytes: 9, fragment };
+                if fragment.is_some() && src.is_ipv6() {
+                    header.payload_bytes += 8;
+                }
+                let mut bytes = vec![0xaa; header.len() + 9 + 30];
+                header.write(&mut bytes);
+                let read = if src.is_ipv4() { parse_v4 } else { parse_v6 };
+                let packet = read(&bytes, false).unwrap();
+                assert_eq!((packet.src, packet.dst, packet.protocol), (src, dst, UDP));
+                assert_eq!((packet.payload, packet.fragment), (&[0xaa; 9][..], fragment));
+                assert_eq!(packet.hop_limit, 3);
+            }
+        }
+    }
+
+    #[test]
+    fn extension_headers_are_walked_or_refused() {
+        let header = Header {
+            src: "fe80::1".parse().unwrap(),
+            dst: "fe80::2".parse().unwrap(),
+            protocol: HOP_BY_HOP,
+            hop_limit: 64,
+            payload_bytes: 8 + 8 + 3,
+            fragment: None,
+        };
+        let mut bytes = vec![0; 40 + 19];
+        header.write(&mut bytes);
+        bytes[40] = DESTINATION_OPTIONS;
+        bytes[41..48].copy_from_slice(&[0, 1, 4, 0, 0, 0, 0]);
+        bytes[48] = UDP;
+        bytes[49..56].copy_from_slice(&[0, 1, 4, 0, 0, 0, 0]);
+        let packet = parse_v6(&bytes, false).unwrap();
+        assert_eq!((packet.protocol, packet.payload.len(), packet.plain()), (UDP, 3, false));
+        // An option that must not be skipped.
+        bytes[50] = 0xc2;
+        assert_eq!(parse_v6(&bytes, false).unwrap_err(), Refusal::Extension);
+        // Hop-by-hop options anywhere but first.
+        bytes[40] = HOP_BY_HOP;
+        assert_eq!(parse_v6(&bytes, false).unwrap_err(), Refusal::Extension);
+    }
+}

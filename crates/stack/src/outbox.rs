@@ -1,0 +1,99 @@
+//! Frames that wait to be sent, and the buffers that they are made in.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use crate::Meta;
+
+/// Buffers kept for the next frame.
+const SPARE_BUFFERS: usize = 1024;
+/// A buffer that grew beyond this is not kept.
+const SPARE_BYTES: usize = 2048 + 128;
+
+/// Whom a frame goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextHop {
+    /// A station whose address is known.
+    Station([u8; 6]),
+    /// A neighbour whose station is to be looked up.
+    Neighbour(IpAddr),
+}
+
+/// A frame made, all but its Ethernet addresses.
+pub(crate) struct Frame {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) meta: Meta,
+    pub(crate) to: NextHop,
+}
+
+/// A bounded queue of frames, and a pool of buffers.
+pub(crate) struct Outbox {
+    queue: VecDeque<Frame>,
+    bytes: usize,
+    limit: usize,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Outbox {
+    pub(crate) fn new(limit: usize) -> Self {
+        Outbox { queue: VecDeque::new(), bytes: 0, limit, spare: Vec::new() }
+    }
+
+    /// An empty buffer.
+    pub(crate) fn buffer(&mut self) -> Vec<u8> {
+        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(SPARE_BYTES))
+    }
+
+    /// Takes a buffer back.
+    pub(crate) fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_BUFFERS && buffer.capacity() <= SPARE_BYTES {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
+    }
+
+    /// What a frame of `len` bytes costs of the limit.
+    fn cost(len: usize) -> usize {
+        len.max(SPARE_BYTES)
+    }
+
+    /// Whether a socket may add frames of `len` bytes together; the stack's own may always be
+    /// tried.
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        // One datagram always fits, whatever the limit.
+        self.queue.is_empty() || self.bytes + Self::cost(len) <= self.limit
+    }
+
+    /// Appends a frame. False, and the frame is gone, when even the stack's own share is used up.
+    pub(crate) fn push(&mut self, frame: Frame) -> bool {
+        let cost = Self::cost(frame.bytes.len());
+        if self.bytes + cost > self.limit.saturating_mul(2).max(1 << 18) {
+            self.recycle(frame.bytes);
+            return false;
+        }
+        self.bytes += cost;
+        self.queue.push_back(frame);
+        true
+    }
+
+    /// The oldest frame.
+    pub(crate) fn pop(&mut self) -> Option<Frame> {
+        let frame = self.queue.pop_front()?;
+        self.bytes -= Self::cost(frame.bytes.len());
+        Some(frame)
+    }
+
+    /// Puts the oldest frame back: the link had no room.
+    pub(crate) fn unpop(&mut self, frame: Frame) {
+        self.bytes += Self::cost(frame.bytes.len());
+        self.queue.push_front(frame);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+}

@@ -1,0 +1,91 @@
+//! What sockets of all kinds have in common: names, errors, news.
+
+/// Names a UDP socket of a stack. A name outlives its socket and then names nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UdpId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// Names a listener of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ListenerId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// Names a TCP connection of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TcpId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// Names a socket of any kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SocketId {
+    /// A UDP socket.
+    Udp(UdpId),
+    /// A TCP listener.
+    Listener(ListenerId),
+    /// A TCP connection.
+    Tcp(TcpId),
+}
+
+/// What can be done with a socket without waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// A read, or an accept, would not have to wait: data, end of stream or an error is there.
+    pub readable: bool,
+    /// A write would not have to wait.
+    pub writable: bool,
+    /// The connection is over, in both directions, or an error waits to be fetched.
+    pub closed: bool,
+}
+
+/// Why an operation on a socket failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SocketError {
+    /// Nothing to read, or no room to write, at present.
+    #[error("the operation would have to wait")]
+    WouldBlock,
+    /// The other side refused: a reset in answer to the connect, or an ICMP port unreachable.
+    #[error("the other side refused")]
+    Refused,
+    /// The other side reset the connection.
+    #[error("the other side reset the connection")]
+    Reset,
+    /// The other side fell silent.
+    #[error("the other side did not answer in time")]
+    TimedOut,
+    /// The connection was given up by this side.
+    #[error("the connection was aborted on this side")]
+    Aborted,
+    /// There is no connection, or no destination was named.
+    #[error("not connected")]
+    NotConnected,
+    /// Writing after this side's half was closed.
+    #[error("this side's half of the connection is closed")]
+    Closed,
+    /// The address and port are another socket's.
+    #[error("the address is in use")]
+    AddressInUse,
+    /// The address is not one of this stack.
+    #[error("the address is not this host's")]
+    AddressNotAvailable,
+    /// There is no route, or the next hop does not answer.
+    #[error("the destination cannot be reached")]
+    Unreachable,
+    /// A datagram longer than UDP over this IP version can carry.
+    #[error("the datagram is too long")]
+    MessageTooLong,
+    /// A limit of this stack is reached.
+    #[error("a limit of this host is reached")]
+    LimitReached,
+    /// Port zero, or an address that nothing can be sent to.
+    #[error("the address names no destination")]
+    InvalidAddress,
+    /// The name does not name a socket (any more).
+    #[error("no such socket")]
+    NoSocket,
+}

@@ -1,0 +1,321 @@
+//! The way of a frame that came.
+
+use std::net::IpAddr;
+
+use super::Stack;
+use crate::arp::Arp;
+use crate::checksum::Sum;
+use crate::icmp::{self, Message, Problem, Report};
+use crate::ip::{self, Header, Packet, Refusal};
+use crate::ndp::{self, Ndp};
+use crate::outbox::NextHop;
+use crate::{Instant, Meta, ethernet};
+
+/// Between two defences of an address (RFC 5227, 2.4 (b)).
+const DEFEND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
+
+impl Stack {
+    /// Takes a frame from the link: an Ethernet header and what follows it, without frame check
+    /// sequence. It may be a large one that a device has put together; the checksum of a TCP or
+    /// UDP packet is looked at only when `meta` says that nobody has.
+    pub fn input(&mut self, now: Instant, frame: &[u8], meta: Meta) {
+        let counters = &mut self.host.counters;
+        counters.rx_frames += 1;
+        counters.rx_bytes += frame.len() as u64;
+        if frame.len() < ethernet::HEADER_BYTES {
+            counters.rx_malformed += 1;
+            return;
+        }
+        let (header, payload) = frame.split_at(ethernet::HEADER_BYTES);
+        let group = header[0] & 1 != 0;
+        if !group && header[..6] != self.host.config.mac {
+            counters.rx_other_station += 1;
+            return;
+        }
+        let ethertype = u16::from_be_bytes([header[12], header[13]]);
+        let large = meta.segmentation.is_some();
+        let parsed = match ethertype {
+            ethernet::ARP => return self.arp(now, payload),
+            ethernet::IPV4 => ip::parse_v4(payload, large),
+            ethernet::IPV6 => ip::parse_v6(payload, large),
+            _ => {
+                counters.rx_ethertype += 1;
+                return;
+            }
+        };
+        let packet = match parsed {
+            Ok(packet) => packet,
+            Err(refusal) => {
+                *match refusal {
+                    Refusal::Malformed => &mut counters.rx_malformed,
+                    Refusal::Checksum => &mut counters.rx_ip_checksum,
+                    Refusal::Extension => &mut counters.rx_extension,
+                } += 1;
+                return;
+            }
+        };
+        if !self.accepts(&packet) {
+            return;
+        }
+        let Some(part) = packet.fragment else {
+            return self.deliver(now, &packet, group, meta.must_verify());
+        };
+        if !self.host.is_ours(packet.dst) {
+            self.host.counters.rx_other_address += 1;
+            return;
+        }
+        let counters = &mut self.host.counters;
+        if let Some(whole) = self.reassembly.add(now, &packet, part, counters) {
+            let read = if packet.src.is_ipv4() { ip::parse_v4 } else { ip::parse_v6 };
+            match read(&whole, false) {
+                Ok(packet) if packet.fragment.is_none() => {
+                    self.deliver(now, &packet, group, true);
+                }
+                _ => self.host.counters.rx_malformed += 1,
+            }
+        }
+    }
+
+    /// Whether the addresses are such that the packet concerns us.
+    fn accepts(&mut self, packet: &Packet<'_>) -> bool {
+        let host = &mut self.host;
+        let dst_ok = match packet.dst {
+            IpAddr::V6(v6) if v6.is_multicast() => {
+                let all = std::net::Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+                v6 == all || host.ipv6.iter().any(|&(ours, _)| ndp::solicited_node(ours) == v6)
+            }
+            dst => host.is_ours(dst) || host.is_broadcast(dst),
+        };
+        if !dst_ok {
+            host.counters.rx_other_address += 1;
+            return false;
+        }
+        // The unspecified address asks for a duplicate of its own (RFC 4862, 5.4) and nothing else.
+        let asking = packet.src.is_unspecified() && packet.protocol == ip::ICMPV6;
+        if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || host.is_ours(packet.src)
+        {
+            host.counters.rx_bad_source += 1;
+            return false;
+        }
+        true
+    }
+
+    /// Gives a whole packet to its protocol. `group`: it came to more than us.
+    fn deliver(&mut self, now: Instant, packet: &Packet<'_>, group: bool, verify: bool) {
+        let unicast = !group && self.host.is_ours(packet.dst);
+        match packet.protocol {
+            ip::TCP if unicast => self.tcp.input(now, &mut self.host, packet, verify),
+            ip::TCP => self.host.counters.rx_other_address += 1,
+            ip::UDP => {
+                if !self.udp.input(&mut self.host, packet, verify) && unicast {
+                    self.report(now, packet, Report::Port);
+                }
+            }
+            ip::ICMP if packet.src.is_ipv4() => self.icmp(now, packet, unicast, verify),
+            ip::ICMPV6 if packet.src.is_ipv6() => self.icmp(now, packet, unicast, verify),
+            _ => {
+                self.host.counters.rx_protocol += 1;
+                // "No next header" is no protocol that could be missed (RFC 8200, 4.7).
+                if unicast && packet.protocol != 59 {
+                    self.report(now, packet, Report::Protocol(6));
+                }
+            }
+        }
+    }
+
+    fn arp(&mut self, now: Instant, payload: &[u8]) {
+        let Some(arp) = Arp::parse(payload) else {
+            self.host.counters.rx_malformed += 1;
+            return;
+        };
+        self.host.counters.arp_received += 1;
+        let Some((ours, _)) = self.host.config.ipv4 else { return };
+        let (mac, ip) = arp.sender;
+        if ip == ours {
+            if mac != self.host.config.mac {
+                self.conflict(now);
+            }
+            return;
+        }
+        let asks_us = arp.request && arp.target.1 == ours;
+        if !ip.is_unspecified() && self.host.is_host(ip.into()) {
+            let (outbox, outcome) = (&mut self.host.outbox, &mut self.outcome);
+            self.host.neighbours.learn(now, ip.into(), mac, asks_us, outbox, outcome);
+        }
+        if asks_us && mac[0] & 1 == 0 {
+            let sender = (self.host.config.mac, ours);
+            self.send_arp(Arp { request: false, sender, target: arp.sender }, mac);
+        }
+    }
+
+    /// Another station says that one of our addresses is its own: counted, and contradicted, but
+    /// not all the time (RFC 5227, 2.4).
+    fn conflict(&mut self, now: Instant) {
+        self.host.counters.address_conflicts += 1;
+        if self.defended.is_none_or(|at| now.since(at) >= DEFEND_INTERVAL) {
+            self.defended = Some(now);
+            self.announce(now);
+        }
+    }
+
+    fn icmp(&mut self, now: Instant, packet: &Packet<'_>, unicast: bool, verify: bool) {
+        let message = packet.payload;
+        if message.len() < 8 {
+            self.host.counters.rx_malformed += 1;
+            return;
+        }
+        if verify {
+            let sum = match packet.protocol {
+                ip::ICMP => Sum::default(),
+                protocol => Sum::pseudo(packet.src, packet.dst, protocol, message.len()),
+            };
+            if sum.add(message).folded() != 0xffff {
+                self.host.counters.rx_checksum += 1;
+                return;
+            }
+        }
+        if packet.src.is_ipv6() {
+            match Ndp::parse(message) {
+                Ok(Some(ndp)) if packet.hop_limit == ndp::HOP_LIMIT => {
+                    return self.ndp(now, packet, ndp);
+                }
+                Ok(None) if !packet.src.is_unspecified() => {}
+                _ => {
+                    self.host.counters.rx_malformed += 1;
+                    return;
+                }
+            }
+        }
+        self.host.counters.icmp_received += 1;
+        match icmp::parse(packet.src, message) {
+            // An answer to a broadcast would be a smurf (RFC 1122, 3.2.2.6).
+            Message::EchoRequest if unicast => self.echo(now, packet),
+            Message::Error(problem, quoted) => {
+                if !self.host.is_ours(quoted.src) {
+                    self.host.counters.icmp_errors_unmatched += 1;
+                    return;
+                }
+                self.problem(now, problem, &quoted);
+            }
+            Message::EchoRequest | Message::Other => {}
+        }
+    }
+
+    /// Sends an echo request's bytes back.
+    fn echo(&mut self, now: Instant, packet: &Packet<'_>) {
+        let Some(route) = self.host.route(packet.src) else {
+            self.host.counters.no_route += 1;
+            return;
+        };
+        let message = packet.payload;
+        let mut head = [icmp::echo_reply(packet.src), 0, 0, 0, 0, 0, 0, 0];
+        head[4..8].copy_from_slice(&message[4..8]);
+        let header = Header {
+            src: packet.dst,
+            dst: packet.src,
+            protocol: packet.protocol,
+            hop_limit: ip::HOP_LIMIT,
+            payload_bytes: message.len(),
+            fragment: None,
+        };
+        self.host.counters.icmp_echoes += 1;
+        self.host.send(now, header, route.to, &mut head, &message[8..], 2);
+    }
+
+    /// An error about a packet of ours.
+    fn problem(&mut self, now: Instant, problem: Problem, quoted: &icmp::Quoted) {
+        // What a forger could say to lower every path's MTU is believed only of what a socket has
+        // under way, so the socket is asked first and the path changed after.
+        let known = match quoted.protocol {
+            ip::TCP => self.tcp.problem(now, &mut self.host, problem, quoted),
+            ip::UDP => self.udp.problem(&mut self.host, problem, quoted),
+            _ => false,
+        };
+        if !known {
+            self.host.counters.icmp_errors_unmatched += 1;
+            return;
+        }
+        if let Problem::TooBig(said) = problem {
+            // An old router does not say how much: take the next common size below (RFC 1191, 7).
+            let plateaus = [32_000, 17_914, 8_166, 4_352, 2_002, 1_492, 1_280, 1_006, 576];
+            let guess = || plateaus.into_iter().find(|&mtu| mtu < quoted.len).unwrap_or(576);
+            let mtu = if said == 0 { guess() } else { said };
+            if self.host.paths.lower(now, quoted.dst, mtu) {
+                self.host.counters.path_mtu_lowered += 1;
+                if quoted.protocol == ip::TCP {
+                    self.tcp.problem(now, &mut self.host, problem, quoted);
+                }
+            }
+        }
+    }
+
+    fn ndp(&mut self, now: Instant, packet: &Packet<'_>, ndp: Ndp) {
+        self.host.counters.ndp_received += 1;
+        let (IpAddr::V6(src), mac) = (packet.src, self.host.config.mac) else { return };
+        match ndp {
+            Ndp::Solicitation { target, link } => {
+                if !self.host.is_ours(target.into()) {
+                    return;
+                }
+                if src.is_unspecified() {
+                    // Somebody is about to take our address: tell everybody (RFC 4861, 7.2.4).
+                    self.conflict(now);
+                    return;
+                }
+                if let Some(link) = link {
+                    let (outbox, outcome) = (&mut self.host.outbox, &mut self.outcome);
+                    self.host.neighbours.learn(now, src.into(), link, true, outbox, outcome);
+                }
+                let message = Ndp::Advertisement { target, link: Some(mac), solicited: true };
+                let to = match link {
+                    Some(link) if link[0] & 1 == 0 => NextHop::Station(link),
+                    _ => NextHop::Neighbour(src.into()),
+                };
+                self.send_ndp(now, message, target, src, to);
+            }
+            Ndp::Advertisement { target, link, solicited: _ } => {
+                if self.host.is_ours(target.into()) {
+                    if link != Some(mac) {
+                        self.conflict(now);
+                    }
+                    return;
+                }
+                if let Some(link) = link {
+                    let (outbox, outcome) = (&mut self.host.outbox, &mut self.outcome);
+                    self.host.neighbours.learn(now, target.into(), link, false, outbox, outcome);
+                }
+            }
+        }
+    }
+
+    /// Tells a sender that what it sent is not wanted: never about an error, never to a group,
+    /// never too often (RFC 1122, 3.2.2; RFC 4443, 2.4).
+    fn report(&mut self, now: Instant, packet: &Packet<'_>, report: Report) {
+        let icmp = icmp::protocol(packet.src);
+        if packet.protocol == icmp
+            && packet.payload.first().is_none_or(|&kind| icmp::is_error(packet.src, kind))
+        {
+            return;
+        }
+        let Some(route) = self.host.route(packet.src) else {
+            self.host.counters.no_route += 1;
+            return;
+        };
+        if !self.host.errors.take(now) {
+            self.host.counters.errors_limited += 1;
+            return;
+        }
+        let quote = packet.bytes.len().min(icmp::quote_bytes(packet.src));
+        let mut head = report.head(packet.src);
+        let header = Header {
+            src: packet.dst,
+            dst: packet.src,
+            protocol: icmp,
+            hop_limit: ip::HOP_LIMIT,
+            payload_bytes: head.len() + quote,
+            fragment: None,
+        };
+        self.host.counters.icmp_errors_sent += 1;
+        self.host.send(now, header, route.to, &mut head, &packet.bytes[..quote], 2);
+    }
+}

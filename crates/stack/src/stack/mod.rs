@@ -1,0 +1,269 @@
+//! The stack: what comes in, what goes out, and the sockets' interface.
+
+mod input;
+mod sockets;
+
+use crate::arp::Arp;
+use crate::ethernet;
+use crate::host::Host;
+use crate::ip::{self, Header};
+use crate::ndp::{self, Ndp};
+use crate::neighbour::{Lookup, Outcome, Question};
+use crate::outbox::{Frame, NextHop};
+use crate::reassembly::Reassembly;
+use crate::tcp::Tcp;
+use crate::udp::Udp;
+use crate::{Config, ConfigError, Counters, Instant, Meta, SocketId, Transmit};
+
+/// Frames of the outbox sent in one poll.
+const OUTBOX_BUDGET: usize = 256;
+/// TCP segments sent in one poll.
+const SEGMENT_BUDGET: usize = 64;
+
+/// A host on an Ethernet. See the crate's documentation.
+pub struct Stack {
+    host: Host,
+    udp: Udp,
+    tcp: Tcp,
+    reassembly: Reassembly,
+    /// Connections that wait for what neighbours said since the last poll.
+    outcome: Outcome,
+    /// The link had no room at the last poll.
+    blocked: bool,
+    /// When this host last defended an address of its own.
+    defended: Option<Instant>,
+}
+
+impl Stack {
+    /// A stack with these addresses, which it announces at the first poll.
+    ///
+    /// # Errors
+    /// When the configuration contradicts itself.
+    pub fn new(config: Config, now: Instant) -> Result<Stack, ConfigError> {
+        config.check()?;
+        let limits = config.limits;
+        let mut host = Host::new(config, now);
+        let tcp = Tcp::new(&mut host, now);
+        let reassembly =
+            Reassembly::new(limits.reassemblies, limits.reassembly_bytes, limits.reassembly_time);
+        let mut stack = Stack {
+            host,
+            udp: Udp::new(),
+            tcp,
+            reassembly,
+            outcome: Outcome::default(),
+            blocked: false,
+            defended: None,
+        };
+        stack.announce(now);
+        Ok(stack)
+    }
+
+    /// Tells everybody on the link which addresses are ours (RFC 5227, 2.3; RFC 4861, 7.2.6).
+    fn announce(&mut self, now: Instant) {
+        if let Some((ours, _)) = self.host.config.ipv4 {
+            let sender = (self.host.config.mac, ours);
+            let arp = Arp { request: true, sender, target: ([0; 6], ours) };
+            self.send_arp(arp, ethernet::BROADCAST);
+        }
+        for index in 0..self.host.ipv6.len() {
+            let (target, _) = self.host.ipv6[index];
+            let link = Some(self.host.config.mac);
+            let message = Ndp::Advertisement { target, link, solicited: false };
+            let everybody = std::net::Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+            let to = NextHop::Station(ethernet::multicast(everybody.into()));
+            self.send_ndp(now, message, target, everybody, to);
+        }
+    }
+
+    fn send_arp(&mut self, arp: Arp, station: [u8; 6]) {
+        let mut bytes = self.host.outbox.buffer();
+        arp.write(&mut bytes, station);
+        self.host.counters.arp_sent += 1;
+        let frame = Frame { bytes, meta: Meta::FINISHED, to: NextHop::Station(station) };
+        if !self.host.outbox.push(frame) {
+            self.host.counters.transmit_limit += 1;
+        }
+    }
+
+    fn send_ndp(
+        &mut self,
+        now: Instant,
+        message: Ndp,
+        src: std::net::Ipv6Addr,
+        dst: std::net::Ipv6Addr,
+        to: NextHop,
+    ) {
+        let header = Header {
+            src: src.into(),
+            dst: dst.into(),
+            protocol: ip::ICMPV6,
+            hop_limit: ndp::HOP_LIMIT,
+            payload_bytes: ndp::MESSAGE_BYTES,
+            fragment: None,
+        };
+        self.host.counters.ndp_sent += 1;
+        self.host.send(now, header, to, &mut message.write(), &[], 2);
+    }
+
+    /// Asks who has an address.
+    fn ask(&mut self, now: Instant, question: Question) {
+        let mac = self.host.config.mac;
+        match question.address {
+            std::net::IpAddr::V4(target) => {
+                let Some((ours, _)) = self.host.config.ipv4 else { return };
+                let arp = Arp { request: true, sender: (mac, ours), target: ([0; 6], target) };
+                self.send_arp(arp, question.station.unwrap_or(ethernet::BROADCAST));
+            }
+            std::net::IpAddr::V6(target) => {
+                let Some(route) = self.host.route(target.into()) else { return };
+                let std::net::IpAddr::V6(src) = route.src else { return };
+                let group = ndp::solicited_node(target);
+                let (dst, station) = match question.station {
+                    Some(station) => (target, station),
+                    None => (group, ethernet::multicast(group.into())),
+                };
+                let message = Ndp::Solicitation { target, link: Some(mac) };
+                self.send_ndp(now, message, src, dst, NextHop::Station(station));
+            }
+        }
+    }
+
+    /// Sends what waits to be sent, as far as the link has room, and does what the clock says.
+    /// Does a bounded amount of work: whether there is more shows in [`Stack::poll_at`]. Whether
+    /// anything was done.
+    pub fn poll<T: Transmit>(&mut self, now: Instant, link: &mut T) -> bool {
+        let Host { outbox, counters, neighbours, .. } = &mut self.host;
+        let questions = neighbours.due(now, outbox, counters, &mut self.outcome);
+        let mut worked = !questions.is_empty();
+        for question in questions {
+            self.ask(now, question);
+        }
+        let outcome = std::mem::take(&mut self.outcome);
+        self.tcp.resume(&outcome.resume);
+        self.tcp.unreachable(now, &mut self.host, &outcome.failed);
+        self.reassembly.expire(now, &mut self.host.counters);
+        self.blocked = false;
+        worked |= self.flush(now, link);
+        if !self.blocked {
+            let (sent, blocked) = self.tcp.poll(now, &mut self.host, link, SEGMENT_BUDGET);
+            worked |= sent;
+            self.blocked = blocked;
+        }
+        // Giving up connections may have made resets, and looking for neighbours questions.
+        if !self.blocked && !self.host.outbox.is_empty() {
+            worked |= self.flush(now, link);
+        }
+        worked
+    }
+
+    /// Sends frames of the outbox.
+    fn flush<T: Transmit>(&mut self, now: Instant, link: &mut T) -> bool {
+        let mut worked = false;
+        for _ in 0..OUTBOX_BUDGET.min(self.host.outbox.len()) {
+            let Some(mut frame) = self.host.outbox.pop() else { break };
+            let host = &mut self.host;
+            let station = match frame.to {
+                NextHop::Station(station) => station,
+                NextHop::Neighbour(address) => {
+                    let (outbox, counters) = (&mut host.outbox, &mut host.counters);
+                    match host.neighbours.lookup(now, address, outbox, counters) {
+                        Lookup::Station(station) => station,
+                        Lookup::Asked => {
+                            host.neighbours.hold(address, frame, outbox, counters);
+                            worked = true;
+                            continue;
+                        }
+                    }
+                }
+            };
+            if frame.bytes.get(12..14) != Some(&ethernet::ARP.to_be_bytes()[..]) {
+                let ethertype = match frame.bytes[ethernet::HEADER_BYTES] >> 4 {
+                    4 => ethernet::IPV4,
+                    _ => ethernet::IPV6,
+                };
+                ethernet::write(&mut frame.bytes, station, host.config.mac, ethertype);
+            }
+            let len = frame.bytes.len();
+            let bytes = &frame.bytes;
+            if !link.transmit(len, frame.meta, |to| to.copy_from_slice(bytes)) {
+                host.outbox.unpop(frame);
+                self.blocked = true;
+                break;
+            }
+            host.counters.tx_frames += 1;
+            host.counters.tx_bytes += len as u64;
+            host.outbox.recycle(frame.bytes);
+            worked = true;
+        }
+        worked
+    }
+
+    /// When [`Stack::poll`] is to be called next; `now` when something waits to be sent and the
+    /// link had room, `None` when nothing will happen before a frame or the application comes.
+    ///
+    /// What waits for room in the link ([`Stack::is_blocked`]) is not in it: only the caller knows
+    /// when there is room again.
+    #[must_use]
+    pub fn poll_at(&self, now: Instant) -> Option<Instant> {
+        if self.wants_poll() {
+            return Some(now);
+        }
+        let tcp = if self.blocked { None } else { self.tcp.poll_at(now) };
+        [self.host.neighbours.poll_at(), self.reassembly.poll_at(), tcp].into_iter().flatten().min()
+    }
+
+    /// Whether something waits to be sent at once.
+    #[must_use]
+    pub fn wants_poll(&self) -> bool {
+        !self.blocked
+            && (!self.host.outbox.is_empty()
+                || self.tcp.wants_poll()
+                || !self.outcome.resume.is_empty()
+                || !self.outcome.failed.is_empty())
+    }
+
+    /// Whether something waits for room in the link.
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// The next socket with news, if any: something may be read, written or accepted that could
+    /// not before. A socket is named once until somebody has looked at it, by its readiness or by
+    /// an operation that would have had to wait.
+    pub fn next_news(&mut self) -> Option<SocketId> {
+        self.host.news.pop_front()
+    }
+
+    /// What it counted.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.host.counters
+    }
+
+    /// TCP connections (those in TIME-WAIT not counted), and TIME-WAIT entries.
+    #[must_use]
+    pub fn tcp_sizes(&self) -> (usize, usize) {
+        self.tcp.sizes()
+    }
+
+    /// Neighbours known or asked for.
+    #[must_use]
+    pub fn neighbours(&self) -> usize {
+        self.host.neighbours.len()
+    }
+
+    /// Bytes held for packets in parts.
+    #[must_use]
+    pub fn reassembly_bytes(&self) -> usize {
+        self.reassembly.bytes()
+    }
+
+    /// Every IP address of this host with its prefix's length.
+    pub fn addresses(&self) -> impl Iterator<Item = (std::net::IpAddr, u8)> + '_ {
+        let v4 = self.host.config.ipv4.map(|(address, prefix)| (address.into(), prefix));
+        v4.into_iter()
+            .chain(self.host.ipv6.iter().map(|&(address, prefix)| (address.into(), prefix)))
+    }
+}

@@ -1,0 +1,198 @@
+//! One connection: smoltcp's socket and what the stack keeps beside it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use smoltcp::iface::{SocketHandle, SocketSet};
+use smoltcp::socket::tcp::{self, State};
+
+use super::port::{Path, Sent};
+use super::segment::{self, before};
+use crate::config::{CongestionControl, TcpConfig};
+use crate::{Instant, ListenerId, SocketError};
+
+/// Who is on both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tuple {
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+}
+
+/// Whose turn the connection is, beside what TCP says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// A listener: half open, or waiting to be accepted.
+    Listener(ListenerId),
+    /// The application.
+    Application,
+    /// Nobody: it ends by itself.
+    Nobody,
+}
+
+/// Missed answers to keep-alives before the connection is given up.
+const KEEP_ALIVE_PROBES: u32 = 9;
+
+/// See the module.
+pub(super) struct Connection {
+    sockets: SocketSet<'static>,
+    handle: SocketHandle,
+    pub(super) tuple: Tuple,
+    pub(super) path: Path,
+    pub(super) owner: Owner,
+    /// Why it ended, until somebody asked.
+    pub(super) error: Option<SocketError>,
+    /// It was established once.
+    pub(super) established: bool,
+    /// The application reads no more: what comes is thrown away.
+    pub(super) read_shut: bool,
+    /// The tuple is not ours any more: nothing comes and nothing is sent.
+    pub(super) detached: bool,
+    /// Queued to be looked at.
+    pub(super) dirty: bool,
+    /// Told to the application, which has not looked since.
+    pub(super) told: bool,
+    /// The end of what was sent so far, and the last acknowledgement sent.
+    pub(super) sent_to: Option<u32>,
+    pub(super) acknowledged: u32,
+    pub(super) last_heard: Instant,
+    /// Since when something waits for the peer's acknowledgement.
+    pub(super) waiting_since: Option<Instant>,
+    /// When the state that it is in has lasted too long.
+    pub(super) give_up_at: Option<Instant>,
+    pub(super) keep_alive: Option<Duration>,
+}
+
+impl Connection {
+    pub(super) fn new(
+        tuple: Tuple,
+        path: Path,
+        owner: Owner,
+        config: &TcpConfig,
+        now: Instant,
+    ) -> Self {
+        let receive = tcp::SocketBuffer::new(vec![0; config.receive_buffer_bytes]);
+        let send = tcp::SocketBuffer::new(vec![0; config.send_buffer_bytes]);
+        let mut socket = tcp::Socket::new(receive, send);
+        socket.set_congestion_control(match config.congestion_control {
+            CongestionControl::Cubic => tcp::CongestionControl::Cubic,
+            CongestionControl::Reno => tcp::CongestionControl::Reno,
+            CongestionControl::None => tcp::CongestionControl::None,
+        });
+        socket.set_ack_delay(Some(smol(config.ack_delay)));
+        let mut sockets = SocketSet::new(Vec::with_capacity(1));
+        let handle = sockets.add(socket);
+        Connection {
+            sockets,
+            handle,
+            tuple,
+            path,
+            owner,
+            error: None,
+            established: false,
+            read_shut: false,
+            detached: false,
+            dirty: false,
+            told: false,
+            sent_to: None,
+            acknowledged: 0,
+            last_heard: now,
+            waiting_since: None,
+            give_up_at: None,
+            keep_alive: None,
+        }
+    }
+
+    pub(super) fn sockets(&mut self) -> &mut SocketSet<'static> {
+        &mut self.sockets
+    }
+
+    pub(super) fn socket(&self) -> &tcp::Socket<'static> {
+        self.sockets.get(self.handle)
+    }
+
+    pub(super) fn socket_mut(&mut self) -> &mut tcp::Socket<'static> {
+        self.sockets.get_mut(self.handle)
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.socket().state()
+    }
+
+    /// Waiting for the handshake's end.
+    pub(super) fn connecting(&self) -> bool {
+        matches!(self.state(), State::Listen | State::SynSent | State::SynReceived)
+    }
+
+    /// Bytes or a FIN that the peer has not acknowledged, sent or not.
+    fn owes(&self) -> bool {
+        self.socket().send_queue() > 0
+            || matches!(self.state(), State::FinWait1 | State::Closing | State::LastAck)
+    }
+
+    /// Notes what was sent. True when it had been sent before.
+    pub(super) fn note_sent(&mut self, sent: &Sent) -> bool {
+        if sent.flags & segment::ACK != 0 {
+            self.acknowledged = sent.acknowledgement;
+        }
+        let end = sent.sequence.wrapping_add(sent.len);
+        match self.sent_to {
+            // A keep-alive lies before what was sent, and is one byte long.
+            Some(to) if !before(to, end) => sent.len > 1 || before(end, to),
+            _ => {
+                let again = self.sent_to.is_some_and(|to| before(sent.sequence, to));
+                self.sent_to = Some(end);
+                again
+            }
+        }
+    }
+
+    /// Starts or stops the clocks that smoltcp does not have.
+    pub(super) fn note_time(&mut self, now: Instant, config: &TcpConfig) {
+        if !self.owes() {
+            self.waiting_since = None;
+        } else if self.waiting_since.is_none() {
+            self.waiting_since = Some(now);
+        }
+        if self.owner == Owner::Nobody && !self.detached && self.give_up_at.is_none() {
+            self.give_up_at = Some(now + config.orphan_timeout);
+        }
+    }
+
+    /// When the connection is to be given up, as things stand.
+    pub(super) fn deadline(&self, config: &TcpConfig) -> Option<Instant> {
+        // What a silent peer owes counts from when it last said anything.
+        let silent = self
+            .waiting_since
+            .filter(|_| !self.connecting())
+            .map(|since| since.max(self.last_heard) + config.user_timeout);
+        let dead = self
+            .keep_alive
+            .filter(|_| self.established && self.state() != State::Closed)
+            .map(|interval| self.last_heard + interval * (KEEP_ALIVE_PROBES + 1));
+        [self.give_up_at, silent, dead].into_iter().flatten().min()
+    }
+
+    /// Whether a read would not have to wait.
+    pub(super) fn readable(&self) -> bool {
+        let socket = self.socket();
+        socket.can_recv()
+            || self.error.is_some()
+            || self.read_shut
+            || (!self.connecting() && !socket.may_recv())
+    }
+
+    /// Whether a write would not have to wait.
+    pub(super) fn writable(&self) -> bool {
+        let socket = self.socket();
+        !self.connecting() && (socket.can_send() || !socket.may_send())
+    }
+
+    /// Both directions are over.
+    pub(super) fn closed(&self) -> bool {
+        self.error.is_some() || matches!(self.state(), State::Closed | State::TimeWait)
+    }
+}
+
+pub(super) fn smol(duration: Duration) -> smoltcp::time::Duration {
+    smoltcp::time::Duration::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,212 @@
+//! What connections send, and their timers.
+
+use smoltcp::iface::PollResult;
+use smoltcp::socket::tcp::State;
+
+use super::port::Egress;
+use super::{Tcp, TcpId};
+use crate::ethernet::HEADER_BYTES as ETHERNET_BYTES;
+use crate::host::Host;
+use crate::neighbour::Lookup;
+use crate::outbox::NextHop;
+use crate::{Instant, SocketError, Transmit};
+
+/// Segments that one connection sends before it is another's turn.
+const TURN: usize = 16;
+/// Headers of a segment with every option, Ethernet included.
+const HEADERS: usize = ETHERNET_BYTES + 40 + 60;
+/// Timers moved in one poll.
+const TIMERS: usize = 512;
+/// When smoltcp wants to send at once and sends nothing, it is asked again after this long, in
+/// microseconds.
+const STALL: u64 = 10_000;
+
+/// Why a connection's turn ended.
+enum Turn {
+    /// It has nothing more to send now.
+    Done,
+    /// It has, and the turn is over.
+    More,
+    /// It waits for its neighbour's address.
+    Neighbour,
+    /// The link has no room.
+    NoRoom,
+}
+
+impl Tcp {
+    /// Fires timers and sends, at most `budget` segments. Whether the link ran out of room.
+    pub(crate) fn poll<T: Transmit>(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        link: &mut T,
+        mut budget: usize,
+    ) -> (bool, bool) {
+        let mut worked = false;
+        let mut work = TIMERS;
+        self.time_wait.expire(now, TIMERS);
+        while let Some(index) = self.wheel.fire(now, &mut work) {
+            host.counters.timers_fired += 1;
+            worked = true;
+            self.expire(now, host, index);
+            self.mark(index);
+        }
+        // Those marked from now on have their turn at the next poll.
+        for _ in 0..self.dirty.len() {
+            if budget == 0 {
+                break;
+            }
+            let Some(index) = self.dirty.pop_front() else { break };
+            let Some(connection) = self.slots[index as usize].connection.as_mut() else { continue };
+            if !connection.dirty {
+                continue;
+            }
+            connection.dirty = false;
+            if connection.detached {
+                continue;
+            }
+            host.counters.tcp_visits += 1;
+            match self.turn(now, host, link, index, &mut budget, &mut worked) {
+                Turn::Done | Turn::Neighbour => {}
+                Turn::More => self.mark(index),
+                Turn::NoRoom => {
+                    if let Some(connection) = self.slots[index as usize].connection.as_mut() {
+                        connection.dirty = true;
+                        self.dirty.push_front(index);
+                    }
+                    return (worked, true);
+                }
+            }
+        }
+        (worked, false)
+    }
+
+    /// A timer fired: gives up what has lasted too long.
+    fn expire(&mut self, now: Instant, host: &mut Host, index: u32) {
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        if connection.deadline(&host.config.tcp).is_none_or(|at| at > now) {
+            return;
+        }
+        connection.give_up_at = None;
+        connection.waiting_since = None;
+        connection.keep_alive = None;
+        if connection.state() == State::SynReceived {
+            host.counters.tcp_half_open_timeout += 1;
+        } else {
+            host.counters.tcp_timeouts += 1;
+        }
+        self.fail(now, host, index, SocketError::TimedOut);
+    }
+
+    fn turn<T: Transmit>(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        link: &mut T,
+        index: u32,
+        budget: &mut usize,
+        worked: &mut bool,
+    ) -> Turn {
+        let generation = self.slots[index as usize].generation;
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else {
+            return Turn::Done;
+        };
+        let at = now.to_smoltcp();
+        let mut next = self.interface.poll_at(at, connection.sockets());
+        let mut result = Turn::Done;
+        let before = connection.state();
+        if next.is_some_and(|next| next <= at) {
+            let remote = connection.tuple.remote.ip();
+            let station = match host.route(remote).map(|route| route.to) {
+                Some(NextHop::Station(mac)) => mac,
+                Some(NextHop::Neighbour(hop)) => {
+                    let (outbox, counters) = (&mut host.outbox, &mut host.counters);
+                    match host.neighbours.lookup(now, hop, outbox, counters) {
+                        Lookup::Station(mac) => mac,
+                        Lookup::Asked => {
+                            host.neighbours.wait(hop, TcpId { index, generation });
+                            self.rearm(now, host, index, None);
+                            return Turn::Neighbour;
+                        }
+                    }
+                }
+                None => {
+                    host.counters.no_route += 1;
+                    self.fail(now, host, index, SocketError::Unreachable);
+                    return Turn::Done;
+                }
+            };
+            let path = connection.path;
+            let most = self.capabilities.max_transmission_unit + ETHERNET_BYTES;
+            for turn in 0.. {
+                if turn == TURN || *budget == 0 {
+                    result = Turn::More;
+                    break;
+                }
+                let need = (connection.socket().send_queue() + HEADERS).min(most);
+                if !link.room(need) {
+                    result = Turn::NoRoom;
+                    break;
+                }
+                let mut port = Egress {
+                    link,
+                    path: &path,
+                    capabilities: &self.capabilities,
+                    stations: (station, host.config.mac),
+                    scratch: &mut self.scratch,
+                    counters: &mut host.counters,
+                    sent: None,
+                };
+                let polled = self.interface.poll_egress(at, &mut port, connection.sockets());
+                let sent = port.sent;
+                if let Some(sent) = sent {
+                    host.counters.tcp_sent += 1;
+                    if connection.note_sent(&sent) {
+                        host.counters.tcp_retransmitted += 1;
+                    }
+                    *worked = true;
+                    *budget -= 1;
+                }
+                next = self.interface.poll_at(at, connection.sockets());
+                if next.is_none_or(|next| next > at) {
+                    break;
+                }
+                if polled == PollResult::None {
+                    next = Some(at + smoltcp::time::Duration::from_micros(STALL));
+                    break;
+                }
+            }
+        }
+        let changed = connection.state() != before;
+        let settle = changed || matches!(before, State::TimeWait | State::Closed);
+        self.rearm(now, host, index, next.map(Instant::from_smoltcp));
+        if changed {
+            self.tell(host, index);
+        }
+        if settle {
+            self.settle(now, host, index);
+        }
+        result
+    }
+
+    /// Sets the connection's timer to what comes first.
+    fn rearm(&mut self, now: Instant, host: &mut Host, index: u32, next: Option<Instant>) {
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        if connection.detached {
+            return;
+        }
+        connection.note_time(now, &host.config.tcp);
+        let deadline = connection.deadline(&host.config.tcp);
+        self.wheel.set(index, [next, deadline].into_iter().flatten().min());
+    }
+
+    /// When to poll next; `now` when something waits to be sent.
+    pub(crate) fn poll_at(&self, now: Instant) -> Option<Instant> {
+        if self.dirty.is_empty() { self.wheel.poll_at() } else { Some(now) }
+    }
+
+    /// Whether something waits to be sent.
+    pub(crate) fn wants_poll(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+}

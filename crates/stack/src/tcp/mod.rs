@@ -1,0 +1,571 @@
+//! TCP: connections found by their four-tuple, each with a socket of smoltcp's of its own.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod` | the table, and the way of a segment that came |
+//! | `connection` | one connection |
+//! | `listener` | listeners, half-open connections, accept queues |
+//! | `api` | what the application does |
+//! | `egress` | what is sent, and timers |
+//! | `port` | between smoltcp and frames |
+//! | `time_wait` | what is left of connections |
+
+mod api;
+mod connection;
+mod egress;
+mod listener;
+mod port;
+mod segment;
+mod time_wait;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use smoltcp::iface::{Config as InterfaceConfig, Interface};
+use smoltcp::phy::{ChecksumCapabilities, DeviceCapabilities, Medium};
+use smoltcp::socket::tcp::State;
+use smoltcp::wire::HardwareAddress;
+
+use crate::checksum::Sum;
+use crate::host::Host;
+use crate::icmp::{Problem, Quoted};
+use crate::ip::{self, Header, Packet};
+use crate::outbox::{Frame, NextHop};
+use crate::wheel::Wheel;
+use crate::{Instant, SocketError, SocketId, TcpId};
+pub use api::{Shutdown, TcpState};
+use connection::{Connection, Owner, Tuple};
+use listener::Listeners;
+use port::{Ingress, Path};
+use segment::{ACK, RST, SYN, Segment};
+use time_wait::TimeWait;
+
+struct Slot {
+    generation: u32,
+    connection: Option<Box<Connection>>,
+}
+
+/// See the module.
+pub(crate) struct Tcp {
+    interface: Interface,
+    capabilities: DeviceCapabilities,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    live: usize,
+    by_tuple: HashMap<Tuple, u32>,
+    listeners: Listeners,
+    time_wait: TimeWait,
+    wheel: Wheel,
+    dirty: VecDeque<u32>,
+    /// Packets that smoltcp does not take as they came are made anew here.
+    scratch: Vec<u8>,
+}
+
+/// What smoltcp is told about the link.
+fn capabilities(host: &Host) -> DeviceCapabilities {
+    let mut capabilities = DeviceCapabilities::default();
+    capabilities.medium = Medium::Ip;
+    capabilities.checksum = ChecksumCapabilities::ignored();
+    capabilities.max_transmission_unit = host.config.mtu;
+    let offload = host.config.offload;
+    if offload.tcp_segmentation {
+        // smoltcp drops packets over IPv6 that are larger than its MTU even if the link would cut
+        // them. So it believes in the largest MTU; what a segment really holds is settled by the
+        // segment size option (clamped both ways) and said to the link with each packet.
+        let most = offload.max_frame_bytes.min(65_535 + crate::ethernet::HEADER_BYTES)
+            - crate::ethernet::HEADER_BYTES;
+        capabilities.max_transmission_unit = most;
+        capabilities.segmentation.tcpv4 = std::num::NonZeroUsize::new(most);
+        capabilities.segmentation.tcpv6 = std::num::NonZeroUsize::new(most);
+    }
+    capabilities
+}
+
+impl Tcp {
+    pub(crate) fn new(host: &mut Host, now: Instant) -> Self {
+        let capabilities = capabilities(host);
+        let limits = &host.config.limits;
+        Tcp {
+            time_wait: TimeWait::new(limits.time_wait, host.config.tcp.time_wait),
+            interface: interface(host, &capabilities, now),
+            capabilities,
+            slots: Vec::new(),
+            free: Vec::new(),
+            live: 0,
+            by_tuple: HashMap::new(),
+            listeners: Listeners::new(),
+            wheel: Wheel::new(now),
+            dirty: VecDeque::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Takes a segment that came in a packet of ours.
+    pub(crate) fn input(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        packet: &Packet<'_>,
+        verify: bool,
+    ) {
+        host.counters.tcp_received += 1;
+        let Some(seg) = Segment::parse(packet.payload) else {
+            host.counters.tcp_malformed += 1;
+            return;
+        };
+        if verify {
+            let pseudo = Sum::pseudo(packet.src, packet.dst, ip::TCP, packet.payload.len());
+            if pseudo.add(packet.payload).folded() != 0xffff {
+                host.counters.rx_checksum += 1;
+                return;
+            }
+        }
+        let tuple = Tuple {
+            local: SocketAddr::new(packet.dst, seg.dst_port),
+            remote: SocketAddr::new(packet.src, seg.src_port),
+        };
+        if let Some(&index) = self.by_tuple.get(&tuple) {
+            return self.process(now, host, index, packet, &seg);
+        }
+        if let Some(remains) = self.time_wait.get(&tuple) {
+            let newer = segment::before(remains.receive_next, seg.sequence.wrapping_add(1));
+            if seg.flags & (SYN | ACK) == SYN && newer {
+                host.counters.tcp_time_wait_reused += 1;
+                self.time_wait.remove(&tuple);
+            } else {
+                // Its FIN came again, or an old segment: it has not heard our last word. A reset
+                // is not believed (RFC 1337).
+                if !seg.has(RST) && host.errors.take(now) {
+                    let at = (remains.send_next, remains.receive_next);
+                    self.say(now, host, &tuple, at, ACK);
+                }
+                return;
+            }
+        }
+        if seg.flags & (SYN | ACK | RST) == SYN && self.open_passive(now, host, tuple, packet, &seg)
+        {
+            return;
+        }
+        host.counters.tcp_no_connection += 1;
+        if !seg.has(RST) {
+            self.refuse(now, host, &tuple, &seg);
+        }
+    }
+
+    /// Gives a segment to its connection.
+    fn process(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        index: u32,
+        packet: &Packet<'_>,
+        seg: &Segment,
+    ) {
+        host.counters.tcp_visits += 1;
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        let config = &host.config.tcp;
+        let before = connection.state();
+        let queued = (connection.socket().recv_queue(), connection.socket().send_queue());
+        let mut bytes = packet.bytes;
+        if !packet.plain() || seg.has(SYN) {
+            make_plain(&mut self.scratch, packet);
+            if seg.has(SYN) {
+                let tcp = &mut self.scratch[ip::header_len(packet.src)..];
+                let header = &mut tcp[..seg.header_bytes];
+                let most = connection.path.mss;
+                // Its word counts in the handshake only; later it would be a forger's.
+                if connection.connecting() {
+                    let said = segment::clamp_mss(header, most).filter(|&mss| mss != 0);
+                    connection.path.mss = said.unwrap_or(536).max(48).min(most);
+                }
+            }
+            bytes = &self.scratch;
+        }
+        // A small segment's acknowledgement may wait for an answer to ride on; a large one's would
+        // hold up a sender whose window is still small.
+        let large = seg.payload_bytes > connection.path.mss;
+        let delay = if large { std::time::Duration::ZERO } else { config.ack_delay };
+        connection.socket_mut().set_ack_delay(Some(connection::smol(delay)));
+        connection.last_heard = now;
+        let mut reply = host.outbox.buffer();
+        let path = connection.path;
+        let mut port = Ingress {
+            packet: Some(bytes),
+            path: &path,
+            capabilities: &self.capabilities,
+            reply: &mut reply,
+            sent: None,
+        };
+        self.interface.poll_ingress_single(now.to_smoltcp(), &mut port, connection.sockets());
+        if let Some((sent, meta)) = port.sent {
+            connection.note_sent(&sent);
+            host.counters.tcp_sent += 1;
+            push_reply(host, reply, meta, connection.tuple.remote.ip());
+        } else {
+            host.outbox.recycle(reply);
+        }
+        if before != State::Closed && connection.state() == State::Closed && seg.has(RST) {
+            host.counters.tcp_resets_received += 1;
+            connection.error = Some(match before {
+                State::SynSent => SocketError::Refused,
+                _ => SocketError::Reset,
+            });
+        }
+        if connection.read_shut || connection.owner == Owner::Nobody {
+            self.discard(host, index);
+        }
+        self.mark(index);
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        let after = (connection.socket().recv_queue(), connection.socket().send_queue());
+        if after.0 > queued.0 || after.1 < queued.1 || connection.state() != before {
+            self.tell(host, index);
+        }
+        if self.slots[index as usize].connection.as_ref().is_some_and(|c| c.state() != before) {
+            self.settle(now, host, index);
+        }
+    }
+
+    /// Throws away what nobody will read. Data to a connection that the application has let go is
+    /// lost, which the sender must hear (RFC 9293, 3.10.7.3 and RFC 2525, 2.17).
+    fn discard(&mut self, host: &mut Host, index: u32) {
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        let lost = connection.socket().recv_queue();
+        if lost == 0 {
+            return;
+        }
+        if connection.owner == Owner::Nobody {
+            host.counters.tcp_resets_sent += 1;
+            connection.socket_mut().abort();
+            return;
+        }
+        while let Ok(1..) = connection.socket_mut().recv(|data| (data.len(), data.len())) {}
+    }
+
+    /// Puts a connection on the list of those to be looked at.
+    fn mark(&mut self, index: u32) {
+        if let Some(connection) = self.slots[index as usize].connection.as_mut()
+            && !connection.dirty
+        {
+            connection.dirty = true;
+            self.dirty.push_back(index);
+        }
+    }
+
+    /// Tells the application, or the listener, that something happened.
+    fn tell(&mut self, host: &mut Host, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        if let Some(connection) = slot.connection.as_mut()
+            && connection.owner == Owner::Application
+            && !connection.told
+        {
+            connection.told = true;
+            let id = TcpId { index, generation: slot.generation };
+            host.news.push_back(SocketId::Tcp(id));
+        }
+    }
+
+    /// A connection's state changed: draws the consequences.
+    fn settle(&mut self, now: Instant, host: &mut Host, index: u32) {
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        match connection.state() {
+            State::SynSent | State::SynReceived => {}
+            // A reset in answer to our SYN and ACK.
+            State::Listen => return self.remove(host, index),
+            State::Closed => {
+                // One more segment if it was us who gave up: the reset.
+                if connection.socket().remote_endpoint().is_some() && !connection.detached {
+                    return self.mark(index);
+                }
+                self.detach(host, index);
+                let Some(connection) = self.slots[index as usize].connection.as_ref() else {
+                    return;
+                };
+                if connection.owner != Owner::Application {
+                    self.remove(host, index);
+                }
+            }
+            State::TimeWait => {
+                let finished = connection.sent_to.is_some();
+                let poll_at = self.interface.poll_at(now.to_smoltcp(), connection.sockets());
+                let quiet = poll_at.is_none_or(|at| at > now.to_smoltcp());
+                if finished && quiet && !connection.detached {
+                    let (tuple, sent_to) = (connection.tuple, connection.sent_to.unwrap_or(0));
+                    let acknowledged = connection.acknowledged;
+                    let orphan = connection.owner != Owner::Application;
+                    let counters = &mut host.counters;
+                    self.time_wait.insert(now, tuple, sent_to, acknowledged, counters);
+                    self.detach(host, index);
+                    if orphan {
+                        self.remove(host, index);
+                    }
+                }
+            }
+            _ => {
+                if !connection.established {
+                    connection.established = true;
+                    connection.give_up_at = None;
+                    if let Owner::Listener(id) = connection.owner {
+                        let generation = self.slots[index as usize].generation;
+                        let id = (id, TcpId { index, generation });
+                        if !self.listeners.established(host, id.0, id.1) {
+                            self.abort_now(now, host, index);
+                        }
+                    } else {
+                        host.counters.tcp_connected += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends a connection with a reset.
+    fn abort_now(&mut self, now: Instant, host: &mut Host, index: u32) {
+        if let Some(connection) = self.slots[index as usize].connection.as_mut() {
+            if !matches!(connection.state(), State::Closed | State::TimeWait) {
+                host.counters.tcp_resets_sent += 1;
+            }
+            connection.socket_mut().abort();
+            connection.give_up_at = None;
+            self.settle(now, host, index);
+        }
+    }
+
+    /// Takes the connection's addresses from it: from now on it is only read from.
+    fn detach(&mut self, _: &mut Host, index: u32) {
+        if let Some(connection) = self.slots[index as usize].connection.as_mut()
+            && !connection.detached
+        {
+            connection.detached = true;
+            connection.give_up_at = None;
+            self.by_tuple.remove(&connection.tuple);
+            self.wheel.set(index, None);
+        }
+    }
+
+    /// Forgets a connection altogether.
+    fn remove(&mut self, host: &mut Host, index: u32) {
+        self.detach(host, index);
+        let slot = &mut self.slots[index as usize];
+        if let Some(connection) = slot.connection.take() {
+            if let Owner::Listener(id) = connection.owner {
+                let id = (id, TcpId { index, generation: slot.generation });
+                self.listeners.gone(id.0, id.1, connection.established);
+            }
+            self.live -= 1;
+            self.free.push(index);
+        }
+    }
+
+    /// Makes room for a connection and names it.
+    fn insert(&mut self, connection: Connection) -> TcpId {
+        let tuple = connection.tuple;
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, connection: None });
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.connection = Some(Box::new(connection));
+        self.live += 1;
+        self.by_tuple.insert(tuple, index);
+        TcpId { index, generation: slot.generation }
+    }
+
+    /// Answers a segment that belongs to nothing with a reset (RFC 9293, 3.10.7.1).
+    fn refuse(&mut self, now: Instant, host: &mut Host, tuple: &Tuple, seg: &Segment) {
+        if !host.errors.take(now) {
+            host.counters.errors_limited += 1;
+            return;
+        }
+        host.counters.tcp_resets_sent += 1;
+        if seg.has(ACK) {
+            self.say(now, host, tuple, (seg.acknowledgement, 0), RST);
+        } else {
+            let next = seg.sequence.wrapping_add(seg.len());
+            self.say(now, host, tuple, (0, next), RST | ACK);
+        }
+    }
+
+    /// Sends a segment without data: sequence number and acknowledgement as given.
+    fn say(&mut self, now: Instant, host: &mut Host, tuple: &Tuple, at: (u32, u32), flags: u8) {
+        let Some(route) = host.route(tuple.remote.ip()) else {
+            host.counters.no_route += 1;
+            return;
+        };
+        let ports = (tuple.local.port(), tuple.remote.port());
+        let mut bare = segment::bare(ports, at.0, at.1, flags, 0);
+        let header = Header {
+            src: tuple.local.ip(),
+            dst: tuple.remote.ip(),
+            protocol: ip::TCP,
+            hop_limit: ip::HOP_LIMIT,
+            payload_bytes: bare.len(),
+            fragment: None,
+        };
+        host.counters.tcp_sent += 1;
+        host.send(now, header, route.to, &mut bare, &[], segment::CHECKSUM_AT);
+    }
+
+    /// An ICMP error about a segment of ours came. Whether it is a connection's.
+    pub(crate) fn problem(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        problem: Problem,
+        quoted: &Quoted,
+    ) -> bool {
+        let tuple = Tuple {
+            local: SocketAddr::new(quoted.src, quoted.src_port),
+            remote: SocketAddr::new(quoted.dst, quoted.dst_port),
+        };
+        let Some(&index) = self.by_tuple.get(&tuple) else { return false };
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return false };
+        // It must be about something that is in flight (RFC 5927, 4.1).
+        let window = host.config.tcp.send_buffer_bytes as u32 + 2;
+        let inside =
+            connection.sent_to.is_some_and(|to| to.wrapping_sub(quoted.sequence) <= window);
+        if !inside {
+            return false;
+        }
+        match problem {
+            Problem::TooBig(_) => {
+                let mtu = host.paths.mtu(now, quoted.dst);
+                let mss = mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES;
+                connection.path.mss = connection.path.mss.min(mss);
+            }
+            // Once established, these are hints that soon may be wrong (RFC 1122, 4.2.3.9).
+            Problem::Refused | Problem::Unreachable if connection.state() == State::SynSent => {
+                let refused = problem == Problem::Refused;
+                let error = if refused { SocketError::Refused } else { SocketError::Unreachable };
+                self.fail(now, host, index, error);
+            }
+            Problem::Refused | Problem::Unreachable => {}
+        }
+        true
+    }
+
+    /// Ends a connection with an error that the application will see.
+    fn fail(&mut self, now: Instant, host: &mut Host, index: u32, error: SocketError) {
+        if let Some(connection) = self.slots[index as usize].connection.as_mut() {
+            connection.error.get_or_insert(error);
+            if connection.state() == State::SynSent {
+                // Nothing was agreed on, so nothing need be reset.
+                connection.socket_mut().close();
+                connection.detached = true;
+                self.by_tuple.remove(&connection.tuple);
+                self.wheel.set(index, None);
+                if connection.owner == Owner::Nobody {
+                    return self.remove(host, index);
+                }
+            } else {
+                self.abort_now(now, host, index);
+            }
+            self.tell(host, index);
+        }
+    }
+
+    /// Connections whose neighbour was found: they may go on.
+    pub(crate) fn resume(&mut self, ids: &[TcpId]) {
+        for id in ids {
+            if self.get(*id).is_ok() {
+                self.mark(id.index);
+            }
+        }
+    }
+
+    /// Connections whose next hop does not answer.
+    pub(crate) fn unreachable(&mut self, now: Instant, host: &mut Host, ids: &[TcpId]) {
+        for id in ids {
+            let Ok(connection) = self.get(*id) else { continue };
+            if connection.connecting() {
+                self.fail(now, host, id.index, SocketError::Unreachable);
+            } else {
+                self.mark(id.index);
+            }
+        }
+    }
+
+    fn get(&mut self, id: TcpId) -> Result<&mut Connection, SocketError> {
+        self.slots
+            .get_mut(id.index as usize)
+            .filter(|slot| slot.generation == id.generation)
+            .and_then(|slot| slot.connection.as_deref_mut())
+            .ok_or(SocketError::NoSocket)
+    }
+
+    /// The way to `remote`, as a new connection's segments take it.
+    fn path(&self, now: Instant, host: &Host, local: IpAddr, remote: IpAddr) -> Path {
+        let headers = ip::header_len(local) + segment::HEADER_BYTES;
+        Path {
+            local,
+            remote,
+            local_mss: host.config.mtu - headers,
+            mss: host.paths.mtu(now, remote) - headers,
+            offload: host.config.offload,
+        }
+    }
+
+    /// Draws a new seed for the sequence number of the next connection: smoltcp's own generator
+    /// can be run on by whoever has seen a few of its numbers.
+    fn reseed(&mut self, now: Instant, host: &mut Host) {
+        self.interface = interface(host, &self.capabilities, now);
+    }
+
+    /// Connections, TIME-WAIT entries.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (self.live, self.time_wait.len())
+    }
+}
+
+/// An interface of smoltcp's, with a seed that nothing seen on the wire tells.
+fn interface(host: &mut Host, capabilities: &DeviceCapabilities, now: Instant) -> Interface {
+    let mut config = InterfaceConfig::new(HardwareAddress::Ip);
+    config.random_seed = host.random.next();
+    let unspecified = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+    let path = Path {
+        local: unspecified,
+        remote: unspecified,
+        local_mss: 0,
+        mss: 0,
+        offload: host.config.offload,
+    };
+    let mut nothing = Vec::new();
+    let mut port =
+        Ingress { packet: None, path: &path, capabilities, reply: &mut nothing, sent: None };
+    let mut interface = Interface::new(config, &mut port, now.to_smoltcp());
+    // Which addresses are ours was decided before smoltcp saw the packet.
+    interface.set_any_ip(true);
+    interface
+}
+
+/// Makes `scratch` the packet with a header without options.
+fn make_plain(scratch: &mut Vec<u8>, packet: &Packet<'_>) {
+    let header = Header {
+        src: packet.src,
+        dst: packet.dst,
+        protocol: packet.protocol,
+        hop_limit: packet.hop_limit,
+        payload_bytes: packet.payload.len(),
+        fragment: None,
+    };
+    scratch.clear();
+    scratch.resize(header.len(), 0);
+    header.write(scratch);
+    scratch.extend_from_slice(packet.payload);
+}
+
+/// Queues what smoltcp answered at once.
+fn push_reply(host: &mut Host, bytes: Vec<u8>, meta: crate::Meta, remote: IpAddr) {
+    let Some(route) = host.route(remote) else {
+        host.counters.no_route += 1;
+        return host.outbox.recycle(bytes);
+    };
+    let to: NextHop = route.to;
+    if !host.outbox.push(Frame { bytes, meta, to }) {
+        host.counters.transmit_limit += 1;
+    }
+}
+
+fn smol_endpoint(address: SocketAddr) -> smoltcp::wire::IpEndpoint {
+    smoltcp::wire::IpEndpoint::new(address.ip().into(), address.port())
+}

@@ -1,0 +1,144 @@
+//! A TCP header as the demultiplexer needs it (RFC 9293, 3.1).
+
+/// The shortest header, in bytes.
+pub(crate) const HEADER_BYTES: usize = 20;
+/// Where the checksum stands, in bytes from the header's start.
+pub(crate) const CHECKSUM_AT: usize = 16;
+
+pub(crate) const FIN: u8 = 1;
+pub(crate) const SYN: u8 = 2;
+pub(crate) const RST: u8 = 4;
+pub(crate) const ACK: u8 = 16;
+
+/// What a header says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) src_port: u16,
+    pub(crate) dst_port: u16,
+    pub(crate) sequence: u32,
+    pub(crate) acknowledgement: u32,
+    pub(crate) flags: u8,
+    pub(crate) header_bytes: usize,
+    pub(crate) payload_bytes: usize,
+}
+
+fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+impl Segment {
+    /// Reads a header. `None` for one that no sender sends: shorter than it says, ports of zero,
+    /// or flags that contradict each other.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Segment> {
+        if bytes.len() < HEADER_BYTES {
+            return None;
+        }
+        let header_bytes = usize::from(bytes[12] >> 4) * 4;
+        let segment = Segment {
+            src_port: be16(bytes, 0),
+            dst_port: be16(bytes, 2),
+            sequence: be32(bytes, 4),
+            acknowledgement: be32(bytes, 8),
+            flags: bytes[13],
+            header_bytes,
+            payload_bytes: bytes.len().checked_sub(header_bytes)?,
+        };
+        let control = segment.flags & (SYN | FIN | RST);
+        let ok = header_bytes >= HEADER_BYTES
+            && segment.src_port != 0
+            && segment.dst_port != 0
+            && (control & control.wrapping_sub(1)) == 0;
+        ok.then_some(segment)
+    }
+
+    pub(crate) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// The sequence numbers it takes up.
+    pub(crate) fn len(&self) -> u32 {
+        self.payload_bytes as u32 + u32::from(self.has(SYN)) + u32::from(self.has(FIN))
+    }
+}
+
+/// Where the value of the maximum segment size option stands in a header, if it has one.
+pub(crate) fn mss_at(header: &[u8]) -> Option<usize> {
+    let mut at = HEADER_BYTES;
+    while at < header.len() {
+        match header[at] {
+            0 => return None,
+            1 => at += 1,
+            kind => {
+                let len = usize::from(*header.get(at + 1)?);
+                if len < 2 || at + len > header.len() {
+                    return None;
+                }
+                if kind == 2 {
+                    return (len == 4).then_some(at + 2);
+                }
+                at += len;
+            }
+        }
+    }
+    None
+}
+
+/// Lowers the option's value to `most` in a SYN's header. The value then there, if any.
+pub(crate) fn clamp_mss(header: &mut [u8], most: usize) -> Option<usize> {
+    let at = mss_at(header)?;
+    let value = usize::from(be16(header, at)).min(most);
+    header[at..at + 2].copy_from_slice(&(value as u16).to_be_bytes());
+    Some(value)
+}
+
+/// A segment without payload, its checksum field zero.
+pub(crate) fn bare(
+    ports: (u16, u16),
+    sequence: u32,
+    acknowledgement: u32,
+    flags: u8,
+    window: u16,
+) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..2].copy_from_slice(&ports.0.to_be_bytes());
+    header[2..4].copy_from_slice(&ports.1.to_be_bytes());
+    header[4..8].copy_from_slice(&sequence.to_be_bytes());
+    header[8..12].copy_from_slice(&acknowledgement.to_be_bytes());
+    header[12..14].copy_from_slice(&[5 << 4, flags]);
+    header[14..16].copy_from_slice(&window.to_be_bytes());
+    header
+}
+
+/// Whether `a` comes before `b` (RFC 9293, 3.4).
+pub(crate) fn before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_contradict_each_other_are_refused() {
+        for (flags, ok) in [(SYN, true), (FIN | ACK, true), (SYN | FIN, false), (SYN | RST, false)]
+        {
+            assert_eq!(Segment::parse(&bare((1, 2), 0, 0, flags, 0)).is_some(), ok);
+        }
+        assert!(Segment::parse(&bare((0, 2), 0, 0, SYN, 0)).is_none());
+    }
+
+    #[test]
+    fn the_segment_size_option_is_found_and_lowered() {
+        let mut header = bare((1, 2), 0, 0, SYN, 0).to_vec();
+        header.extend_from_slice(&[1, 3, 3, 7, 2, 4, 0x23, 0x28]);
+        assert_eq!(clamp_mss(&mut header, 1460), Some(1460));
+        assert_eq!(clamp_mss(&mut header, 9000), Some(1460));
+        header[21] = 0;
+        header[20] = 3;
+        assert_eq!(mss_at(&header), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Connections that are over but whose late segments may still come (TIME-WAIT, RFC 9293 3.6.1).
+//!
+//! An entry is the four-tuple and two sequence numbers, no buffer.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use super::Tuple;
+use crate::{Counters, Instant};
+
+/// What is left of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Remains {
+    /// The next sequence number that we would have sent.
+    pub(super) send_next: u32,
+    /// The next sequence number that we would have taken.
+    pub(super) receive_next: u32,
+    until: Instant,
+}
+
+/// The table.
+pub(super) struct TimeWait {
+    entries: HashMap<Tuple, Remains>,
+    order: VecDeque<(Instant, Tuple)>,
+    limit: usize,
+    time: Duration,
+}
+
+impl TimeWait {
+    pub(super) fn new(limit: usize, time: Duration) -> Self {
+        TimeWait { entries: HashMap::new(), order: VecDeque::new(), limit, time }
+    }
+
+    pub(super) fn insert(
+        &mut self,
+        now: Instant,
+        tuple: Tuple,
+        send_next: u32,
+        receive_next: u32,
+        counters: &mut Counters,
+    ) {
+        counters.tcp_time_wait += 1;
+        if self.limit == 0 {
+            return;
+        }
+        while self.order.len() >= self.limit {
+            if let Some((at, oldest)) = self.order.pop_front()
+                && self.entries.get(&oldest).is_some_and(|entry| entry.until == at)
+            {
+                self.entries.remove(&oldest);
+                counters.tcp_time_wait_evicted += 1;
+            }
+        }
+        let until = now + self.time;
+        self.entries.insert(tuple, Remains { send_next, receive_next, until });
+        self.order.push_back((until, tuple));
+    }
+
+    pub(super) fn get(&self, tuple: &Tuple) -> Option<Remains> {
+        self.entries.get(tuple).copied()
+    }
+
+    pub(super) fn remove(&mut self, tuple: &Tuple) {
+        self.entries.remove(tuple);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Forgets at most `work` of those whose time is over.
+    pub(super) fn expire(&mut self, now: Instant, work: usize) {
+        for _ in 0..work {
+            match self.order.front() {
+                Some(&(at, tuple)) if at <= now => {
+                    self.order.pop_front();
+                    if self.entries.get(&tuple).is_some_and(|entry| entry.until == at) {
+                        self.entries.remove(&tuple);
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+}

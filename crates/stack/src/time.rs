@@ -1,0 +1,52 @@
+//! The time, as the caller tells it.
+
+use std::time::Duration;
+
+/// A moment: microseconds since a moment of the caller's choice. It must never run backwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(u64);
+
+impl Instant {
+    /// The moment that all others count from.
+    pub const ZERO: Instant = Instant(0);
+
+    /// So many microseconds after [`Instant::ZERO`].
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Instant(micros)
+    }
+
+    /// So many milliseconds after [`Instant::ZERO`].
+    #[must_use]
+    pub const fn from_millis(millis: u64) -> Self {
+        Instant(millis.saturating_mul(1000))
+    }
+
+    /// Microseconds since [`Instant::ZERO`].
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// How long after `earlier` this is; zero when it is not after it.
+    #[must_use]
+    pub const fn since(self, earlier: Instant) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+
+    pub(crate) fn to_smoltcp(self) -> smoltcp::time::Instant {
+        smoltcp::time::Instant::from_micros(i64::try_from(self.0).unwrap_or(i64::MAX))
+    }
+
+    pub(crate) fn from_smoltcp(instant: smoltcp::time::Instant) -> Self {
+        Instant(u64::try_from(instant.total_micros()).unwrap_or(0))
+    }
+}
+
+impl std::ops::Add<Duration> for Instant {
+    type Output = Instant;
+
+    fn add(self, duration: Duration) -> Instant {
+        Instant(self.0.saturating_add(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
+    }
+}

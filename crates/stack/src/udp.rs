@@ -1,0 +1,302 @@
+//! UDP sockets (RFC 768).
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::bindings::Bindings;
+use crate::checksum::Sum;
+use crate::host::Host;
+use crate::icmp::{Problem, Quoted};
+use crate::ip::{self, Header, Packet};
+use crate::{Instant, Readiness, SocketError, SocketId, UdpId, fragment};
+
+/// The header's length, in bytes.
+const HEADER_BYTES: usize = 8;
+/// What a datagram in a receive queue costs beside its bytes.
+const OVERHEAD: usize = 64;
+
+/// A datagram taken from a socket's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The bytes copied.
+    pub len: usize,
+    /// The datagram's length; more than `len` when the buffer was too short and the rest is lost.
+    pub datagram_bytes: usize,
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// The address that it came to.
+    pub to: IpAddr,
+}
+
+struct Datagram {
+    from: SocketAddr,
+    to: IpAddr,
+    bytes: Vec<u8>,
+}
+
+struct Socket {
+    generation: u32,
+    local: SocketAddr,
+    peer: Option<SocketAddr>,
+    queue: VecDeque<Datagram>,
+    queued_bytes: usize,
+    dropped: u64,
+    error: Option<SocketError>,
+    told: bool,
+}
+
+/// All of them.
+pub(crate) struct Udp {
+    sockets: Vec<Option<Socket>>,
+    free: Vec<u32>,
+    generation: u32,
+    bindings: Bindings<u32>,
+}
+
+impl Udp {
+    pub(crate) fn new() -> Self {
+        let bindings = Bindings::new();
+        Udp { sockets: Vec::new(), free: Vec::new(), generation: 0, bindings }
+    }
+
+    fn get(&mut self, id: UdpId) -> Result<&mut Socket, SocketError> {
+        self.sockets
+            .get_mut(id.index as usize)
+            .and_then(Option::as_mut)
+            .filter(|socket| socket.generation == id.generation)
+            .ok_or(SocketError::NoSocket)
+    }
+
+    pub(crate) fn bind(
+        &mut self,
+        host: &mut Host,
+        mut local: SocketAddr,
+    ) -> Result<UdpId, SocketError> {
+        if !local.ip().is_unspecified() && !host.is_ours(local.ip()) {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        if self.bindings.len() >= host.config.limits.sockets {
+            return Err(SocketError::LimitReached);
+        }
+        let index = self.free.last().copied().unwrap_or(self.sockets.len() as u32);
+        local.set_port(self.bindings.bind(local, index, &mut host.random, |_| false)?);
+        self.generation += 1;
+        let generation = self.generation;
+        let socket = Socket {
+            generation,
+            local,
+            peer: None,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            dropped: 0,
+            error: None,
+            told: false,
+        };
+        if self.free.pop().is_some() {
+            self.sockets[index as usize] = Some(socket);
+        } else {
+            self.sockets.push(Some(socket));
+        }
+        Ok(UdpId { index, generation })
+    }
+
+    pub(crate) fn close(&mut self, host: &mut Host, id: UdpId) -> Result<(), SocketError> {
+        let socket = self.get(id)?;
+        let local = socket.local;
+        socket.queue.drain(..).for_each(|datagram| host.outbox.recycle(datagram.bytes));
+        self.sockets[id.index as usize] = None;
+        self.free.push(id.index);
+        self.bindings.unbind(local);
+        Ok(())
+    }
+
+    pub(crate) fn connect(
+        &mut self,
+        host: &Host,
+        id: UdpId,
+        peer: Option<SocketAddr>,
+    ) -> Result<(), SocketError> {
+        let socket = self.get(id)?;
+        if let Some(peer) = peer {
+            if peer.port() == 0 || peer.is_ipv4() != socket.local.is_ipv4() {
+                return Err(SocketError::InvalidAddress);
+            }
+            host.route(peer.ip()).ok_or(SocketError::Unreachable)?;
+        }
+        socket.peer = peer;
+        socket.error = None;
+        Ok(())
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        id: UdpId,
+        data: &[u8],
+        to: Option<SocketAddr>,
+    ) -> Result<(), SocketError> {
+        let socket = self.get(id)?;
+        if let Some(error) = socket.error.take() {
+            return Err(error);
+        }
+        let to = to.or(socket.peer).ok_or(SocketError::NotConnected)?;
+        if to.port() == 0 || to.is_ipv4() != socket.local.is_ipv4() {
+            return Err(SocketError::InvalidAddress);
+        }
+        let route = host.route(to.ip()).ok_or(SocketError::Unreachable)?;
+        let src = if socket.local.ip().is_unspecified() { route.src } else { socket.local.ip() };
+        let len = HEADER_BYTES + data.len();
+        if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
+            return Err(SocketError::MessageTooLong);
+        }
+        let header = Header {
+            src,
+            dst: to.ip(),
+            protocol: ip::UDP,
+            hop_limit: if to.ip().is_multicast() { 1 } else { ip::HOP_LIMIT },
+            payload_bytes: len,
+            fragment: None,
+        };
+        let mtu = host.paths.mtu(now, to.ip());
+        if !host.outbox.has_room(fragment::frame_bytes(&header, len, mtu)) {
+            return Err(SocketError::WouldBlock);
+        }
+        let mut head = [0; HEADER_BYTES];
+        head[..2].copy_from_slice(&socket.local.port().to_be_bytes());
+        head[2..4].copy_from_slice(&to.port().to_be_bytes());
+        head[4..6].copy_from_slice(&(len as u16).to_be_bytes());
+        host.counters.udp_sent += 1;
+        if host.send(now, header, route.to, &mut head, data, 6) {
+            Ok(())
+        } else {
+            Err(SocketError::WouldBlock)
+        }
+    }
+
+    pub(crate) fn recv(
+        &mut self,
+        host: &mut Host,
+        id: UdpId,
+        buffer: &mut [u8],
+        peek: bool,
+    ) -> Result<Received, SocketError> {
+        let socket = self.get(id)?;
+        socket.told = false;
+        let Some(datagram) = socket.queue.front() else {
+            return Err(socket.error.take().unwrap_or(SocketError::WouldBlock));
+        };
+        let len = datagram.bytes.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&datagram.bytes[..len]);
+        let received = Received {
+            len,
+            datagram_bytes: datagram.bytes.len(),
+            from: datagram.from,
+            to: datagram.to,
+        };
+        if !peek && let Some(datagram) = socket.queue.pop_front() {
+            socket.queued_bytes -= OVERHEAD + datagram.bytes.len();
+            host.outbox.recycle(datagram.bytes);
+        }
+        Ok(received)
+    }
+
+    pub(crate) fn readiness(&mut self, host: &Host, id: UdpId) -> Result<Readiness, SocketError> {
+        let socket = self.get(id)?;
+        socket.told = false;
+        let readable = !socket.queue.is_empty() || socket.error.is_some();
+        Ok(Readiness { readable, writable: host.outbox.has_room(2048), closed: false })
+    }
+
+    pub(crate) fn local(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
+        Ok(self.get(id)?.local)
+    }
+
+    pub(crate) fn peer(&mut self, id: UdpId) -> Result<Option<SocketAddr>, SocketError> {
+        Ok(self.get(id)?.peer)
+    }
+
+    pub(crate) fn dropped(&mut self, id: UdpId) -> Result<u64, SocketError> {
+        Ok(self.get(id)?.dropped)
+    }
+
+    pub(crate) fn take_error(&mut self, id: UdpId) -> Result<Option<SocketError>, SocketError> {
+        Ok(self.get(id)?.error.take())
+    }
+
+    /// A datagram came. False when nobody listens.
+    pub(crate) fn input(&mut self, host: &mut Host, packet: &Packet<'_>, verify: bool) -> bool {
+        let payload = packet.payload;
+        if payload.len() < HEADER_BYTES {
+            host.counters.rx_malformed += 1;
+            return true;
+        }
+        let be16 = |at: usize| u16::from_be_bytes([payload[at], payload[at + 1]]);
+        let (src_port, dst_port, len, sum) = (be16(0), be16(2), usize::from(be16(4)), be16(6));
+        if len < HEADER_BYTES || len > payload.len() || dst_port == 0 {
+            host.counters.rx_malformed += 1;
+            return true;
+        }
+        let payload = &payload[..len];
+        // Over IPv4 a sender may leave the checksum out; over IPv6 it must not.
+        if verify && (sum != 0 || packet.src.is_ipv6()) {
+            let pseudo = Sum::pseudo(packet.src, packet.dst, ip::UDP, len);
+            if sum == 0 || pseudo.add(payload).folded() != 0xffff {
+                host.counters.rx_checksum += 1;
+                return true;
+            }
+        }
+        let Some(&index) = self.bindings.find(packet.dst, dst_port) else {
+            host.counters.udp_no_socket += 1;
+            return false;
+        };
+        let Some(socket) = self.sockets[index as usize].as_mut() else { return false };
+        let from = SocketAddr::new(packet.src, src_port);
+        if socket.peer.is_some_and(|peer| (peer.ip(), peer.port()) != (from.ip(), src_port)) {
+            host.counters.udp_no_socket += 1;
+            return false;
+        }
+        let data = &payload[HEADER_BYTES..];
+        let cost = OVERHEAD + data.len();
+        if socket.queued_bytes + cost > host.config.limits.udp_receive_bytes {
+            socket.dropped += 1;
+            host.counters.udp_queue_full += 1;
+            return true;
+        }
+        let mut bytes = host.outbox.buffer();
+        bytes.extend_from_slice(data);
+        socket.queue.push_back(Datagram { from, to: packet.dst, bytes });
+        socket.queued_bytes += cost;
+        host.counters.udp_received += 1;
+        if !socket.told {
+            socket.told = true;
+            let generation = socket.generation;
+            host.news.push_back(SocketId::Udp(UdpId { index, generation }));
+        }
+        true
+    }
+
+    /// An ICMP error about a datagram of ours came. Whether it is a socket's.
+    pub(crate) fn problem(&mut self, host: &mut Host, problem: Problem, quoted: &Quoted) -> bool {
+        let Some(&index) = self.bindings.find(quoted.src, quoted.src_port) else { return false };
+        let Some(socket) = self.sockets[index as usize].as_mut() else { return false };
+        let connected = socket
+            .peer
+            .is_some_and(|peer| (peer.ip(), peer.port()) == (quoted.dst, quoted.dst_port));
+        // Only a connected socket can know which of its datagrams is meant (RFC 1122, 4.1.3.3).
+        if connected {
+            let error = match problem {
+                Problem::Refused => SocketError::Refused,
+                Problem::Unreachable => SocketError::Unreachable,
+                Problem::TooBig(_) => return true,
+            };
+            socket.error = Some(error);
+            if !socket.told {
+                socket.told = true;
+                let generation = socket.generation;
+                host.news.push_back(SocketId::Udp(UdpId { index, generation }));
+            }
+        }
+        connected || matches!(problem, Problem::TooBig(_))
+    }
+}
