@@ -10,13 +10,16 @@
 //! | [`tx_provide`](Device::tx_provide) | toward the device | packets to send |
 //! | [`tx_return`](Device::tx_return) | toward the applications | packets done with |
 
+pub mod capture;
 mod check;
 pub mod conformance;
+pub mod fault;
 pub mod loopback;
 mod random;
 mod space;
 pub mod tap;
 mod virtio;
+mod wire;
 
 pub use space::{Space, SpaceError, SpaceId, Spaces};
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};

@@ -10,16 +10,20 @@ use std::time::{Duration, Instant};
 
 use support::namespace::{self, ip};
 use support::packet_socket::PacketSocket;
-use support::peer::{self, Peer};
+use support::peer::Peer;
+use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, FarEnd, Pair};
+use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::tap::{Options, TapDevice, TapError};
 use towpath_device::{Armed, Device, DeviceError, Meta, Packet, Part, Space, Spaces};
 use towpath_protocol::memory::Mapping;
 
-const TESTS: [(&str, fn()); 12] = [
+const TESTS: [(&str, fn()); 15] = [
     ("conformance", conformance),
     ("conformance_without_offloads", conformance_without_offloads),
     ("conformance_of_an_adopted_descriptor", conformance_of_an_adopted_descriptor),
+    ("conformance_with_faults_at_no_rate", conformance_with_faults_at_no_rate),
+    ("conformance_while_captured", conformance_while_captured),
     ("says_what_it_is", says_what_it_is),
     ("open_errors", open_errors),
     ("down_and_up", down_and_up),
@@ -29,6 +33,7 @@ const TESTS: [(&str, fn()); 12] = [
     ("kernel_sends_large", kernel_sends_large),
     ("kernel_takes_large", kernel_takes_large),
     ("handed_over", handed_over),
+    ("captures_are_right", captures_are_right),
 ];
 
 fn main() {
@@ -67,6 +72,23 @@ fn conformance_of_an_adopted_descriptor() {
     conformance::run("adopted tap", 3, || {
         let fd: OwnedFd = open("conf2", true).as_fd().try_clone_to_owned().unwrap();
         pair(TapDevice::from_fd(fd, true).unwrap())
+    });
+}
+
+fn conformance_with_faults_at_no_rate() {
+    conformance::run("tap with faults at no rate", 4, || {
+        let pair = pair(open("conf3", true));
+        let device = FaultDevice::new(pair.device, &Spec::default()).unwrap();
+        Pair { device: Box::new(device), far: pair.far }
+    });
+}
+
+fn conformance_while_captured() {
+    conformance::run("captured tap", 5, || {
+        let pair = pair(open("conf4", true));
+        let options = capture::Options::default();
+        let device = CaptureDevice::new(pair.device, std::io::sink(), options).unwrap();
+        Pair { device: Box::new(device), far: pair.far }
     });
 }
 
@@ -316,5 +338,83 @@ fn handed_over() {
     ip("link del hand0");
     let (_, _, error) = peer.wait();
     assert!(matches!(error, Some(DeviceError::Gone { .. })), "{error:?}");
-    let _ = peer::MAC;
+}
+
+/// What the kernel hands over large and unfinished, and what is handed to it so, is in the capture
+/// as the wire would have it.
+fn captures_are_right() {
+    for (net, segmented) in [(6, true), (7, false)] {
+        let name = format!("cap{net}");
+        let (device, address) = addressed(&name, net, true);
+        let folder = std::env::temp_dir().join(format!("towpath-{name}-{}", std::process::id()));
+        let file = std::io::BufWriter::new(std::fs::File::create(&folder).unwrap());
+        let options = capture::Options { segmented, snap_bytes: 0 };
+        let device = CaptureDevice::new(Box::new(device), file, options).unwrap();
+        let status = device.status();
+        let reply = bytes(60_000);
+        let peer = Peer::start(Box::new(device), address, reply.clone(), 20_000);
+        ping(address);
+        let mut stream = connect(address);
+        stream.write_all(&bytes(200_000)).unwrap();
+        let mut got = vec![0; reply.len()];
+        stream.read_exact(&mut got).unwrap();
+        assert!(got == reply, "other bytes than were sent");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while unacknowledged(&stream) > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (device, seen, error) = peer.stop();
+        assert!(error.is_none() && seen.large_packets > 0, "{error:?} {}", seen.large_packets);
+        drop(device);
+        assert!(status.take_failure().is_none());
+        assert_eq!((status.missed(), status.unfinished()), (0, 0));
+        let path = folder.to_str().unwrap().to_owned();
+        judge(&path, segmented, status.frames());
+        std::fs::remove_file(folder).unwrap();
+    }
+}
+
+fn judge(path: &str, segmented: bool, frames: u64) {
+    let tools = [
+        ("tcpdump", format!("-nn -e -vv -r {path}")),
+        (
+            "tshark",
+            format!(
+                "-n -r {path} -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -T fields -e \
+                 frame.len -e tcp.checksum.status -e ip.checksum.status -e icmp.checksum.status"
+            ),
+        ),
+    ];
+    for (tool, arguments) in tools {
+        if !namespace::has(tool) {
+            println!("SKIP tap: the command {tool} is not there");
+            assert!(!namespace::required(), "{tool} is required");
+            continue;
+        }
+        let output = Command::new(tool).args(arguments.split_whitespace()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{tool} {arguments}: {errors}");
+        let mut longest = 0;
+        if tool == "tcpdump" {
+            for word in ["incorrect", "bad cksum", "wrong", "truncated"] {
+                let line = text.lines().find(|line| line.contains(word));
+                assert!(line.is_none(), "{word}: {}", line.unwrap_or_default());
+            }
+            let right = text.matches("(correct)").count() as u64;
+            assert!(right > 20, "{right} TCP checksums were looked at in {frames} frames");
+        } else {
+            assert_eq!(text.lines().count() as u64, frames);
+            for line in text.lines() {
+                let mut fields = line.split('\t');
+                let len: usize = fields.next().unwrap_or_default().parse().unwrap();
+                longest = longest.max(len);
+                // 0: bad, 1: good, 2: not looked at; nothing where there is no such checksum.
+                let states: Vec<&str> = fields.collect();
+                assert!(!states.contains(&"0"), "a bad checksum: {line}");
+            }
+            assert_eq!(longest <= 1514, segmented, "the longest frame has {longest} bytes");
+            assert!(text.lines().any(|line| line.split('\t').nth(1) == Some("1")), "{text}");
+        }
+    }
 }

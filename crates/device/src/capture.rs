@@ -1,0 +1,265 @@
+//! A wrapper that writes every frame, both ways, to a pcapng capture.
+//!
+//! Checksums are finished in the capture, and large packets cut if asked for, so that what reads
+//! it finds the frames as the wire has them. Frames sent are those that the device took.
+//!
+//! A capture never stands in the traffic's way: when writing fails (a full disk), it ends, and the
+//! failure is kept until somebody asks for it.
+
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
+use towpath_packet::segment::finish_into;
+
+use crate::wire::Assembly;
+use crate::{
+    Armed, Counters, Device, DeviceError, Info, Meta, Packet, Part, Received, SpaceId, Spaces,
+};
+
+/// What to write of each packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Large packets are cut into the segments that the wire would have. Otherwise they are
+    /// written whole, with a finished checksum.
+    pub segmented: bool,
+    /// The most bytes of a frame that are kept; 0 for all of it.
+    pub snap_bytes: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { segmented: true, snap_bytes: 0 }
+    }
+}
+
+/// How a capture is doing; good from any thread, and after the device is dropped.
+#[derive(Clone, Debug, Default)]
+pub struct CaptureStatus {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    frames: AtomicU64,
+    unfinished: AtomicU64,
+    missed: AtomicU64,
+    failure: Mutex<Option<io::Error>>,
+}
+
+impl CaptureStatus {
+    /// Frames written.
+    #[must_use]
+    pub fn frames(&self) -> u64 {
+        self.shared.frames.load(Ordering::Relaxed)
+    }
+
+    /// Of those, packets that could not be finished or cut, and were written as they were.
+    #[must_use]
+    pub fn unfinished(&self) -> u64 {
+        self.shared.unfinished.load(Ordering::Relaxed)
+    }
+
+    /// Packets that passed and are not in the capture, since it had ended.
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.shared.missed.load(Ordering::Relaxed)
+    }
+
+    /// Why the capture ended, told once; `None` while it goes on, and when it was told before.
+    #[must_use]
+    pub fn take_failure(&self) -> Option<io::Error> {
+        self.shared.failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+    }
+
+    fn count(counter: &AtomicU64) {
+        // Only the engine's thread adds, so that a store is enough.
+        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+}
+
+/// The wrapper.
+pub struct CaptureDevice<W: Write + Send> {
+    inner: Box<dyn Device>,
+    options: Options,
+    /// `None` once the capture has ended.
+    writer: Option<(Writer<W>, InterfaceId)>,
+    /// Something was written since the last flush.
+    unflushed: bool,
+    status: CaptureStatus,
+    assembly: Assembly,
+    scratch: Vec<u8>,
+}
+
+impl<W: Write + Send> CaptureDevice<W> {
+    /// Wraps a device, and starts a capture. `out` is written to piece by piece: a
+    /// [`BufWriter`](io::BufWriter) around a file. It is flushed before the engine sleeps.
+    ///
+    /// # Errors
+    /// What writing the capture's beginning answers.
+    pub fn new(inner: Box<dyn Device>, out: W, options: Options) -> io::Result<CaptureDevice<W>> {
+        let mut writer = Writer::new(out, "towpath")?;
+        let interface = writer.interface(&inner.info().name, options.snap_bytes)?;
+        Ok(CaptureDevice {
+            inner,
+            options,
+            writer: Some((writer, interface)),
+            unflushed: true,
+            status: CaptureStatus::default(),
+            assembly: Assembly::default(),
+            scratch: Vec::new(),
+        })
+    }
+
+    /// What tells how the capture is doing.
+    #[must_use]
+    pub fn status(&self) -> CaptureStatus {
+        self.status.clone()
+    }
+
+    fn write(
+        &mut self,
+        spaces: &Spaces,
+        parts: &[Part],
+        mut meta: Meta,
+        direction: Direction,
+        time_ns: u64,
+    ) {
+        let shared = &self.status.shared;
+        let Some((writer, interface)) = &mut self.writer else {
+            CaptureStatus::count(&shared.missed);
+            return;
+        };
+        let sum: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
+        if parts.len() > crate::MAX_PARTS || sum > u64::from(u16::MAX) * 2 {
+            // The device has counted it as dropped, as it does a bad part.
+            return;
+        }
+        let Some(packet) = self.assembly.assemble(spaces, parts) else { return };
+        if packet.is_empty() {
+            return;
+        }
+        if !self.options.segmented {
+            meta.segmentation = None;
+        }
+        let mut outcome = Ok(());
+        let mut put = |bytes: &[u8]| {
+            if outcome.is_ok() {
+                outcome = writer.packet(*interface, time_ns, direction, &[bytes], bytes.len());
+                if outcome.is_ok() {
+                    CaptureStatus::count(&shared.frames);
+                }
+            }
+        };
+        if finish_into(packet, &meta, &mut self.scratch, &mut put).is_err() {
+            put(packet);
+            CaptureStatus::count(&shared.unfinished);
+        }
+        self.unflushed = true;
+        if let Err(error) = outcome {
+            self.end(error);
+        }
+    }
+
+    fn flush(&mut self) {
+        if !std::mem::take(&mut self.unflushed) {
+            return;
+        }
+        if let Some((writer, _)) = &mut self.writer
+            && let Err(error) = writer.flush()
+        {
+            self.end(error);
+        }
+    }
+
+    fn end(&mut self, error: io::Error) {
+        self.writer = None;
+        let failure = &self.status.shared.failure;
+        *failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error);
+    }
+}
+
+/// The time of a whole batch, in nanoseconds since 1970.
+fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl<W: Write + Send> Device for CaptureDevice<W> {
+    fn info(&self) -> &Info {
+        self.inner.info()
+    }
+
+    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
+        self.inner.start(spaces)
+    }
+
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.inner.rx_provide(spaces, space, frames)
+    }
+
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        let before = out.len();
+        let returned = self.inner.rx_return(spaces, out, budget)?;
+        if returned > 0 {
+            let time_ns = now_ns();
+            for got in &out[before..] {
+                let part = Part { space: got.space, offset: got.offset, len: got.len };
+                self.write(spaces, &[part], got.meta, Direction::Inbound, time_ns);
+            }
+        }
+        Ok(returned)
+    }
+
+    fn tx_provide(
+        &mut self,
+        spaces: &Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        let taken = self.inner.tx_provide(spaces, packets)?;
+        if taken > 0 {
+            let time_ns = now_ns();
+            // Their tokens have not been fetched yet, so the parts are still what they were.
+            for packet in &packets[..taken] {
+                self.write(spaces, packet.parts, packet.meta, Direction::Outbound, time_ns);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        self.inner.tx_return(out, budget)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.sleep_fd()
+    }
+
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        // Before arming: flushing takes its time, and what comes meanwhile is told by the device.
+        self.flush();
+        self.inner.arm(tx_waiting)
+    }
+
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.inner.reset(frames)
+    }
+
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+}
+
+impl<W: Write + Send> Drop for CaptureDevice<W> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}

@@ -1,0 +1,282 @@
+//! One direction: what happens to each frame, and the frames that wait.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::random::Random;
+use crate::{SpaceId, Spaces};
+
+use super::spec::Faults;
+
+/// How long a frame waits for others to overtake it.
+const REORDER_WAIT: Duration = Duration::from_millis(10);
+/// The most frames that wait to be overtaken; more than these stay in order.
+const MAX_DISPLACED: usize = 64;
+
+/// What was done to the frames of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Injected {
+    /// Frames that came by.
+    pub frames: u64,
+    /// Frames lost.
+    pub dropped: u64,
+    /// Frames that passed twice.
+    pub duplicated: u64,
+    /// Frames that were to be overtaken.
+    pub reordered: u64,
+    /// Frames of which a bit was turned.
+    pub flipped: u64,
+    /// Frames delayed.
+    pub delayed: u64,
+    /// Stalls begun.
+    pub stalls: u64,
+    /// Frames lost since there was no more room for them: received during a stall, or held when
+    /// the device was reset.
+    pub overflowed: u64,
+}
+
+/// The counters, as another thread may read them.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    frames: AtomicU64,
+    dropped: AtomicU64,
+    duplicated: AtomicU64,
+    reordered: AtomicU64,
+    flipped: AtomicU64,
+    delayed: AtomicU64,
+    stalls: AtomicU64,
+    overflowed: AtomicU64,
+}
+
+/// Only the engine's thread adds, so that a store is enough.
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+}
+
+impl Shared {
+    pub(super) fn read(&self) -> Injected {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Injected {
+            frames: read(&self.frames),
+            dropped: read(&self.dropped),
+            duplicated: read(&self.duplicated),
+            reordered: read(&self.reordered),
+            flipped: read(&self.flipped),
+            delayed: read(&self.delayed),
+            stalls: read(&self.stalls),
+            overflowed: read(&self.overflowed),
+        }
+    }
+}
+
+/// A place that holds one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) space: SpaceId,
+    pub(super) offset: u32,
+}
+
+/// A frame that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Frame {
+    pub(super) place: Place,
+    pub(super) len: u32,
+}
+
+struct Displaced {
+    /// Frames that are still to overtake it.
+    behind: u64,
+    due: Instant,
+    frame: Frame,
+}
+
+pub(super) struct Lane {
+    faults: Faults,
+    random: Random,
+    /// The longest frame that a place holds, in bytes.
+    place_bytes: usize,
+    pub(super) free: Vec<Place>,
+    /// May go, in this order.
+    ready: VecDeque<Frame>,
+    displaced: Vec<Displaced>,
+    /// By time, then by order of arrival.
+    delayed: BinaryHeap<Reverse<(Instant, u64, Frame)>>,
+    arrivals: u64,
+    stalled_until: Option<Instant>,
+    pub(super) counters: Arc<Shared>,
+}
+
+impl Lane {
+    pub(super) fn new(faults: Faults, seed: u64, place_bytes: usize) -> Lane {
+        Lane {
+            faults,
+            random: Random::new(seed),
+            place_bytes,
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            displaced: Vec::with_capacity(MAX_DISPLACED),
+            delayed: BinaryHeap::new(),
+            arrivals: 0,
+            stalled_until: None,
+            counters: Arc::default(),
+        }
+    }
+
+    /// Makes room for places, so that nothing is allocated for frames.
+    pub(super) fn reserve(&mut self, places: usize) {
+        self.free.reserve(places);
+        self.ready.reserve(places);
+        self.delayed.reserve(places);
+    }
+
+    /// A frame that cannot be held.
+    pub(super) fn overflow(&self) {
+        add(&self.counters.overflowed, 1);
+    }
+
+    /// Takes a frame of the wire; `false` when it is too long. Without a free place it is lost,
+    /// and counted; a duplicate without one does not come to be.
+    pub(super) fn admit(&mut self, spaces: &Spaces, bytes: &[u8], now: Instant) -> bool {
+        if bytes.is_empty() || bytes.len() > self.place_bytes {
+            return false;
+        }
+        add(&self.counters.frames, 1);
+        // All numbers are drawn for each frame, so that what happens to one does not depend on
+        // what is configured to happen otherwise.
+        let faults = self.faults;
+        let stall = self.random.chance(faults.stall);
+        let drop = self.random.chance(faults.drop);
+        let duplicate = self.random.chance(faults.duplicate);
+        let flip = self.random.chance(faults.flip);
+        let reorder = self.random.chance(faults.reorder);
+        let delay = self.random.chance(faults.delay);
+        let bit = self.random.below(bytes.len() as u64 * 8);
+        let behind = 1 + self.random.below(3);
+        if stall && self.stalled_until.is_none() {
+            add(&self.counters.stalls, 1);
+            self.stalled_until = Some(now + faults.stall_time);
+        }
+        if drop {
+            add(&self.counters.dropped, 1);
+            return true;
+        }
+        let Some(frame) = self.store(spaces, bytes, flip.then_some(bit)) else {
+            self.overflow();
+            return true;
+        };
+        if flip {
+            add(&self.counters.flipped, 1);
+        }
+        let twin = if duplicate { self.store(spaces, bytes, flip.then_some(bit)) } else { None };
+        if delay {
+            add(&self.counters.delayed, 1);
+            self.arrivals += 1;
+            self.delayed.push(Reverse((now + faults.delay_time, self.arrivals, frame)));
+        } else if reorder && self.displaced.len() < MAX_DISPLACED {
+            add(&self.counters.reordered, 1);
+            self.displaced.push(Displaced { behind, due: now + REORDER_WAIT, frame });
+        } else {
+            self.pass(frame);
+        }
+        if let Some(twin) = twin {
+            add(&self.counters.duplicated, 1);
+            self.pass(twin);
+        }
+        true
+    }
+
+    fn store(&mut self, spaces: &Spaces, bytes: &[u8], bit: Option<u64>) -> Option<Frame> {
+        let place = self.free.pop()?;
+        let mut stored = spaces.copy_in(place.space, place.offset, bytes);
+        if let Some(bit) = bit {
+            let at = (bit / 8) as usize;
+            let other = [bytes[at] ^ (1 << (bit % 8))];
+            stored = stored.and(spaces.copy_in(place.space, place.offset + at as u32, &other));
+        }
+        // A place whose memory was taken away is not used again.
+        stored.ok().map(|()| Frame { place, len: bytes.len() as u32 })
+    }
+
+    /// Lets a frame go, and after it those that it was the last to overtake.
+    fn pass(&mut self, frame: Frame) {
+        self.ready.push_back(frame);
+        let ready = &mut self.ready;
+        self.displaced.retain_mut(|displaced| {
+            displaced.behind -= 1;
+            if displaced.behind == 0 {
+                ready.push_back(displaced.frame);
+            }
+            displaced.behind > 0
+        });
+    }
+
+    /// Lets go what is due.
+    pub(super) fn advance(&mut self, now: Instant) {
+        if self.stalled_until.is_some_and(|until| until <= now) {
+            self.stalled_until = None;
+        }
+        while let Some(Reverse((due, _, frame))) = self.delayed.peek() {
+            if *due > now {
+                break;
+            }
+            let frame = *frame;
+            self.delayed.pop();
+            self.pass(frame);
+        }
+        let ready = &mut self.ready;
+        self.displaced.retain(|displaced| {
+            let due = displaced.due <= now;
+            if due {
+                ready.push_back(displaced.frame);
+            }
+            !due
+        });
+    }
+
+    /// The first frame that may go now.
+    pub(super) fn next(&self) -> Option<Frame> {
+        if self.stalled_until.is_some() { None } else { self.ready.front().copied() }
+    }
+
+    /// The frames that may go now, from the first.
+    pub(super) fn ready(&self) -> impl Iterator<Item = Frame> {
+        let count = if self.stalled_until.is_some() { 0 } else { self.ready.len() };
+        self.ready.iter().take(count).copied()
+    }
+
+    /// The first `count` frames that could go have gone.
+    pub(super) fn gone(&mut self, count: usize) {
+        self.ready.drain(..count);
+    }
+
+    /// How many frames wait, for whatever.
+    pub(super) fn waiting(&self) -> usize {
+        self.ready.len() + self.displaced.len() + self.delayed.len()
+    }
+
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stalled_until.is_some()
+    }
+
+    /// When something will be due; `None` when nothing waits for its time.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let delayed = self.delayed.peek().map(|Reverse((due, ..))| *due);
+        let displaced = self.displaced.iter().map(|displaced| displaced.due).min();
+        [delayed, displaced, self.stalled_until].into_iter().flatten().min()
+    }
+
+    /// Loses all that waits; the places are free again.
+    pub(super) fn clear(&mut self) {
+        add(&self.counters.overflowed, self.waiting() as u64);
+        let waiting = self
+            .ready
+            .drain(..)
+            .chain(self.displaced.drain(..).map(|displaced| displaced.frame))
+            .chain(self.delayed.drain().map(|Reverse((_, _, frame))| frame));
+        self.free.extend(waiting.map(|frame| frame.place));
+        self.stalled_until = None;
+    }
+}

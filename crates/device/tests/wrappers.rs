@@ -1,0 +1,391 @@
+//! Faults and captures around the in-memory pair.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pcap_file::pcapng::{Block, PcapNgReader};
+use towpath_device::capture::{self, CaptureDevice};
+use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
+use towpath_device::fault::{FaultDevice, Spec};
+use towpath_device::loopback::{self, Config, LoopbackDevice};
+use towpath_device::{Armed, Device, Meta, Packet, Part, Space, SpaceId, Spaces};
+use towpath_packet::build::{Flow, Tcp};
+use towpath_packet::checksum::{Verdict, verify};
+use towpath_packet::headers::Headers;
+use towpath_protocol::memory::Mapping;
+
+fn configurations() -> [(&'static str, Config); 4] {
+    let config = Config::default();
+    [
+        ("loopback", config.clone()),
+        ("loopback without offloads", Config { offloads: false, ..config.clone() }),
+        (
+            "asynchronous loopback out of its pool alone",
+            Config { tx_in_place: false, tx_asynchronous: true, ..config.clone() },
+        ),
+        ("loopback to be polled", Config { sleeps: false, ..config }),
+    ]
+}
+
+fn check(name: &str, wrap: impl Fn(LoopbackDevice) -> Box<dyn Device>) {
+    for (inner, config) in configurations() {
+        conformance::run(&format!("{name} around {inner}"), 1, || {
+            let (device, far) = loopback::pair(&config).unwrap();
+            Pair { device: wrap(device), far: Box::new(DeviceFarEnd::new(Box::new(far))) }
+        });
+    }
+}
+
+fn fault(device: LoopbackDevice, spec: &str) -> FaultDevice {
+    FaultDevice::new(Box::new(device), &spec.parse().unwrap()).unwrap()
+}
+
+#[test]
+fn faults_at_no_rate_change_nothing() {
+    check("faults at no rate", |device| Box::new(fault(device, "seed=1")));
+}
+
+/// Every frame late, by the same time: order, frames and wake-ups are as ever.
+#[test]
+fn equal_delay_keeps_order() {
+    let (_, config) = &configurations()[0];
+    conformance::run("20 us of delay", 1, || {
+        let (device, far) = loopback::pair(config).unwrap();
+        let device = fault(device, "delay_us=20");
+        Pair { device: Box::new(device), far: Box::new(DeviceFarEnd::new(Box::new(far))) }
+    });
+}
+
+#[test]
+fn captures_change_nothing() {
+    check("capture", |device| {
+        let options = capture::Options::default();
+        Box::new(CaptureDevice::new(Box::new(device), io::sink(), options).unwrap())
+    });
+}
+
+#[test]
+fn wrappers_stack() {
+    check("capture of faults", |device| {
+        let faults = Box::new(FaultDevice::new(Box::new(device), &Spec::default()).unwrap());
+        let options = capture::Options::default();
+        Box::new(CaptureDevice::new(faults, io::sink(), options).unwrap())
+    });
+}
+
+/// A wrapped device with memory to send from and frames to receive into.
+struct Rig<D> {
+    device: D,
+    spaces: Spaces,
+    memory: SpaceId,
+    outgoing: u32,
+    far: DeviceFarEnd,
+}
+
+impl<D: Device> Rig<D> {
+    fn new(wrap: impl FnOnce(LoopbackDevice) -> D) -> Rig<D> {
+        let (device, far) = loopback::pair(&Config::default()).unwrap();
+        let mut device = wrap(device);
+        let mut spaces = Spaces::default();
+        device.start(&mut spaces).unwrap();
+        let size = device.info().rx_frame_bytes as u32;
+        let frames: Vec<u32> = (0..64).map(|index| index * size).collect();
+        let mapping = Mapping::private(65 * size as usize).unwrap();
+        let memory = spaces.add(Space::new(Arc::new(mapping)));
+        assert_eq!(device.rx_provide(&spaces, memory, &frames), 64);
+        let far = DeviceFarEnd::new(Box::new(far));
+        Rig { device, spaces, memory, outgoing: 64 * size, far }
+    }
+
+    /// Takes what comes in.
+    fn turn(&mut self) -> Vec<(Vec<u8>, Meta)> {
+        let mut received = Vec::new();
+        self.device.rx_return(&self.spaces, &mut received, 64).unwrap();
+        let mut frames = Vec::new();
+        for got in received {
+            let mut frame = vec![0; got.len as usize];
+            self.spaces.copy_out(got.space, got.offset, &mut frame).unwrap();
+            assert_eq!(self.device.rx_provide(&self.spaces, got.space, &[got.frame]), 1);
+            frames.push((frame, got.meta));
+        }
+        self.device.tx_return(&mut Vec::new(), 64).unwrap();
+        frames
+    }
+
+    fn send(&mut self, frame: &[u8], meta: Meta) {
+        self.spaces.copy_in(self.memory, self.outgoing, frame).unwrap();
+        let len = frame.len() as u32;
+        let parts = [Part { space: self.memory, offset: self.outgoing, len }];
+        let packet = Packet { parts: &parts, meta, token: 1 };
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.device.tx_provide(&self.spaces, &[packet]).unwrap() == 0 {
+            self.turn();
+            assert!(Instant::now() < deadline, "no room");
+        }
+        self.turn();
+    }
+
+    /// Frame numbers that come out at the far end when `count` of 100 bytes are sent, and then
+    /// nothing for 30 ms.
+    fn through(&mut self, count: u32) -> Vec<Vec<u8>> {
+        let mut got = Vec::new();
+        for number in 0..count {
+            let mut frame = vec![0x55; 100];
+            frame[96..].copy_from_slice(&number.to_be_bytes());
+            self.send(&frame, Meta::FINISHED);
+            while let Some((frame, _)) = self.far.receive() {
+                got.push(frame);
+            }
+        }
+        let mut last = Instant::now();
+        while last.elapsed() < Duration::from_millis(30) {
+            self.turn();
+            while let Some((frame, _)) = self.far.receive() {
+                got.push(frame);
+                last = Instant::now();
+            }
+        }
+        got
+    }
+}
+
+fn number(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(frame[96..].try_into().unwrap())
+}
+
+#[test]
+fn the_same_seed_gives_the_same_faults() {
+    let spec = "drop=0.1,dup=0.1,reorder=0.1,flip=0.1,seed=7";
+    let run = |spec: &str| Rig::new(|device| fault(device, spec)).through(1000);
+    let first = run(spec);
+    assert!(first == run(spec), "seed 7 gave two sequences");
+    assert!(first != run("drop=0.1,dup=0.1,reorder=0.1,flip=0.1,seed=8"));
+}
+
+#[test]
+fn each_fault_alone() {
+    let run = |spec: &str| {
+        let mut rig = Rig::new(|device| fault(device, spec));
+        let counters = rig.device.fault_counters();
+        let got = rig.through(2000);
+        assert_eq!(counters.rx(), Default::default(), "nothing was received");
+        (got, counters.tx())
+    };
+    let all: Vec<u32> = (0..2000).collect();
+    let sorted = |got: &[Vec<u8>]| {
+        let mut numbers: Vec<u32> = got.iter().map(|frame| number(frame)).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    let about =
+        |count: u64| assert!((120..=280).contains(&count), "{count} of 2000 at a rate of 0.1");
+
+    let (got, injected) = run("tx.drop=0.1,seed=1");
+    about(injected.dropped);
+    assert_eq!(got.len() as u64, 2000 - injected.dropped);
+    assert!(got.is_sorted_by_key(|frame| number(frame)));
+
+    let (got, injected) = run("dup=0.1,seed=2");
+    about(injected.duplicated);
+    assert_eq!(got.len() as u64, 2000 + injected.duplicated);
+    assert!(got.is_sorted_by_key(|frame| number(frame)));
+
+    let (got, injected) = run("reorder=0.1,seed=3");
+    about(injected.reordered);
+    assert_eq!(sorted(&got), all);
+    let swaps = got.windows(2).filter(|two| number(&two[0]) > number(&two[1])).count() as u64;
+    assert!(swaps > 0 && swaps <= injected.reordered, "{swaps}");
+
+    let (got, injected) = run("flip=0.1,seed=4");
+    about(injected.flipped);
+    let turned = |(number, frame): (usize, &Vec<u8>)| {
+        let mut sent = vec![0x55; 100];
+        sent[96..].copy_from_slice(&(number as u32).to_be_bytes());
+        sent.iter().zip(frame).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>()
+    };
+    let bits: Vec<u32> = got.iter().enumerate().map(turned).collect();
+    assert_eq!(bits.iter().filter(|bits| **bits == 1).count() as u64, injected.flipped);
+    assert!(bits.iter().all(|bits| *bits <= 1));
+
+    let (got, injected) = run("drop=1");
+    assert_eq!((got.len(), injected.dropped), (0, 2000));
+
+    let (got, injected) = run("rx.drop=1");
+    assert_eq!((got.len(), injected.dropped), (2000, 0));
+}
+
+/// Sleeps as the engine does; whether it was woken.
+fn sleep<D: Device>(rig: &mut Rig<D>) -> bool {
+    if rig.device.arm(false).unwrap() == Armed::Work {
+        return true;
+    }
+    let fd = rig.device.sleep_fd().unwrap();
+    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&timeout)).unwrap() > 0
+}
+
+#[test]
+fn late_frames_wake_the_sleeper() {
+    for (spec, at_least_ms) in
+        [("delay_us=30000", 30), ("stall=1,stall_us=30000", 30), ("reorder=1", 10)]
+    {
+        // Received: the frame arrives, is held, and the timer brings it.
+        let mut rig = Rig::new(|device| fault(device, spec));
+        let start = Instant::now();
+        assert!(rig.far.send(&[0x55; 100], Meta::FINISHED));
+        while rig.turn().is_empty() {
+            assert!(sleep(&mut rig), "{spec}: not woken");
+        }
+        let elapsed = start.elapsed();
+        assert!(elapsed >= Duration::from_millis(at_least_ms), "{spec}: {elapsed:?}");
+
+        // Sent: nobody but the timer wakes the engine to hand it on.
+        let mut rig = Rig::new(|device| fault(device, spec));
+        let start = Instant::now();
+        rig.send(&[0x55; 100], Meta::FINISHED);
+        while rig.far.receive().is_none() {
+            assert!(sleep(&mut rig), "{spec}: not woken");
+            rig.turn();
+        }
+        let elapsed = start.elapsed();
+        assert!(elapsed >= Duration::from_millis(at_least_ms), "{spec}: {elapsed:?}");
+    }
+}
+
+/// What cannot be received during a stall is lost, and counted; nothing is counted twice.
+#[test]
+fn a_stall_loses_what_it_cannot_hold() {
+    let mut rig = Rig::new(|device| fault(device, "rx.stall=0.001,rx.stall_us=200000,seed=5"));
+    let counters = rig.device.fault_counters();
+    let (mut sent, mut received) = (0u64, 0);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while counters.rx().overflowed < 100 {
+        sent += u64::from(rig.far.send(&[0x55; 100], Meta::FINISHED));
+        received += rig.turn().len() as u64;
+        assert!(Instant::now() < deadline, "{:?}", counters.rx());
+    }
+    let mut last = Instant::now();
+    while last.elapsed() < Duration::from_millis(300) {
+        let got = rig.turn().len() as u64;
+        received += got;
+        if got > 0 {
+            last = Instant::now();
+        }
+    }
+    let injected = counters.rx();
+    assert!(injected.stalls > 0);
+    assert_eq!(injected.frames, sent);
+    assert_eq!(received + injected.overflowed, sent, "{injected:?}");
+}
+
+/// Faults meet finished frames of the wire, not what is to become some.
+#[test]
+fn large_packets_are_cut_first() {
+    let payload: Vec<u8> = (0..40_000u32).map(|at| at as u8).collect();
+    let (large, meta) = Flow::v4().tcp_large(&Tcp::default(), &payload, 1000);
+    let mut rig = Rig::new(|device| fault(device, "tx.drop=0.5,rx.drop=0.5,seed=3"));
+    let counters = rig.device.fault_counters();
+    rig.send(&large, meta);
+    let mut got = Vec::new();
+    while let Some(frame) = rig.far.receive() {
+        got.push(frame);
+    }
+    assert_eq!(counters.tx().frames, 40);
+    assert_eq!(got.len() as u64, 40 - counters.tx().dropped);
+    assert!(rig.far.send(&large, meta));
+    for _ in 0..10 {
+        got.extend(rig.turn());
+    }
+    assert_eq!(counters.rx().frames, 40);
+    assert_eq!(got.len() as u64, 80 - counters.tx().dropped - counters.rx().dropped);
+    for (frame, meta) in got {
+        let headers = Headers::parse(&frame, frame.len()).unwrap();
+        assert_eq!((verify(&frame, &headers), meta), (Verdict::Right, Meta::FINISHED));
+    }
+}
+
+/// A file in memory, of limited size.
+#[derive(Clone)]
+struct Disk {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    room: usize,
+}
+
+impl Disk {
+    fn new(room: usize) -> Disk {
+        Disk { bytes: Arc::default(), room }
+    }
+}
+
+impl Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut disk = self.bytes.lock().unwrap();
+        if disk.len() + bytes.len() > self.room {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        disk.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_capture_has_both_directions_finished() {
+    let payload: Vec<u8> = (0..9_000u32).map(|at| at as u8).collect();
+    let (large, meta) = Flow::v6().tcp_large(&Tcp::default(), &payload, 1000);
+    let (small, small_meta) = Flow::v4().udp_unfinished(b"hello");
+    for (segmented, count) in [(true, 20), (false, 4)] {
+        let disk = Disk::new(1 << 20);
+        let options = capture::Options { segmented, snap_bytes: 0 };
+        let mut rig =
+            Rig::new(|device| CaptureDevice::new(Box::new(device), disk.clone(), options).unwrap());
+        let status = rig.device.status();
+        rig.send(&large, meta);
+        rig.send(&small, small_meta);
+        rig.far.send(&large, meta);
+        rig.far.send(&small, small_meta);
+        assert_eq!(rig.turn().len(), 2);
+        let received = rig.far.receive().unwrap();
+        assert_eq!(received, (large.clone(), meta), "what passes is as it was");
+        assert_eq!((status.frames(), status.unfinished(), status.missed()), (count, 0, 0));
+
+        let bytes = disk.bytes.lock().unwrap().clone();
+        let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
+        let (mut frames, mut outbound) = (0, 0);
+        while let Some(block) = reader.next_block() {
+            let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+            let headers = Headers::parse(&packet.data, packet.data.len()).unwrap();
+            assert_eq!(verify(&packet.data, &headers), Verdict::Right, "frame {frames}");
+            frames += 1;
+            outbound += u64::from(packet.options.iter().any(|option| {
+                matches!(
+                    option,
+                    pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption::Flags(2)
+                )
+            }));
+        }
+        assert_eq!((frames, outbound), (count, count / 2));
+    }
+}
+
+#[test]
+fn a_full_disk_ends_the_capture_alone() {
+    let disk = Disk::new(1000);
+    let options = capture::Options::default();
+    let mut rig =
+        Rig::new(|device| CaptureDevice::new(Box::new(device), disk.clone(), options).unwrap());
+    let status = rig.device.status();
+    let got = rig.through(50);
+    assert_eq!(got.len(), 50, "the traffic goes on");
+    let failure = status.take_failure().expect("the failure is told");
+    assert_eq!(failure.raw_os_error(), Some(libc::ENOSPC));
+    assert!(status.take_failure().is_none(), "once");
+    assert!(status.frames() > 0 && status.missed() > 0);
+    // The packet that hit the end is neither.
+    assert_eq!(status.frames() + status.missed(), 49);
+}
