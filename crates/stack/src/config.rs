@@ -42,11 +42,12 @@ pub struct TcpConfig {
     pub send_buffer_bytes: usize,
     /// Default CUBIC.
     pub congestion_control: CongestionControl,
-    /// How long a small segment's acknowledgement may wait for data to ride on. Default 10 ms. A
-    /// large segment's never waits.
+    /// How long a small segment's acknowledgement may wait for data to ride on. Default 10 ms,
+    /// at most 500 (RFC 9293, 3.8.6.3). A large segment's never waits.
     pub ack_delay: Duration,
     /// How long data may stay unacknowledged by a silent peer before the connection is given up.
-    /// Default 100 s (RFC 9293, 3.8.3: at least 100 s).
+    /// Default 900 s, as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions are up to a
+    /// minute apart, so that less means few of them.
     pub user_timeout: Duration,
     /// How long a connection may take to be made, in either direction. Default 60 s.
     pub connect_timeout: Duration,
@@ -65,7 +66,7 @@ impl Default for TcpConfig {
             send_buffer_bytes: 512 * 1024,
             congestion_control: CongestionControl::Cubic,
             ack_delay: Duration::from_millis(10),
-            user_timeout: Duration::from_secs(100),
+            user_timeout: Duration::from_secs(900),
             connect_timeout: Duration::from_secs(60),
             syn_received_timeout: Duration::from_secs(15),
             orphan_timeout: Duration::from_secs(60),
@@ -203,6 +204,9 @@ impl Config {
         {
             return Err(ConfigError::Buffer);
         }
+        if self.tcp.ack_delay > Duration::from_millis(500) {
+            return Err(ConfigError::AckDelay);
+        }
         if self.offload.tcp_segmentation
             && (!self.offload.checksum || self.offload.max_frame_bytes < self.mtu + 14)
         {
@@ -230,6 +234,9 @@ pub enum ConfigError {
     /// A TCP buffer is out of range.
     #[error("a TCP buffer is outside 4 KiB to 64 MiB")]
     Buffer,
+    /// Acknowledgements would wait too long.
+    #[error("acknowledgements may wait for 500 ms at most")]
+    AckDelay,
     /// Segmentation without checksums, or of frames no larger than the MTU.
     #[error("segmentation needs checksum offload and frames larger than the MTU")]
     Offload,

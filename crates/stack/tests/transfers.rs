@@ -65,12 +65,12 @@ fn one_side_cuts_and_the_other_does_not() {
 
 #[test]
 fn faults_cost_time_but_no_byte() {
-    for seed in 10..22 {
+    for seed in 10..34 {
         let faults = Faults {
-            lost: [0, 10, 50, 100][seed as usize % 4],
+            lost: [0, 10, 30, 50][seed as usize % 4],
             doubled: [0, 20][seed as usize % 2],
             late: [0, 50, 200][seed as usize % 3],
-            mangled: [0, 10, 30][seed as usize % 3],
+            mangled: [0, 5, 10][seed as usize % 3],
         };
         let make = |node| if seed % 2 == 0 { offloaded(config(node)) } else { config(node) };
         let world =

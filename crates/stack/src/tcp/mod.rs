@@ -287,7 +287,9 @@ impl Tcp {
             State::TimeWait => {
                 let finished = connection.sent_to.is_some();
                 let poll_at = self.interface.poll_at(now.to_smoltcp(), connection.sockets());
-                let quiet = poll_at.is_none_or(|at| at > now.to_smoltcp());
+                // Nothing but the end of TIME-WAIT is to come: no acknowledgement waits.
+                let soon = now + host.config.tcp.ack_delay;
+                let quiet = poll_at.is_none_or(|at| at > soon.to_smoltcp());
                 if finished && quiet && !connection.detached {
                     let (tuple, sent_to) = (connection.tuple, connection.sent_to.unwrap_or(0));
                     let acknowledged = connection.acknowledged;
