@@ -10,7 +10,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -64,7 +64,8 @@ impl Step {
             8 => Step::Passed,
             _ => return None,
         };
-        Some((step, Errno::from_raw_os_error(code & ((1 << STEP_SHIFT) - 1))))
+        let errno = code & ((1 << STEP_SHIFT) - 1);
+        (1..4096).contains(&errno).then(|| (step, Errno::from_raw_os_error(errno)))
     }
 }
 
@@ -185,24 +186,29 @@ pub fn check_namespaces() -> Result<(), Unavailable> {
 pub(crate) fn check_inside(then: fn() -> io::Result<()>) -> Result<(), Unavailable> {
     let isolation = Isolation::prepare();
     // Never executed: the child ends with an error in any case, of which one means success.
+    // Standard input and output are inherited, since /dev/null may not be there.
     let mut command = Command::new("/proc/self/exe");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     // SAFETY: `apply` and the checks of this crate make system calls alone.
     unsafe {
         command.pre_exec(move || {
             isolation.apply()?;
             then()?;
-            Err(Step::Passed.failed(Errno::from_raw_os_error(0)))
+            // Any error number does: the step says it all.
+            Err(Step::Passed.failed(Errno::CANCELED))
         })
     };
     match command.spawn() {
         Err(error) if matches!(Step::of(&error), Some((Step::Passed, _))) => Ok(()),
         Err(error) => Err(explain_unavailable(&error)),
+        // It came neither to its end nor to an error: something killed it on the way.
         Ok(mut child) => {
-            // Not reached: the closure above always fails.
             let _ = child.kill();
-            let _ = child.wait();
-            Ok(())
+            let ended = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+            Err(Unavailable {
+                cause: format!("the child that went into a network namespace died there: {ended}"),
+                remedy: "see the kernel's log: a seccomp filter or a security module may kill it"
+                    .to_owned(),
+            })
         }
     }
 }
@@ -282,6 +288,8 @@ fn explain_namespace(step: Step, errno: Errno, settings: &Settings) -> Unavailab
             "this kernel has no user namespaces, or none for this process",
             "run as root, or use a kernel with CONFIG_USER_NS and CONFIG_NET_NS",
         )
+    } else if errno == Errno::NOENT {
+        ("/proc is not mounted", "mount -t proc proc /proc, or run as root")
     } else if errno == Errno::NOSPC {
         (
             "there are as many namespaces as allowed",
@@ -313,6 +321,27 @@ mod tests {
         }
         assert_eq!(Step::of(&io::Error::from_raw_os_error(libc::EPERM)), None);
         assert_eq!(Step::of(&io::Error::other("no number")), None);
+        for odd in [0x1_0000, 0x1_ffff, 0x7fff_0001, -1, i32::MIN] {
+            assert_eq!(Step::of(&io::Error::from_raw_os_error(odd)), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_check_inside_tells_success_failure_and_death_apart() {
+        if let Err(why) = check_namespaces() {
+            crate::skip("a_check_inside_tells_success_failure_and_death_apart", &why);
+            return;
+        }
+        let refused = check_inside(|| Err(Step::MakeTap.failed(Errno::PERM))).unwrap_err();
+        assert!(refused.cause.contains("TUNSETIFF"), "{refused}");
+        let died = check_inside(|| {
+            let _ = rustix::process::kill_process(
+                rustix::process::getpid(),
+                rustix::process::Signal::KILL,
+            );
+            Ok(())
+        });
+        assert!(died.unwrap_err().cause.contains("died there"));
     }
 
     #[test]
@@ -328,6 +357,7 @@ mod tests {
             (Settings { apparmor: Some(1), ..Settings::default() }, Errno::ACCESS, "apparmor"),
             (Settings::default(), Errno::NOSYS, "CONFIG_USER_NS"),
             (Settings::default(), Errno::NOSPC, "raise"),
+            (Settings::default(), Errno::NOENT, "mount -t proc"),
             (Settings { seccomp: true, ..Settings::default() }, Errno::PERM, "--cap-add"),
             (Settings::default(), Errno::PERM, "run as root"),
         ];

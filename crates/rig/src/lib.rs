@@ -31,6 +31,7 @@ mod enter;
 mod error;
 mod isolated;
 mod namespace;
+pub mod probe;
 mod syscalls;
 mod times;
 mod tun;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use towpath_rig::{
     CapabilitySet, Census, CountingAllocator, Executable, Namespace, ProcessTimes, SyscallCount,
-    SyscallWatch, User, Users, WatchEnd, check_namespaces, check_tun, enter, isolated,
+    SyscallWatch, User, Users, WatchEnd, check_namespaces, check_tun, enter, isolated, probe,
     process_cpu_time, skip, this_thread_cpu_time,
 };
 
@@ -386,5 +386,20 @@ fn memory_files_are_counted_by_name() {
         drop(heap);
         assert_eq!(Census::of_self().unwrap().open(), before.open());
         assert!(Census::of(u32::MAX).is_err());
+
+        // Asking what the kernel offers leaves nothing behind, whatever it answers.
+        let answers = format!(
+            "{:?}",
+            (
+                probe::landlock(),
+                probe::io_uring(),
+                probe::xdp_map(),
+                probe::xdp_socket(),
+                probe::peer_pidfd(),
+                probe::hypervisor(),
+            )
+        );
+        let leaked = Census::of_self().unwrap().leaked_since(&before);
+        assert!(leaked.is_empty(), "{leaked:?} after {answers}");
     });
 }

@@ -1,0 +1,153 @@
+//! What the kernel offers to this process, found by asking for it. Nothing stays behind.
+//!
+//! Unsafe lives here for system calls that neither rustix nor libc wrap, and for `cpuid`.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// `BPF_MAP_CREATE` and `BPF_MAP_TYPE_XSKMAP` of `linux/bpf.h`.
+const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_TYPE_XSKMAP: u32 = 17;
+
+/// `LANDLOCK_CREATE_RULESET_VERSION` of `linux/landlock.h`.
+const LANDLOCK_CREATE_RULESET_VERSION: libc::c_long = 1;
+
+/// `SO_PEERPIDFD` of `asm-generic/socket.h` (Linux 6.5).
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// The version of Landlock's interface.
+///
+/// # Errors
+/// `ENOSYS` without Landlock in the kernel, `EOPNOTSUPP` when it was not switched on at boot.
+pub fn landlock() -> Result<u32, Errno> {
+    // SAFETY: asked for the version, the call reads and writes no memory.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<libc::c_void>(),
+            0_usize,
+            LANDLOCK_CREATE_RULESET_VERSION,
+        )
+    };
+    u32::try_from(version).map_err(|_| last_errno())
+}
+
+/// Makes an io_uring of one entry.
+///
+/// # Errors
+/// `ENOSYS` without it in the kernel, `EPERM` when `kernel.io_uring_disabled` or a seccomp filter
+/// forbids it.
+pub fn io_uring() -> Result<(), Errno> {
+    // `struct io_uring_params` is 120 bytes of numbers; zero asks for nothing special.
+    let mut parameters = [0_u64; 15];
+    // SAFETY: the kernel reads and writes the 120 bytes of a live array.
+    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1_usize, parameters.as_mut_ptr()) };
+    close(fd)
+}
+
+/// Makes a BPF map of AF_XDP sockets, as the receive side of AF_XDP needs.
+///
+/// # Errors
+/// `EPERM` without CAP_BPF and CAP_NET_ADMIN in the initial user namespace, `ENOSYS` without
+/// `bpf(2)`, `EINVAL` without AF_XDP.
+pub fn xdp_map() -> Result<(), Errno> {
+    // The start of `union bpf_attr`: map type, key and value size in bytes, entries. What follows
+    // is zero.
+    let mut attributes = [0_u32; 32];
+    attributes[..4].copy_from_slice(&[BPF_MAP_TYPE_XSKMAP, 4, 4, 1]);
+    // SAFETY: the kernel reads as many bytes of a live array as it is told.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_MAP_CREATE,
+            attributes.as_mut_ptr(),
+            size_of_val(&attributes),
+        )
+    };
+    close(fd)
+}
+
+/// Makes an AF_XDP socket.
+///
+/// # Errors
+/// `EPERM` without CAP_NET_RAW, `EAFNOSUPPORT` without AF_XDP in the kernel.
+pub fn xdp_socket() -> Result<(), Errno> {
+    rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)
+        .map(drop)
+}
+
+/// Asks a Unix socket for a descriptor of the process at its other end.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.5.
+pub fn peer_pidfd() -> Result<(), Errno> {
+    let (one, _other) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of_val(&fd) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to a live integer of that size.
+    let result = unsafe {
+        libc::getsockopt(
+            one.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(last_errno());
+    }
+    close(libc::c_long::from(fd))
+}
+
+/// What the machine runs on, by `cpuid`: the vendor text of its hypervisor, `None` on bare metal
+/// and on processors that are not x86-64.
+#[must_use]
+pub fn hypervisor() -> Option<String> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::__cpuid;
+        const HYPERVISOR_PRESENT: u32 = 1 << 31;
+        // Leaves 1 and 0x4000_0000: Intel's manual, volume 2, CPUID; the latter is reserved for
+        // hypervisors, and looked at only where the former says that there is one.
+        if __cpuid(1).ecx & HYPERVISOR_PRESENT == 0 {
+            return None;
+        }
+        let leaf = __cpuid(0x4000_0000);
+        let bytes: Vec<u8> =
+            [leaf.ebx, leaf.ecx, leaf.edx].iter().flat_map(|part| part.to_le_bytes()).collect();
+        let text: String = bytes
+            .iter()
+            .map(|&byte| char::from(byte))
+            .filter(|character| character.is_ascii_graphic())
+            .collect();
+        Some(if text.is_empty() { "unnamed".to_owned() } else { text })
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        None
+    }
+}
+
+/// Closes what a call returned, if it is a descriptor.
+fn close(fd: libc::c_long) -> Result<(), Errno> {
+    match i32::try_from(fd) {
+        Ok(fd) if fd >= 0 => {
+            // SAFETY: the kernel just made this descriptor for us; nobody else knows of it.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+            Ok(())
+        }
+        _ => Err(last_errno()),
+    }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,190 @@
+//! `towpath doctor`: what this machine allows, what that means here, and what to do about it.
+//!
+//! Everything is found by trying it, not by comparing version numbers: distributions move features
+//! between versions, and containers take them away.
+#![forbid(unsafe_code)]
+
+mod kernel;
+mod machine;
+mod measure;
+mod network;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+/// Options of `towpath doctor`.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Print JSON alone.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Leave out the measurements, which take about half a second.
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+/// How things stand with one of the things that Towpath uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Standing {
+    /// All that Towpath can make use of is there.
+    Ok,
+    /// Towpath does without some of it.
+    Limited,
+    /// Not to be had.
+    Missing,
+}
+
+/// One line of the report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// What was looked at, in a word or two.
+    name: &'static str,
+    standing: Standing,
+    /// What was found.
+    found: String,
+    /// What that means for Towpath.
+    means: String,
+    /// What to do about it, where something can be done.
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn new(
+        name: &'static str,
+        standing: Standing,
+        found: impl Into<String>,
+        means: impl Into<String>,
+    ) -> Finding {
+        Finding { name, standing, found: found.into(), means: means.into(), remedy: None }
+    }
+
+    /// Says what to do, unless all is well.
+    fn remedy(mut self, remedy: impl Into<String>) -> Finding {
+        if self.standing != Standing::Ok {
+            self.remedy = Some(remedy.into());
+        }
+        self
+    }
+}
+
+/// The whole report.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Whether Towpath can run here in at least one way.
+    can_run: bool,
+    /// In which ways.
+    ways: Vec<String>,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    fn make(args: Args) -> Report {
+        let kernel = kernel::look();
+        let network = network::look();
+        let mut findings = kernel.findings;
+        findings.extend(network.findings);
+        findings.extend(machine::look());
+        if !args.quick {
+            findings.extend(measure::look());
+        }
+        let ways = if kernel.suffices { network.ways } else { Vec::new() };
+        Report { can_run: !ways.is_empty(), ways, findings }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let width = self.findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
+        for finding in &self.findings {
+            let standing = match finding.standing {
+                Standing::Ok => "ok",
+                Standing::Limited => "limited",
+                Standing::Missing => "missing",
+            };
+            writeln!(out, "{standing:<8} {:<width$}  {}", finding.name, finding.found)?;
+            let indent = 8 + 1 + width + 2;
+            writeln!(out, "{:indent$}{}", "", finding.means)?;
+            if let Some(remedy) = &finding.remedy {
+                writeln!(out, "{:indent$}to do: {remedy}", "")?;
+            }
+        }
+        writeln!(out)?;
+        if self.can_run {
+            writeln!(out, "Towpath can run here: {}.", self.ways.join("; "))
+        } else {
+            writeln!(out, "Towpath cannot run here: see what is missing above.")
+        }
+    }
+}
+
+/// Looks at this machine and prints what was found. Success when Towpath can run here in at least
+/// one way.
+#[must_use]
+pub(crate) fn run(args: Args) -> ExitCode {
+    let report = Report::make(args);
+    let mut out = io::stdout().lock();
+    let printed = if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)
+            .map_err(io::Error::from)
+            .and_then(|()| writeln!(out))
+    } else {
+        report.print(&mut out)
+    };
+    // Whoever closed the pipe early has read enough.
+    if printed.is_err_and(|error| error.kind() != io::ErrorKind::BrokenPipe) {
+        return ExitCode::FAILURE;
+    }
+    if report.can_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The trimmed text of a small file of `/proc` or `/sys`; `None` where it is not there, as in many
+/// containers.
+fn read(path: &str) -> Option<String> {
+    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// What the kernel says to an error number, without the number.
+fn says(errno: rustix::io::Errno) -> String {
+    let text = io::Error::from(errno).to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_whole_and_its_verdict_follows_from_it() {
+        let report = Report::make(Args { json: true, quick: false });
+        let text = serde_json::to_string(&report).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["can_run"].as_bool(), Some(!report.ways.is_empty()));
+        let names: Vec<_> = report.findings.iter().map(|finding| finding.name).collect();
+        for name in ["kernel", "memory files", "TAP", "AF_XDP", "capabilities", "cores"] {
+            assert!(names.contains(&name), "{names:?}");
+        }
+        for finding in &report.findings {
+            assert!(!finding.found.is_empty() && !finding.means.is_empty(), "{finding:?}");
+            // What is missing comes with what to do.
+            assert!(finding.standing != Standing::Missing || finding.remedy.is_some());
+            assert!(finding.standing != Standing::Ok || finding.remedy.is_none());
+        }
+    }
+
+    #[test]
+    fn a_report_prints_what_to_do() {
+        let finding = Finding::new("TAP", Standing::Missing, "no file", "no devices");
+        let report = Report {
+            can_run: false,
+            ways: Vec::new(),
+            findings: vec![finding.remedy("modprobe tun")],
+        };
+        let mut out = Vec::new();
+        report.print(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.starts_with("missing  TAP  no file\n"), "{text}");
+        assert!(text.contains("to do: modprobe tun\n"));
+        assert!(text.contains("cannot run here"));
+    }
+}

@@ -1,0 +1,177 @@
+//! The kernel itself: what no device and no permission makes up for.
+#![forbid(unsafe_code)]
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, pidfd_open};
+use towpath_rig::probe;
+
+use super::{Finding, Standing, read, says};
+
+/// The oldest kernel that has all that is needed: `pidfd_open` is of 5.3, sealing against future
+/// writers of 5.1.
+const OLDEST: (u32, u32) = (5, 3);
+
+/// From here on there is everything: `SO_PEERPIDFD` of 6.5 is the youngest.
+const FULL: (u32, u32) = (6, 5);
+
+pub(super) struct Kernel {
+    pub(super) findings: Vec<Finding>,
+    /// Whether Towpath can run on it at all.
+    pub(super) suffices: bool,
+}
+
+pub(super) fn look() -> Kernel {
+    let seals = seals();
+    let pidfd = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop);
+    let suffices = seals.is_ok() && pidfd.is_ok();
+    let findings = vec![version(), memory_files(seals), peers(pidfd), io_uring(), landlock()];
+    Kernel { findings, suffices }
+}
+
+fn version() -> Finding {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let machine = uname.machine().to_string_lossy().into_owned();
+    let found = format!("Linux {release} on {machine}");
+    let full = format!("{}.{}", FULL.0, FULL.1);
+    let oldest = format!("{}.{}", OLDEST.0, OLDEST.1);
+    let (standing, means) = match parse(&release) {
+        Some(version) if version >= FULL => {
+            (Standing::Ok, format!("Towpath needs {oldest}, and uses what came up to {full}"))
+        }
+        Some(version) if version >= OLDEST => {
+            (Standing::Limited, format!("enough; what came up to {full} is done without"))
+        }
+        Some(_) => (Standing::Missing, format!("Towpath needs {oldest}")),
+        None => (Standing::Limited, format!("cannot be read; Towpath needs {oldest}")),
+    };
+    let remedy = format!("a kernel of {full} or younger has everything");
+    Finding::new("kernel", standing, found, means).remedy(remedy)
+}
+
+/// The first two numbers of a release such as `6.18.44-generic`.
+fn parse(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|character: char| !character.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// A memory file, sealed as a session's is. What it was made with beside the seals.
+fn seals() -> Result<&'static str, (&'static str, Errno)> {
+    let make = |flags| rustix::fs::memfd_create("towpath-doctor", flags);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let (file, kind) = match make(flags | MemfdFlags::NOEXEC_SEAL) {
+        Ok(file) => (file, "never executable"),
+        // Before Linux 6.3.
+        Err(_) => {
+            (make(flags).map_err(|errno| ("memfd_create", errno))?, "executable: before Linux 6.3")
+        }
+    };
+    rustix::fs::ftruncate(&file, 4096).map_err(|errno| ("ftruncate", errno))?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(|errno| ("F_SEAL_FUTURE_WRITE", errno))?;
+    Ok(kind)
+}
+
+fn memory_files(seals: Result<&'static str, (&'static str, Errno)>) -> Finding {
+    match seals {
+        Ok(kind) => Finding::new(
+            "memory files",
+            Standing::Ok,
+            format!("sealed against all writers but one; {kind}"),
+            "applications and server share memory without trusting each other",
+        ),
+        Err((what, errno)) => Finding::new(
+            "memory files",
+            Standing::Missing,
+            format!("{what}: {}", says(errno)),
+            "no memory can be shared safely, so that no application can attach",
+        )
+        .remedy("Linux 5.1 or younger; in a container, a seccomp filter that allows memfd_create"),
+    }
+}
+
+fn peers(pidfd: Result<(), Errno>) -> Finding {
+    if let Err(errno) = pidfd {
+        return Finding::new(
+            "peers",
+            Standing::Missing,
+            format!("pidfd_open: {}", says(errno)),
+            "the end of a server cannot be told for certain, so that none can follow it",
+        )
+        .remedy("Linux 5.3 or younger; in a container, a seccomp filter that allows pidfd_open");
+    }
+    match probe::peer_pidfd() {
+        Ok(()) => Finding::new(
+            "peers",
+            Standing::Ok,
+            "pidfd_open, SO_PEERPIDFD",
+            "who is at the other end of a socket is certain, even when process numbers come around",
+        ),
+        Err(errno) => Finding::new(
+            "peers",
+            Standing::Limited,
+            format!("pidfd_open; SO_PEERPIDFD: {}", says(errno)),
+            "users and groups of a peer are certain, its process number may be used again",
+        )
+        .remedy("Linux 6.5 or younger"),
+    }
+}
+
+fn io_uring() -> Finding {
+    match probe::io_uring() {
+        Ok(()) => Finding::new(
+            "io_uring",
+            Standing::Ok,
+            "allowed",
+            "devices that are files, as TAP, could be driven through it; nothing depends on it",
+        ),
+        Err(errno) => {
+            let setting = read("/proc/sys/kernel/io_uring_disabled");
+            let remedy = match setting.as_deref() {
+                Some("1" | "2") => "sysctl -w kernel.io_uring_disabled=0",
+                _ => "in a container, a seccomp filter that allows io_uring_setup",
+            };
+            Finding::new(
+                "io_uring",
+                Standing::Limited,
+                says(errno),
+                "nothing depends on it: devices that are files take a system call for each packet",
+            )
+            .remedy(remedy)
+        }
+    }
+}
+
+fn landlock() -> Finding {
+    match probe::landlock() {
+        Ok(version) => Finding::new(
+            "Landlock",
+            Standing::Ok,
+            format!("interface version {version}"),
+            "the server can shut itself out of the file system",
+        ),
+        Err(errno) => Finding::new(
+            "Landlock",
+            Standing::Limited,
+            says(errno),
+            "the server is confined by its user, its capabilities and seccomp alone",
+        )
+        .remedy("Linux 5.13 or younger with landlock in the lsm= list of its command line"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_read_as_distributions_write_them() {
+        assert_eq!(parse("6.18.44-generic"), Some((6, 18)));
+        assert_eq!(parse("5.3"), Some((5, 3)));
+        assert_eq!(parse("5.10-rc1+"), Some((5, 10)));
+        for odd in ["", "6", "six.one", "-1.2", "99999999999.1"] {
+            assert_eq!(parse(odd), None, "{odd:?}");
+        }
+    }
+}

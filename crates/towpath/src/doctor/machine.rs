@@ -1,0 +1,180 @@
+//! Memory and cores.
+#![forbid(unsafe_code)]
+
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
+use towpath_rig::{cores, probe};
+
+use super::{Finding, Standing, read};
+
+/// What one device's memory comes to at the start, in bytes: 16 384 frames of 2 KiB, and its rings.
+const DEVICE_PINNED_BYTES: u64 = 40 << 20;
+
+pub(super) fn look() -> Vec<Finding> {
+    vec![huge_pages(), transparent_huge_pages(), locked_memory(), cpus(), virtual_machine()]
+}
+
+fn huge_pages() -> Finding {
+    let mut sizes = Vec::new();
+    let mut free_pages = 0;
+    let pools = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
+    for pool in pools.take(16) {
+        let name = pool.file_name().to_string_lossy().into_owned();
+        let number = |file: &str| -> u64 {
+            let text = std::fs::read_to_string(pool.path().join(file)).unwrap_or_default();
+            text.trim().parse().unwrap_or(0)
+        };
+        let (all, free) = (number("nr_hugepages"), number("free_hugepages"));
+        free_pages += free;
+        let size = name.strip_prefix("hugepages-").unwrap_or(&name);
+        sizes.push(format!("{size}: {free} of {all} free"));
+    }
+    sizes.sort();
+    let found = if sizes.is_empty() {
+        "cannot be read, or none in this kernel".to_owned()
+    } else {
+        sizes.join(", ")
+    };
+    if free_pages > 0 {
+        let means = "a device's memory can be kept in few page table entries";
+        return Finding::new("huge pages", Standing::Ok, found, means);
+    }
+    let means = "pages of 4 KiB are used; all works, at some cost for each frame";
+    Finding::new("huge pages", Standing::Limited, found, means)
+        .remedy("sysctl -w vm.nr_hugepages=64 gives 128 MiB of them on x86-64")
+}
+
+fn transparent_huge_pages() -> Finding {
+    let setting = |file: &str| {
+        let text = read(&format!("/sys/kernel/mm/transparent_hugepage/{file}"))?;
+        selected(&text).map(str::to_owned)
+    };
+    let (private, shared) = (setting("enabled"), setting("shmem_enabled"));
+    let found = format!(
+        "private memory: {}; memory files: {}",
+        private.as_deref().unwrap_or("unknown"),
+        shared.as_deref().unwrap_or("unknown")
+    );
+    match shared.as_deref() {
+        Some("always" | "within_size" | "advise" | "force") => Finding::new(
+            "transparent",
+            Standing::Ok,
+            found,
+            "session memories can have huge pages without a reserve of them",
+        ),
+        _ => Finding::new(
+            "transparent",
+            Standing::Limited,
+            found,
+            "session memories have pages of 4 KiB",
+        )
+        .remedy("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+    }
+}
+
+/// The word in brackets of `always [madvise] never`.
+fn selected(text: &str) -> Option<&str> {
+    text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
+}
+
+fn locked_memory() -> Finding {
+    let limit = getrlimit(Resource::Memlock).current;
+    let exempt = rustix::thread::capabilities(None)
+        .is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK));
+    let found = match limit {
+        None => "no limit".to_owned(),
+        Some(bytes) => format!("{} KiB", bytes / 1024),
+    };
+    match limit {
+        None => Finding::new("locked memory", Standing::Ok, found, "devices pin what they need"),
+        Some(_) if exempt => {
+            let means = "CAP_IPC_LOCK makes the limit void for a server started now";
+            Finding::new("locked memory", Standing::Ok, found, means)
+        }
+        Some(bytes) if bytes >= DEVICE_PINNED_BYTES => {
+            let means = "enough for the memory of one AF_XDP device";
+            Finding::new("locked memory", Standing::Ok, found, means)
+        }
+        Some(_) => Finding::new(
+            "locked memory",
+            Standing::Limited,
+            found,
+            "too little for an AF_XDP device's memory; TAP pins none",
+        )
+        .remedy("ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"),
+    }
+}
+
+fn cpus() -> Finding {
+    let list = cores().unwrap_or_default();
+    let mut physical: Vec<_> = list.iter().map(|core| (core.package, core.core)).collect();
+    physical.sort_unstable();
+    physical.dedup();
+    let numbers: Vec<_> = list.iter().take(64).map(|core| core.cpu.to_string()).collect();
+    let mut found =
+        format!("{} CPUs on {} cores: {}", list.len(), physical.len(), numbers.join(" "));
+    if list.len() > numbers.len() {
+        found.push_str(" ...");
+    }
+    if let Some(isolated) = read("/sys/devices/system/cpu/isolated").filter(|set| !set.is_empty()) {
+        found.push_str(&format!("; kept free of others: {isolated}"));
+    }
+    // Two threads that spin on one core hold each other up.
+    match physical.len() {
+        0 | 1 => Finding::new(
+            "cores",
+            Standing::Limited,
+            found,
+            "server and applications share one core: they have to sleep, not to spin",
+        )
+        .remedy("a machine, container or affinity with two cores, for spinning"),
+        _ => Finding::new(
+            "cores",
+            Standing::Ok,
+            found,
+            "a server and an application can each have a core, and spin while traffic is dense",
+        ),
+    }
+}
+
+fn virtual_machine() -> Finding {
+    let model = ["sys_vendor", "product_name"]
+        .iter()
+        .filter_map(|file| read(&format!("/sys/class/dmi/id/{file}")))
+        .filter(|text| !text.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let processor = processor
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name))
+        .map_or("unknown processor", str::trim);
+    let described = if model.is_empty() { String::new() } else { format!(", {model}") };
+    match probe::hypervisor() {
+        Some(vendor) => Finding::new(
+            "machine",
+            Standing::Ok,
+            format!("virtual ({vendor}){described}, {processor}"),
+            "waking a sleeping core takes the hypervisor's time: spin before sleep pays",
+        ),
+        None => Finding::new(
+            "machine",
+            Standing::Ok,
+            format!("no hypervisor{described}, {processor}"),
+            "waking a sleeping core is cheap: little is gained by spinning",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chosen_setting_is_the_one_in_brackets() {
+        assert_eq!(selected("always [madvise] never"), Some("madvise"));
+        for odd in ["", "always", "[open", "shut]", "]["] {
+            assert_eq!(selected(odd), None, "{odd:?}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Two costs that decide how to wait: waking a sleeping thread on another core, and passing a
+//! cache line to one that is awake.
+//!
+//! Both are bounded in time, whatever the machine does meanwhile: on one that gives its CPUs to
+//! others the figures are worse, not later.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::time::Timespec;
+use towpath_rig::{Core, cores, pin};
+
+use super::{Finding, Standing};
+
+/// How many times there and back, at most.
+const WAKE_UPS: usize = 1000;
+
+/// How many times there and back the cache line goes for one sample, and how many samples.
+const LINE_TRIPS: u64 = 200;
+const LINE_SAMPLES: usize = 100;
+
+/// How long each measurement may take.
+const TIME_LIMIT: Duration = Duration::from_millis(150);
+
+/// How long a thread waits for its partner before it takes it to be gone.
+const PARTNER_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// A median and a 99th percentile.
+struct Spread {
+    median: Duration,
+    p99: Duration,
+    samples: usize,
+}
+
+impl Spread {
+    fn of(mut samples: Vec<Duration>) -> Option<Spread> {
+        samples.sort_unstable();
+        let at = |per_cent: usize| {
+            samples
+                .get((samples.len() * per_cent / 100).min(samples.len().checked_sub(1)?))
+                .copied()
+        };
+        Some(Spread { median: at(50)?, p99: at(99)?, samples: samples.len() })
+    }
+}
+
+pub(super) fn look() -> Vec<Finding> {
+    let list = cores().unwrap_or_default();
+    let Some((here, there)) = two_cores(&list) else {
+        return vec![
+            Finding::new(
+                "wake-up",
+                Standing::Limited,
+                "not measured: one CPU",
+                "every message between server and application is a change of threads",
+            )
+            .remedy("a machine, container or affinity with two CPUs"),
+        ];
+    };
+    vec![wake_up(here, there), cache_line(here, there)]
+}
+
+/// Two CPUs, of two cores if there are two.
+fn two_cores(list: &[Core]) -> Option<(usize, usize)> {
+    let first = list.first()?;
+    let other = list.iter().find(|core| (core.package, core.core) != (first.package, first.core));
+    let other = other.or(list.get(1))?;
+    Some((first.cpu, other.cpu))
+}
+
+fn wake_up(here: usize, there: usize) -> Finding {
+    let across = wake_up_round_trip(here, there).ok().and_then(Spread::of);
+    let on_one = wake_up_round_trip(here, here).ok().and_then(Spread::of);
+    let (Some(across), Some(on_one)) = (across, on_one) else {
+        return not_measured("wake-up");
+    };
+    // There and back are two wake-ups.
+    let cost = across.median / 2;
+    Finding::new(
+        "wake-up",
+        Standing::Ok,
+        format!(
+            "{} from CPU {here} to CPU {there} (99th percentile {}), {} on one CPU; {} round trips",
+            micros(cost),
+            micros(across.p99 / 2),
+            micros(on_one.median / 2),
+            across.samples,
+        ),
+        format!(
+            "spinning for up to {} before going to sleep costs no more than it saves",
+            micros(cost)
+        ),
+    )
+}
+
+fn cache_line(here: usize, there: usize) -> Finding {
+    let Some(trip) = cache_line_round_trip(here, there).ok().and_then(Spread::of) else {
+        return not_measured("cache line");
+    };
+    let found = format!(
+        "{} ns from CPU {here} to CPU {there} and back (99th percentile {} ns); {} samples",
+        trip.median.as_nanos(),
+        trip.p99.as_nanos(),
+        trip.samples,
+    );
+    // A thread put aside by the scheduler costs milliseconds; a line from another socket 500 ns.
+    if trip.median > Duration::from_micros(2) {
+        let means = "the CPUs are taken away while they spin: sleeping is better here";
+        return Finding::new("cache line", Standing::Limited, found, means)
+            .remedy("CPUs that nobody else uses, or a container without a CPU quota");
+    }
+    let means = "what one batch costs between two sides that are awake";
+    Finding::new("cache line", Standing::Ok, found, means)
+}
+
+fn not_measured(name: &'static str) -> Finding {
+    Finding::new(
+        name,
+        Standing::Limited,
+        "not measured: threads cannot be started or placed",
+        "the server chooses by what it measures while it runs",
+    )
+    .remedy("allow sched_setaffinity and eventfd to this process")
+}
+
+fn micros(time: Duration) -> String {
+    format!("{:.1} us", time.as_secs_f64() * 1e6)
+}
+
+/// Round trips between two threads that sleep on an eventfd each until the other rings it.
+fn wake_up_round_trip(here: usize, there: usize) -> io::Result<Vec<Duration>> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let (call, answer) = (eventfd(0, flags)?, eventfd(0, flags)?);
+    std::thread::scope(|scope| {
+        let partner = std::thread::Builder::new().spawn_scoped(scope, || {
+            pin(there)?;
+            // Ends when nobody calls any more.
+            while wait(&call)? {
+                ring(&answer)?;
+            }
+            Ok(())
+        })?;
+        let caller = std::thread::Builder::new().spawn_scoped(scope, || {
+            pin(here)?;
+            let mut samples = Vec::with_capacity(WAKE_UPS);
+            let limit = Instant::now() + TIME_LIMIT;
+            while samples.len() < WAKE_UPS && Instant::now() < limit {
+                let start = Instant::now();
+                ring(&call)?;
+                if !wait(&answer)? {
+                    break;
+                }
+                samples.push(start.elapsed());
+            }
+            // The largest value that an eventfd takes at once: the word to end.
+            rustix::io::write(&call, &END.to_ne_bytes())?;
+            io::Result::Ok(samples)
+        })?;
+        let samples = joined(caller.join())?;
+        joined(partner.join())?;
+        Ok(samples)
+    })
+}
+
+/// Rung with this, the partner ends.
+const END: u64 = u64::MAX - 2;
+
+fn ring(bell: &OwnedFd) -> io::Result<()> {
+    rustix::io::write(bell, &1_u64.to_ne_bytes())?;
+    Ok(())
+}
+
+/// Sleeps until rung. False when told to end, or when the other side is gone.
+fn wait(bell: &OwnedFd) -> io::Result<bool> {
+    let mut polled = [PollFd::new(bell, PollFlags::IN)];
+    if poll(&mut polled, Some(&PARTNER_TIMEOUT))? == 0 {
+        return Ok(false);
+    }
+    let mut count = [0; 8];
+    rustix::io::read(bell, &mut count)?;
+    Ok(u64::from_ne_bytes(count) < END)
+}
+
+/// A word in a cache line of its own. Processors fetch lines in pairs.
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+/// The word that ends it.
+const OVER: u64 = u64::MAX;
+
+/// Round trips of a word that one thread writes and the other answers, both awake.
+fn cache_line_round_trip(here: usize, there: usize) -> io::Result<Vec<Duration>> {
+    let (call, answer) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
+    let limit = Instant::now() + TIME_LIMIT;
+    // A partner that was put aside is not waited for longer than the measurement may take.
+    let until = |line: &Line, value: u64| -> bool {
+        for turn in 1_u64.. {
+            let seen = line.0.load(Acquire);
+            if seen == value {
+                return true;
+            }
+            if seen == OVER || (turn % 4096 == 0 && Instant::now() > limit) {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    };
+    std::thread::scope(|scope| {
+        let partner = std::thread::Builder::new().spawn_scoped(scope, || {
+            pin(there)?;
+            for value in 1.. {
+                if !until(&call, value) {
+                    break;
+                }
+                answer.0.store(value, Release);
+            }
+            answer.0.store(OVER, Release);
+            Ok(())
+        })?;
+        let caller = std::thread::Builder::new().spawn_scoped(scope, || {
+            let pinned = pin(here);
+            let mut samples = Vec::with_capacity(LINE_SAMPLES);
+            let mut value = 0;
+            'samples: while pinned.is_ok() && samples.len() < LINE_SAMPLES {
+                let start = Instant::now();
+                for _ in 0..LINE_TRIPS {
+                    value += 1;
+                    call.0.store(value, Release);
+                    if !until(&answer, value) {
+                        break 'samples;
+                    }
+                }
+                samples.push(start.elapsed() / LINE_TRIPS as u32);
+            }
+            call.0.store(OVER, Release);
+            pinned.map(|()| samples)
+        })?;
+        let samples = joined(caller.join())?;
+        joined(partner.join())?;
+        Ok(samples)
+    })
+}
+
+fn joined<T>(result: std::thread::Result<io::Result<T>>) -> io::Result<T> {
+    result.unwrap_or_else(|_| Err(io::Error::other("a measuring thread ended early")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measurements_end_in_time_and_measure_something() {
+        let list = cores().unwrap();
+        let here = list[0].cpu;
+        let there = two_cores(&list).map_or(here, |(_, there)| there);
+        let start = Instant::now();
+        let spread = Spread::of(wake_up_round_trip(here, there).unwrap()).unwrap();
+        assert!(spread.median > Duration::ZERO && spread.p99 >= spread.median);
+        // On one CPU the line never comes in time; on two it may.
+        let lines = cache_line_round_trip(here, there).unwrap();
+        assert!(lines.len() <= LINE_SAMPLES);
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn two_cores_are_better_than_two_threads_of_one() {
+        let core = |cpu, core| Core { cpu, core, package: 0 };
+        assert_eq!(two_cores(&[core(0, 0), core(1, 0), core(2, 1)]), Some((0, 2)));
+        assert_eq!(two_cores(&[core(0, 0), core(1, 0)]), Some((0, 1)));
+        assert_eq!(two_cores(&[core(3, 0)]), None);
+        assert_eq!(two_cores(&[]), None);
+        assert!(Spread::of(Vec::new()).is_none());
+        let spread = Spread::of((1..=100).map(Duration::from_nanos).collect()).unwrap();
+        assert_eq!((spread.median.as_nanos(), spread.p99.as_nanos()), (51, 100));
+    }
+}

@@ -1,0 +1,179 @@
+//! Devices: which can be had, and by whom.
+#![forbid(unsafe_code)]
+
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+use towpath_rig::{check_namespaces, check_tun, probe};
+
+use super::{Finding, Standing, read, says};
+
+pub(super) struct Network {
+    pub(super) findings: Vec<Finding>,
+    /// The ways in which Towpath can get at a device.
+    pub(super) ways: Vec<String>,
+}
+
+pub(super) fn look() -> Network {
+    let own = rustix::thread::capabilities(None)
+        .map_or(CapabilitySet::empty(), |capabilities| capabilities.effective);
+    let mut ways = Vec::new();
+    let findings =
+        vec![capabilities(own), namespaces(), tap(own, &mut ways), xdp(own, &mut ways), bpf()];
+    Network { findings, ways }
+}
+
+fn capabilities(own: CapabilitySet) -> Finding {
+    let uid = rustix::process::geteuid().as_raw();
+    let found = format!("user {uid}, {}", names(own));
+    let useful = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::BPF;
+    if own.contains(useful) {
+        let means = "a server started now may use any device; it gives up what it does not need";
+        return Finding::new("capabilities", Standing::Ok, found, means);
+    }
+    Finding::new(
+        "capabilities",
+        Standing::Limited,
+        found,
+        "a server on the host's interfaces needs CAP_NET_ADMIN, and for AF_XDP CAP_NET_RAW and \
+         CAP_BPF as well; applications need none",
+    )
+    .remedy("start the server as root or from a unit with AmbientCapabilities=")
+}
+
+/// The names of a set, or of what it lacks if that is shorter.
+fn names(set: CapabilitySet) -> String {
+    let list = |set: CapabilitySet| -> Vec<String> {
+        set.iter_names().map(|(name, _)| format!("CAP_{name}")).collect()
+    };
+    let (has, lacks) = (list(set), list(!set));
+    match (has.len(), lacks.len()) {
+        (0, _) => "none".to_owned(),
+        (_, 0) => "all".to_owned(),
+        (held, lacking) if lacking < held => format!("all but {}", lacks.join(" ")),
+        _ => has.join(" "),
+    }
+}
+
+fn namespaces() -> Finding {
+    match check_namespaces() {
+        Ok(()) => Finding::new(
+            "namespaces",
+            Standing::Ok,
+            "a network namespace of one's own can be made",
+            "towpath demo, tests and benchmarks run, and touch nothing of the host's network",
+        ),
+        Err(why) => Finding::new(
+            "namespaces",
+            Standing::Missing,
+            why.cause,
+            "no towpath demo; tests that need a network are skipped",
+        )
+        .remedy(why.remedy),
+    }
+}
+
+fn tap(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
+    let inside = check_tun();
+    let opens = rustix::fs::open(
+        "/dev/net/tun",
+        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .is_ok();
+    let host = opens && own.contains(CapabilitySet::NET_ADMIN);
+    if host {
+        ways.push("a TAP on this host".to_owned());
+    }
+    if inside.is_ok() {
+        ways.push("a TAP in a network namespace of its own".to_owned());
+    }
+    match (host, inside) {
+        (true, Ok(())) => Finding::new(
+            "TAP",
+            Standing::Ok,
+            "/dev/net/tun opens, here and in a namespace of one's own",
+            "Towpath runs on any interface through the kernel's bridge or routes",
+        ),
+        (true, Err(why)) => Finding::new(
+            "TAP",
+            Standing::Limited,
+            format!("on this host; {}", why.cause),
+            "servers run; towpath demo does not",
+        )
+        .remedy(why.remedy),
+        (false, Ok(())) => Finding::new(
+            "TAP",
+            Standing::Limited,
+            "in a namespace of one's own alone",
+            "towpath demo runs; a server on the host's network does not, for this user",
+        )
+        .remedy(
+            "start the server with CAP_NET_ADMIN, or have a TAP made for this user: \
+                 ip tuntap add mode tap user NAME",
+        ),
+        (false, Err(why)) => {
+            let means = "no TAP device, and so no towpath demo";
+            Finding::new("TAP", Standing::Missing, why.cause, means).remedy(why.remedy)
+        }
+    }
+}
+
+fn xdp(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
+    let (socket, map) = (probe::xdp_socket(), probe::xdp_map());
+    let needed = "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF of the host itself";
+    match (socket, map) {
+        (Ok(()), Ok(())) if own.contains(CapabilitySet::NET_ADMIN) => {
+            ways.push("AF_XDP on an interface of this host".to_owned());
+            Finding::new(
+                "AF_XDP",
+                Standing::Ok,
+                "sockets and their maps can be made",
+                "a server shares an interface with the kernel, flow by flow",
+            )
+        }
+        (Err(Errno::AFNOSUPPORT), _) => {
+            Finding::new("AF_XDP", Standing::Missing, "this kernel has none", "no device but TAP")
+                .remedy("a kernel with CONFIG_XDP_SOCKETS")
+        }
+        (socket, map) => {
+            let refused = |what, result: Result<(), Errno>| match result {
+                Ok(()) => format!("{what}: can be made"),
+                Err(errno) => format!("{what}: {}", says(errno)),
+            };
+            Finding::new(
+                "AF_XDP",
+                Standing::Limited,
+                format!("{}; {}", refused("socket", socket), refused("map", map)),
+                format!("for root alone, or for whom is given {needed}"),
+            )
+            .remedy("start the server as root or from a unit with AmbientCapabilities=")
+        }
+    }
+}
+
+fn bpf() -> Finding {
+    let (found, means) = match read("/proc/sys/kernel/unprivileged_bpf_disabled").as_deref() {
+        Some("0") => (
+            "0: programs of ordinary users are allowed",
+            "Towpath does not use that; 1 or 2 is safer",
+        ),
+        Some("1") => ("1: for CAP_BPF alone, until the next boot", "all that AF_XDP needs"),
+        Some("2") => ("2: for CAP_BPF alone", "all that AF_XDP needs"),
+        _ => ("the setting cannot be read", "AF_XDP above says what can be had"),
+    };
+    Finding::new("BPF for users", Standing::Ok, found, means)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_sets_are_named_by_what_they_lack() {
+        assert_eq!(names(CapabilitySet::empty()), "none");
+        assert_eq!(names(CapabilitySet::all()), "all");
+        let two = CapabilitySet::NET_ADMIN | CapabilitySet::BPF;
+        assert_eq!(names(two), "CAP_NET_ADMIN CAP_BPF");
+        assert_eq!(names(!two), "all but CAP_NET_ADMIN CAP_BPF");
+    }
+}
