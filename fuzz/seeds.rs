@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use towpath_packet::build::{Flow, Tcp};
-use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, SYN};
+use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, RST, SYN};
 use towpath_packet::{Checksum, Meta};
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
@@ -76,6 +76,58 @@ fn offloads() -> Vec<(&'static str, Vec<u8>)> {
     made.into_iter().map(|(name, (packet, meta))| (name, with_words(&meta, &packet))).collect()
 }
 
+/// One conversation: each frame after what is to be done to it (see the target), how long after
+/// the last one it comes in tenths of a second, and its length.
+fn conversation(steps: &[(u8, u8, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (flags, wait, frame) in steps {
+        bytes.extend_from_slice(&[*flags, *wait]);
+        bytes.extend_from_slice(&(frame.len() as u16).to_be_bytes());
+        bytes.extend_from_slice(frame);
+    }
+    bytes
+}
+
+fn conversations() -> Vec<(&'static str, Vec<u8>)> {
+    // The target's flags: 1 mend checksums, 2 answer its last TCP segment, 8 the application
+    // reads and writes, 16 it closes.
+    let mut all: Vec<_> =
+        frames().into_iter().map(|(name, frame)| (name, conversation(&[(0, 0, frame)]))).collect();
+    for (flow, server, client) in
+        [(Flow::v4(), "tcp4-server", "tcp4-client"), (Flow::v6(), "tcp6-server", "tcp6-client")]
+    {
+        let tcp = |flags| flow.tcp(&Tcp { flags, ..Tcp::default() }, &[]);
+        let data = flow.tcp(&Tcp { flags: ACK | PSH, ..Tcp::default() }, b"data");
+        let steps = [
+            (0, 0, flow.i_have()),
+            (0, 0, tcp(SYN)),
+            (3, 0, tcp(ACK)),
+            (3 | 8, 1, data.clone()),
+            (3, 1, tcp(ACK)),
+            (3 | 16, 0, tcp(FIN | ACK)),
+            (3, 1, tcp(ACK)),
+        ];
+        all.push((server, conversation(&steps)));
+        // The other way: the target asks for its neighbour, then answers come.
+        let steps = [
+            (0, 0, flow.i_have()),
+            (3, 0, tcp(SYN | ACK)),
+            (3 | 8, 0, data),
+            (3, 1, tcp(ACK)),
+            (3, 200, tcp(RST)),
+        ];
+        all.push((client, conversation(&steps)));
+    }
+    let pieces = |pieces: u16| {
+        let mut frame = Flow::v4().udp(&[7; 16]);
+        frame[20..22].copy_from_slice(&pieces.to_be_bytes());
+        frame
+    };
+    let fragments = [(1, 0, pieces(3)), (1, 0, pieces(0x2000)), (8, 255, Flow::v4().udp(b"late"))];
+    all.push(("fragments", conversation(&fragments)));
+    all
+}
+
 fn write(target: &str, seeds: &[(&str, Vec<u8>)]) -> std::io::Result<()> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
     std::fs::create_dir_all(&directory)?;
@@ -89,5 +141,6 @@ fn write(target: &str, seeds: &[(&str, Vec<u8>)]) -> std::io::Result<()> {
 fn main() -> std::io::Result<()> {
     write("headers", &frames())?;
     write("segment", &offloads())?;
-    write("meta", &offloads())
+    write("meta", &offloads())?;
+    write("stack_input", &conversations())
 }
