@@ -12,6 +12,7 @@
 mod checks;
 mod far;
 mod near;
+mod wake_ups;
 
 pub use far::{DeviceFarEnd, FarEnd};
 

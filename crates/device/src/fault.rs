@@ -5,20 +5,17 @@
 //! Frames lie in memory of its own meanwhile, so that whatever is done with the memory they came
 //! from does not change them. With the same seed the same sequence of frames meets the same faults.
 
+mod in_flight;
 mod lane;
+mod sleeper;
 mod spec;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::event::epoll;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 use towpath_packet::offload::MAX_SEGMENTS;
 use towpath_packet::segment::finish_into;
 use towpath_protocol::memory::Mapping;
@@ -30,7 +27,9 @@ use crate::{
     LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, Space, SpaceId, Spaces,
     VLAN_TAG_BYTES,
 };
+use in_flight::InFlight;
 use lane::{Lane, Place, Shared};
+use sleeper::Sleeper;
 
 pub use lane::Injected;
 pub use spec::{Faults, MAX_TIME_US, Spec, SpecError};
@@ -40,9 +39,11 @@ pub use spec::{Faults, MAX_TIME_US, Spec, SpecError};
 const PLACES: usize = 4 * MAX_SEGMENTS;
 /// Pool frames kept for sending, where the device sends from its pool alone.
 const POOL_PLACES: usize = 64;
-/// Every how manieth pool frame provided is kept for that, until there are enough.
-const POOL_SHARE: usize = 4;
-/// Frames handed to the device at once.
+/// Pool frames kept for the pieces of large packets, where the device receives such.
+const SPARE_FRAMES: usize = 64;
+/// Every how manieth pool frame provided is kept, until there are enough.
+const KEPT_SHARE: usize = 4;
+/// Frames fetched from the device at once.
 const BATCH: usize = 64;
 /// Tokens kept for `tx_return`; more packets are not taken before some were fetched.
 const TX_TOKENS: usize = 1024;
@@ -72,21 +73,18 @@ impl FaultCounters {
 pub struct FaultDevice {
     inner: Box<dyn Device>,
     info: Info,
-    /// The descriptor to sleep on, where the device has one: of an epoll that waits for the
-    /// device and for `timer`.
-    sleep: Option<OwnedFd>,
-    timer: OwnedFd,
-    timer_due: Option<Instant>,
+    /// Wakes for the device and for what is due; `None` where the device must be polled.
+    sleeper: Option<Sleeper>,
     place_bytes: usize,
     rx: Lane,
     tx: Lane,
     /// Pool frames that are with neither the engine nor the device.
     empty: VecDeque<(SpaceId, u32)>,
-    /// Pool frames that serve as places of `tx`, by their data's offset.
+    /// How many of those are kept though nothing waits for them.
+    spare: usize,
+    /// Pool frames that serve as places of `tx`.
     pool_places: usize,
-    /// Where each frame being sent lies; the device's tokens are indices.
-    sending: Vec<Option<Place>>,
-    unused_tokens: Vec<u64>,
+    in_flight: InFlight,
     tokens: VecDeque<u64>,
     /// Places that the packet which found none would have needed.
     wanted_places: usize,
@@ -94,7 +92,6 @@ pub struct FaultDevice {
     assembly: Assembly,
     scratch: Vec<u8>,
     received: Vec<Received>,
-    done: Vec<u64>,
 }
 
 impl FaultDevice {
@@ -113,42 +110,25 @@ impl FaultDevice {
             rx_offload: false,
             tx_asynchronous: false,
         };
-        let timer = timerfd_create(
-            TimerfdClockId::Monotonic,
-            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
-        )?;
-        let sleep = match inner.sleep_fd() {
-            Some(fd) => {
-                let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-                let none = epoll::EventData::new_u64(0);
-                epoll::add(&sleep, fd, none, epoll::EventFlags::IN)?;
-                epoll::add(&sleep, &timer, none, epoll::EventFlags::IN)?;
-                Some(sleep)
-            }
-            None => None,
-        };
+        let sleeper = inner.sleep_fd().map(Sleeper::new).transpose()?;
         let place_bytes = info.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
         Ok(FaultDevice {
-            // Two seeds that no other seed's pair overlaps with in practice: the generator's
-            // sequences for neighbours are unrelated.
+            // The directions' sequences are unrelated, though one seed names both.
             rx: Lane::new(spec.rx, spec.seed, place_bytes),
             tx: Lane::new(spec.tx, !spec.seed, place_bytes),
             info,
-            sleep,
-            timer,
-            timer_due: None,
+            sleeper,
             place_bytes,
             empty: VecDeque::new(),
+            spare: 0,
             pool_places: 0,
-            sending: Vec::new(),
-            unused_tokens: Vec::new(),
+            in_flight: InFlight::default(),
             tokens: VecDeque::with_capacity(TX_TOKENS),
             wanted_places: 0,
             counters: Counters::default(),
             assembly: Assembly::default(),
             scratch: Vec::new(),
             received: Vec::with_capacity(BATCH),
-            done: Vec::with_capacity(BATCH),
             inner,
         })
     }
@@ -157,58 +137,6 @@ impl FaultDevice {
     #[must_use]
     pub fn fault_counters(&self) -> FaultCounters {
         FaultCounters { rx: self.rx.counters.clone(), tx: self.tx.counters.clone() }
-    }
-
-    /// Fetches the device's tokens: their places are free.
-    fn collect(&mut self) -> Result<(), DeviceError> {
-        loop {
-            self.done.clear();
-            if self.inner.tx_return(&mut self.done, BATCH)? == 0 {
-                return Ok(());
-            }
-            for token in &self.done {
-                let place = self.sending.get_mut(*token as usize).and_then(Option::take);
-                if let Some(place) = place {
-                    self.tx.free.push(place);
-                    self.unused_tokens.push(*token);
-                }
-            }
-        }
-    }
-
-    /// Hands on to the device what may go.
-    fn push(&mut self, spaces: &Spaces) -> Result<(), DeviceError> {
-        loop {
-            let mut parts = [Part { space: SpaceId(0), offset: 0, len: 0 }; BATCH];
-            let mut count = 0;
-            let room = self.unused_tokens.len().min(BATCH);
-            for frame in self.tx.ready().take(room) {
-                let Place { space, offset } = frame.place;
-                parts[count] = Part { space, offset, len: frame.len };
-                count += 1;
-            }
-            if count == 0 {
-                return Ok(());
-            }
-            let last = self.unused_tokens.len() - 1;
-            let packets: [Packet<'_>; BATCH] = std::array::from_fn(|at| Packet {
-                parts: std::slice::from_ref(&parts[at]),
-                meta: Meta::FINISHED,
-                token: if at < count { self.unused_tokens[last - at] } else { u64::MAX },
-            });
-            let taken = self.inner.tx_provide(spaces, &packets[..count])?;
-            for part in &parts[..taken] {
-                if let Some(token) = self.unused_tokens.pop() {
-                    let place = Place { space: part.space, offset: part.offset };
-                    self.sending[token as usize] = Some(place);
-                }
-            }
-            self.tx.gone(taken);
-            self.collect()?;
-            if taken < count {
-                return Ok(());
-            }
-        }
     }
 
     /// Fetches frames from the device, and cuts and keeps them.
@@ -253,7 +181,7 @@ impl FaultDevice {
 
     /// Gives the device what empty frames are not needed for frames that wait.
     fn give_back(&mut self, spaces: &Spaces) {
-        while self.empty.len() > self.rx.waiting() {
+        while self.empty.len() > self.rx.waiting().max(self.spare) {
             let Some(&(space, frame)) = self.empty.back() else { return };
             if self.inner.rx_provide(spaces, space, &[frame]) == 0 {
                 return;
@@ -296,33 +224,6 @@ impl FaultDevice {
         }
         true
     }
-
-    fn set_timer(&mut self, due: Option<Instant>, now: Instant) -> Result<(), DeviceError> {
-        if due == self.timer_due {
-            return Ok(());
-        }
-        // A value of zero would stop the timer; what is due now was told as work.
-        let left =
-            due.map_or(Duration::ZERO, |due| due.duration_since(now).max(Duration::from_nanos(1)));
-        let value = Itimerspec {
-            it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
-            it_value: Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: i64::from(left.subsec_nanos()),
-            },
-        };
-        self.counters.system_calls += 1;
-        // Setting it also forgets that it ran out.
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value).map_err(|errno| {
-            DeviceError::Failed {
-                name: self.info.name.clone(),
-                what: "timerfd_settime",
-                cause: errno.into(),
-            }
-        })?;
-        self.timer_due = due;
-        Ok(())
-    }
 }
 
 impl Device for FaultDevice {
@@ -347,38 +248,38 @@ impl Device for FaultDevice {
         if self.inner.info().can.tx_in_place {
             self.tx.free.extend((PLACES..2 * PLACES).map(place));
         }
-        self.sending = vec![None; PLACES];
-        self.unused_tokens = (0..PLACES as u64).collect();
+        self.in_flight = InFlight::new(PLACES);
         Ok(())
     }
 
     fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        let in_place = self.inner.info().can.tx_in_place;
-        let len = self.info.rx_frame_bytes as u32;
-        // Runs of frames go to the device at once; only those kept here go one by one.
+        let inner = self.inner.info().can;
         let mut taken = 0;
         while taken < frames.len() {
-            let keeps_place = !in_place && self.pool_places < POOL_PLACES;
-            if keeps_place && taken % POOL_SHARE == POOL_SHARE - 1 {
-                if spaces.writable(space, frames[taken], len).is_err() {
+            let keeps_place = !inner.tx_in_place && self.pool_places < POOL_PLACES;
+            let keeps_spare = inner.rx_offload && self.spare < SPARE_FRAMES;
+            let keeps = keeps_place || keeps_spare;
+            let is_share = taken % KEPT_SHARE == KEPT_SHARE - 1;
+            let is_missing = self.empty.len() < self.rx.waiting();
+            if (keeps && is_share) || is_missing {
+                let frame = frames[taken];
+                if spaces.writable(space, frame, self.info.rx_frame_bytes as u32).is_err() {
                     break;
                 }
-                let offset = frames[taken] + POOL_HEADROOM_BYTES as u32;
-                self.tx.free.push(Place { space, offset });
-                self.pool_places += 1;
+                if keeps_place && !is_missing {
+                    let offset = frame + POOL_HEADROOM_BYTES as u32;
+                    self.tx.free.push(Place { space, offset });
+                    self.pool_places += 1;
+                } else {
+                    self.spare += usize::from(keeps_spare && !is_missing);
+                    self.empty.push_back((space, frame));
+                }
                 taken += 1;
                 continue;
             }
-            if self.empty.len() < self.rx.waiting() {
-                if spaces.writable(space, frames[taken], len).is_err() {
-                    break;
-                }
-                self.empty.push_back((space, frames[taken]));
-                taken += 1;
-                continue;
-            }
-            let end = if keeps_place {
-                (taken + POOL_SHARE - 1 - taken % POOL_SHARE).min(frames.len())
+            // All up to the next one to be kept go to the device at once.
+            let end = if keeps {
+                (taken - taken % KEPT_SHARE + KEPT_SHARE - 1).min(frames.len())
             } else {
                 frames.len()
             };
@@ -399,7 +300,7 @@ impl Device for FaultDevice {
     ) -> Result<usize, DeviceError> {
         let now = Instant::now();
         self.tx.advance(now);
-        self.push(spaces)?;
+        self.in_flight.push(&mut *self.inner, &mut self.tx, spaces)?;
         self.rx.advance(now);
         self.fetch(spaces, budget, now)?;
         let mut returned = 0;
@@ -441,8 +342,8 @@ impl Device for FaultDevice {
     ) -> Result<usize, DeviceError> {
         let now = Instant::now();
         self.tx.advance(now);
-        self.collect()?;
-        self.push(spaces)?;
+        self.in_flight.collect(&mut *self.inner, &mut self.tx)?;
+        self.in_flight.push(&mut *self.inner, &mut self.tx, spaces)?;
         let mut taken = 0;
         for packet in packets.iter().take(TX_TOKENS - self.tokens.len()) {
             if !self.take(spaces, packet, now) {
@@ -452,28 +353,28 @@ impl Device for FaultDevice {
             taken += 1;
         }
         // What was taken stays taken; a device that is gone says so again at the next call.
-        match self.push(spaces) {
+        match self.in_flight.push(&mut *self.inner, &mut self.tx, spaces) {
             Err(error) if taken == 0 => Err(error),
             _ => Ok(taken),
         }
     }
 
     fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
-        self.collect()?;
+        self.in_flight.collect(&mut *self.inner, &mut self.tx)?;
         let count = self.tokens.len().min(budget);
         out.extend(self.tokens.drain(..count));
         Ok(count)
     }
 
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.sleep.as_ref().map(AsFd::as_fd)
+        self.sleeper.as_ref().map(Sleeper::fd)
     }
 
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        if self.sleep.is_none() {
+        if self.sleeper.is_none() {
             return Ok(Armed::Work);
         }
-        self.collect()?;
+        self.in_flight.collect(&mut *self.inner, &mut self.tx)?;
         let now = Instant::now();
         let due = [self.rx.due(), self.tx.due()].into_iter().flatten().min();
         let deliverable = self.rx.next().is_some() && !self.empty.is_empty();
@@ -481,7 +382,14 @@ impl Device for FaultDevice {
         if !self.tokens.is_empty() || deliverable || room || due.is_some_and(|due| due <= now) {
             return Ok(Armed::Work);
         }
-        self.set_timer(due, now)?;
+        if let Some(sleeper) = &mut self.sleeper {
+            let calls = sleeper.wake_at(due, now).map_err(|cause| DeviceError::Failed {
+                name: self.info.name.clone(),
+                what: "timerfd_settime",
+                cause,
+            })?;
+            self.counters.system_calls += calls;
+        }
         self.inner.arm(self.tx.next().is_some())
     }
 
@@ -491,12 +399,13 @@ impl Device for FaultDevice {
         self.rx.clear();
         self.tx.clear();
         // The device gives every token back after a reset, so every place is free afterwards.
-        let collected = self.collect();
+        let collected = self.in_flight.collect(&mut *self.inner, &mut self.tx);
         if !self.inner.info().can.tx_in_place {
             let offset = |place: Place| place.offset - POOL_HEADROOM_BYTES as u32;
             frames.extend(self.tx.free.drain(..).map(offset));
             self.pool_places = 0;
         }
+        self.spare = 0;
         outcome.and(collected)
     }
 

@@ -180,11 +180,12 @@ pub trait Device: Send {
     fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError>;
 
     /// Gives empty frames to the device: offsets in `space` at which a frame of
-    /// [`Info::rx_frame_bytes`] starts. Takes as many as it has room for, from the front; how many
-    /// is the answer.
+    /// [`Info::rx_frame_bytes`] starts. Takes as many as it has room for, from the front, and none
+    /// from the first on that is not writable there; how many is the answer.
     fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize;
 
-    /// Appends at most `budget` filled frames to `out`, oldest first; how many is the answer.
+    /// Appends at most `budget` filled frames to `out`, oldest first; how many is the answer. A
+    /// driver that fetches packets out of the sender's memory late does it here, too.
     ///
     /// # Errors
     /// When the device as a whole fails.
@@ -198,8 +199,12 @@ pub trait Device: Send {
     /// Sends packets, in order. Takes as many as it has room for, from the front; how many is the
     /// answer. The parts of a packet taken stay untouched until its token came back.
     ///
+    /// A packet that cannot be sent (a part outside of its space, too long, metadata that does not
+    /// fit it, refused by the kernel) is taken too: it is dropped and counted, and its token comes
+    /// back. Frames shorter than the wire's shortest are padded with zeros.
+    ///
     /// # Errors
-    /// When the device as a whole fails. What it took before stays taken.
+    /// When the device as a whole fails and nothing was taken by this call.
     fn tx_provide(&mut self, spaces: &Spaces, packets: &[Packet<'_>])
     -> Result<usize, DeviceError>;
 

@@ -3,24 +3,21 @@
 //! It serves tests, benchmarks and programs that carry both ends in one process. Each direction is
 //! two bounded single-producer single-consumer rings, one of bytes and one of packet boundaries,
 //! so the ends may live in different threads without a lock. A batch is published with one store.
-//!
-//! Unsafe lives here because packets are copied out of memory that a peer may be writing: straight
-//! from the address into the ring, never through a reference.
+
+mod ring;
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
-
-use rustix::event::EventfdFlags;
+use std::sync::atomic::{Ordering, fence};
 
 use crate::{
     Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Info,
     LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, SpaceId, Spaces,
     VLAN_TAG_BYTES, check::Limits,
 };
+use ring::{Batch, Bell, Receiver, Sender, Sent, WANTS_PACKETS, WANTS_ROOM};
 
 /// What a pair of devices can do.
 #[derive(Clone, Debug)]
@@ -94,64 +91,6 @@ fn direction(config: &Config) -> (Sender, Receiver) {
     )
 }
 
-struct Sender {
-    bytes: rtrb::Producer<u8>,
-    packets: rtrb::Producer<Boundary>,
-}
-
-struct Receiver {
-    bytes: rtrb::Consumer<u8>,
-    packets: rtrb::Consumer<Boundary>,
-}
-
-/// The packet's length and metadata; its bytes follow those of the packet before.
-#[derive(Clone, Copy)]
-struct Boundary {
-    len: u32,
-    meta: Meta,
-}
-
-/// The sleeper waits for packets.
-const WANTS_PACKETS: u8 = 1;
-/// The sleeper waits for room.
-const WANTS_ROOM: u8 = 2;
-
-/// What wakes one end. `wants` is written by the sleeper, and cleared by whoever rings; `closed`
-/// by the other end, once, when it is dropped.
-struct Bell {
-    wants: AtomicU8,
-    closed: AtomicBool,
-    fd: Option<OwnedFd>,
-}
-
-impl Bell {
-    fn new(sleeps: bool) -> io::Result<Bell> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let fd = if sleeps { Some(rustix::event::eventfd(0, flags)?) } else { None };
-        Ok(Bell { wants: AtomicU8::new(0), closed: AtomicBool::new(false), fd })
-    }
-
-    /// The producer's half of the handshake; the answer is the number of system calls made.
-    ///
-    /// The fence pairs with the one in `LoopbackDevice::arm`: either the sleeper sees what was
-    /// published before this call, or this sees the sleeper's `wants`.
-    fn ring(&self, why: u8) -> u64 {
-        fence(Ordering::SeqCst);
-        if self.wants.load(Ordering::Relaxed) & why == 0 {
-            return 0;
-        }
-        self.wants.store(0, Ordering::Relaxed);
-        self.ring_always()
-    }
-
-    fn ring_always(&self) -> u64 {
-        let Some(fd) = &self.fd else { return 0 };
-        // It fails only when 2^64 - 2 rings are unread, and then it is readable anyhow.
-        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
-        1
-    }
-}
-
 /// A packet taken and not yet fetched (asynchronous mode); its parts are in `held_parts`.
 struct Held {
     parts: usize,
@@ -179,13 +118,6 @@ pub struct LoopbackDevice {
     /// Length of the packet that found no room.
     wanted_bytes: usize,
     counters: Counters,
-}
-
-/// What became of one packet.
-enum Sent {
-    Yes(usize),
-    Bad,
-    NoRoom(usize),
 }
 
 impl LoopbackDevice {
@@ -285,83 +217,6 @@ impl LoopbackDevice {
     fn has_room(&self) -> bool {
         self.tx.packets.slots() > 0 && self.tx.bytes.slots() >= self.wanted_bytes
     }
-}
-
-/// Packets being written into the free part of a direction's rings, published at once.
-struct Batch<'a> {
-    bytes: rtrb::chunks::WriteChunkUninit<'a, u8>,
-    packets: rtrb::chunks::WriteChunkUninit<'a, Boundary>,
-    room: usize,
-    slots: usize,
-    used_bytes: usize,
-    used_packets: usize,
-}
-
-impl<'a> Batch<'a> {
-    fn new(tx: &'a mut Sender) -> Batch<'a> {
-        // Only this end adds, so the room seen can but grow until it is taken.
-        let (room, slots) = (tx.bytes.slots(), tx.packets.slots());
-        let bytes = tx.bytes.write_chunk_uninit(room).expect("room just counted");
-        let packets = tx.packets.write_chunk_uninit(slots).expect("room just counted");
-        Batch { bytes, packets, room, slots, used_bytes: 0, used_packets: 0 }
-    }
-
-    fn push(&mut self, limits: &Limits, spaces: &Spaces, parts: &[Part], meta: Meta) -> Sent {
-        let Some(len) = limits.packet_len(parts, meta) else { return Sent::Bad };
-        if self.used_packets == self.slots || len > self.room - self.used_bytes {
-            return Sent::NoRoom(len);
-        }
-        let (first, second) = self.bytes.as_mut_slices();
-        let mut at = self.used_bytes;
-        for part in parts {
-            let Ok(from) = spaces.readable(part.space, part.offset, part.len) else {
-                // What was copied so far lies behind `used_bytes` and is written over.
-                return Sent::Bad;
-            };
-            let len = part.len as usize;
-            // The free part of the ring may wrap: up to two pieces.
-            let split = first.len().saturating_sub(at).min(len);
-            if split > 0 {
-                copy(from.as_ptr(), &mut first[at..at + split]);
-            }
-            if split < len {
-                let start = at + split - first.len();
-                // SAFETY: split < len, so the sum stays inside the part's range.
-                let rest = unsafe { from.as_ptr().add(split) };
-                copy(rest, &mut second[start..start + len - split]);
-            }
-            at += len;
-        }
-        let (first, second) = self.packets.as_mut_slices();
-        let slot = match first.get_mut(self.used_packets) {
-            Some(slot) => slot,
-            None => &mut second[self.used_packets - first.len()],
-        };
-        slot.write(Boundary { len: len as u32, meta });
-        self.used_packets += 1;
-        self.used_bytes = at;
-        Sent::Yes(len)
-    }
-
-    /// Bytes first, then the boundaries: who sees a boundary finds its bytes. Whether there was
-    /// something to publish.
-    fn publish(self) -> bool {
-        if self.used_packets == 0 {
-            return false;
-        }
-        // SAFETY: `push` has written the first `used_bytes` bytes, without a gap.
-        unsafe { self.bytes.commit(self.used_bytes) };
-        // SAFETY: `push` has written the first `used_packets` boundaries.
-        unsafe { self.packets.commit(self.used_packets) };
-        true
-    }
-}
-
-fn copy(from: *const u8, to: &mut [MaybeUninit<u8>]) {
-    // SAFETY: the caller took `from` from `Spaces::readable` for at least `to.len()` bytes; `to`
-    // is ring memory of this process. A peer that writes meanwhile makes the bytes arbitrary, and
-    // they are payload.
-    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), to.len()) };
 }
 
 impl Device for LoopbackDevice {

@@ -1,6 +1,5 @@
 //! The checks, one function each.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use towpath_packet::build::{Flow, Tcp};
@@ -10,6 +9,7 @@ use towpath_packet::transport::Transport;
 
 use super::FarEnd;
 use super::near::{FAR_MAC, NEAR_MAC, Near, Outgoing, PATIENCE, PLACE_BYTES, PLACES, drain};
+use super::wake_ups::wake_ups;
 use crate::random::Random;
 use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, Part, SpaceId};
 
@@ -29,7 +29,7 @@ pub(super) const ALL: [(&str, Check); 9] = [
 
 /// A frame of the suite: the ethertype for local experiments (IEEE 802, 9.2.3), a number, and
 /// bytes that follow from it.
-fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
+pub(super) fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
     let destination = if source == NEAR_MAC { FAR_MAC } else { NEAR_MAC };
     let mut frame = Vec::with_capacity(len);
     frame.extend(destination);
@@ -51,7 +51,7 @@ fn size(near: &Near, random: &mut Random) -> usize {
 }
 
 #[track_caller]
-fn assert_frames(what: &str, got: &[(Vec<u8>, Meta)], expected: &[Vec<u8>]) {
+pub(super) fn assert_frames(what: &str, got: &[(Vec<u8>, Meta)], expected: &[Vec<u8>]) {
     for (at, expected) in expected.iter().enumerate() {
         let Some((got, meta)) = got.get(at) else {
             panic!("{what}: frame {at} of {} did not arrive", expected.len());
@@ -438,106 +438,4 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     received.extend(late);
     assert_frames(near.what(), &arrived, &outward);
     assert_frames(near.what(), &received, &inward);
-}
-
-/// Ends the other thread's loop however this one ends.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-fn wake_ups(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
-    if near.device.sleep_fd().is_none() {
-        let armed = near.device.arm(false).expect("arm");
-        assert_eq!(armed, crate::Armed::Work, "{}: must be polled, and lets sleep", near.what());
-        return;
-    }
-    arrivals_wake(near, far, seed);
-    room_wakes(near, far, seed);
-}
-
-/// One frame at a time, each sent right when the device may be falling asleep.
-fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
-    const COUNT: usize = 2000;
-    let seen = AtomicUsize::new(0);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let _stop = Stop(&stop);
-        scope.spawn(|| {
-            let mut random = Random::new(seed);
-            for number in 0..COUNT {
-                while seen.load(Ordering::Acquire) < number {
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    std::thread::yield_now();
-                }
-                for _ in 0..random.below(3000) {
-                    std::hint::spin_loop();
-                }
-                let frame = frame(FAR_MAC, number as u32, 60);
-                while !far.send(&frame, Meta::FINISHED) && !stop.load(Ordering::Relaxed) {
-                    std::thread::yield_now();
-                }
-            }
-        });
-        let mut received = 0;
-        while received < COUNT {
-            let got = near.receive().len();
-            received += got;
-            seen.store(received, Ordering::Release);
-            if got == 0 {
-                near.sleep(false, &format!("after frame {received}"));
-            }
-        }
-    });
-}
-
-/// A full ring, and an other end that takes some now and then.
-fn room_wakes(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
-    const COUNT: usize = 4000;
-    let taken = AtomicUsize::new(0);
-    let stop = AtomicBool::new(false);
-    let frames: Vec<Vec<u8>> =
-        (0..COUNT as u32).map(|number| frame(NEAR_MAC, number, 60)).collect();
-    std::thread::scope(|scope| {
-        let stop_guard = Stop(&stop);
-        let arrived = &taken;
-        let stop = &stop;
-        let handle = scope.spawn(move || {
-            let mut random = Random::new(seed);
-            let mut got = Vec::new();
-            while got.len() < COUNT && !stop.load(Ordering::Relaxed) {
-                drain(far, &mut got);
-                arrived.store(got.len(), Ordering::Release);
-                for _ in 0..random.below(3000) {
-                    std::hint::spin_loop();
-                }
-            }
-            got
-        });
-        let mut sent = 0;
-        while sent < COUNT || near.outstanding() > 0 {
-            let packets: Vec<Outgoing<'_>> =
-                frames[sent..].iter().take(64).map(|frame| Outgoing::whole(frame)).collect();
-            let count = near.offer(&packets);
-            sent += count;
-            near.receive();
-            let tokens = near.take_tokens(64);
-            if count == 0 && tokens == 0 {
-                near.sleep(sent < COUNT, &format!("for room after frame {sent}"));
-            }
-        }
-        let deadline = Instant::now() + PATIENCE;
-        while taken.load(Ordering::Acquire) < COUNT && Instant::now() < deadline {
-            near.receive();
-            std::thread::yield_now();
-        }
-        drop(stop_guard);
-        let got = handle.join().expect("the far end's thread");
-        assert_frames(near.what(), &got, &frames);
-    });
 }

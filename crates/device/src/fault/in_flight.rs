@@ -1,0 +1,85 @@
+//! Frames that the wrapped device is sending.
+
+use super::lane::{Lane, Place};
+use crate::{Device, DeviceError, Meta, Packet, Part, SpaceId, Spaces};
+
+/// Frames handed to the device at once.
+const BATCH: usize = 64;
+
+/// Which place each frame lies in that the device has: its tokens are indices.
+#[derive(Default)]
+pub(super) struct InFlight {
+    places: Vec<Option<Place>>,
+    unused: Vec<u64>,
+    done: Vec<u64>,
+}
+
+impl InFlight {
+    pub(super) fn new(places: usize) -> InFlight {
+        InFlight {
+            places: vec![None; places],
+            unused: (0..places as u64).collect(),
+            done: Vec::with_capacity(BATCH),
+        }
+    }
+
+    /// Fetches the device's tokens: their places are free.
+    pub(super) fn collect(
+        &mut self,
+        device: &mut dyn Device,
+        lane: &mut Lane,
+    ) -> Result<(), DeviceError> {
+        loop {
+            self.done.clear();
+            if device.tx_return(&mut self.done, BATCH)? == 0 {
+                return Ok(());
+            }
+            for token in &self.done {
+                let place = self.places.get_mut(*token as usize).and_then(Option::take);
+                if let Some(place) = place {
+                    lane.free.push(place);
+                    self.unused.push(*token);
+                }
+            }
+        }
+    }
+
+    /// Hands on to the device what may go.
+    pub(super) fn push(
+        &mut self,
+        device: &mut dyn Device,
+        lane: &mut Lane,
+        spaces: &Spaces,
+    ) -> Result<(), DeviceError> {
+        loop {
+            let mut parts = [Part { space: SpaceId(0), offset: 0, len: 0 }; BATCH];
+            let mut count = 0;
+            for frame in lane.ready().take(self.unused.len().min(BATCH)) {
+                let Place { space, offset } = frame.place;
+                parts[count] = Part { space, offset, len: frame.len };
+                count += 1;
+            }
+            if count == 0 {
+                return Ok(());
+            }
+            let last = self.unused.len() - 1;
+            let packets: [Packet<'_>; BATCH] = std::array::from_fn(|at| Packet {
+                parts: std::slice::from_ref(&parts[at]),
+                meta: Meta::FINISHED,
+                token: if at < count { self.unused[last - at] } else { u64::MAX },
+            });
+            let taken = device.tx_provide(spaces, &packets[..count])?;
+            for part in &parts[..taken] {
+                if let Some(token) = self.unused.pop() {
+                    let place = Place { space: part.space, offset: part.offset };
+                    self.places[token as usize] = Some(place);
+                }
+            }
+            lane.gone(taken);
+            self.collect(device, lane)?;
+            if taken < count {
+                return Ok(());
+            }
+        }
+    }
+}

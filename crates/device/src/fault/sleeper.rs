@@ -1,0 +1,57 @@
+//! A descriptor to sleep on that wakes for the wrapped device and for a time.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+pub(super) struct Sleeper {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    /// What the timer is set to.
+    due: Option<Instant>,
+}
+
+impl Sleeper {
+    /// `device`: what the wrapped device sleeps on.
+    pub(super) fn new(device: BorrowedFd<'_>) -> io::Result<Sleeper> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let none = epoll::EventData::new_u64(0);
+        epoll::add(&epoll, device, none, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &timer, none, epoll::EventFlags::IN)?;
+        Ok(Sleeper { epoll, timer, due: None })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Wakes at `due`, or for the device alone; the answer is the number of system calls made.
+    /// What was due before `now` is forgotten.
+    pub(super) fn wake_at(&mut self, due: Option<Instant>, now: Instant) -> io::Result<u64> {
+        if due == self.due {
+            return Ok(0);
+        }
+        // A value of zero stops the timer, so what is due now is due a moment later.
+        let left =
+            due.map_or(Duration::ZERO, |due| due.duration_since(now).max(Duration::from_nanos(1)));
+        let value = Itimerspec {
+            it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
+            it_value: Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            },
+        };
+        // Setting it also forgets that it ran out.
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value)?;
+        self.due = due;
+        Ok(1)
+    }
+}

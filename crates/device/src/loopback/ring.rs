@@ -1,0 +1,163 @@
+//! One direction of the pair: its rings, a batch being written into them, and the bell that wakes
+//! who waits for them.
+//!
+//! Unsafe lives here because packets are copied out of memory that a peer may be writing: straight
+//! from the address into the ring, never through a reference.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+
+use rustix::event::EventfdFlags;
+
+use crate::check::Limits;
+use crate::{Meta, Part, Spaces};
+
+pub(super) struct Sender {
+    pub(super) bytes: rtrb::Producer<u8>,
+    pub(super) packets: rtrb::Producer<Boundary>,
+}
+
+pub(super) struct Receiver {
+    pub(super) bytes: rtrb::Consumer<u8>,
+    pub(super) packets: rtrb::Consumer<Boundary>,
+}
+
+/// The packet's length and metadata; its bytes follow those of the packet before.
+#[derive(Clone, Copy)]
+pub(super) struct Boundary {
+    pub(super) len: u32,
+    pub(super) meta: Meta,
+}
+
+/// The sleeper waits for packets.
+pub(super) const WANTS_PACKETS: u8 = 1;
+/// The sleeper waits for room.
+pub(super) const WANTS_ROOM: u8 = 2;
+
+/// What wakes one end. `wants` is written by the sleeper, and cleared by whoever rings; `closed`
+/// by the other end, once, when it is dropped.
+pub(super) struct Bell {
+    pub(super) wants: AtomicU8,
+    pub(super) closed: AtomicBool,
+    pub(super) fd: Option<OwnedFd>,
+}
+
+impl Bell {
+    pub(super) fn new(sleeps: bool) -> io::Result<Bell> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let fd = if sleeps { Some(rustix::event::eventfd(0, flags)?) } else { None };
+        Ok(Bell { wants: AtomicU8::new(0), closed: AtomicBool::new(false), fd })
+    }
+
+    /// The producer's half of the handshake; the answer is the number of system calls made.
+    ///
+    /// The fence pairs with the one in `LoopbackDevice::arm`: either the sleeper sees what was
+    /// published before this call, or this sees the sleeper's `wants`.
+    pub(super) fn ring(&self, why: u8) -> u64 {
+        fence(Ordering::SeqCst);
+        if self.wants.load(Ordering::Relaxed) & why == 0 {
+            return 0;
+        }
+        self.wants.store(0, Ordering::Relaxed);
+        self.ring_always()
+    }
+
+    pub(super) fn ring_always(&self) -> u64 {
+        let Some(fd) = &self.fd else { return 0 };
+        // It fails only when 2^64 - 2 rings are unread, and then it is readable anyhow.
+        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        1
+    }
+}
+
+/// What became of one packet.
+pub(super) enum Sent {
+    Yes(usize),
+    Bad,
+    NoRoom(usize),
+}
+
+/// Packets being written into the free part of a direction's rings, published at once.
+pub(super) struct Batch<'a> {
+    bytes: rtrb::chunks::WriteChunkUninit<'a, u8>,
+    packets: rtrb::chunks::WriteChunkUninit<'a, Boundary>,
+    room: usize,
+    slots: usize,
+    used_bytes: usize,
+    used_packets: usize,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(tx: &'a mut Sender) -> Batch<'a> {
+        // Only this end adds, so the room seen can but grow until it is taken.
+        let (room, slots) = (tx.bytes.slots(), tx.packets.slots());
+        let bytes = tx.bytes.write_chunk_uninit(room).expect("room just counted");
+        let packets = tx.packets.write_chunk_uninit(slots).expect("room just counted");
+        Batch { bytes, packets, room, slots, used_bytes: 0, used_packets: 0 }
+    }
+
+    pub(super) fn push(
+        &mut self,
+        limits: &Limits,
+        spaces: &Spaces,
+        parts: &[Part],
+        meta: Meta,
+    ) -> Sent {
+        let Some(len) = limits.packet_len(parts, meta) else { return Sent::Bad };
+        if self.used_packets == self.slots || len > self.room - self.used_bytes {
+            return Sent::NoRoom(len);
+        }
+        let (first, second) = self.bytes.as_mut_slices();
+        let mut at = self.used_bytes;
+        for part in parts {
+            let Ok(from) = spaces.readable(part.space, part.offset, part.len) else {
+                // What was copied so far lies behind `used_bytes` and is written over.
+                return Sent::Bad;
+            };
+            let len = part.len as usize;
+            // The free part of the ring may wrap: up to two pieces.
+            let split = first.len().saturating_sub(at).min(len);
+            if split > 0 {
+                copy(from.as_ptr(), &mut first[at..at + split]);
+            }
+            if split < len {
+                let start = at + split - first.len();
+                // SAFETY: split < len, so the sum stays inside the part's range.
+                let rest = unsafe { from.as_ptr().add(split) };
+                copy(rest, &mut second[start..start + len - split]);
+            }
+            at += len;
+        }
+        let (first, second) = self.packets.as_mut_slices();
+        let slot = match first.get_mut(self.used_packets) {
+            Some(slot) => slot,
+            None => &mut second[self.used_packets - first.len()],
+        };
+        slot.write(Boundary { len: len as u32, meta });
+        self.used_packets += 1;
+        self.used_bytes = at;
+        Sent::Yes(len)
+    }
+
+    /// Bytes first, then the boundaries: who sees a boundary finds its bytes. Whether there was
+    /// something to publish.
+    pub(super) fn publish(self) -> bool {
+        if self.used_packets == 0 {
+            return false;
+        }
+        // SAFETY: `push` has written the first `used_bytes` bytes, without a gap.
+        unsafe { self.bytes.commit(self.used_bytes) };
+        // SAFETY: `push` has written the first `used_packets` boundaries.
+        unsafe { self.packets.commit(self.used_packets) };
+        true
+    }
+}
+
+fn copy(from: *const u8, to: &mut [MaybeUninit<u8>]) {
+    // SAFETY: the caller took `from` from `Spaces::readable` for at least `to.len()` bytes; `to`
+    // is ring memory of this process. A peer that writes meanwhile makes the bytes arbitrary, and
+    // they are payload.
+    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), to.len()) };
+}
