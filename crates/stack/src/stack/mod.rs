@@ -133,22 +133,22 @@ impl Stack {
     /// Does a bounded amount of work: whether there is more shows in [`Stack::poll_at`]. Whether
     /// anything was done.
     pub fn poll<T: Transmit>(&mut self, now: Instant, link: &mut T) -> bool {
-        let Host { outbox, counters, neighbours, .. } = &mut self.host;
-        let questions = neighbours.due(now, outbox, counters, &mut self.outcome);
-        let mut worked = !questions.is_empty();
-        for question in questions {
-            self.ask(now, question);
-        }
         let outcome = std::mem::take(&mut self.outcome);
         self.tcp.resume(&outcome.resume);
         self.tcp.unreachable(now, &mut self.host, &outcome.failed);
         self.reassembly.expire(now, &mut self.host.counters);
         self.blocked = false;
-        worked |= self.flush(now, link);
+        let mut worked = self.flush(now, link);
         if !self.blocked {
             let (sent, blocked) = self.tcp.poll(now, &mut self.host, link, SEGMENT_BUDGET);
             worked |= sent;
             self.blocked = blocked;
+        }
+        let Host { outbox, counters, neighbours, .. } = &mut self.host;
+        let questions = neighbours.due(now, outbox, counters, &mut self.outcome);
+        worked |= !questions.is_empty();
+        for question in questions {
+            self.ask(now, question);
         }
         // Giving up connections may have made resets, and looking for neighbours questions.
         if !self.blocked && !self.host.outbox.is_empty() {

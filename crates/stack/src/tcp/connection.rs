@@ -7,7 +7,7 @@ use smoltcp::iface::{SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{self, State};
 
 use super::port::{Path, Sent};
-use super::segment::{self, before};
+use super::segment::{self, Segment, before};
 use crate::config::{CongestionControl, TcpConfig};
 use crate::{Instant, ListenerId, SocketError};
 
@@ -51,9 +51,12 @@ pub(super) struct Connection {
     pub(super) dirty: bool,
     /// Told to the application, which has not looked since.
     pub(super) told: bool,
-    /// The end of what was sent so far, and the last acknowledgement sent.
-    pub(super) sent_to: Option<u32>,
+    /// The last acknowledgement sent.
     pub(super) acknowledged: u32,
+    /// The peer's last acknowledgement.
+    pub(super) acknowledged_to: u32,
+    /// How far the peer's windows are to be shifted (RFC 7323, 2.2).
+    pub(super) window_shift: u8,
     pub(super) last_heard: Instant,
     /// Since when something waits for the peer's acknowledgement.
     pub(super) waiting_since: Option<Instant>,
@@ -93,8 +96,9 @@ impl Connection {
             detached: false,
             dirty: false,
             told: false,
-            sent_to: None,
             acknowledged: 0,
+            acknowledged_to: 0,
+            window_shift: 0,
             last_heard: now,
             waiting_since: None,
             give_up_at: None,
@@ -129,18 +133,35 @@ impl Connection {
             || matches!(self.state(), State::FinWait1 | State::Closing | State::LastAck)
     }
 
+    /// Notes how far the peer lets us send.
+    pub(super) fn note_window(&mut self, seg: &Segment) {
+        if !seg.has(segment::ACK) {
+            return;
+        }
+        let shift = if seg.has(segment::SYN) { 0 } else { self.window_shift };
+        let edge = seg.acknowledgement.wrapping_add(u32::from(seg.window) << shift);
+        // The edge may move back a little, when the peer rounds its window to what it can say.
+        if !before(seg.acknowledgement, self.acknowledged_to) || self.path.edge.is_none() {
+            self.acknowledged_to = seg.acknowledgement;
+            self.path.edge = Some(edge);
+        }
+    }
+
     /// Notes what was sent. True when it had been sent before.
     pub(super) fn note_sent(&mut self, sent: &Sent) -> bool {
         if sent.flags & segment::ACK != 0 {
             self.acknowledged = sent.acknowledgement;
         }
+        if sent.len == 0 {
+            return false;
+        }
         let end = sent.sequence.wrapping_add(sent.len);
-        match self.sent_to {
+        match self.path.sent_to {
             // A keep-alive lies before what was sent, and is one byte long.
             Some(to) if !before(to, end) => sent.len > 1 || before(end, to),
             _ => {
-                let again = self.sent_to.is_some_and(|to| before(sent.sequence, to));
-                self.sent_to = Some(end);
+                let again = self.path.sent_to.is_some_and(|to| before(sent.sequence, to));
+                self.path.sent_to = Some(end);
                 again
             }
         }

@@ -177,6 +177,7 @@ impl Tcp {
                 if connection.connecting() {
                     let said = segment::clamp_mss(header, most).filter(|&mss| mss != 0);
                     connection.path.mss = said.unwrap_or(536).max(48).min(most);
+                    connection.window_shift = segment::window_shift(header);
                 }
             }
             bytes = &self.scratch;
@@ -187,6 +188,7 @@ impl Tcp {
         let delay = if large { std::time::Duration::ZERO } else { config.ack_delay };
         connection.socket_mut().set_ack_delay(Some(connection::smol(delay)));
         connection.last_heard = now;
+        connection.note_window(seg);
         let mut reply = host.outbox.buffer();
         let path = connection.path;
         let mut port = Ingress {
@@ -285,13 +287,13 @@ impl Tcp {
                 }
             }
             State::TimeWait => {
-                let finished = connection.sent_to.is_some();
+                let finished = connection.path.sent_to.is_some();
                 let poll_at = self.interface.poll_at(now.to_smoltcp(), connection.sockets());
                 // Nothing but the end of TIME-WAIT is to come: no acknowledgement waits.
                 let soon = now + host.config.tcp.ack_delay;
                 let quiet = poll_at.is_none_or(|at| at > soon.to_smoltcp());
                 if finished && quiet && !connection.detached {
-                    let (tuple, sent_to) = (connection.tuple, connection.sent_to.unwrap_or(0));
+                    let (tuple, sent_to) = (connection.tuple, connection.path.sent_to.unwrap_or(0));
                     let acknowledged = connection.acknowledged;
                     let orphan = connection.owner != Owner::Application;
                     let counters = &mut host.counters;
@@ -425,7 +427,7 @@ impl Tcp {
         // It must be about something that is in flight (RFC 5927, 4.1).
         let window = host.config.tcp.send_buffer_bytes as u32 + 2;
         let inside =
-            connection.sent_to.is_some_and(|to| to.wrapping_sub(quoted.sequence) <= window);
+            connection.path.sent_to.is_some_and(|to| to.wrapping_sub(quoted.sequence) <= window);
         if !inside {
             return false;
         }
@@ -504,6 +506,8 @@ impl Tcp {
             local_mss: host.config.mtu - headers,
             mss: host.paths.mtu(now, remote) - headers,
             offload: host.config.offload,
+            sent_to: None,
+            edge: None,
         }
     }
 
@@ -530,6 +534,8 @@ fn interface(host: &mut Host, capabilities: &DeviceCapabilities, now: Instant) -
         local_mss: 0,
         mss: 0,
         offload: host.config.offload,
+        sent_to: None,
+        edge: None,
     };
     let mut nothing = Vec::new();
     let mut port =

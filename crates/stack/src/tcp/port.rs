@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use smoltcp::phy::{Device, DeviceCapabilities, RxToken, TxToken};
 use smoltcp::time::Instant as SmolInstant;
 
-use super::segment::{self, CHECKSUM_AT, HEADER_BYTES, Segment};
+use super::segment::{self, CHECKSUM_AT, HEADER_BYTES, Segment, before};
 use crate::checksum::Sum;
 use crate::ethernet::{self, HEADER_BYTES as ETHERNET_BYTES};
 use crate::{Checksum, Counters, Meta, Offload, Segmentation, SegmentationKind, Transmit, ip};
@@ -23,6 +23,10 @@ pub(super) struct Path {
     /// Payload bytes of a segment.
     pub(super) mss: usize,
     pub(super) offload: Offload,
+    /// The end of what was ever sent.
+    pub(super) sent_to: Option<u32>,
+    /// The end of what the peer lets us send.
+    pub(super) edge: Option<u32>,
 }
 
 impl Path {
@@ -37,6 +41,20 @@ impl Path {
         if tcp[13] & segment::SYN != 0 {
             let end = usize::from(tcp[12] >> 4) * 4;
             segment::clamp_mss(&mut tcp[..end], self.local_mss);
+        }
+        // smoltcp goes back when it retransmits, and numbers acknowledgements by where it went back
+        // to. To the peer such a segment is an old one, whose acknowledgement does not count; when
+        // both sides do that at once, neither ever hears the other. An acknowledgement stands at
+        // the end of what was sent (RFC 9293, 3.10.7.4: SND.NXT), but not beyond the peer's window,
+        // where a probe may have been.
+        let payload = tcp.len() - usize::from(tcp[12] >> 4) * 4;
+        if payload == 0 && tcp[13] & (segment::SYN | segment::FIN | segment::RST) == 0 {
+            let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+            let inside = |edge| self.sent_to.map(|to| if before(edge, to) { edge } else { to });
+            let end = self.edge.map_or(self.sent_to, inside);
+            if let Some(to) = end.filter(|&to| before(sequence, to)) {
+                tcp[4..8].copy_from_slice(&to.to_be_bytes());
+            }
         }
         if self.local.is_ipv4() {
             // smoltcp leaves identification zero and sets "do not fragment".

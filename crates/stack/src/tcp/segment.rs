@@ -18,6 +18,7 @@ pub(crate) struct Segment {
     pub(crate) sequence: u32,
     pub(crate) acknowledgement: u32,
     pub(crate) flags: u8,
+    pub(crate) window: u16,
     pub(crate) header_bytes: usize,
     pub(crate) payload_bytes: usize,
 }
@@ -44,6 +45,7 @@ impl Segment {
             sequence: be32(bytes, 4),
             acknowledgement: be32(bytes, 8),
             flags: bytes[13],
+            window: be16(bytes, 14),
             header_bytes,
             payload_bytes: bytes.len().checked_sub(header_bytes)?,
         };
@@ -65,8 +67,8 @@ impl Segment {
     }
 }
 
-/// Where the value of the maximum segment size option stands in a header, if it has one.
-pub(crate) fn mss_at(header: &[u8]) -> Option<usize> {
+/// Where the value of an option of `len` bytes in all stands in a header, if it has one.
+fn option_at(header: &[u8], wanted: u8, wanted_len: usize) -> Option<usize> {
     let mut at = HEADER_BYTES;
     while at < header.len() {
         match header[at] {
@@ -77,14 +79,24 @@ pub(crate) fn mss_at(header: &[u8]) -> Option<usize> {
                 if len < 2 || at + len > header.len() {
                     return None;
                 }
-                if kind == 2 {
-                    return (len == 4).then_some(at + 2);
+                if kind == wanted {
+                    return (len == wanted_len).then_some(at + 2);
                 }
                 at += len;
             }
         }
     }
     None
+}
+
+/// Where the maximum segment size stands.
+pub(crate) fn mss_at(header: &[u8]) -> Option<usize> {
+    option_at(header, 2, 4)
+}
+
+/// How far windows are shifted, at most 14 (RFC 7323, 2.3); not at all when nothing is said.
+pub(crate) fn window_shift(header: &[u8]) -> u8 {
+    option_at(header, 3, 3).map_or(0, |at| header[at].min(14))
 }
 
 /// Lowers the option's value to `most` in a SYN's header. The value then there, if any.
