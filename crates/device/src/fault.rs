@@ -139,9 +139,14 @@ impl FaultDevice {
         FaultCounters { rx: self.rx.counters.clone(), tx: self.tx.counters.clone() }
     }
 
+    /// Places that one packet from the device may need: each piece of it twice.
+    fn places_to_fetch(&self) -> usize {
+        if self.inner.info().can.rx_offload { 2 * MAX_SEGMENTS } else { 2 }
+    }
+
     /// Fetches frames from the device, and cuts and keeps them.
     fn fetch(&mut self, spaces: &Spaces, budget: usize, now: Instant) -> Result<(), DeviceError> {
-        let most = if self.inner.info().can.rx_offload { 2 * MAX_SEGMENTS } else { 2 };
+        let most = self.places_to_fetch();
         let mut left = budget;
         while left > 0 {
             let mut batch = (self.rx.free.len() / most).min(BATCH).min(left);
@@ -382,15 +387,22 @@ impl Device for FaultDevice {
         if !self.tokens.is_empty() || deliverable || room || due.is_some_and(|due| due <= now) {
             return Ok(Armed::Work);
         }
+        let sends = self.tx.next().is_some();
+        // All places are held by frames that wait for their time: what the device has cannot be
+        // fetched before, and must not wake.
+        let held = !self.rx.is_stalled() && self.rx.free.len() < self.places_to_fetch();
+        let time_alone = held && due.is_some() && !sends;
         if let Some(sleeper) = &mut self.sleeper {
-            let calls = sleeper.wake_at(due, now).map_err(|cause| DeviceError::Failed {
-                name: self.info.name.clone(),
-                what: "timerfd_settime",
-                cause,
-            })?;
-            self.counters.system_calls += calls;
+            let name = &self.info.name;
+            let failed =
+                |what| move |cause| DeviceError::Failed { name: name.clone(), what, cause };
+            self.counters.system_calls += sleeper.wake_at(due, now).map_err(failed("timerfd"))?;
+            if let Some(device) = self.inner.sleep_fd() {
+                let watched = sleeper.watch(device, !time_alone).map_err(failed("epoll_ctl"))?;
+                self.counters.system_calls += watched;
+            }
         }
-        self.inner.arm(self.tx.next().is_some())
+        if time_alone { Ok(Armed::Sleep) } else { self.inner.arm(sends) }
     }
 
     fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {

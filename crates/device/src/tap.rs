@@ -384,3 +384,103 @@ impl Device for TapDevice {
         self.counters
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use towpath_protocol::memory::Mapping;
+
+    use super::*;
+    use crate::{Meta, Part, Space};
+
+    /// A driver on a pair of packet sockets: a TAP's descriptor can hardly be filled, this one can.
+    fn on_sockets() -> (TapDevice, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (fd, other) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let waits_for = epoll::EventFlags::IN;
+        epoll::add(&sleep, &fd, epoll::EventData::new_u64(0), waits_for).unwrap();
+        let can = Capabilities { tx_in_place: true, ..Capabilities::default() };
+        let name = "sockets".to_owned();
+        let device = TapDevice {
+            info: Info { name, mac: [0; 6], mtu: 1500, can, rx_frame_bytes: 2048 },
+            fd,
+            sleep,
+            waits_for,
+            frames: VecDeque::new(),
+            tokens: VecDeque::new(),
+            drained: false,
+            full: false,
+            counters: Counters::default(),
+        };
+        (device, other)
+    }
+
+    fn wakes(device: &TapDevice) -> bool {
+        let fd = device.sleep_fd().unwrap();
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).unwrap() > 0
+    }
+
+    #[test]
+    fn no_room_is_back_pressure_and_room_wakes() {
+        let (mut device, other) = on_sockets();
+        let mut spaces = Spaces::default();
+        let memory = spaces.add(Space::new(Arc::new(Mapping::private(8192).unwrap())));
+        assert_eq!(device.rx_provide(&spaces, memory, &[0]), 1);
+        assert_eq!(device.rx_return(&spaces, &mut Vec::new(), 9).unwrap(), 0);
+        let parts = [Part { space: memory, offset: 4096, len: 1000 }];
+        let packets = [Packet { parts: &parts, meta: Meta::FINISHED, token: 1 }; 32];
+        let mut sent = 0;
+        while !device.full {
+            sent += device.tx_provide(&spaces, &packets).unwrap();
+            while device.tx_return(&mut Vec::new(), 32).unwrap() > 0 {}
+            assert!(sent < 10_000, "never full");
+        }
+        let counters = device.counters();
+        assert_eq!((counters.tx_packets, counters.tx_dropped), (sent as u64, 0));
+        assert_eq!(device.arm(true).unwrap(), Armed::Sleep);
+        assert!(!wakes(&device), "woken without room");
+
+        let mut packet = [0; 2048];
+        for _ in 0..sent {
+            assert_eq!(rustix::io::read(&other, &mut packet[..]).unwrap(), 1012);
+        }
+        assert!(wakes(&device), "not woken by room");
+        assert_eq!(device.tx_provide(&spaces, &packets[..3]).unwrap(), 3);
+        device.tx_return(&mut Vec::new(), 9).unwrap();
+
+        // Nobody waits for room: room does not wake.
+        assert_eq!(device.arm(false).unwrap(), Armed::Sleep);
+        assert!(!wakes(&device), "woken by room that nobody waits for");
+        rustix::io::write(&other, &[0; 100]).unwrap();
+        assert!(wakes(&device), "not woken by a packet");
+        assert_eq!(device.rx_return(&spaces, &mut Vec::new(), 9).unwrap(), 1);
+    }
+
+    #[test]
+    fn tokens_are_bounded() {
+        let (mut device, other) = on_sockets();
+        let mut spaces = Spaces::default();
+        let memory = spaces.add(Space::new(Arc::new(Mapping::private(4096).unwrap())));
+        let parts = [Part { space: memory, offset: 0, len: 60 }];
+        let packets = [Packet { parts: &parts, meta: Meta::FINISHED, token: 1 }; 32];
+        let (mut sent, mut packet) = (0, [0; 128]);
+        loop {
+            let taken = device.tx_provide(&spaces, &packets).unwrap();
+            sent += taken;
+            for _ in 0..taken {
+                rustix::io::read(&other, &mut packet[..]).unwrap();
+            }
+            if taken < packets.len() {
+                break;
+            }
+        }
+        assert_eq!(sent, TX_TOKENS);
+        assert_eq!(device.arm(true).unwrap(), Armed::Work, "there are tokens to fetch");
+    }
+}

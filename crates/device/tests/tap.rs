@@ -18,7 +18,7 @@ use towpath_device::tap::{Options, TapDevice, TapError};
 use towpath_device::{Armed, Device, DeviceError, Meta, Packet, Part, Space, Spaces};
 use towpath_protocol::memory::Mapping;
 
-const TESTS: [(&str, fn()); 15] = [
+const TESTS: [(&str, fn()); 17] = [
     ("conformance", conformance),
     ("conformance_without_offloads", conformance_without_offloads),
     ("conformance_of_an_adopted_descriptor", conformance_of_an_adopted_descriptor),
@@ -28,6 +28,8 @@ const TESTS: [(&str, fn()); 15] = [
     ("open_errors", open_errors),
     ("down_and_up", down_and_up),
     ("gone", gone),
+    ("out_of_frames", out_of_frames),
+    ("pads_short_frames", pads_short_frames),
     ("too_long_for_its_frame", too_long_for_its_frame),
     ("answers_ping", answers_ping),
     ("kernel_sends_large", kernel_sends_large),
@@ -187,10 +189,7 @@ fn gone() {
             assert!(Instant::now() < deadline, "never at rest");
         }
         ip("link del gone0");
-        let fd = rig.device.sleep_fd().unwrap();
-        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-        let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1), "not woken");
+        assert!(wakes(&rig, 5000), "not woken");
         assert!(matches!(rig.send(60), Err(DeviceError::Gone { .. })));
         let told = match rig.device.rx_return(&rig.spaces, &mut Vec::new(), 9) {
             Ok(_) => rig.device.arm(false).map(|_| ()),
@@ -201,6 +200,53 @@ fn gone() {
         assert!(matches!(rig.device.reset(&mut back), Err(DeviceError::Gone { .. })));
         assert_eq!(back.len(), frames as usize);
     }
+}
+
+/// A packet that cannot be read, for want of a frame, lets the engine sleep all the same.
+fn out_of_frames() {
+    let mut rig = Rig::new(open("none0", true), 1);
+    let mut far = PacketSocket::open("none0").unwrap();
+    assert!(far.send(&[0x02; 100], Meta::FINISHED));
+    let mut received = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while rig.device.rx_return(&rig.spaces, &mut received, 9).unwrap() == 0 {
+        assert!(Instant::now() < deadline);
+    }
+    assert!(far.send(&[0x02; 200], Meta::FINISHED));
+    assert_eq!(rig.device.arm(false).unwrap(), Armed::Sleep);
+    assert!(!wakes(&rig, 50), "woken for a packet that cannot be read");
+    assert_eq!(rig.device.rx_provide(&rig.spaces, rig.memory, &[0]), 1);
+    assert!(rig.device.arm(false).unwrap() == Armed::Work || wakes(&rig, 5000));
+    assert_eq!(rig.device.rx_return(&rig.spaces, &mut received, 9).unwrap(), 1);
+    assert_eq!(received[1].len, 200);
+}
+
+fn pads_short_frames() {
+    let mut rig = Rig::new(open("pad0", true), 1);
+    let mut far = PacketSocket::open("pad0").unwrap();
+    // What lies behind the frame must not go out with it.
+    rig.spaces.copy_in(rig.memory, rig.outgoing, &[0xaa; 100]).unwrap();
+    rig.send(20).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let frame = loop {
+        match far.receive() {
+            Some((frame, _)) if frame.starts_with(&[0xaa; 12]) => break frame,
+            _ => assert!(Instant::now() < deadline, "it did not arrive"),
+        }
+    };
+    assert_eq!(frame.len(), 60);
+    assert_eq!((&frame[..20], &frame[20..]), (&[0xaa; 20][..], &[0; 40][..]));
+    assert_eq!(rig.device.counters().tx_bytes, 20);
+}
+
+fn wakes(rig: &Rig, timeout_ms: i64) -> bool {
+    let fd = rig.device.sleep_fd().unwrap();
+    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let timeout = rustix::event::Timespec {
+        tv_sec: timeout_ms / 1000,
+        tv_nsec: timeout_ms % 1000 * 1_000_000,
+    };
+    rustix::event::poll(&mut fds, Some(&timeout)).unwrap() > 0
 }
 
 fn too_long_for_its_frame() {

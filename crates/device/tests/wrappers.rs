@@ -228,6 +228,20 @@ fn each_fault_alone() {
     assert_eq!((got.len(), injected.dropped), (2000, 0));
 }
 
+/// The pool frames of lost packets go back to the device: a small pool outlives many losses.
+#[test]
+fn losses_cost_no_frames() {
+    let mut rig = Rig::new(|device| fault(device, "rx.drop=1"));
+    let counters = rig.device.fault_counters();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut sent = 0;
+    while sent < 1000 || counters.rx().dropped < sent {
+        sent += u64::from(sent < 1000 && rig.far.send(&[0x55; 100], Meta::FINISHED));
+        assert!(rig.turn().is_empty());
+        assert!(Instant::now() < deadline, "{} of {sent}", counters.rx().dropped);
+    }
+}
+
 /// Sleeps as the engine does; whether it was woken.
 fn sleep<D: Device>(rig: &mut Rig<D>) -> bool {
     if rig.device.arm(false).unwrap() == Armed::Work {
@@ -265,6 +279,26 @@ fn late_frames_wake_the_sleeper() {
         let elapsed = start.elapsed();
         assert!(elapsed >= Duration::from_millis(at_least_ms), "{spec}: {elapsed:?}");
     }
+}
+
+/// When every place holds a frame that waits for its time, what the device has more does not keep
+/// the engine awake, and comes afterwards.
+#[test]
+fn full_of_late_frames_sleeps() {
+    let config = Config { offloads: false, ring_packets: 4096, ..Config::default() };
+    let mut rig = Rig::with(&config, 8192, |device| fault(device, "rx.delay_us=100000"));
+    let sent = (0..4000).filter(|_| rig.far.send(&[0x55; 100], Meta::FINISHED)).count();
+    let (mut received, mut turns) = (0, 0);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while received < sent {
+        received += rig.turn().len();
+        turns += 1;
+        assert!(received == sent || sleep(&mut rig), "not woken");
+        assert!(Instant::now() < deadline, "{received} of {sent}");
+    }
+    assert_eq!(sent, 4000);
+    // 64 at a time, in and out, and a few more; awake all the time it would be many thousands.
+    assert!(turns < 1000, "{turns} turns for {sent} frames");
 }
 
 /// What cannot be held during a stall is lost, and counted; nothing is counted twice. The pool has

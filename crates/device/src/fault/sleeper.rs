@@ -15,6 +15,13 @@ pub(super) struct Sleeper {
     timer: OwnedFd,
     /// What the timer is set to.
     due: Option<Instant>,
+    /// The wrapped device's descriptor is watched.
+    watches: bool,
+}
+
+/// Which of the two woke does not matter, so neither has a mark of its own.
+fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
 }
 
 impl Sleeper {
@@ -23,10 +30,9 @@ impl Sleeper {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let none = epoll::EventData::new_u64(0);
-        epoll::add(&epoll, device, none, epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &timer, none, epoll::EventFlags::IN)?;
-        Ok(Sleeper { epoll, timer, due: None })
+        watch(&epoll, device)?;
+        watch(&epoll, timer.as_fd())?;
+        Ok(Sleeper { epoll, timer, due: None, watches: true })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -52,6 +58,21 @@ impl Sleeper {
         // Setting it also forgets that it ran out.
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value)?;
         self.due = due;
+        Ok(1)
+    }
+
+    /// Whether `device`, the one given to [`Sleeper::new`], wakes; the answer is the number of
+    /// system calls made.
+    pub(super) fn watch(&mut self, device: BorrowedFd<'_>, wanted: bool) -> io::Result<u64> {
+        if wanted == self.watches {
+            return Ok(0);
+        }
+        if wanted {
+            watch(&self.epoll, device)?;
+        } else {
+            epoll::delete(&self.epoll, device)?;
+        }
+        self.watches = wanted;
         Ok(1)
     }
 }
