@@ -6,6 +6,11 @@ use std::path::Path;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, RST, SYN};
 use towpath_packet::{Checksum, Meta};
+use towpath_protocol::VERSION;
+use towpath_protocol::message::{
+    Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, ErrorBody, MAX_BYTES, MODE_INTERRUPT,
+    Message, OPEN_ALL, Open, Opened, RULE_ALL, Refusal, SETTING_MODE, Set, TRUSTED, fixed_name,
+};
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
     let options = [2, 4, 5, 0xb4, 1, 3, 3, 7];
@@ -128,6 +133,86 @@ fn conversations() -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
+/// A message after how many descriptors go with it.
+fn control() -> Vec<(&'static str, Vec<u8>)> {
+    let encoded = |message: &Message, descriptors: u8| {
+        let mut packet = [0; MAX_BYTES];
+        let len = message.encode(&mut packet);
+        [&[descriptors], &packet[..len]].concat()
+    };
+    let attach = Attach {
+        queue_sets: 2,
+        endpoints: 3,
+        transmit_slots: 8,
+        receive_slots: 16,
+        transmit_frame_bytes: 2048,
+        receive_frame_bytes: 2048,
+        name: fixed_name("seed"),
+        ipv4: [10, 0, 0, 1],
+        reserved: 0,
+    };
+    let attached = Attached {
+        epoch: 7,
+        session: 1,
+        mtu: 1500,
+        capabilities: CAN_CHECKSUM | CAN_SEGMENT,
+        flags: TRUSTED,
+        mac: [2, 0, 0, 0, 0, 1],
+        ipv4_prefix: 24,
+        ipv6_prefix: 64,
+        ipv4: [10, 0, 0, 2],
+        ipv4_gateway: [10, 0, 0, 1],
+        ipv6: [0xfd; 16],
+        ipv6_gateway: [0xfe; 16],
+        device: fixed_name("tap0"),
+    };
+    let open = Open {
+        given: RULE_ALL,
+        queue_set: 1,
+        flags: OPEN_ALL,
+        vlan: 5,
+        ethertype: 0x0800,
+        mac: [2, 0, 0, 0, 0, 1],
+        protocol: 17,
+        ip_version: 4,
+        ip: [10, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        port: 53,
+        reserved: 0,
+    };
+    let refused = Message::Error(Box::new(ErrorBody::new(Refusal::Version, "use matching builds")));
+    let mut messages: Vec<_> = [
+        ("attach", Message::Attach(attach), 0),
+        ("attach-largest", Message::Attach(Attach { queue_sets: 16_384, ..attach }), 0),
+        ("attach-overflow", Message::Attach(Attach { transmit_slots: 1 << 31, ..attach }), 0),
+        ("attach-frames", Message::Attach(Attach { receive_frame_bytes: 1 << 18, ..attach }), 0),
+        ("attached", Message::Attached(attached), 7),
+        ("mapped", Message::Mapped, 0),
+        ("open", Message::Open(open), 0),
+        ("opened", Message::Opened(Opened { endpoint: 2 }), 0),
+        ("close", Message::Close(Close { endpoint: 2 }), 0),
+        ("report", Message::Report, 0),
+        ("reported", Message::Reported, 1),
+        ("set", Message::Set(Set { setting: SETTING_MODE, value: MODE_INTERRUPT }), 0),
+        ("done", Message::Done, 0),
+        ("done-too-many-descriptors", Message::Done, 8),
+        ("error", refused.clone(), 0),
+    ]
+    .into_iter()
+    .map(|(name, message, descriptors)| (name, encoded(&message, descriptors)))
+    .collect();
+    let of_version = |message: &Message| {
+        let mut bytes = encoded(message, 0);
+        bytes[5..7].copy_from_slice(&(VERSION + 1).to_ne_bytes());
+        bytes
+    };
+    messages.push(("error-other-version", of_version(&refused)));
+    messages.push(("done-other-version", of_version(&Message::Done)));
+    let mut too_long = encoded(&Message::Done, 0);
+    too_long.resize(2 + MAX_BYTES, 0);
+    messages.push(("done-too-long", too_long));
+    messages
+}
+
 fn write(target: &str, seeds: &[(&str, Vec<u8>)]) -> std::io::Result<()> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
     std::fs::create_dir_all(&directory)?;
@@ -142,5 +227,6 @@ fn main() -> std::io::Result<()> {
     write("headers", &frames())?;
     write("segment", &offloads())?;
     write("meta", &offloads())?;
-    write("stack_input", &conversations())
+    write("stack_input", &conversations())?;
+    write("control", &control())
 }

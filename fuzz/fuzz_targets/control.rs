@@ -1,0 +1,240 @@
+//! Control messages of a peer: never a panic; what is a message is exactly what the table of kinds
+//! and lengths says; the session that an attach asks for keeps within its limits and both sides
+//! find the same memory in it; and through a socket, with whatever number of descriptors, the same
+//! comes out and no descriptor stays behind.
+//!
+//! The input is one byte, how many descriptors go with the packet, then the packet.
+#![no_main]
+
+use std::cell::OnceCell;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use libfuzzer_sys::fuzz_target;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
+};
+use towpath_protocol::VERSION;
+use towpath_protocol::channel::{Channel, ChannelError, Incoming};
+use towpath_protocol::layout::{
+    MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_SETS, SessionShape, ShapeError, own_words,
+    peer_words,
+};
+use towpath_protocol::memory::Mapping;
+use towpath_protocol::message::{
+    Attach, MAGIC, MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError, Refusal, shown_name,
+};
+
+/// The length of a message of each kind, in bytes with its header, by the module's table; 0: no
+/// such kind. Written down here a second time, so that a change of either is seen.
+const LENGTHS: [usize; 12] = [0, 72, 96, 8, 52, 12, 12, 8, 8, 16, 8, 256];
+const ERROR: u16 = 11;
+
+/// More descriptors than any message has.
+const MOST_DESCRIPTORS: usize = MAX_DESCRIPTORS + 2;
+
+/// The largest session whose memories are made and taken apart, in words.
+const MOST_WORDS: usize = 1 << 16;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&number, bytes)) = input.split_first() else { return };
+    let decoded = Message::decode(bytes);
+    assert_eq!(decoded, expected(bytes, &decoded));
+    if let Ok(message) = &decoded {
+        there_and_back(message, bytes);
+        match message {
+            Message::Attach(attach) => attached(attach),
+            Message::Attached(body) => printable(&body.device),
+            Message::Error(body) => {
+                assert!(body.text().chars().count() <= body.text.len());
+                let code = body.refusal() as u32;
+                assert!(code == body.code || code == Refusal::Malformed as u32);
+            }
+            _ => {}
+        }
+    }
+    SOCKETS.with(|sockets| {
+        let sockets = sockets.get_or_init(Sockets::new);
+        sockets.carry(bytes, usize::from(number) % (MOST_DESCRIPTORS + 1), &decoded);
+    });
+});
+
+/// What has to come out; the message itself is taken from what did.
+fn expected(
+    bytes: &[u8],
+    decoded: &Result<Message, MessageError>,
+) -> Result<Message, MessageError> {
+    let number = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+    if bytes.len() < 8 || bytes[..4] != MAGIC.to_ne_bytes() {
+        return Err(MessageError::Magic);
+    }
+    let (version, kind, len) = (number(4), number(6), bytes.len());
+    if version != VERSION && kind != ERROR {
+        return Err(MessageError::Version(version));
+    }
+    match LENGTHS.get(usize::from(kind)) {
+        None | Some(0) => Err(MessageError::Kind(kind)),
+        Some(right) if *right != len => Err(MessageError::Length { kind, len }),
+        Some(_) => {
+            assert!(decoded.is_ok(), "{decoded:?}");
+            decoded.clone()
+        }
+    }
+}
+
+fn there_and_back(message: &Message, bytes: &[u8]) {
+    let mut again = [0; MAX_BYTES];
+    let len = message.encode(&mut again);
+    let again = &again[..len];
+    // The version alone may differ: a refusal is understood whatever version it is of.
+    assert_eq!((&again[..4], &again[6..]), (&bytes[..4], &bytes[6..]));
+    assert_eq!(again[4..6], VERSION.to_ne_bytes());
+    assert_eq!(Message::decode(again).as_ref(), Ok(message));
+}
+
+fn printable(name: &[u8]) {
+    assert!(!shown_name(name).chars().any(char::is_control));
+}
+
+/// A session as the application asks for it.
+fn attached(attach: &Attach) {
+    printable(&attach.name);
+    let shape = SessionShape::new(
+        attach.queue_sets,
+        attach.endpoints,
+        attach.transmit_slots,
+        attach.receive_slots,
+        attach.transmit_frame_bytes,
+        attach.receive_frame_bytes,
+    );
+    let sets_fit = (1..=MAX_QUEUE_SETS).contains(&attach.queue_sets);
+    let endpoints_fit = (1..=MAX_ENDPOINTS).contains(&attach.endpoints);
+    let shape = match shape {
+        Ok(shape) => shape,
+        Err(error) => {
+            match error {
+                ShapeError::QueueSets(sets) => {
+                    assert_eq!((sets, sets_fit), (attach.queue_sets, false))
+                }
+                ShapeError::Endpoints(all) => {
+                    assert_eq!((all, endpoints_fit), (attach.endpoints, false));
+                }
+                ShapeError::Memory(bytes) => assert!(bytes > MAX_MEMORY_BYTES),
+                ShapeError::Queues(..) | ShapeError::Frames(..) => {}
+            }
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    assert!(sets_fit && endpoints_fit);
+    for (heap, slots, data_bytes) in [
+        (&shape.transmit_heap, attach.transmit_slots, attach.transmit_frame_bytes),
+        (&shape.receive_heap, attach.receive_slots, attach.receive_frame_bytes),
+    ] {
+        assert!(slots.is_power_of_two());
+        assert_eq!(u64::from(heap.frames()), u64::from(slots) * u64::from(attach.queue_sets));
+        assert!(heap.data_bytes() >= data_bytes);
+        assert!(heap.heap_bytes() <= MAX_MEMORY_BYTES);
+        assert!(heap.frame_offset(heap.frames() - 1) < heap.heap_bytes());
+    }
+    let words = [shape.server_words(), shape.application_words(), shape.ledger_words()];
+    assert!(words[..2].iter().all(|words| words * 8 <= MAX_MEMORY_BYTES));
+    // A bit for each frame of either heap and each transmit slot, and lines not quite full.
+    let frames = shape.transmit_heap.frames() as usize * 2 + shape.receive_heap.frames() as usize;
+    assert!(words[2] <= frames / 64 + 64 * (shape.queue_sets as usize + 2));
+    if words.iter().sum::<usize>() <= MOST_WORDS {
+        taken_apart(&shape);
+    }
+}
+
+/// Whether both sides find the same parts in the session's memories: what one writes at the end of
+/// the last one, the other reads there.
+fn taken_apart(shape: &SessionShape) {
+    let sets = shape.queue_sets as usize;
+    let server = Arc::new(Mapping::private(shape.server_words() * 8).expect("memory"));
+    let mut own = shape.server_own(own_words(&server));
+    let peer = shape.server_peer(&peer_words(&server));
+    let last = shape.queues.server_words() - 1;
+    own.queue_sets[sets - 1].store(last, 1);
+    own.header.store(0, 2);
+    assert_eq!((peer.queue_sets[sets - 1].fetch(last), peer.header.fetch(0)), (1, 2));
+    assert_eq!((own.queue_sets.len(), peer.queue_sets.len()), (sets, sets));
+
+    let application = Arc::new(Mapping::private(shape.application_words() * 8).expect("memory"));
+    let mut own = shape.application_own(own_words(&application));
+    let peer = shape.application_peer(&peer_words(&application));
+    let last = shape.queues.application_words() - 1;
+    own.queue_sets[sets - 1].store(last, 3);
+    own.header.store(0, 4);
+    assert_eq!((peer.queue_sets[sets - 1].fetch(last), peer.header.fetch(0)), (3, 4));
+    assert_eq!((own.queue_sets.len(), peer.queue_sets.len()), (sets, sets));
+
+    let ledger = Arc::new(Mapping::private(shape.ledger_words() * 8).expect("memory"));
+    assert_eq!(shape.ledger(own_words(&ledger)).queue_sets.len(), sets);
+}
+
+/// A peer's end, from which anything may come, and ours.
+struct Sockets {
+    peer: OwnedFd,
+    ours: Channel,
+    reply: Channel,
+}
+
+thread_local! {
+    static SOCKETS: OnceCell<Sockets> = const { OnceCell::new() };
+}
+
+impl Sockets {
+    fn new() -> Sockets {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (peer, ours) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+        let reply = Channel::new(peer.try_clone().expect("a descriptor"));
+        Sockets { peer, ours: Channel::new(ours), reply }
+    }
+
+    fn carry(&self, bytes: &[u8], number: usize, decoded: &Result<Message, MessageError>) {
+        let lowest = self.lowest_free();
+        let descriptors: [BorrowedFd<'_>; MOST_DESCRIPTORS] = [self.peer.as_fd(); _];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if number > 0 {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors[..number])));
+        }
+        sendmsg(&self.peer, &[IoSlice::new(bytes)], &mut control, SendFlags::empty())
+            .expect("the queue is empty");
+        match self.ours.receive() {
+            // An end without a word of its own looks like an empty packet, and is taken so.
+            Ok(Incoming::End) => assert!(bytes.is_empty()),
+            Ok(Incoming::Nothing) => panic!("something was sent"),
+            Ok(Incoming::Message(message, came)) => {
+                assert_eq!((Ok(&message), came.len()), (decoded.as_ref(), number));
+                drop(came);
+                self.ours.send(&message, &descriptors[..number]).expect("the queue is empty");
+                let Ok(Incoming::Message(again, came)) = self.reply.receive() else {
+                    panic!("{message:?} was not understood");
+                };
+                assert_eq!((again, came.len()), (message, number));
+            }
+            Err(ChannelError::TooLong) => {
+                assert!(bytes.len() > MAX_BYTES || number > MAX_DESCRIPTORS);
+            }
+            Err(ChannelError::Message(error)) => {
+                assert!(bytes.len() <= MAX_BYTES && number <= MAX_DESCRIPTORS);
+                assert_eq!(decoded.as_ref(), Err(&error));
+            }
+            Err(ChannelError::Socket(error)) => panic!("{error}"),
+        }
+        // Nothing is left over for the next message to be taken for.
+        assert!(matches!(self.ours.receive(), Ok(Incoming::Nothing)));
+        assert_eq!(self.lowest_free(), lowest, "a descriptor was left open");
+    }
+
+    /// The number that the next descriptor will have.
+    fn lowest_free(&self) -> i32 {
+        self.peer.try_clone().expect("a descriptor").as_raw_fd()
+    }
+}
