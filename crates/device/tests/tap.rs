@@ -437,7 +437,11 @@ fn judge(path: &str, segmented: bool, frames: u64) {
             assert!(!namespace::required(), "{tool} is required");
             continue;
         }
-        let output = Command::new(tool).args(arguments.split_whitespace()).output().unwrap();
+        let mut command = Command::new(tool);
+        namespace::unprivileged(&mut command);
+        // Nobody's own settings.
+        command.env("HOME", std::env::temp_dir());
+        let output = command.args(arguments.split_whitespace()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{tool} {arguments}: {errors}");

@@ -57,6 +57,24 @@ pub(crate) fn has(command: &str) -> bool {
         .any(|folder| folder.join(command).is_file())
 }
 
+/// In a user namespace a command takes itself for root, and tcpdump then fails to become another
+/// user: here the command gets a namespace in which it is nobody.
+pub(crate) fn unprivileged(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    if std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny") {
+        let enter = || {
+            // SAFETY: takes no pointers; a system call and nothing else between fork and exec.
+            if unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0 {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        };
+        // SAFETY: `enter` makes one system call, which is allowed there.
+        unsafe { command.pre_exec(enter) };
+    }
+}
+
 /// Runs `ip` with these arguments.
 pub(crate) fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().expect("ip runs");
