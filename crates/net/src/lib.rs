@@ -1,1 +1,63 @@
-//! UDP and TCP sockets, shaped like those of std::net, over Towpath.
+//! UDP and TCP sockets, shaped like those of `std::net`, over Towpath.
+//!
+//! A [`Network`] is a host of its own: a [`Stack`](towpath_stack::Stack) and the [`Link`] that
+//! carries its frames. [`UdpSocket`], [`TcpListener`] and [`TcpStream`] are used like those of
+//! `std::net`: blocking, with timeouts, or not blocking and watched by a [`Poller`], whose
+//! descriptor goes into epoll.
+//!
+//! ```no_run
+//! use std::io::{Read, Write};
+//! use towpath_net::{Config, Driving, Network, TcpListener};
+//!
+//! # fn link() -> Box<dyn towpath_net::Link> { unimplemented!() }
+//! # fn main() -> std::io::Result<()> {
+//! let link = link();
+//! let mut config = Config::new(link.info().mac);
+//! config.ipv4 = Some(("10.0.0.2".parse().unwrap(), 24));
+//! let network = Network::new(link, config, Driving::Thread)?;
+//! let listener = TcpListener::bind(&network, "0.0.0.0:80")?;
+//! for stream in listener.incoming() {
+//!     let mut stream = stream?;
+//!     let mut request = [0; 1024];
+//!     let len = stream.read(&mut request)?;
+//!     stream.write_all(&request[..len])?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Who drives
+//! With [`Driving::Thread`] a thread of the library receives, acknowledges and retransmits while
+//! the application computes; a thread that sends does so itself, without waking that one. With
+//! [`Driving::Application`] there is no thread: whoever is blocked in a call drives, or
+//! [`Network::drive`] does.
+//!
+//! # Locks
+//! One lock guards the stack, another the link; a call to the kernel is made under the link's at
+//! most. Whoever wants to send while another holds the link leaves word, and the holder sends it.
+//! Each socket has its own condition variable, and nobody is woken who does not wait.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod driver;
+mod error;
+mod link;
+mod listener;
+mod network;
+mod options;
+mod poller;
+mod stream;
+mod udp;
+mod wait;
+
+pub use link::{Armed, Link, LinkError, LinkInfo};
+pub use listener::{Incoming, TcpListener};
+pub use network::{Driving, Network};
+pub use poller::{Event, Poller};
+pub use stream::TcpStream;
+pub use towpath_stack::{
+    Checksum, Config, CongestionControl, Counters, Limits, Meta, Offload, Segmentation,
+    SegmentationKind, TcpConfig,
+};
+pub use udp::UdpSocket;

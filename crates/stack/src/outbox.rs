@@ -64,6 +64,11 @@ impl Outbox {
         self.queue.is_empty() || self.bytes + Self::cost(len) <= self.limit
     }
 
+    /// Whether half of what sockets may use is free.
+    pub(crate) fn half_empty(&self) -> bool {
+        self.bytes <= self.limit / 2
+    }
+
     /// Appends a frame. False, and the frame is gone, when even the stack's own share is used up.
     pub(crate) fn push(&mut self, frame: Frame) -> bool {
         let cost = Self::cost(frame.bytes.len());

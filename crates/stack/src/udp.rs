@@ -51,12 +51,14 @@ pub(crate) struct Udp {
     free: Vec<u32>,
     generation: u32,
     bindings: Bindings<u32>,
+    /// Sockets that found no room to send, each at most once.
+    waiting: Vec<UdpId>,
 }
 
 impl Udp {
     pub(crate) fn new() -> Self {
         let bindings = Bindings::new();
-        Udp { sockets: Vec::new(), free: Vec::new(), generation: 0, bindings }
+        Udp { sockets: Vec::new(), free: Vec::new(), generation: 0, bindings, waiting: Vec::new() }
     }
 
     fn get(&mut self, id: UdpId) -> Result<&mut Socket, SocketError> {
@@ -159,11 +161,15 @@ impl Udp {
             fragment: None,
         };
         let mtu = host.paths.mtu(now, to.ip());
+        let local_port = socket.local.port();
         if !host.outbox.has_room(fragment::frame_bytes(&header, len, mtu)) {
+            if !self.waiting.contains(&id) {
+                self.waiting.push(id);
+            }
             return Err(SocketError::WouldBlock);
         }
         let mut head = [0; HEADER_BYTES];
-        head[..2].copy_from_slice(&socket.local.port().to_be_bytes());
+        head[..2].copy_from_slice(&local_port.to_be_bytes());
         head[2..4].copy_from_slice(&to.port().to_be_bytes());
         head[4..6].copy_from_slice(&(len as u16).to_be_bytes());
         host.counters.udp_sent += 1;
@@ -199,6 +205,13 @@ impl Udp {
             host.outbox.recycle(datagram.bytes);
         }
         Ok(received)
+    }
+
+    /// Frames were sent: tells those who wait for room, once there is some worth waking for.
+    pub(crate) fn room(&mut self, host: &mut Host) {
+        if !self.waiting.is_empty() && host.outbox.half_empty() {
+            host.news.extend(self.waiting.drain(..).map(SocketId::Udp));
+        }
     }
 
     pub(crate) fn readiness(&mut self, host: &Host, id: UdpId) -> Result<Readiness, SocketError> {

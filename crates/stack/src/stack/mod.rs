@@ -196,6 +196,7 @@ impl Stack {
             host.outbox.recycle(frame.bytes);
             worked = true;
         }
+        self.udp.room(&mut self.host);
         worked
     }
 

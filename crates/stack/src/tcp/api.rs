@@ -99,6 +99,8 @@ impl Tcp {
     /// Writes what there is room for, at least one byte.
     pub(crate) fn send(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
         let connection = self.get(id)?;
+        // Whoever looks may be told again: another thread may wait for the other direction.
+        connection.told = false;
         if let Some(error) = connection.error.take() {
             return Err(error);
         }
@@ -107,7 +109,6 @@ impl Tcp {
         }
         let sent = connection.socket_mut().send_slice(data).map_err(|_| SocketError::Closed)?;
         if sent == 0 && !data.is_empty() {
-            connection.told = false;
             return Err(SocketError::WouldBlock);
         }
         self.mark(id.index);
@@ -123,6 +124,7 @@ impl Tcp {
         peek: bool,
     ) -> Result<usize, SocketError> {
         let connection = self.get(id)?;
+        connection.told = false;
         if connection.read_shut {
             return Ok(0);
         }
@@ -139,10 +141,7 @@ impl Tcp {
             connection.socket_mut().recv_slice(buffer)
         };
         match read {
-            Ok(0) if !buffer.is_empty() => {
-                connection.told = false;
-                Err(SocketError::WouldBlock)
-            }
+            Ok(0) if !buffer.is_empty() => Err(SocketError::WouldBlock),
             Ok(len) => {
                 // Room was made: the peer may have to hear of it at once.
                 let poll_at = match (peek, self.slots[id.index as usize].connection.as_mut()) {

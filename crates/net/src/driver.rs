@@ -1,0 +1,388 @@
+//! Driving: frames in, frames out, timers, sleep.
+//!
+//! Whoever holds the link's lock may drive: the library's thread, a thread that has just written,
+//! or one that is blocked in a network without a thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant as StdInstant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fd::OwnedFd;
+use towpath_stack::{Instant, Meta, SocketError, SocketId, Stack, Transmit};
+
+use crate::clock::Clock;
+use crate::wait::{ToTell, Waiter, lock};
+use crate::{Armed, Link, LinkError, error};
+
+/// Frames received in one turn: the stack's lock is held meanwhile.
+const RECEIVE_BUDGET: usize = 32;
+/// Turns that a thread with something to send makes before the driver has to take over.
+const KICK_TURNS: usize = 4;
+/// Not asleep.
+const AWAKE: u64 = 0;
+const FOREVER: u64 = u64::MAX;
+
+/// What the stack's lock guards.
+pub(crate) struct Core {
+    pub(crate) stack: Stack,
+    pub(crate) waiters: std::collections::HashMap<SocketId, Arc<Waiter>>,
+    /// Why the link carries nothing any more.
+    pub(crate) dead: Option<LinkError>,
+    /// In a network without a thread: somebody drives.
+    led: bool,
+    /// In a network without a thread: those who wait while somebody else drives.
+    followers: Vec<Arc<Waiter>>,
+    telling: ToTell,
+}
+
+/// What all handles of a network share.
+pub(crate) struct Shared {
+    core: Mutex<Core>,
+    link: Mutex<Box<dyn Link>>,
+    pub(crate) clock: Clock,
+    /// Something waits to be sent, and whoever holds the link is to see to it.
+    pending: AtomicBool,
+    /// Until when the driver sleeps, in microseconds of the clock.
+    sleeps_until: AtomicU64,
+    /// Ends the driver's sleep.
+    wake: OwnedFd,
+    link_fd: OwnedFd,
+    pub(crate) closing: AtomicBool,
+    pub(crate) threaded: bool,
+}
+
+/// The link, as the stack sees it.
+struct Way<'a>(&'a mut dyn Link);
+
+impl Transmit for Way<'_> {
+    fn room(&mut self, len: usize) -> bool {
+        self.0.room(len)
+    }
+
+    fn transmit(&mut self, len: usize, meta: Meta, fill: impl FnOnce(&mut [u8])) -> bool {
+        let mut fill = Some(fill);
+        self.0.transmit(len, meta, &mut |frame| {
+            if let Some(fill) = fill.take() {
+                fill(frame);
+            }
+        })
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        link: Box<dyn Link>,
+        stack: Stack,
+        clock: Clock,
+        threaded: bool,
+    ) -> std::io::Result<Self> {
+        let link_fd = link.sleep_fd()?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Shared {
+            core: Mutex::new(Core {
+                stack,
+                waiters: std::collections::HashMap::new(),
+                dead: None,
+                led: false,
+                followers: Vec::new(),
+                telling: Vec::new(),
+            }),
+            link: Mutex::new(link),
+            clock,
+            pending: AtomicBool::new(false),
+            sleeps_until: AtomicU64::new(AWAKE),
+            wake,
+            link_fd,
+            closing: AtomicBool::new(false),
+            threaded,
+        })
+    }
+
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.core)
+    }
+
+    /// Does something with the stack, then sends what came of it.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Core, Instant) -> R) -> R {
+        let now = self.clock.now();
+        let mut core = self.core();
+        let result = f(&mut core, now);
+        let wants = core.stack.wants_poll();
+        drop(core);
+        if wants {
+            self.kick();
+        }
+        result
+    }
+
+    /// Sends what waits to be sent, or leaves word with whoever holds the link.
+    pub(crate) fn kick(&self) {
+        for _ in 0..KICK_TURNS {
+            self.pending.store(true, Ordering::Relaxed);
+            // Pairs with the fence after the lock is let go, below and in `run`: either we get the
+            // lock, or its holder sees that something waits.
+            fence(Ordering::SeqCst);
+            let mut link = match self.link.try_lock() {
+                Ok(link) => link,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.pending.store(false, Ordering::Relaxed);
+            let result = self.turn(link.as_mut(), false);
+            drop(link);
+            if let Err(error) = result {
+                return self.die(error);
+            }
+            fence(Ordering::SeqCst);
+            if !self.pending.load(Ordering::Relaxed) && !self.core().stack.wants_poll() {
+                break;
+            }
+        }
+        self.rouse();
+    }
+
+    /// Wakes the driver if it sleeps longer than it now may.
+    fn rouse(&self) {
+        let until = self.sleeps_until.load(Ordering::SeqCst);
+        if until == AWAKE {
+            return;
+        }
+        let core = self.core();
+        let now = self.clock.now();
+        let next = core.stack.poll_at(now).map_or(FOREVER, Instant::as_micros);
+        let blocked = core.stack.is_blocked();
+        drop(core);
+        if blocked || next < until {
+            self.ring();
+        }
+    }
+
+    /// Ends the driver's sleep.
+    pub(crate) fn ring(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// One turn. Whether anything was done.
+    fn turn(&self, link: &mut dyn Link, receive: bool) -> Result<bool, LinkError> {
+        let mut worked = false;
+        if receive {
+            link.prepare()?;
+        }
+        let now = self.clock.now();
+        let mut core = self.core();
+        let Core { stack, waiters, telling, .. } = &mut *core;
+        if receive {
+            let mut take = |frame: &[u8], meta| stack.input(now, frame, meta);
+            worked |= link.receive(RECEIVE_BUDGET, &mut take)? > 0;
+        }
+        worked |= stack.poll(now, &mut Way(link));
+        let mut tell = std::mem::take(telling);
+        while let Some(news) = stack.next_news() {
+            if let Some(waiter) = waiters.get(&news)
+                && waiter.wanted()
+            {
+                tell.push(waiter.clone());
+            }
+        }
+        drop(core);
+        let flushed = link.flush();
+        if !tell.is_empty() {
+            for waiter in tell.drain(..) {
+                waiter.tell();
+                // One who drives sleeps on the link, not in its waiting room. In its own turn it
+                // is awake.
+                if !receive && waiter.leading.load(Ordering::Relaxed) {
+                    self.ring();
+                }
+            }
+            // The room is kept for the next turn's.
+            self.core().telling = tell;
+        }
+        flushed.map(|()| worked)
+    }
+
+    /// The link carries nothing any more: everybody hears of it.
+    fn die(&self, error: LinkError) {
+        let mut core = self.core();
+        core.dead.get_or_insert(error);
+        let waiters: Vec<_> = core.waiters.values().cloned().collect();
+        drop(core);
+        waiters.iter().for_each(|waiter| waiter.tell());
+        self.ring();
+    }
+
+    /// Drives until the network is closed or the link dies: the library's thread.
+    pub(crate) fn run(&self) {
+        while !self.closing.load(Ordering::SeqCst) && self.core().dead.is_none() {
+            if let Err(error) = self.work_or_sleep(None) {
+                return self.die(error);
+            }
+        }
+    }
+
+    /// Works as long as there is work, then sleeps once. A blocked caller that drives gives its
+    /// patience, and gets back what was done before any sleep: it may be what it waits for.
+    fn work_or_sleep(&self, caller: Option<Option<StdInstant>>) -> Result<(), LinkError> {
+        let mut link = lock(&self.link);
+        for _ in 0..64 {
+            self.pending.store(false, Ordering::Relaxed);
+            if !self.turn(link.as_mut(), true)? {
+                break;
+            }
+            if caller.is_some() {
+                return Ok(());
+            }
+        }
+        let now = self.clock.now();
+        let core = self.core();
+        let (next, blocked) = (core.stack.poll_at(now), core.stack.is_blocked());
+        drop(core);
+        if next.is_some_and(|next| next <= now) {
+            return Ok(());
+        }
+        let Armed::Sleep { writable } = link.arm(blocked)? else { return Ok(()) };
+        let mut next = next.map_or(FOREVER, Instant::as_micros);
+        if let Some(until) = caller.flatten() {
+            let left = until.saturating_duration_since(StdInstant::now());
+            next = next.min((now + left).as_micros());
+        }
+        self.sleeps_until.store(next, Ordering::SeqCst);
+        drop(link);
+        // Pairs with the fence in `kick`.
+        fence(Ordering::SeqCst);
+        let stay = !self.pending.load(Ordering::SeqCst) && !self.closing.load(Ordering::SeqCst);
+        let slept = if stay { self.sleep(next, writable) } else { Ok(()) };
+        self.sleeps_until.store(AWAKE, Ordering::SeqCst);
+        lock(&self.link).disarm();
+        slept
+    }
+
+    /// Sleeps until a moment, a frame, room for one, or a ring.
+    fn sleep(&self, until: u64, writable: bool) -> Result<(), LinkError> {
+        let left = (until != FOREVER)
+            .then(|| Duration::from_micros(until.saturating_sub(self.clock.now().as_micros())));
+        let left = left.map(|left| Timespec {
+            tv_sec: left.as_secs().min(1 << 30) as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        let mut link_events = PollFlags::IN;
+        if writable {
+            link_events |= PollFlags::OUT;
+        }
+        let mut fds =
+            [PollFd::new(&self.link_fd, link_events), PollFd::new(&self.wake, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, left.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(std::io::Error::from(error).into()),
+        }
+        if fds[1].revents().contains(PollFlags::IN) {
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+        Ok(())
+    }
+
+    /// Tries `f` until it does not say "would block", the time is over or the link dies. With
+    /// `send`, a dead link is told before `f` is tried; otherwise what was received comes first.
+    pub(crate) fn block_on<R>(
+        &self,
+        waiter: &Arc<Waiter>,
+        patience: Patience,
+        send: bool,
+        mut f: impl FnMut(&mut Stack, Instant) -> Result<R, SocketError>,
+    ) -> std::io::Result<R> {
+        let mut core = self.core();
+        let mut kicked = false;
+        loop {
+            if let Some(dead) = core.dead.as_ref().filter(|_| send) {
+                return Err(error::link(dead));
+            }
+            let result = f(&mut core.stack, self.clock.now());
+            let wants = core.stack.wants_poll();
+            match result {
+                Err(SocketError::WouldBlock) => {}
+                result => {
+                    drop(core);
+                    if wants {
+                        self.kick();
+                    }
+                    return result.map_err(error::socket);
+                }
+            }
+            if let Some(dead) = &core.dead {
+                return Err(error::link(dead));
+            }
+            if wants && !kicked {
+                drop(core);
+                self.kick();
+                core = self.core();
+                kicked = true;
+                continue;
+            }
+            kicked = false;
+            let until = match patience {
+                Patience::None => return Err(error::socket(SocketError::WouldBlock)),
+                Patience::Forever => None,
+                Patience::Until(until) if until <= StdInstant::now() => {
+                    return Err(error::timeout());
+                }
+                Patience::Until(until) => Some(until),
+            };
+            core = self.wait(core, waiter, until)?;
+        }
+    }
+
+    /// Waits to be told, or drives when nobody else does.
+    fn wait<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        waiter: &Arc<Waiter>,
+        until: Option<StdInstant>,
+    ) -> std::io::Result<MutexGuard<'a, Core>> {
+        if self.threaded || core.led {
+            if !self.threaded {
+                core.followers.push(waiter.clone());
+            }
+            return Ok(waiter.wait(core, until));
+        }
+        core.led = true;
+        waiter.leading.store(true, Ordering::Relaxed);
+        drop(core);
+        let worked = self.work_or_sleep(Some(until));
+        waiter.leading.store(false, Ordering::Relaxed);
+        if let Err(error) = worked {
+            self.die(error);
+        }
+        let mut core = self.core();
+        core.led = false;
+        // Somebody else must drive if we do not come back. All are told: those whose wait is over
+        // have gone, and a follower without a leader would wait for ever.
+        let followers = std::mem::take(&mut core.followers);
+        drop(core);
+        followers.iter().for_each(|follower| follower.tell());
+        Ok(self.core())
+    }
+
+    /// Drives for at most `timeout`, until something was done. Whether the link still lives.
+    pub(crate) fn drive(&self, timeout: Duration) -> std::io::Result<()> {
+        let until = StdInstant::now().checked_add(timeout);
+        let waiter = Arc::new(Waiter::default());
+        let core = self.core();
+        let core = self.wait(core, &waiter, until)?;
+        match &core.dead {
+            Some(error) => Err(error::link(error)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How long a call may block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    /// Not at all.
+    None,
+    /// Until then.
+    Until(StdInstant),
+    /// As long as it takes.
+    Forever,
+}

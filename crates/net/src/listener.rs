@@ -1,0 +1,131 @@
+//! `std::net::TcpListener`.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use towpath_stack::{ListenerId, SocketId};
+
+use crate::options::{Options, each};
+use crate::poller::Poller;
+use crate::wait::{Waiter, lock};
+use crate::{Network, TcpStream, error};
+
+/// Connections that wait to be accepted unless [`TcpListener::bind_with`] says otherwise.
+const BACKLOG: usize = 1024;
+
+/// A listener of a [`Network`], used like `std::net::TcpListener`.
+pub struct TcpListener {
+    network: Network,
+    id: ListenerId,
+    waiter: Arc<Waiter>,
+    options: Options,
+}
+
+impl TcpListener {
+    /// Listens at an address of the network's.
+    ///
+    /// # Errors
+    /// When the address is not the network's, or in use.
+    pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<TcpListener> {
+        TcpListener::bind_with(network, local, BACKLOG)
+    }
+
+    /// The same, with the most connections that may wait to be accepted.
+    ///
+    /// # Errors
+    /// As [`TcpListener::bind`].
+    pub fn bind_with(
+        network: &Network,
+        local: impl ToSocketAddrs,
+        backlog: usize,
+    ) -> io::Result<TcpListener> {
+        each(local, |local| {
+            let bound = network.shared().core().stack.tcp_listen(local, backlog);
+            let id = bound.map_err(error::socket)?;
+            let waiter = network.register(SocketId::Listener(id));
+            let options = Options::default();
+            Ok(TcpListener { network: network.clone(), id, waiter, options })
+        })
+    }
+
+    /// Takes the oldest connection that waits.
+    ///
+    /// # Errors
+    /// When there is none and the listener does not block, or the link carries nothing any more.
+    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let patience = self.options.reading();
+        let (id, peer) =
+            self.network
+                .shared()
+                .block_on(&self.waiter, patience, false, |stack, _| stack.tcp_accept(self.id))?;
+        Ok((TcpStream::new(&self.network, id), peer))
+    }
+
+    /// Accepts for ever.
+    #[must_use]
+    pub fn incoming(&self) -> Incoming<'_> {
+        Incoming { listener: self }
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// Never, while the listener lives.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        let local = self.network.shared().core().stack.tcp_listener_local(self.id);
+        local.map_err(error::socket)
+    }
+
+    /// Whether an accept that would have to wait fails instead, with
+    /// [`io::ErrorKind::WouldBlock`].
+    ///
+    /// # Errors
+    /// Never.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.options.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    /// Lets a poller watch it; a connection that waits already is news at once.
+    ///
+    /// # Errors
+    /// Never, while the listener lives.
+    pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
+        let registration = poller.registration(token);
+        let mut core = self.network.shared().core();
+        let ready = core.stack.tcp_listener_readiness(self.id).map_err(error::socket)?;
+        if ready.readable {
+            registration.ready();
+        }
+        *lock(&self.waiter.registration) = Some(registration);
+        Ok(())
+    }
+}
+
+impl Drop for TcpListener {
+    fn drop(&mut self) {
+        self.network.unregister(SocketId::Listener(self.id));
+        let _ = self.network.shared().with(|core, now| core.stack.tcp_close_listener(now, self.id));
+    }
+}
+
+impl std::fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpListener").field("local", &self.local_addr().ok()).finish()
+    }
+}
+
+/// Connections as they come: [`TcpListener::incoming`].
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    listener: &'a TcpListener,
+}
+
+impl Iterator for Incoming<'_> {
+    type Item = io::Result<TcpStream>;
+
+    fn next(&mut self) -> Option<io::Result<TcpStream>> {
+        Some(self.listener.accept().map(|(stream, _)| stream))
+    }
+}

@@ -1,0 +1,149 @@
+//! A host of one's own.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant as StdInstant};
+
+use towpath_stack::{Config, Counters, SocketId, Stack};
+
+use crate::clock::Clock;
+use crate::driver::Shared;
+use crate::link::Link;
+use crate::wait::{Waiter, lock};
+
+/// Who receives, acknowledges and retransmits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driving {
+    /// A thread of the library.
+    Thread,
+    /// The application: whoever is blocked in a call, or [`Network::drive`].
+    Application,
+}
+
+/// A host of one's own: a stack and the link that carries its frames. A handle: its clones and all
+/// sockets made of them share the host, which ends with the last of them.
+#[derive(Clone)]
+pub struct Network {
+    owner: Arc<Owner>,
+}
+
+/// What ends with the last handle.
+struct Owner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Network {
+    /// A host on `link`. Of `config` the Ethernet address, the MTU and the offload are the link's;
+    /// a seed of 0 is replaced by a random one.
+    ///
+    /// # Errors
+    /// When the configuration contradicts itself, or the system has no descriptor or thread left.
+    pub fn new(link: Box<dyn Link>, mut config: Config, driving: Driving) -> io::Result<Network> {
+        let info = link.info();
+        config.mac = info.mac;
+        config.mtu = info.mtu;
+        config.offload = info.offload;
+        if config.seed == 0 {
+            use std::hash::{BuildHasher, Hasher};
+            // The only numbers of the standard library that others cannot know.
+            config.seed = std::hash::RandomState::new().build_hasher().finish();
+        }
+        let clock = Clock::new();
+        let stack = Stack::new(config, clock.now())
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let threaded = driving == Driving::Thread;
+        let shared = Arc::new(Shared::new(link, stack, clock, threaded)?);
+        let mut thread = None;
+        if threaded {
+            let shared = shared.clone();
+            let builder = std::thread::Builder::new().name("towpath-net".into());
+            thread = Some(builder.spawn(move || shared.run())?);
+        }
+        Ok(Network { owner: Arc::new(Owner { shared, thread: Mutex::new(thread) }) })
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.owner.shared
+    }
+
+    /// Receives, sends and does what is due; when there is nothing to do, waits for it at most
+    /// `timeout`. For networks without a thread of the library; one thread at a time.
+    ///
+    /// # Errors
+    /// When the link carries nothing any more.
+    pub fn drive(&self, timeout: Duration) -> io::Result<()> {
+        self.shared().drive(timeout)
+    }
+
+    /// What the stack counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        *self.shared().core().stack.counters()
+    }
+
+    /// TCP connections that are not over yet, those included that the application has let go.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.shared().core().stack.tcp_sizes().0
+    }
+
+    /// Every IP address of this host.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<std::net::IpAddr> {
+        self.shared().core().stack.addresses().map(|(address, _)| address).collect()
+    }
+
+    /// Waits until every connection is over: what was written before its stream was dropped has
+    /// then arrived. The host ends without waiting when its last handle is dropped.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] when they are not over by then, or the link's error.
+    pub fn drain(&self, timeout: Duration) -> io::Result<()> {
+        let until = StdInstant::now() + timeout;
+        while self.connections() > 0 {
+            let left = until.saturating_duration_since(StdInstant::now());
+            if left.is_zero() {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "connections are still open"));
+            }
+            if self.shared().threaded {
+                if let Some(error) = &self.shared().core().dead {
+                    return Err(crate::error::link(error));
+                }
+                std::thread::sleep(left.min(Duration::from_millis(5)));
+            } else {
+                self.drive(left)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a socket a waiting room.
+    pub(crate) fn register(&self, id: SocketId) -> Arc<Waiter> {
+        let waiter = Arc::new(Waiter::default());
+        self.shared().core().waiters.insert(id, waiter.clone());
+        waiter
+    }
+
+    /// Takes it back.
+    pub(crate) fn unregister(&self, id: SocketId) {
+        self.shared().core().waiters.remove(&id);
+    }
+}
+
+impl std::fmt::Debug for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Network").field("addresses", &self.addresses()).finish()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, std::sync::atomic::Ordering::SeqCst);
+        self.shared.ring();
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What sockets of all kinds can be told.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant as StdInstant};
+
+use crate::driver::Patience;
+use crate::wait::lock;
+
+/// What clones of a socket share.
+#[derive(Default)]
+pub(crate) struct Options {
+    nonblocking: AtomicBool,
+    read_timeout: Mutex<Option<Duration>>,
+    write_timeout: Mutex<Option<Duration>>,
+}
+
+impl Options {
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn reading(&self) -> Patience {
+        self.patience(*lock(&self.read_timeout))
+    }
+
+    pub(crate) fn writing(&self) -> Patience {
+        self.patience(*lock(&self.write_timeout))
+    }
+
+    fn patience(&self, timeout: Option<Duration>) -> Patience {
+        if self.nonblocking.load(Ordering::Relaxed) {
+            return Patience::None;
+        }
+        let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
+        until.map_or(Patience::Forever, Patience::Until)
+    }
+
+    pub(crate) fn read_timeout(&self) -> Option<Duration> {
+        *lock(&self.read_timeout)
+    }
+
+    pub(crate) fn write_timeout(&self) -> Option<Duration> {
+        *lock(&self.write_timeout)
+    }
+
+    pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        *lock(&self.read_timeout) = Self::checked(timeout)?;
+        Ok(())
+    }
+
+    pub(crate) fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        *lock(&self.write_timeout) = Self::checked(timeout)?;
+        Ok(())
+    }
+
+    /// A timeout of zero is refused, as by `std::net`.
+    fn checked(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
+        if timeout == Some(Duration::ZERO) {
+            let message = "a timeout of zero: use set_nonblocking";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        Ok(timeout)
+    }
+}
+
+/// Tries each address that `to` stands for until one works.
+pub(crate) fn each<R>(
+    to: impl ToSocketAddrs,
+    mut f: impl FnMut(SocketAddr) -> io::Result<R>,
+) -> io::Result<R> {
+    let mut last = None;
+    for address in to.to_socket_addrs()? {
+        match f(address) {
+            Ok(result) => return Ok(result),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "the name stands for no address")
+    }))
+}

@@ -1,0 +1,99 @@
+//! Many sockets watched through one descriptor.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::event::EventfdFlags;
+
+use crate::wait::lock;
+
+/// A socket has news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What the socket was registered with.
+    pub token: u64,
+}
+
+struct State {
+    ready: Vec<(u64, Arc<AtomicBool>)>,
+    /// The descriptor is readable already.
+    rung: bool,
+}
+
+struct Shared {
+    fd: OwnedFd,
+    state: Mutex<State>,
+}
+
+/// Collects the news of the sockets registered with it. Its descriptor is readable while there
+/// are any: it goes into `epoll`, `poll` or `select`, whose only descriptor for all of a network's
+/// sockets it is.
+///
+/// News are edges: after one, use the socket until it says `WouldBlock`. Ringing takes one call to
+/// the kernel for however many news come before [`Poller::take`].
+#[derive(Clone)]
+pub struct Poller {
+    shared: Arc<Shared>,
+}
+
+impl Poller {
+    /// A poller that watches nothing yet.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn new() -> io::Result<Poller> {
+        let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let state = Mutex::new(State { ready: Vec::new(), rung: false });
+        Ok(Poller { shared: Arc::new(Shared { fd, state }) })
+    }
+
+    /// Takes the news, in the order they came.
+    pub fn take(&self, events: &mut Vec<Event>) {
+        let mut state = lock(&self.shared.state);
+        if state.rung {
+            // Emptied under the lock: who rings after us finds it empty.
+            let _ = rustix::io::read(&self.shared.fd, &mut [0; 8]);
+            state.rung = false;
+        }
+        events.extend(state.ready.drain(..).map(|(token, queued)| {
+            queued.store(false, Ordering::Relaxed);
+            Event { token }
+        }));
+    }
+
+    /// A socket's place in it.
+    pub(crate) fn registration(&self, token: u64) -> Registration {
+        Registration { poller: self.clone(), token, queued: Arc::default() }
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.fd.as_fd()
+    }
+}
+
+/// A socket's place in a poller.
+pub(crate) struct Registration {
+    poller: Poller,
+    token: u64,
+    /// Among the news already. Changes under the poller's lock only.
+    queued: Arc<AtomicBool>,
+}
+
+impl Registration {
+    /// The socket has news.
+    pub(crate) fn ready(&self) {
+        let shared = &self.poller.shared;
+        let mut state = lock(&shared.state);
+        if !self.queued.swap(true, Ordering::Relaxed) {
+            state.ready.push((self.token, self.queued.clone()));
+        }
+        if !state.rung {
+            state.rung = true;
+            let _ = rustix::io::write(&shared.fd, &1u64.to_ne_bytes());
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! `std::net::TcpStream`.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant as StdInstant};
+
+use towpath_stack::{SocketError, SocketId, Stack, TcpId, TcpState};
+
+use crate::driver::Patience;
+use crate::options::{Options, each};
+use crate::poller::Poller;
+use crate::wait::{Waiter, lock};
+use crate::{Network, error};
+
+/// Bytes copied in one go: the stack's lock is held meanwhile.
+const CHUNK: usize = 128 * 1024;
+
+/// A TCP connection of a [`Network`], used like `std::net::TcpStream`.
+///
+/// Dropping the last handle closes the connection gently, in the background; what was written is
+/// still sent, as long as the network lives ([`Network::drain`]).
+pub struct TcpStream {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    network: Network,
+    id: TcpId,
+    waiter: Arc<Waiter>,
+    options: Options,
+    /// Dropped with a reset.
+    abort: AtomicBool,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.network.unregister(SocketId::Tcp(self.id));
+        let abort = self.abort.load(Ordering::Relaxed);
+        self.network.shared().with(|core, now| {
+            if abort {
+                let _ = core.stack.tcp_abort(now, self.id);
+            }
+            let _ = core.stack.tcp_close(now, self.id);
+        });
+    }
+}
+
+impl TcpStream {
+    pub(crate) fn new(network: &Network, id: TcpId) -> TcpStream {
+        let waiter = network.register(SocketId::Tcp(id));
+        let options = Options::default();
+        let abort = AtomicBool::new(false);
+        TcpStream {
+            inner: Arc::new(Inner { network: network.clone(), id, waiter, options, abort }),
+        }
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// When there is no way to the address, nobody listens there or nobody answers.
+    pub fn connect(network: &Network, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
+        each(to, |to| Self::start(network, to, None, Patience::Forever))
+    }
+
+    /// Connects, and waits for it no longer than `timeout`.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] when nobody answered in time.
+    pub fn connect_timeout(
+        network: &Network,
+        to: &SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<TcpStream> {
+        let until = StdInstant::now().checked_add(timeout);
+        Self::start(network, *to, Some(timeout), until.map_or(Patience::Forever, Patience::Until))
+    }
+
+    /// Starts to connect and does not wait: the stream is writable once connected. It does not
+    /// block; [`TcpStream::set_nonblocking`] changes that.
+    ///
+    /// # Errors
+    /// When there is no way to the address.
+    pub fn connect_nonblocking(network: &Network, to: SocketAddr) -> io::Result<TcpStream> {
+        let id = network.shared().with(|core, now| core.stack.tcp_connect(now, to, None, None));
+        let stream = TcpStream::new(network, id.map_err(error::socket)?);
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    fn start(
+        network: &Network,
+        to: SocketAddr,
+        timeout: Option<Duration>,
+        patience: Patience,
+    ) -> io::Result<TcpStream> {
+        let id = network.shared().with(|core, now| core.stack.tcp_connect(now, to, None, timeout));
+        let stream = TcpStream::new(network, id.map_err(error::socket)?);
+        let inner = &stream.inner;
+        let made = network.shared().block_on(&inner.waiter, patience, true, |stack, _| {
+            let ready = stack.tcp_readiness(inner.id)?;
+            if let Some(error) = stack.tcp_take_error(inner.id)? {
+                return Err(error);
+            }
+            if ready.writable { Ok(()) } else { Err(SocketError::WouldBlock) }
+        });
+        match made {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(error::socket(SocketError::TimedOut))
+            }
+            made => made.map(|()| stream),
+        }
+    }
+
+    fn stack<R>(
+        &self,
+        f: impl FnOnce(&mut Stack, TcpId) -> Result<R, SocketError>,
+    ) -> io::Result<R> {
+        let id = self.inner.id;
+        self.inner.network.shared().with(|core, _| f(&mut core.stack, id)).map_err(error::socket)
+    }
+
+    fn receive(&self, buffer: &mut [u8], peek: bool) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let Inner { network, id, waiter, options, .. } = &*self.inner;
+        let len = buffer.len().min(2 * CHUNK);
+        let buffer = &mut buffer[..len];
+        network.shared().block_on(waiter, options.reading(), false, |stack, now| {
+            if peek { stack.tcp_peek(now, *id, buffer) } else { stack.tcp_recv(now, *id, buffer) }
+        })
+    }
+
+    fn transmit(&self, data: &[u8]) -> io::Result<usize> {
+        let Inner { network, id, waiter, options, .. } = &*self.inner;
+        let data = &data[..data.len().min(CHUNK)];
+        network
+            .shared()
+            .block_on(waiter, options.writing(), true, |stack, _| stack.tcp_send(*id, data))
+    }
+
+    /// Looks at what would be read next without taking it.
+    ///
+    /// # Errors
+    /// As reading.
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive(buffer, true)
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.stack(Stack::tcp_addresses)?.1)
+    }
+
+    /// This side's address.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.stack(Stack::tcp_addresses)?.0)
+    }
+
+    /// Closes one direction or both. What was written is still sent.
+    ///
+    /// # Errors
+    /// When the connection is not there any more.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let how = match how {
+            Shutdown::Read => towpath_stack::Shutdown::Read,
+            Shutdown::Write => towpath_stack::Shutdown::Write,
+            Shutdown::Both => towpath_stack::Shutdown::Both,
+        };
+        self.stack(|stack, id| stack.tcp_shutdown(id, how))
+    }
+
+    /// Ends the connection at once, with a reset: what was not sent is lost.
+    pub fn abort(self) {
+        let Inner { network, id, .. } = &*self.inner;
+        let _ = network.shared().with(|core, now| core.stack.tcp_abort(now, *id));
+        self.inner.waiter.tell();
+    }
+
+    /// With `Some(Duration::ZERO)`, dropping the stream resets the connection, as on Linux. Other
+    /// durations are not kept: a drop never waits; [`Network::drain`] does.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        self.inner.abort.store(linger == Some(Duration::ZERO), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether small segments are sent at once instead of being collected (Nagle's algorithm).
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.stack(|stack, id| stack.tcp_set_nodelay(id, nodelay))
+    }
+
+    /// See [`TcpStream::set_nodelay`].
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        self.stack(Stack::tcp_nodelay)
+    }
+
+    /// Asks a silent peer every `interval` whether it is there, and gives up after ten.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn set_keep_alive(&self, interval: Option<Duration>) -> io::Result<()> {
+        let id = self.inner.id;
+        let shared = self.inner.network.shared();
+        let set = shared.with(|core, now| core.stack.tcp_set_keep_alive(now, id, interval));
+        set.map_err(error::socket)
+    }
+
+    /// Whether the handshake is over, and the connection with it if it failed.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn is_connected(&self) -> io::Result<bool> {
+        Ok(self.stack(Stack::tcp_state)? != TcpState::Connecting)
+    }
+
+    /// Takes the error that waits to be told, if any.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(self.stack(Stack::tcp_take_error)?.map(error::socket))
+    }
+
+    /// Whether calls that would have to wait fail instead, with [`io::ErrorKind::WouldBlock`].
+    ///
+    /// # Errors
+    /// Never.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.inner.options.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    /// How long a read waits.
+    ///
+    /// # Errors
+    /// When it is zero.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner.options.set_read_timeout(timeout)
+    }
+
+    /// How long a write waits.
+    ///
+    /// # Errors
+    /// When it is zero.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner.options.set_write_timeout(timeout)
+    }
+
+    /// See [`TcpStream::set_read_timeout`].
+    ///
+    /// # Errors
+    /// Never.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.inner.options.read_timeout())
+    }
+
+    /// See [`TcpStream::set_write_timeout`].
+    ///
+    /// # Errors
+    /// Never.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.inner.options.write_timeout())
+    }
+
+    /// Another handle to the same connection.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn try_clone(&self) -> io::Result<TcpStream> {
+        Ok(TcpStream { inner: self.inner.clone() })
+    }
+
+    /// Lets a poller watch it; what can be done already is news at once.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
+        let registration = poller.registration(token);
+        let mut core = self.inner.network.shared().core();
+        let ready = core.stack.tcp_readiness(self.inner.id).map_err(error::socket)?;
+        if ready.readable || ready.writable {
+            registration.ready();
+        }
+        *lock(&self.inner.waiter.registration) = Some(registration);
+        Ok(())
+    }
+}
+
+impl Read for &TcpStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive(buffer, false)
+    }
+}
+
+impl Read for TcpStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive(buffer, false)
+    }
+}
+
+impl Write for &TcpStream {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.transmit(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Write for TcpStream {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.transmit(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for TcpStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpStream")
+            .field("local", &self.local_addr().ok())
+            .field("peer", &self.peer_addr().ok())
+            .finish()
+    }
+}

@@ -1,0 +1,214 @@
+//! `std::net::UdpSocket`.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_stack::{Received, SocketError, SocketId, UdpId};
+
+use crate::options::{Options, each};
+use crate::poller::Poller;
+use crate::wait::{Waiter, lock};
+use crate::{Network, error};
+
+struct Inner {
+    network: Network,
+    id: UdpId,
+    waiter: Arc<Waiter>,
+    options: Arc<Options>,
+}
+
+/// A UDP socket of a [`Network`], used like `std::net::UdpSocket`.
+pub struct UdpSocket {
+    inner: Arc<Closing>,
+}
+
+/// Closes the socket with its last handle.
+struct Closing(Inner);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.network.unregister(SocketId::Udp(self.0.id));
+        let _ = self.0.network.shared().core().stack.udp_close(self.0.id);
+    }
+}
+
+impl UdpSocket {
+    /// A socket at an address of the network's: an unspecified one stands for all of its kind,
+    /// port 0 for any free one.
+    ///
+    /// # Errors
+    /// When the address is not the network's, or in use.
+    pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+        each(local, |local| {
+            let bound = network.shared().core().stack.udp_bind(local);
+            let id = bound.map_err(error::socket)?;
+            let waiter = network.register(SocketId::Udp(id));
+            let options = Arc::new(Options::default());
+            let inner = Inner { network: network.clone(), id, waiter, options };
+            Ok(UdpSocket { inner: Arc::new(Closing(inner)) })
+        })
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.inner.0
+    }
+
+    fn stack<R>(
+        &self,
+        f: impl FnOnce(&mut towpath_stack::Stack, UdpId) -> Result<R, SocketError>,
+    ) -> io::Result<R> {
+        f(&mut self.inner().network.shared().core().stack, self.inner().id).map_err(error::socket)
+    }
+
+    /// Sends to one peer and receives from it alone from now on.
+    ///
+    /// # Errors
+    /// When there is no way to it.
+    pub fn connect(&self, peer: impl ToSocketAddrs) -> io::Result<()> {
+        each(peer, |peer| self.stack(|stack, id| stack.udp_connect(id, Some(peer))))
+    }
+
+    /// Sends a datagram, cut on the way if it is longer than the path carries.
+    ///
+    /// # Errors
+    /// When there is no way to the address, the datagram is too long, or the write timeout passed.
+    pub fn send_to(&self, data: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
+        each(to, |to| self.send_one(data, Some(to)))
+    }
+
+    /// Sends a datagram to the peer it is connected to.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`]; and when it is not connected, or the peer refused one before.
+    pub fn send(&self, data: &[u8]) -> io::Result<usize> {
+        self.send_one(data, None)
+    }
+
+    fn send_one(&self, data: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
+        let Inner { network, id, waiter, options } = self.inner();
+        network.shared().block_on(waiter, options.writing(), true, |stack, now| {
+            stack.udp_send(now, *id, data, to)
+        })?;
+        Ok(data.len())
+    }
+
+    fn receive(&self, buffer: &mut [u8], peek: bool) -> io::Result<Received> {
+        let Inner { network, id, waiter, options } = self.inner();
+        network.shared().block_on(waiter, options.reading(), false, |stack, _| {
+            stack.udp_recv(*id, buffer, peek)
+        })
+    }
+
+    /// Receives a datagram; what the buffer does not hold of it is lost.
+    ///
+    /// # Errors
+    /// When the read timeout passed or a peer refused what was sent.
+    pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.receive(buffer, false).map(|received| (received.len, received.from))
+    }
+
+    /// Looks at the next datagram without taking it.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.receive(buffer, true).map(|received| (received.len, received.from))
+    }
+
+    /// Receives a datagram from the peer it is connected to.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive(buffer, false).map(|received| received.len)
+    }
+
+    /// Its address and port.
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.stack(towpath_stack::Stack::udp_local)
+    }
+
+    /// Whom it is connected to.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let peer = self.stack(towpath_stack::Stack::udp_peer)?;
+        peer.ok_or_else(|| error::socket(SocketError::NotConnected))
+    }
+
+    /// Takes the error that waits to be told, if any.
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(self.stack(towpath_stack::Stack::udp_take_error)?.map(error::socket))
+    }
+
+    /// Datagrams dropped since the application did not take them in time.
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn dropped(&self) -> io::Result<u64> {
+        self.stack(towpath_stack::Stack::udp_dropped)
+    }
+
+    /// Whether calls that would have to wait fail instead, with [`io::ErrorKind::WouldBlock`].
+    ///
+    /// # Errors
+    /// Never.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.inner().options.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    /// How long a receive waits.
+    ///
+    /// # Errors
+    /// When it is zero.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner().options.set_read_timeout(timeout)
+    }
+
+    /// How long a send waits.
+    ///
+    /// # Errors
+    /// When it is zero.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner().options.set_write_timeout(timeout)
+    }
+
+    /// Another handle to the same socket.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn try_clone(&self) -> io::Result<UdpSocket> {
+        Ok(UdpSocket { inner: self.inner.clone() })
+    }
+
+    /// Lets a poller watch it; what can be done already is news at once.
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
+        let registration = poller.registration(token);
+        let mut core = self.inner().network.shared().core();
+        let ready = core.stack.udp_readiness(self.inner().id).map_err(error::socket)?;
+        if ready.readable || ready.writable {
+            registration.ready();
+        }
+        *lock(&self.inner().waiter.registration) = Some(registration);
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for UdpSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UdpSocket").field("local", &self.local_addr().ok()).finish()
+    }
+}

@@ -1,0 +1,67 @@
+//! Waiting for a socket: who waits, and how they are told.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::poller::Registration;
+
+/// A socket's waiting room. Goes with the lock of the stack.
+#[derive(Default)]
+pub(crate) struct Waiter {
+    condvar: Condvar,
+    /// Changes under the stack's lock only.
+    waiting: AtomicU32,
+    /// It drives the network, and sleeps on the link.
+    pub(crate) leading: AtomicBool,
+    pub(crate) registration: Mutex<Option<Registration>>,
+}
+
+impl Waiter {
+    /// Whether somebody has to be told. Under the stack's lock.
+    pub(crate) fn wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+            || self.leading.load(Ordering::Relaxed)
+            || lock(&self.registration).is_some()
+    }
+
+    /// Tells whoever waits. Best after the stack's lock was let go, which they need first.
+    pub(crate) fn tell(&self) {
+        // A wake-up is a call to the kernel, whether anybody waits or not. Who comes to wait after
+        // this look has seen the stack as it is now, since it held the lock after us.
+        if self.waiting.load(Ordering::Relaxed) != 0 {
+            self.condvar.notify_all();
+        }
+        if let Some(registration) = lock(&self.registration).as_ref() {
+            registration.ready();
+        }
+    }
+
+    /// Waits until told or `until`, without the lock.
+    pub(crate) fn wait<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        until: Option<Instant>,
+    ) -> MutexGuard<'a, T> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let guard = match until {
+            None => self.condvar.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                let waited = self.condvar.wait_timeout(guard, left);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+}
+
+/// Locks. A thread that panicked while it held the lock was the application's in a callback of its
+/// own, if at all; the state behind is whole.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Those to be told once the stack's lock is let go.
+pub(crate) type ToTell = Vec<Arc<Waiter>>;

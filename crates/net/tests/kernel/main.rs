@@ -1,0 +1,106 @@
+//! Networks against the kernel's own stack, across a TAP in a network namespace of their own.
+
+mod cases;
+mod namespace;
+mod ping;
+mod tap;
+mod throughput;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use tap::TapLink;
+use towpath_net::{Config, Driving, Network};
+
+/// A network whose link's other side is the kernel.
+pub(crate) struct Bench {
+    pub(crate) network: Network,
+    /// The TAP's name.
+    pub(crate) name: String,
+    pub(crate) ours: [IpAddr; 2],
+    pub(crate) kernel: [IpAddr; 2],
+}
+
+/// How a bench is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Setting {
+    pub(crate) mtu: usize,
+    pub(crate) offload: bool,
+    pub(crate) driving: Driving,
+}
+
+pub(crate) const PLAIN: Setting = Setting { mtu: 1500, offload: true, driving: Driving::Thread };
+
+impl Bench {
+    pub(crate) fn new(setting: Setting) -> Bench {
+        use std::sync::atomic::{AtomicU8, Ordering};
+        static COUNT: AtomicU8 = AtomicU8::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tpnet{count}");
+        let link = TapLink::new(&name, setting.mtu, setting.offload).unwrap();
+        let v4 = |host| Ipv4Addr::new(10, 77, count, host);
+        let v6 = |host| Ipv6Addr::new(0xfd77, 0, 0, count.into(), 0, 0, 0, host);
+        for command in [
+            format!("link set {name} mtu {} up", setting.mtu),
+            format!("addr add {}/24 dev {name}", v4(1)),
+            format!("addr add {}/64 dev {name} nodad", v6(1)),
+        ] {
+            namespace::ip(&command).unwrap();
+        }
+        let mut config = Config::new([0; 6]);
+        config.ipv4 = Some((v4(2), 24));
+        config.ipv6 = vec![(v6(2), 64)];
+        let network = Network::new(Box::new(link), config, setting.driving).unwrap();
+        let ours = [v4(2).into(), v6(2).into()];
+        Bench { network, name, ours, kernel: [v4(1).into(), v6(1).into()] }
+    }
+}
+
+/// Waits until something is so.
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !so() {
+        assert!(Instant::now() < until, "{what}: not within ten seconds");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // What cargo and its likes ask of every test program.
+    if arguments.iter().any(|argument| argument == "--list") {
+        cases::ALL.iter().for_each(|(name, _)| println!("{name}: test"));
+        return;
+    }
+    let made = namespace::enter().and_then(|()| TapLink::new("tpprobe", 1500, true));
+    if let Err(error) = made.map(drop) {
+        println!(
+            "SKIPPED: all {} tests: no network namespace with a TAP: {error}",
+            cases::ALL.len()
+        );
+        assert!(std::env::var_os("TOWPATH_REQUIRE_NAMESPACES").is_none(), "they were required");
+        return;
+    }
+    if arguments.iter().any(|argument| argument == "throughput") {
+        return throughput::run();
+    }
+    let wanted = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let mut failed = Vec::new();
+    let (mut count, start) = (0, Instant::now());
+    for (name, test) in cases::ALL {
+        if wanted.is_some_and(|wanted| !name.contains(wanted.as_str())) {
+            continue;
+        }
+        count += 1;
+        let begin = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(test));
+        let said = if outcome.is_ok() { "ok" } else { "FAILED" };
+        println!("test {name} ... {said} ({:.2?})", begin.elapsed());
+        if outcome.is_err() {
+            failed.push(name);
+        }
+    }
+    println!("{count} tests, {} failed, {:.2?}", failed.len(), start.elapsed());
+    assert!(failed.is_empty(), "failed: {failed:?}");
+}
