@@ -241,9 +241,12 @@ fn two_hundred_connections_at_once() {
 fn pair(bench: &Bench) -> (TcpStream, std::net::TcpStream) {
     let listener = TcpListener::bind(&bench.network, address(bench.ours[0], 0)).unwrap();
     let at = listener.local_addr().unwrap();
-    let theirs = std::net::TcpStream::connect_timeout(&at, Duration::from_secs(10)).unwrap();
-    theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // A network without a thread needs somebody who is blocked in one of its calls.
+    let connecting =
+        thread::spawn(move || std::net::TcpStream::connect_timeout(&at, Duration::from_secs(10)));
     let (ours, peer) = listener.accept().unwrap();
+    let theirs = connecting.join().unwrap().unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(peer, theirs.local_addr().unwrap());
     ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     (ours, theirs)
