@@ -5,6 +5,7 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,24 +48,50 @@ fn flow<A: Write + Send + 'static, B: Read>(
     got as f64 * 8.0 / time.as_secs_f64() / 1e9
 }
 
-/// Between two of the kernel's stacks: the other end of the pair is in a namespace of its own.
-fn kernel_to_kernel(address: SocketAddr) -> f64 {
-    let listener = std::net::TcpListener::bind(address).unwrap();
-    flow(
-        move || listener.accept().unwrap().0,
-        move || {
-            // A thread has a namespace of its own, and its sockets keep it.
-            // SAFETY: no memory is involved.
+/// Another of the kernel's stacks, at the other end of a veth pair: a thread in a namespace of its
+/// own, which sends to the addresses that it is given.
+struct Peer {
+    orders: mpsc::Sender<SocketAddr>,
+    sent: mpsc::Receiver<u64>,
+}
+
+impl Peer {
+    fn new() -> Peer {
+        let (orders, addresses) = mpsc::channel::<SocketAddr>();
+        let (results, sent) = mpsc::channel();
+        let (tell, ready) = mpsc::channel();
+        let (go, gone) = mpsc::channel();
+        thread::spawn(move || {
+            // SAFETY: no memory is involved; it concerns this thread alone.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
-            let id = rustix::thread::gettid();
-            namespace::ip(&format!("link set tpveth1 netns /proc/self/task/{id}/ns/net"))
-                .or_else(|_| {
-                    namespace::ip(&format!("-n /proc/{id} link"))
-                })
-                .unwrap();
-            std::net::TcpStream::connect(address).unwrap()
-        },
-    )
+            // SAFETY: no memory is involved.
+            tell.send(unsafe { libc::gettid() }).unwrap();
+            gone.recv().unwrap();
+            namespace::ip("addr add 10.76.0.2/24 dev tpveth1").unwrap();
+            namespace::ip("link set tpveth1 up").unwrap();
+            while let Ok(address) = addresses.recv() {
+                let sent = send(std::net::TcpStream::connect(address).unwrap());
+                results.send(sent).unwrap();
+            }
+        });
+        let thread = ready.recv().unwrap();
+        namespace::ip("link add tpveth0 type veth peer name tpveth1").unwrap();
+        namespace::ip(&format!("link set tpveth1 netns {thread}")).unwrap();
+        namespace::ip("addr add 10.76.0.1/24 dev tpveth0").unwrap();
+        namespace::ip("link set tpveth0 up").unwrap();
+        go.send(()).unwrap();
+        Peer { orders, sent }
+    }
+
+    fn flow(&self) -> f64 {
+        let listener = std::net::TcpListener::bind("10.76.0.1:0").unwrap();
+        self.orders.send(listener.local_addr().unwrap()).unwrap();
+        let stream = listener.accept().unwrap().0;
+        let begin = Instant::now();
+        let got = receive(stream);
+        assert_eq!(self.sent.recv().unwrap(), got);
+        got as f64 * 8.0 / begin.elapsed().as_secs_f64() / 1e9
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -73,26 +100,32 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 pub(crate) fn run() {
-    let _ = kernel_to_kernel;
+    let peer = Peer::new();
     for mtu in [1500, 9000] {
         let bench = Bench::new(Setting { mtu, ..PLAIN });
-        let (mut up, mut down) = (Vec::new(), Vec::new());
+        let (mut base, mut to_us, mut from_us) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..5 {
+            base.push(peer.flow());
             let at = SocketAddr::new(bench.ours[0], 80);
             let listener = TcpListener::bind(&bench.network, at).unwrap();
-            up.push(flow(
+            to_us.push(flow(
                 || listener.accept().unwrap().0,
                 move || std::net::TcpStream::connect(at).unwrap(),
             ));
             let listener = std::net::TcpListener::bind((bench.kernel[0], 0)).unwrap();
             let (at, network) = (listener.local_addr().unwrap(), bench.network.clone());
-            down.push(flow(
+            from_us.push(flow(
                 || listener.accept().unwrap().0,
                 move || TcpStream::connect(&network, at).unwrap(),
             ));
         }
-        println!("mtu {mtu}: kernel to us {:.2} Gbit/s {up:.2?}", median(up.clone()));
-        println!("mtu {mtu}: us to kernel {:.2} Gbit/s {down:.2?}", median(down.clone()));
-        println!("{:#?}", bench.network.counters().iter().filter(|(_, v)| *v != 0).collect::<Vec<_>>());
+        let ratio = |of: &[f64]| median(of.iter().zip(&base).map(|(a, b)| a / b).collect());
+        println!("mtu {mtu}, Gbit/s: veth {base:.2?}");
+        println!("  kernel to us {to_us:.2?}, {:.2} of veth", ratio(&to_us));
+        println!("  us to kernel {from_us:.2?}, {:.2} of veth", ratio(&from_us));
+        let counters = bench.network.counters();
+        for (name, value) in counters.iter().filter(|(_, value)| *value != 0) {
+            println!("  {name} {value}");
+        }
     }
 }
