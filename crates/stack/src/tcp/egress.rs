@@ -132,7 +132,7 @@ impl Tcp {
                 }
                 None => {
                     host.counters.no_route += 1;
-                    self.fail(now, host, index, SocketError::Unreachable);
+                    self.strand(host, index);
                     return Turn::Done;
                 }
             };

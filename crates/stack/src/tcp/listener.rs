@@ -196,6 +196,11 @@ impl Tcp {
             return false;
         };
         let id = ListenerId { index, generation: listener.generation };
+        // Nobody that we could answer.
+        if host.route(tuple.remote.ip()).is_none() {
+            host.counters.no_route += 1;
+            return true;
+        }
         // When nobody accepts, the peer is left to ask again.
         if listener.accept.len() >= listener.backlog {
             host.counters.tcp_accept_overflow += 1;

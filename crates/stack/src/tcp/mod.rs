@@ -468,6 +468,19 @@ impl Tcp {
         }
     }
 
+    /// Ends a connection whose peer nothing can be sent to, not even a reset.
+    fn strand(&mut self, host: &mut Host, index: u32) {
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        connection.error.get_or_insert(SocketError::Unreachable);
+        connection.socket_mut().abort();
+        self.detach(host, index);
+        self.tell(host, index);
+        let Some(connection) = self.slots[index as usize].connection.as_ref() else { return };
+        if connection.owner != Owner::Application {
+            self.remove(host, index);
+        }
+    }
+
     /// Connections whose neighbour was found: they may go on.
     pub(crate) fn resume(&mut self, ids: &[TcpId]) {
         for id in ids {

@@ -96,6 +96,8 @@ pub struct World {
     frames: BTreeMap<u64, (Vec<u8>, Meta)>,
     serial: u64,
     pub carried: u64,
+    /// Frames that arrived and where, the first thousand.
+    pub heard: Vec<(Vec<u8>, usize)>,
 }
 
 pub const V4: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
@@ -132,6 +134,7 @@ impl World {
             frames: BTreeMap::new(),
             serial: 0,
             carried: 0,
+            heard: Vec::new(),
         }
     }
 
@@ -224,6 +227,9 @@ impl World {
                 self.queue.pop();
                 let (frame, meta) = self.frames.remove(&serial).unwrap();
                 self.nodes[to].stack.input(self.now, &frame, meta);
+                if self.heard.len() < 1000 {
+                    self.heard.push((frame, to));
+                }
             }
         }
     }
