@@ -111,8 +111,8 @@ impl Stack {
 ///
 /// Every operation fails with [`SocketError::NoSocket`] when the name names nothing any more.
 impl Stack {
-    /// Listens. At most `backlog` connections wait to be accepted, and as many are half open: of
-    /// these the oldest gives way.
+    /// Listens. At most `backlog` connections wait to be accepted, and as many, but no fewer than
+    /// 128, are half open: of these the oldest gives way.
     ///
     /// # Errors
     /// When the address is not ours or in use, or there are too many listeners.

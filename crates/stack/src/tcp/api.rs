@@ -72,7 +72,7 @@ impl Tcp {
         let free = |port: u16| {
             let tuple = Tuple { local: SocketAddr::new(from.ip(), port), remote };
             !self.by_tuple.contains_key(&tuple)
-                && self.time_wait.get(&tuple).is_none()
+                && self.time_wait.get(now, &tuple).is_none()
                 && !self.listeners.bindings.is_taken(from.ip(), port)
         };
         let port = match from.port() {
@@ -98,7 +98,7 @@ impl Tcp {
 
     /// Writes what there is room for, at least one byte.
     pub(crate) fn send(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
-        let connection = self.get(id)?;
+        let connection = self.owned(id)?;
         // Whoever looks may be told again: another thread may wait for the other direction.
         connection.told = false;
         if let Some(error) = connection.error.take() {
@@ -123,7 +123,7 @@ impl Tcp {
         buffer: &mut [u8],
         peek: bool,
     ) -> Result<usize, SocketError> {
-        let connection = self.get(id)?;
+        let connection = self.owned(id)?;
         connection.told = false;
         if connection.read_shut {
             return Ok(0);
@@ -171,7 +171,7 @@ impl Tcp {
         id: TcpId,
         how: Shutdown,
     ) -> Result<(), SocketError> {
-        let connection = self.get(id)?;
+        let connection = self.owned(id)?;
         if connection.connecting() || connection.state() == State::Closed {
             return Err(SocketError::NotConnected);
         }
@@ -195,7 +195,7 @@ impl Tcp {
         host: &mut Host,
         id: TcpId,
     ) -> Result<(), SocketError> {
-        let connection = self.get(id)?;
+        let connection = self.owned(id)?;
         let unread = connection.socket().recv_queue() > 0 && !connection.read_shut;
         connection.owner = Owner::Nobody;
         connection.keep_alive = None;
@@ -220,7 +220,7 @@ impl Tcp {
         host: &mut Host,
         id: TcpId,
     ) -> Result<(), SocketError> {
-        let connection = self.get(id)?;
+        let connection = self.owned(id)?;
         if connection.detached {
             return Ok(());
         }
@@ -229,7 +229,7 @@ impl Tcp {
     }
 
     pub(crate) fn state(&mut self, id: TcpId) -> Result<TcpState, SocketError> {
-        Ok(match self.get(id)?.state() {
+        Ok(match self.owned(id)?.state() {
             State::Listen | State::SynSent | State::SynReceived => TcpState::Connecting,
             State::Established => TcpState::Established,
             State::CloseWait => TcpState::PeerClosed,
@@ -239,16 +239,16 @@ impl Tcp {
     }
 
     pub(crate) fn addresses(&mut self, id: TcpId) -> Result<(SocketAddr, SocketAddr), SocketError> {
-        let tuple = self.get(id)?.tuple;
+        let tuple = self.owned(id)?.tuple;
         Ok((tuple.local, tuple.remote))
     }
 
     pub(crate) fn take_error(&mut self, id: TcpId) -> Result<Option<SocketError>, SocketError> {
-        Ok(self.get(id)?.error.take())
+        Ok(self.owned(id)?.error.take())
     }
 
     pub(crate) fn readiness(&mut self, id: TcpId) -> Result<Readiness, SocketError> {
-        let connection = self.get(id)?;
+        let connection = self.owned(id)?;
         connection.told = false;
         Ok(Readiness {
             readable: connection.readable(),
@@ -258,13 +258,13 @@ impl Tcp {
     }
 
     pub(crate) fn set_nodelay(&mut self, id: TcpId, nodelay: bool) -> Result<(), SocketError> {
-        self.get(id)?.socket_mut().set_nagle_enabled(!nodelay);
+        self.owned(id)?.socket_mut().set_nagle_enabled(!nodelay);
         self.mark(id.index);
         Ok(())
     }
 
     pub(crate) fn nodelay(&mut self, id: TcpId) -> Result<bool, SocketError> {
-        Ok(!self.get(id)?.socket().nagle_enabled())
+        Ok(!self.owned(id)?.socket().nagle_enabled())
     }
 
     pub(crate) fn set_keep_alive(
@@ -274,7 +274,7 @@ impl Tcp {
         interval: Option<Duration>,
     ) -> Result<(), SocketError> {
         let interval = interval.map(|interval| interval.max(Duration::from_millis(1)));
-        let connection = self.get(id)?;
+        let connection = self.owned(id)?;
         connection.keep_alive = interval;
         // The silence so far does not count.
         connection.last_heard = now;
@@ -285,7 +285,7 @@ impl Tcp {
 
     /// Bytes written that the peer has not acknowledged, and bytes received and not read.
     pub(crate) fn queues(&mut self, id: TcpId) -> Result<(usize, usize), SocketError> {
-        let connection = self.get(id)?;
+        let connection = self.owned(id)?;
         Ok((connection.socket().send_queue(), connection.socket().recv_queue()))
     }
 }

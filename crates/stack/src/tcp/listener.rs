@@ -13,10 +13,14 @@ use crate::host::Host;
 use crate::ip::Packet;
 use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
 
+/// However few may wait to be accepted, so many may be half open: that is no load on the
+/// application.
+const LEAST_HALF_OPEN: usize = 128;
+
 pub(super) struct Listener {
     generation: u32,
     local: SocketAddr,
-    /// The most that may wait to be accepted, and again the most that may be half open.
+    /// The most that may wait to be accepted.
     backlog: usize,
     half_open: usize,
     accept: VecDeque<TcpId>,
@@ -52,6 +56,11 @@ impl Listeners {
             .and_then(Option::as_mut)
             .filter(|listener| listener.generation == id.generation)
             .ok_or(SocketError::NoSocket)
+    }
+
+    /// Whether as many wait to be accepted as may.
+    pub(super) fn is_full(&mut self, id: ListenerId) -> bool {
+        self.get(id).is_ok_and(|listener| listener.accept.len() >= listener.backlog)
     }
 
     /// A half-open connection became a whole one. False when nobody can take it.
@@ -206,7 +215,7 @@ impl Tcp {
             host.counters.tcp_accept_overflow += 1;
             return true;
         }
-        let full = listener.half_open >= listener.backlog;
+        let full = listener.half_open >= listener.backlog.max(LEAST_HALF_OPEN);
         if full || self.listeners.half_open_count >= host.config.limits.half_open {
             self.evict_half_open(host, full.then_some(id));
         }

@@ -127,15 +127,19 @@ impl Tcp {
         if let Some(&index) = self.by_tuple.get(&tuple) {
             return self.process(now, host, index, packet, &seg);
         }
-        if let Some(remains) = self.time_wait.get(&tuple) {
+        if let Some(remains) = self.time_wait.get(now, &tuple) {
             let newer = segment::before(remains.receive_next, seg.sequence.wrapping_add(1));
             if seg.flags & (SYN | ACK) == SYN && newer {
                 host.counters.tcp_time_wait_reused += 1;
                 self.time_wait.remove(&tuple);
             } else {
                 // Its FIN came again, or an old segment: it has not heard our last word. A reset
-                // is not believed (RFC 1337).
-                if !seg.has(RST) && host.errors.take(now) {
+                // is believed only if it stands exactly where the next segment would (RFC 1337,
+                // RFC 5961 3.2): a peer that opens the connection anew with an older number
+                // answers our last word so.
+                if seg.has(RST) && seg.sequence == remains.receive_next {
+                    self.time_wait.remove(&tuple);
+                } else if !seg.has(RST) && host.errors.take(now) {
                     let at = (remains.send_next, remains.receive_next);
                     self.say(now, host, &tuple, at, ACK);
                 }
@@ -163,6 +167,17 @@ impl Tcp {
     ) {
         host.counters.tcp_visits += 1;
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        // The handshake's end is not heard while nobody can take the connection: the peer, or our
+        // SYN sent again, brings it up once more.
+        if let Owner::Listener(id) = connection.owner
+            && !connection.established
+            && connection.state() == State::SynReceived
+            && !seg.has(RST)
+            && self.listeners.is_full(id)
+        {
+            host.counters.tcp_accept_overflow += 1;
+            return;
+        }
         let config = &host.config.tcp;
         let before = connection.state();
         let queued = (connection.socket().recv_queue(), connection.socket().send_queue());
@@ -496,6 +511,9 @@ impl Tcp {
             let Ok(connection) = self.get(*id) else { continue };
             if connection.connecting() {
                 self.fail(now, host, id.index, SocketError::Unreachable);
+            } else if connection.state() == State::Closed {
+                // Only a reset was left to be sent.
+                self.strand(host, id.index);
             } else {
                 self.mark(id.index);
             }
@@ -508,6 +526,14 @@ impl Tcp {
             .filter(|slot| slot.generation == id.generation)
             .and_then(|slot| slot.connection.as_deref_mut())
             .ok_or(SocketError::NoSocket)
+    }
+
+    /// A connection that is the application's.
+    fn owned(&mut self, id: TcpId) -> Result<&mut Connection, SocketError> {
+        self.get(id).and_then(|connection| match connection.owner {
+            Owner::Application => Ok(connection),
+            Owner::Listener(_) | Owner::Nobody => Err(SocketError::NoSocket),
+        })
     }
 
     /// The way to `remote`, as a new connection's segments take it.

@@ -56,8 +56,10 @@ impl TimeWait {
         self.order.push_back((until, tuple));
     }
 
-    pub(super) fn get(&self, tuple: &Tuple) -> Option<Remains> {
-        self.entries.get(tuple).copied()
+    /// What is left of a connection. Its time may be over though nobody has cleaned up: that
+    /// happens in passing, since it is worth no wake-up.
+    pub(super) fn get(&self, now: Instant, tuple: &Tuple) -> Option<Remains> {
+        self.entries.get(tuple).copied().filter(|remains| now < remains.until)
     }
 
     pub(super) fn remove(&mut self, tuple: &Tuple) {
