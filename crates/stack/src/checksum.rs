@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn agrees_with_the_definition() {
-        let data: Vec<u8> = (0..2000u32).map(|i| (i * 7919 >> 3) as u8).collect();
+        let data: Vec<u8> = (0..2000u32).map(|i| ((i * 7919) >> 3) as u8).collect();
         for len in (0..70).chain([1459, 1460, 1500, 2000]) {
             assert_eq!(Sum::default().add(&data[..len]).folded(), plain(&data[..len]), "{len}");
         }

@@ -20,7 +20,7 @@ pub(crate) struct Making {
 /// The bytes of all frames that a packet with `payload` bytes behind its IP header makes.
 pub(crate) fn frame_bytes(header: &Header, payload: usize, mtu: usize) -> usize {
     let len = header.len() + payload;
-    if len <= mtu { len } else { len + payload.div_ceil(mtu - 48 & !7) * (48 + HEADER_BYTES) }
+    if len <= mtu { len } else { len + payload.div_ceil((mtu - 48) & !7) * (48 + HEADER_BYTES) }
 }
 
 /// Makes the packet of `parts` and appends it, cut if need be. Whether all of it was taken.

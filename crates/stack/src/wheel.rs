@@ -171,7 +171,7 @@ mod tests {
         for _ in 0..20_000 {
             let id = (random.next() % 500) as u32;
             oracle.retain(|_, other| *other != id);
-            if random.next() % 8 == 0 {
+            if random.next().is_multiple_of(8) {
                 wheel.set(id, None);
             } else {
                 let span = 1u64 << (10 + random.next() % 29);

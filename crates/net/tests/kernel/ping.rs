@@ -36,7 +36,7 @@ pub(crate) fn ping(to: IpAddr, len: usize) -> io::Result<()> {
     )?;
     rustix::net::connect(&socket, &std::net::SocketAddr::new(to, 0))?;
     let mut message = vec![if v4 { 8 } else { 128 }, 0, 0, 0, 0x12, 0x34, 0, 1];
-    message.extend((0..len).map(|at| (at * 31 >> 2) as u8));
+    message.extend((0..len).map(|at| ((at * 31) >> 2) as u8));
     if v4 {
         let sum = sum(&message);
         message[2..4].copy_from_slice(&sum.to_be_bytes());

@@ -6,13 +6,17 @@
 //! | `connection` | one connection |
 //! | `listener` | listeners, half-open connections, accept queues |
 //! | `api` | what the application does |
+//! | `lifecycle` | what follows from a connection's state, and how it ends |
 //! | `egress` | what is sent, and timers |
+//! | `answer` | resets and such, and ICMP errors |
 //! | `port` | between smoltcp and frames |
 //! | `time_wait` | what is left of connections |
 
+mod answer;
 mod api;
 mod connection;
 mod egress;
+mod lifecycle;
 mod listener;
 mod port;
 mod segment;
@@ -28,7 +32,6 @@ use smoltcp::wire::HardwareAddress;
 
 use crate::checksum::Sum;
 use crate::host::Host;
-use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
 use crate::outbox::{Frame, NextHop};
 use crate::wheel::Wheel;
@@ -278,245 +281,6 @@ impl Tcp {
             connection.told = true;
             let id = TcpId { index, generation: slot.generation };
             host.news.push_back(SocketId::Tcp(id));
-        }
-    }
-
-    /// A connection's state changed: draws the consequences.
-    fn settle(&mut self, now: Instant, host: &mut Host, index: u32) {
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        match connection.state() {
-            State::SynSent | State::SynReceived => {}
-            // A reset in answer to our SYN and ACK.
-            State::Listen => return self.remove(host, index),
-            State::Closed => {
-                // One more segment if it was us who gave up: the reset.
-                if connection.socket().remote_endpoint().is_some() && !connection.detached {
-                    return self.mark(index);
-                }
-                self.detach(host, index);
-                let Some(connection) = self.slots[index as usize].connection.as_ref() else {
-                    return;
-                };
-                if connection.owner != Owner::Application {
-                    self.remove(host, index);
-                }
-            }
-            State::TimeWait => {
-                let finished = connection.path.sent_to.is_some();
-                let poll_at = self.interface.poll_at(now.to_smoltcp(), connection.sockets());
-                // Nothing but the end of TIME-WAIT is to come: no acknowledgement waits.
-                let soon = now + host.config.tcp.ack_delay;
-                let quiet = poll_at.is_none_or(|at| at > soon.to_smoltcp());
-                if finished && quiet && !connection.detached {
-                    let (tuple, sent_to) = (connection.tuple, connection.path.sent_to.unwrap_or(0));
-                    let acknowledged = connection.acknowledged;
-                    let orphan = connection.owner != Owner::Application;
-                    let counters = &mut host.counters;
-                    self.time_wait.insert(now, tuple, sent_to, acknowledged, counters);
-                    self.detach(host, index);
-                    if orphan {
-                        self.remove(host, index);
-                    }
-                }
-            }
-            _ => {
-                if !connection.established {
-                    connection.established = true;
-                    connection.give_up_at = None;
-                    if let Owner::Listener(id) = connection.owner {
-                        let generation = self.slots[index as usize].generation;
-                        let id = (id, TcpId { index, generation });
-                        if !self.listeners.established(host, id.0, id.1) {
-                            self.abort_now(now, host, index);
-                        }
-                    } else {
-                        host.counters.tcp_connected += 1;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Ends a connection with a reset.
-    fn abort_now(&mut self, now: Instant, host: &mut Host, index: u32) {
-        if let Some(connection) = self.slots[index as usize].connection.as_mut() {
-            if !matches!(connection.state(), State::Closed | State::TimeWait) {
-                host.counters.tcp_resets_sent += 1;
-            }
-            connection.socket_mut().abort();
-            connection.give_up_at = None;
-            self.settle(now, host, index);
-        }
-    }
-
-    /// Takes the connection's addresses from it: from now on it is only read from.
-    fn detach(&mut self, _: &mut Host, index: u32) {
-        if let Some(connection) = self.slots[index as usize].connection.as_mut()
-            && !connection.detached
-        {
-            connection.detached = true;
-            connection.give_up_at = None;
-            self.by_tuple.remove(&connection.tuple);
-            self.wheel.set(index, None);
-        }
-    }
-
-    /// Forgets a connection altogether.
-    fn remove(&mut self, host: &mut Host, index: u32) {
-        self.detach(host, index);
-        let slot = &mut self.slots[index as usize];
-        if let Some(connection) = slot.connection.take() {
-            if let Owner::Listener(id) = connection.owner {
-                let id = (id, TcpId { index, generation: slot.generation });
-                self.listeners.gone(id.0, id.1, connection.established);
-            }
-            self.live -= 1;
-            self.free.push(index);
-        }
-    }
-
-    /// Makes room for a connection and names it.
-    fn insert(&mut self, connection: Connection) -> TcpId {
-        let tuple = connection.tuple;
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, connection: None });
-            self.slots.len() as u32 - 1
-        });
-        let slot = &mut self.slots[index as usize];
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.connection = Some(Box::new(connection));
-        self.live += 1;
-        self.by_tuple.insert(tuple, index);
-        TcpId { index, generation: slot.generation }
-    }
-
-    /// Answers a segment that belongs to nothing with a reset (RFC 9293, 3.10.7.1).
-    fn refuse(&mut self, now: Instant, host: &mut Host, tuple: &Tuple, seg: &Segment) {
-        if !host.errors.take(now) {
-            host.counters.errors_limited += 1;
-            return;
-        }
-        host.counters.tcp_resets_sent += 1;
-        if seg.has(ACK) {
-            self.say(now, host, tuple, (seg.acknowledgement, 0), RST);
-        } else {
-            let next = seg.sequence.wrapping_add(seg.len());
-            self.say(now, host, tuple, (0, next), RST | ACK);
-        }
-    }
-
-    /// Sends a segment without data: sequence number and acknowledgement as given.
-    fn say(&mut self, now: Instant, host: &mut Host, tuple: &Tuple, at: (u32, u32), flags: u8) {
-        let Some(route) = host.route(tuple.remote.ip()) else {
-            host.counters.no_route += 1;
-            return;
-        };
-        let ports = (tuple.local.port(), tuple.remote.port());
-        let mut bare = segment::bare(ports, at.0, at.1, flags, 0);
-        let header = Header {
-            src: tuple.local.ip(),
-            dst: tuple.remote.ip(),
-            protocol: ip::TCP,
-            hop_limit: ip::HOP_LIMIT,
-            payload_bytes: bare.len(),
-            fragment: None,
-        };
-        host.counters.tcp_sent += 1;
-        host.send(now, header, route.to, &mut bare, &[], segment::CHECKSUM_AT);
-    }
-
-    /// An ICMP error about a segment of ours came. Whether it is a connection's.
-    pub(crate) fn problem(
-        &mut self,
-        now: Instant,
-        host: &mut Host,
-        problem: Problem,
-        quoted: &Quoted,
-    ) -> bool {
-        let tuple = Tuple {
-            local: SocketAddr::new(quoted.src, quoted.src_port),
-            remote: SocketAddr::new(quoted.dst, quoted.dst_port),
-        };
-        let Some(&index) = self.by_tuple.get(&tuple) else { return false };
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return false };
-        // It must be about something that is in flight (RFC 5927, 4.1).
-        let window = host.config.tcp.send_buffer_bytes as u32 + 2;
-        let inside =
-            connection.path.sent_to.is_some_and(|to| to.wrapping_sub(quoted.sequence) <= window);
-        if !inside {
-            return false;
-        }
-        match problem {
-            Problem::TooBig(_) => {
-                let mtu = host.paths.mtu(now, quoted.dst);
-                let mss = mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES;
-                connection.path.mss = connection.path.mss.min(mss);
-            }
-            // Once established, these are hints that soon may be wrong (RFC 1122, 4.2.3.9).
-            Problem::Refused | Problem::Unreachable if connection.state() == State::SynSent => {
-                let refused = problem == Problem::Refused;
-                let error = if refused { SocketError::Refused } else { SocketError::Unreachable };
-                self.fail(now, host, index, error);
-            }
-            Problem::Refused | Problem::Unreachable => {}
-        }
-        true
-    }
-
-    /// Ends a connection with an error that the application will see.
-    fn fail(&mut self, now: Instant, host: &mut Host, index: u32, error: SocketError) {
-        if let Some(connection) = self.slots[index as usize].connection.as_mut() {
-            connection.error.get_or_insert(error);
-            if connection.state() == State::SynSent {
-                // Nothing was agreed on, so nothing need be reset.
-                connection.socket_mut().close();
-                connection.detached = true;
-                self.by_tuple.remove(&connection.tuple);
-                self.wheel.set(index, None);
-                if connection.owner == Owner::Nobody {
-                    return self.remove(host, index);
-                }
-            } else {
-                self.abort_now(now, host, index);
-            }
-            self.tell(host, index);
-        }
-    }
-
-    /// Ends a connection whose peer nothing can be sent to, not even a reset.
-    fn strand(&mut self, host: &mut Host, index: u32) {
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        connection.error.get_or_insert(SocketError::Unreachable);
-        connection.socket_mut().abort();
-        self.detach(host, index);
-        self.tell(host, index);
-        let Some(connection) = self.slots[index as usize].connection.as_ref() else { return };
-        if connection.owner != Owner::Application {
-            self.remove(host, index);
-        }
-    }
-
-    /// Connections whose neighbour was found: they may go on.
-    pub(crate) fn resume(&mut self, ids: &[TcpId]) {
-        for id in ids {
-            if self.get(*id).is_ok() {
-                self.mark(id.index);
-            }
-        }
-    }
-
-    /// Connections whose next hop does not answer.
-    pub(crate) fn unreachable(&mut self, now: Instant, host: &mut Host, ids: &[TcpId]) {
-        for id in ids {
-            let Ok(connection) = self.get(*id) else { continue };
-            if connection.connecting() {
-                self.fail(now, host, id.index, SocketError::Unreachable);
-            } else if connection.state() == State::Closed {
-                // Only a reset was left to be sent.
-                self.strand(host, id.index);
-            } else {
-                self.mark(id.index);
-            }
         }
     }
 

@@ -1,0 +1,94 @@
+//! What is said for no connection, and what routers say about one.
+
+use std::net::SocketAddr;
+
+use smoltcp::socket::tcp::State;
+
+use super::segment::{self, ACK, RST, Segment};
+use super::{Tcp, Tuple};
+use crate::host::Host;
+use crate::icmp::{Problem, Quoted};
+use crate::ip::{self, Header};
+use crate::{Instant, SocketError};
+
+impl Tcp {
+    /// An ICMP error about a segment of ours came. Whether it is a connection's.
+    pub(crate) fn problem(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        problem: Problem,
+        quoted: &Quoted,
+    ) -> bool {
+        let tuple = Tuple {
+            local: SocketAddr::new(quoted.src, quoted.src_port),
+            remote: SocketAddr::new(quoted.dst, quoted.dst_port),
+        };
+        let Some(&index) = self.by_tuple.get(&tuple) else { return false };
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return false };
+        // It must be about something that is in flight (RFC 5927, 4.1).
+        let window = host.config.tcp.send_buffer_bytes as u32 + 2;
+        let inside =
+            connection.path.sent_to.is_some_and(|to| to.wrapping_sub(quoted.sequence) <= window);
+        if !inside {
+            return false;
+        }
+        match problem {
+            Problem::TooBig(_) => {
+                let mtu = host.paths.mtu(now, quoted.dst);
+                let mss = mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES;
+                connection.path.mss = connection.path.mss.min(mss);
+            }
+            // Once established, these are hints that soon may be wrong (RFC 1122, 4.2.3.9).
+            Problem::Refused | Problem::Unreachable if connection.state() == State::SynSent => {
+                let refused = problem == Problem::Refused;
+                let error = if refused { SocketError::Refused } else { SocketError::Unreachable };
+                self.fail(now, host, index, error);
+            }
+            Problem::Refused | Problem::Unreachable => {}
+        }
+        true
+    }
+
+    /// Answers a segment that belongs to nothing with a reset (RFC 9293, 3.10.7.1).
+    pub(super) fn refuse(&mut self, now: Instant, host: &mut Host, tuple: &Tuple, seg: &Segment) {
+        if !host.errors.take(now) {
+            host.counters.errors_limited += 1;
+            return;
+        }
+        host.counters.tcp_resets_sent += 1;
+        if seg.has(ACK) {
+            self.say(now, host, tuple, (seg.acknowledgement, 0), RST);
+        } else {
+            let next = seg.sequence.wrapping_add(seg.len());
+            self.say(now, host, tuple, (0, next), RST | ACK);
+        }
+    }
+
+    /// Sends a segment without data: sequence number and acknowledgement as given.
+    pub(super) fn say(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        tuple: &Tuple,
+        at: (u32, u32),
+        flags: u8,
+    ) {
+        let Some(route) = host.route(tuple.remote.ip()) else {
+            host.counters.no_route += 1;
+            return;
+        };
+        let ports = (tuple.local.port(), tuple.remote.port());
+        let mut bare = segment::bare(ports, at.0, at.1, flags, 0);
+        let header = Header {
+            src: tuple.local.ip(),
+            dst: tuple.remote.ip(),
+            protocol: ip::TCP,
+            hop_limit: ip::HOP_LIMIT,
+            payload_bytes: bare.len(),
+            fragment: None,
+        };
+        host.counters.tcp_sent += 1;
+        host.send(now, header, route.to, &mut bare, &[], segment::CHECKSUM_AT);
+    }
+}
