@@ -1,1 +1,42 @@
-//! Attach to a driver server; send, receive and wait.
+//! An application's side of Towpath: attach to a driver server, send, receive, wait.
+//!
+//! ```no_run
+//! use towpath_client::{Options, Rule, Session};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut session = Session::attach("/run/towpath/tap0.sock", &Options::default())?;
+//! let endpoint = session.open(&Rule::new().ethertype(0x88b5))?;
+//! loop {
+//!     session.wait(None)?;
+//!     while let Some(frame) = session.receive_one(0)? {
+//!         session.send_bytes(endpoint, &frame)?;
+//!     }
+//!     session.flush()?;
+//! }
+//! # }
+//! ```
+//!
+//! A [`Session`] is one thread's at a time: it is [`Send`] and not [`Sync`], and is never cloned;
+//! a program that wants several threads to send attaches a session for each, or puts the TCP and
+//! UDP sockets of `towpath-net` on top, which any thread may use. After `fork` the child has no
+//! session: every call there answers [`Lost::Forked`], and the parent's goes on undisturbed.
+//!
+//! The application trusts the server as it trusts a kernel: what the server wrote is checked
+//! against going wrong, not against ill will.
+
+mod control;
+mod error;
+mod fork;
+mod heap;
+mod report;
+mod rule;
+mod session;
+mod wait;
+
+pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
+pub use heap::Received;
+pub use report::{default_socket, report, set_mode};
+pub use rule::Rule;
+pub use session::{Endpoint, Info, Options, Session, Statistics};
+pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
+pub use towpath_protocol::message::{MODE_INTERRUPT, MODE_POLL};
+pub use towpath_queue::Violation;

@@ -3,16 +3,20 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`counters`] | what is counted, and where |
 //! | [`memory`] | memory files, their seals, their mapping |
 //! | [`layout`] | what is where in a session's memories |
 //! | [`message`] | the control messages, their numbers and their checks |
 //! | [`channel`] | a socket that carries messages with descriptors |
+//! | [`peer`] | who is at the other end |
 //! | [`store`] | where objects are kept that must outlive the server |
 
 pub mod channel;
+pub mod counters;
 pub mod layout;
 pub mod memory;
 pub mod message;
+pub mod peer;
 pub mod store;
 
 /// The version of messages and layout together. Raised whenever either changes; a peer of another

@@ -136,6 +136,7 @@ pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
     writable: bool,
+    process: u32,
 }
 
 // SAFETY: a mapping is an address range of the process, not of a thread; what is done with the
@@ -176,7 +177,7 @@ impl Mapping {
     fn owned(start: *mut std::ffi::c_void, len: usize, writable: bool) -> io::Result<Mapping> {
         let start =
             NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Mapping { start, len, writable })
+        Ok(Mapping { start, len, writable, process: std::process::id() })
     }
 
     /// The first byte's address.
@@ -201,6 +202,18 @@ impl Mapping {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    /// Wipes the mapping in children made by `fork`: they find zeros. Only private mappings.
+    ///
+    /// # Errors
+    /// What `madvise` answers.
+    pub fn wipe_in_children(&self) -> io::Result<()> {
+        // SAFETY: MADV_WIPEONFORK changes nothing of this process' memory.
+        unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxWipeOnFork)?;
+        }
+        Ok(())
     }
 
     fn inside(&self, offset: usize, len: usize) -> bool {
@@ -260,6 +273,36 @@ impl Mapping {
         true
     }
 
+    /// The bytes of a range, to be changed in place; `None` when it is not inside, or read-only.
+    ///
+    /// # Safety
+    /// No peer writes this memory, and nothing else in this process touches the range while the
+    /// slice lives.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::mut_from_ref, reason = "a mapping is an address range, not a value")]
+    pub unsafe fn bytes_mut(&self, offset: usize, len: usize) -> Option<&mut [u8]> {
+        if !self.writable || !self.inside(offset, len) {
+            return None;
+        }
+        // SAFETY: the range is inside, mapped and writable; the rest is the caller's promise.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset), len) })
+    }
+
+    /// The bytes of a range; `None` when it is not inside.
+    ///
+    /// # Safety
+    /// Nobody, no peer either, writes the range while the slice lives.
+    #[inline]
+    #[must_use]
+    pub unsafe fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        if !self.inside(offset, len) {
+            return None;
+        }
+        // SAFETY: the range is inside and mapped; the rest is the caller's promise.
+        Some(unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset), len) })
+    }
+
     /// Keeps the mapping out of children made by `fork`: there, touching it is a fault instead of
     /// a second writer.
     ///
@@ -276,6 +319,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // A child that was forked may not have the mapping, and something else in its place.
+        if self.process != std::process::id() {
+            return;
+        }
         // SAFETY: the range was mapped by `new` or `private` and belongs to this value alone; who
         // keeps addresses into it keeps the value too (see `Mapping::start`).
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };

@@ -176,6 +176,23 @@ proptest! {
         }
     }
 
+    /// Bytes are fetched from any place, and never past the end.
+    #[test]
+    fn bytes_are_fetched(offset in 0..40usize, len in 0..50usize) {
+        let memory = Memory::new(5);
+        let bytes: Vec<u8> = (1..=40).collect();
+        for (word, bytes) in bytes.chunks(8).enumerate() {
+            let value = u64::from_le_bytes(bytes.try_into().unwrap());
+            memory.word(word).store(value, std::sync::atomic::Ordering::Relaxed);
+        }
+        let mut got = vec![0; len];
+        let inside = offset + len <= 40;
+        prop_assert_eq!(memory.peer().fetch_bytes(offset, &mut got), inside);
+        if inside {
+            prop_assert_eq!(&got, &bytes[offset..offset + len]);
+        }
+    }
+
     /// Words to descriptor and back; and nothing outside of the heap passes the check.
     #[test]
     fn descriptors_are_checked(a in any::<u64>(), b in any::<u64>(), frames in 1..200u32, data in 1..9000u32) {

@@ -35,6 +35,13 @@ impl ReceiveConsumer {
         self.capacity - self.head.now().wrapping_sub(self.taken)
     }
 
+    /// How many frames are with the server, or filled and not taken.
+    #[inline]
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.head.now().wrapping_sub(self.taken)
+    }
+
     /// Provides an empty frame. Answers whether there was room. Known to the server after
     /// [`ReceiveConsumer::publish`].
     #[inline]

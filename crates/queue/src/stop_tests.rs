@@ -170,7 +170,7 @@ fn one_life_and_its_successor(stopped_round: u32, stores: u64, backwards: bool) 
             }
         }
         assert_eq!(transmit_free.len() as u32 + producer.in_flight(), FRAMES);
-        let with_server = consumer_in_flight(&consumer);
+        let with_server = consumer.in_flight();
         assert_eq!(receive_free.len() as u32 + with_server, FRAMES);
         for frame in receive_free.as_slice() {
             assert!(!server.receive_ledger.holds(*frame), "frame {frame} is in two places");
@@ -189,10 +189,6 @@ fn one_life_and_its_successor(stopped_round: u32, stores: u64, backwards: bool) 
     // What was received came in order and whole; a stopped turn's deliveries may be lost.
     assert!(received.is_sorted(), "{received:?}");
     stopped
-}
-
-fn consumer_in_flight(consumer: &crate::receive::ReceiveConsumer) -> u32 {
-    16 - consumer.room()
 }
 
 /// A packet noted as done before the crash is not sent again by the successor.

@@ -23,6 +23,7 @@ pub struct TransmitProducer {
     descriptors: OwnWords,
     commit: Observed,
     reclaimed: u32,
+    wanted: Option<u32>,
     slots: Slots,
     capacity: u32,
 }
@@ -41,9 +42,16 @@ impl TransmitProducer {
             head,
             descriptors,
             reclaimed,
+            wanted: None,
             slots: Slots::new(shape.transmit()),
             capacity: shape.transmit(),
         }
+    }
+
+    /// How many slots the queue has.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.capacity
     }
 
     /// Free slots, as far as known without looking again.
@@ -102,17 +110,24 @@ impl TransmitProducer {
         self.capacity - self.room()
     }
 
-    /// Asks for an event when `slots` of those in flight are done with; 0 asks for none. After
-    /// this, a sleeper announces itself ([`crate::doorbell::Sleeper::prepare`]) and reclaims once
-    /// more before it sleeps.
+    /// Asks for an event when `slots` of those in flight are done with. After this, a sleeper
+    /// announces itself ([`crate::doorbell::Sleeper::prepare`]), reclaims once more and looks
+    /// whether it [`has_what_it_wanted`](TransmitProducer::has_what_it_wanted) before it sleeps.
     pub fn want(&mut self, slots: u32) {
-        let wanted = if slots == 0 {
-            0
-        } else {
-            let by = slots.min(self.in_flight());
-            WANTED | u64::from(self.reclaimed.wrapping_add(by))
-        };
-        self.head.line().store(WANTED_WORD, wanted);
+        let index = self.reclaimed.wrapping_add(slots.min(self.in_flight()));
+        self.wanted = Some(index);
+        self.head.line().store(WANTED_WORD, WANTED | u64::from(index));
+    }
+
+    /// Whether what was wanted is there, as last reclaimed. Then the wish is over.
+    pub fn has_what_it_wanted(&mut self) -> bool {
+        let there =
+            self.wanted.is_some_and(|wanted| self.reclaimed.wrapping_sub(wanted) as i32 >= 0);
+        if there {
+            self.wanted = None;
+            self.head.line().store(WANTED_WORD, 0);
+        }
+        there
     }
 }
 

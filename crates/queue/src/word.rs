@@ -1,4 +1,5 @@
-//! Words of shared memory, each with one writer.
+//! Words of shared memory, each with one writer. Bytes within words are in little-endian order, the
+//! only one that this project runs on.
 //!
 //! Unsafe lives here because shared memory is an address from outside. Whoever makes a view
 //! promises that the memory is mapped for as long as what it hands along lives; from then on
@@ -12,6 +13,8 @@ use core::ptr::NonNull;
 pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+
+const _: () = assert!(cfg!(target_endian = "little"), "bytes in words are little-endian here");
 
 /// Words in a cache line pair: what two sides write is kept that far apart, since processors
 /// fetch lines in pairs.
@@ -133,6 +136,40 @@ impl PeerWords {
     #[must_use]
     pub fn observe(&self, index: usize) -> u64 {
         self.word(index).load(Ordering::Acquire)
+    }
+
+    /// Fetches bytes: the beginning of a packet, whose headers decide what becomes of it. From
+    /// byte `offset` on; answers whether they all lie inside.
+    #[inline]
+    #[must_use]
+    pub fn fetch_bytes(&self, offset: usize, to: &mut [u8]) -> bool {
+        if offset > self.len * 8 || to.len() > self.len * 8 - offset {
+            return false;
+        }
+        let (mut index, shift) = (offset / 8, (offset % 8) as u32 * 8);
+        // Words are fetched whole and each once, also where they lie across two of `to`'s.
+        let mut carried = if shift == 0 { 0 } else { self.fetch(index) >> shift };
+        if shift != 0 {
+            index += 1;
+        }
+        for piece in to.chunks_mut(8) {
+            let word = if shift == 0 {
+                let word = self.fetch(index);
+                index += 1;
+                word
+            } else {
+                let mut word = carried;
+                if piece.len() > 8 - shift as usize / 8 {
+                    let next = self.fetch(index);
+                    index += 1;
+                    word |= next << (64 - shift);
+                    carried = next >> shift;
+                }
+                word
+            };
+            piece.copy_from_slice(&word.to_le_bytes()[..piece.len()]);
+        }
+        true
     }
 
     #[inline]

@@ -1,1 +1,41 @@
-//! The driver server: engine, sessions, policy.
+//! The driver server: one process, one device, many applications.
+//!
+//! Two threads. The **engine** ([`engine`]) moves packets and does nothing else. The **control**
+//! thread (`control`) accepts applications, decides what they may, prepares their memory, and
+//! hands finished objects over; attaching never delays a packet.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`engine`] | the turn: orders, receive, transmit, complete, publish and ring, sleep |
+//! | [`demux`] | flow rules, and which endpoint a packet is for |
+//! | [`rights`] | what an endpoint may send |
+//! | [`copy`] | the trust boundary: every copy between two sides' memory |
+//! | [`handoff`] | how checked packets reach the device; the backlog |
+//! | [`session`] | what the engine has of a session |
+//! | `control` | connections, attach, endpoints, reports |
+//! | [`addresses`] | which addresses sessions get |
+//! | [`policy`] | who may what |
+
+#![deny(unsafe_code)]
+
+pub mod addresses;
+mod connection;
+mod control;
+#[allow(unsafe_code)]
+pub mod copy;
+pub mod demux;
+pub mod engine;
+pub mod handoff;
+pub mod policy;
+mod prepare;
+mod receive;
+pub mod report;
+pub mod rights;
+mod server;
+pub mod session;
+mod transmit;
+
+pub use addresses::Subnets;
+pub use engine::Mode;
+pub use policy::Policy;
+pub use server::{Config, Server, StartError};

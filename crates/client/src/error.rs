@@ -1,0 +1,92 @@
+//! What can go wrong, by operation, and what the caller can do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use towpath_queue::Violation;
+
+pub use towpath_protocol::message::Refusal;
+
+/// The session is over. Nothing on it works any more; attach again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lost {
+    /// The server ended, or was killed.
+    #[error("the driver server is gone; attach again when it runs")]
+    ServerGone,
+    /// The server closed the session because of what this application did.
+    #[error("the driver server closed the session: {0}")]
+    Violated(Violation),
+    /// The server wrote what cannot be; the memory of the session is not relied on any more.
+    #[error("the driver server has gone wrong: {0}")]
+    ServerWrong(Violation),
+    /// This is a child made by `fork`: the session is its parent's.
+    #[error("this process was forked; the session is its parent's, attach one of your own")]
+    Forked,
+}
+
+/// Why attaching failed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Nobody serves there.
+    #[error(
+        "{path}: {cause}; start a server with `towpath serve`, or give the path of a running one's socket"
+    )]
+    NoServer {
+        /// Where.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The server said no.
+    #[error("{text}")]
+    Refused {
+        /// What kind of no.
+        refusal: Refusal,
+        /// What it said.
+        text: String,
+    },
+    /// The server speaks another version, or not this protocol at all.
+    #[error("{0}")]
+    Protocol(String),
+    /// The server ended meanwhile.
+    #[error("the driver server hung up while this application attached")]
+    HungUp,
+    /// Memory could not be mapped.
+    #[error("mapping the session's memory: {0}")]
+    Memory(#[from] io::Error),
+}
+
+/// Why an endpoint could not be opened, closed, or a setting changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The server said no.
+    #[error("{text}")]
+    Refused {
+        /// What kind of no.
+        refusal: Refusal,
+        /// What it said.
+        text: String,
+    },
+    /// The session is over.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+}
+
+/// Why a packet was not put into the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The queue is full: wait for room ([`crate::Session::want_room`]), or drop the packet.
+    #[error("the transmit queue is full")]
+    Full,
+    /// The packet has no bytes, or more than any chain of frames of this session holds.
+    #[error("a packet of {len} bytes; 1 to {max} are possible in this session")]
+    Length {
+        /// How long it is.
+        len: usize,
+        /// How long it may be.
+        max: usize,
+    },
+    /// The session is over.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+}

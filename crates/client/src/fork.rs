@@ -1,0 +1,29 @@
+//! Tells a child made by `fork` from its parent, without a system call.
+
+use std::io;
+use std::sync::Arc;
+
+use towpath_protocol::layout::{own_words, peer_words};
+use towpath_protocol::memory::Mapping;
+use towpath_queue::PeerWords;
+
+/// A page that children find wiped.
+#[derive(Debug)]
+pub(crate) struct ForkGuard {
+    words: PeerWords,
+}
+
+impl ForkGuard {
+    pub(crate) fn new() -> io::Result<ForkGuard> {
+        let page = Arc::new(Mapping::private(1)?);
+        page.wipe_in_children()?;
+        own_words(&page).store(0, 1);
+        Ok(ForkGuard { words: peer_words(&page) })
+    }
+
+    /// Whether this process is the one that made the guard.
+    #[inline]
+    pub(crate) fn is_parent(&self) -> bool {
+        self.words.fetch(0) == 1
+    }
+}

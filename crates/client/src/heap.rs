@@ -1,0 +1,177 @@
+//! Frames as bytes.
+//!
+//! Unsafe lives here because frames are read and written in place. Each side's promise makes that
+//! sound: a received frame belongs to the application until it is provided again, and the server,
+//! which the application trusts in this, does not write it meanwhile; a frame to be sent is
+//! written by the application alone until it is pushed.
+
+use std::sync::Arc;
+
+use towpath_packet::Meta;
+use towpath_protocol::memory::Mapping;
+use towpath_queue::HeapShape;
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
+
+/// A received packet, read in place. Its frames go back when this is dropped by whoever was
+/// handed it.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    heap: &'a ReceiveHeap,
+    descriptors: &'a [Descriptor],
+    len: usize,
+}
+
+impl<'a> Received<'a> {
+    pub(crate) fn new(heap: &'a ReceiveHeap, descriptors: &'a [Descriptor]) -> Received<'a> {
+        let len = descriptors.iter().map(|one| one.len as usize).sum();
+        Received { heap, descriptors, len }
+    }
+
+    /// Length in bytes, from the Ethernet header on.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The number of the endpoint that it is for.
+    #[must_use]
+    pub fn endpoint(&self) -> u32 {
+        self.descriptors[0].endpoint
+    }
+
+    /// Captured on its way out (capturing endpoints only).
+    #[must_use]
+    pub fn is_outgoing(&self) -> bool {
+        self.descriptors[0].flags & OUTGOING != 0
+    }
+
+    /// What is still to be done to it; always finished unless the endpoint asked otherwise.
+    #[must_use]
+    pub fn meta(&self) -> Meta {
+        let first = &self.descriptors[0];
+        if first.flags & META == 0 {
+            return Meta::FINISHED;
+        }
+        self.heap.meta(first.frame)
+    }
+
+    /// The packet's pieces, in order.
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = &'a [u8]> {
+        let heap = self.heap;
+        self.descriptors.iter().map(move |one| heap.bytes(one))
+    }
+
+    /// The whole packet where it lies in one piece, as every packet up to the frame size does.
+    #[must_use]
+    pub fn contiguous(&self) -> Option<&'a [u8]> {
+        if self.descriptors.len() == 1 { Some(self.heap.bytes(&self.descriptors[0])) } else { None }
+    }
+
+    /// Appends the packet to a vector.
+    pub fn append_to(&self, to: &mut Vec<u8>) {
+        to.reserve(self.len);
+        for part in self.parts() {
+            to.extend_from_slice(part);
+        }
+    }
+}
+
+/// The receive heap: read-only here.
+#[derive(Clone, Debug)]
+pub(crate) struct ReceiveHeap {
+    memory: Arc<Mapping>,
+    shape: HeapShape,
+}
+
+impl ReceiveHeap {
+    /// `None` when the memory is smaller than the shape says.
+    pub(crate) fn new(memory: Mapping, shape: HeapShape) -> Option<ReceiveHeap> {
+        let fits = memory.len() >= shape.heap_bytes();
+        fits.then(|| ReceiveHeap { memory: Arc::new(memory), shape })
+    }
+
+    fn bytes(&self, descriptor: &Descriptor) -> &[u8] {
+        let offset = descriptor.heap_offset(&self.shape);
+        // SAFETY: the descriptor was checked against the heap's shape and the frame is ours: the
+        // queue gave it to us, and it is provided again only after the borrow of the session that
+        // this slice hangs on has ended.
+        unsafe { self.memory.bytes(offset, descriptor.len as usize) }.unwrap_or(&[])
+    }
+
+    fn meta(&self, frame: u32) -> Meta {
+        let mut words = [[0; 8]; 2];
+        let start = self.shape.frame_offset(frame);
+        for (place, word) in words.iter_mut().enumerate() {
+            if !self.memory.copy_out(start + place * 8, word) {
+                return Meta::FINISHED;
+            }
+        }
+        Meta::from_words(words.map(u64::from_ne_bytes)).unwrap_or_default()
+    }
+}
+
+/// The transmit heap: written here alone.
+#[derive(Debug)]
+pub(crate) struct TransmitHeap {
+    memory: Arc<Mapping>,
+    shape: HeapShape,
+}
+
+impl TransmitHeap {
+    /// `None` when the memory is smaller than the shape says.
+    pub(crate) fn new(memory: Mapping, shape: HeapShape) -> Option<TransmitHeap> {
+        let fits = memory.len() >= shape.heap_bytes();
+        fits.then(|| TransmitHeap { memory: Arc::new(memory), shape })
+    }
+
+    pub(crate) fn data_bytes(&self) -> usize {
+        self.shape.data_bytes() as usize
+    }
+
+    /// Lets `fill` write a packet of `len` bytes into `frames`, and makes their descriptors.
+    /// The frames are distinct and the caller's own.
+    pub(crate) fn write(
+        &mut self,
+        frames: &[u32],
+        len: usize,
+        meta: Meta,
+        endpoint: u32,
+        fill: impl FnOnce(&mut [&mut [u8]]),
+    ) -> ([Descriptor; MAX_CHAIN], usize) {
+        let mut descriptors = [Descriptor::default(); MAX_CHAIN];
+        let data_bytes = self.data_bytes();
+        for (place, frame) in frames.iter().enumerate() {
+            descriptors[place] = Descriptor {
+                frame: *frame,
+                start: HEADROOM_BYTES,
+                len: data_bytes.min(len - place * data_bytes) as u32,
+                endpoint,
+                flags: if place == 0 && meta != Meta::FINISHED { META } else { 0 },
+            };
+        }
+        let slice = |descriptor: &Descriptor| {
+            let offset = descriptor.heap_offset(&self.shape);
+            // SAFETY: only this process writes the transmit heap, the frames are distinct and
+            // free, and `&mut self` is the only way to the heap here.
+            unsafe { self.memory.bytes_mut(offset, descriptor.len as usize) }.unwrap_or(&mut [])
+        };
+        if frames.len() == 1 {
+            fill(&mut [slice(&descriptors[0])]);
+        } else {
+            let mut parts: [&mut [u8]; MAX_CHAIN] = std::array::from_fn(|_| &mut [][..]);
+            for (part, descriptor) in parts.iter_mut().zip(&descriptors[..frames.len()]) {
+                *part = slice(descriptor);
+            }
+            fill(&mut parts[..frames.len()]);
+        }
+        if meta != Meta::FINISHED {
+            let start = self.shape.frame_offset(frames[0]);
+            let words = meta.to_words();
+            for (place, word) in words.iter().enumerate() {
+                let _ = self.memory.copy_in(start + place * 8, &word.to_ne_bytes());
+            }
+        }
+        (descriptors, frames.len())
+    }
+}

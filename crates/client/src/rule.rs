@@ -1,0 +1,145 @@
+//! What an endpoint receives and may send.
+
+use std::net::IpAddr;
+
+use towpath_protocol::message::{self, Open};
+
+/// A flow rule and the ways of an endpoint. What is not given does not count, but for MAC address
+/// and VLAN: these are the session's own address, and none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    mac: Option<[u8; 6]>,
+    vlan: Option<u16>,
+    ethertype: Option<u16>,
+    ip: Option<IpAddr>,
+    protocol: Option<u8>,
+    port: Option<u16>,
+    flags: u32,
+    queue_set: u32,
+}
+
+impl Rule {
+    /// Everything for the session's MAC address.
+    #[must_use]
+    pub fn new() -> Rule {
+        Rule::default()
+    }
+
+    /// Every packet of the device, whoever it is for. For root and the server's user.
+    #[must_use]
+    pub fn promiscuous() -> Rule {
+        Rule { flags: message::OPEN_PROMISCUOUS, ..Rule::default() }
+    }
+
+    /// A copy of every packet, received or sent, checksums finished. For root and the server's
+    /// user.
+    #[must_use]
+    pub fn capture() -> Rule {
+        Rule { flags: message::OPEN_CAPTURE, ..Rule::default() }
+    }
+
+    /// Another MAC address than the session's. For root and the server's user.
+    #[must_use]
+    pub fn mac(self, mac: [u8; 6]) -> Rule {
+        Rule { mac: Some(mac), ..self }
+    }
+
+    /// Packets with this VLAN tag, 1 to 4094.
+    #[must_use]
+    pub fn vlan(self, vlan: u16) -> Rule {
+        Rule { vlan: Some(vlan), ..self }
+    }
+
+    /// Packets of this ethertype, 0x0600 upward.
+    #[must_use]
+    pub fn ethertype(self, ethertype: u16) -> Rule {
+        Rule { ethertype: Some(ethertype), ..self }
+    }
+
+    /// Packets to this address of the session.
+    #[must_use]
+    pub fn ip(self, ip: IpAddr) -> Rule {
+        Rule { ip: Some(ip), ..self }
+    }
+
+    /// Packets of this IP protocol.
+    #[must_use]
+    pub fn protocol(self, protocol: u8) -> Rule {
+        Rule { protocol: Some(protocol), ..self }
+    }
+
+    /// UDP packets to this port.
+    #[must_use]
+    pub fn udp(self, port: u16) -> Rule {
+        Rule { protocol: Some(17), port: Some(port), ..self }
+    }
+
+    /// TCP packets to this port.
+    #[must_use]
+    pub fn tcp(self, port: u16) -> Rule {
+        Rule { protocol: Some(6), port: Some(port), ..self }
+    }
+
+    /// Also broadcast and multicast that the rest of the rule matches.
+    #[must_use]
+    pub fn with_group(self) -> Rule {
+        Rule { flags: self.flags | message::OPEN_GROUP, ..self }
+    }
+
+    /// Large and unfinished packets are welcome, with their [`crate::Meta`]. Otherwise they come
+    /// finished and cut to the MTU.
+    #[must_use]
+    pub fn with_offload(self) -> Rule {
+        Rule { flags: self.flags | message::OPEN_OFFLOAD, ..self }
+    }
+
+    /// Uses this queue set of the session; 0 if not said.
+    #[must_use]
+    pub fn queue_set(self, queue_set: u32) -> Rule {
+        Rule { queue_set, ..self }
+    }
+
+    pub(crate) fn uses(&self) -> u32 {
+        self.queue_set
+    }
+
+    pub(crate) fn to_message(self) -> Open {
+        let mut open = Open {
+            given: 0,
+            queue_set: self.queue_set,
+            flags: self.flags,
+            vlan: self.vlan.unwrap_or(0),
+            ethertype: self.ethertype.unwrap_or(0),
+            mac: self.mac.unwrap_or([0; 6]),
+            protocol: self.protocol.unwrap_or(0),
+            ip_version: 0,
+            ip: [0; 16],
+            port: self.port.unwrap_or(0),
+            reserved: 0,
+        };
+        match self.ip {
+            None => {}
+            Some(IpAddr::V4(ip)) => {
+                open.ip_version = 4;
+                open.ip[..4].copy_from_slice(&ip.octets());
+            }
+            Some(IpAddr::V6(ip)) => {
+                open.ip_version = 6;
+                open.ip = ip.octets();
+            }
+        }
+        for (given, field) in [
+            (self.mac.is_some(), message::RULE_MAC),
+            (self.vlan.is_some(), message::RULE_VLAN),
+            (self.ethertype.is_some(), message::RULE_ETHERTYPE),
+            (self.ip.is_some(), message::RULE_IP),
+            (self.protocol.is_some(), message::RULE_PROTOCOL),
+            (self.port.is_some(), message::RULE_PORT),
+        ] {
+            if given {
+                open.given |= field;
+            }
+        }
+        open
+    }
+}

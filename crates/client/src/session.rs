@@ -1,0 +1,600 @@
+//! A session: attach, endpoints, send, receive.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use towpath_packet::Meta;
+use towpath_protocol::channel::Channel;
+use towpath_protocol::counters;
+use towpath_protocol::layout::{
+    CLOSED_WORD, ENDPOINT_COUNTERS, STATE_SLEEP_WORD, SessionShape, own_words, peer_words,
+};
+use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::message::{self, Attach, Attached, Message};
+use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
+use towpath_queue::doorbell::{Ringer, Sleeper};
+use towpath_queue::events::{self, Acknowledger, Marker};
+use towpath_queue::frames::FreeFrames;
+use towpath_queue::receive::{ReceiveConsumer, application_side};
+use towpath_queue::transmit::TransmitProducer;
+use towpath_queue::{PeerWords, Violation, doorbell};
+
+use crate::control::{Answer, ask, connect};
+use crate::error::{AttachError, Lost, OpenError, SendError};
+use crate::fork::ForkGuard;
+use crate::heap::{ReceiveHeap, Received, TransmitHeap};
+use crate::rule::Rule;
+
+/// What a session is to consist of. The memory it takes is about
+/// `queue_sets * (transmit_slots * transmit_frame_bytes + receive_slots * receive_frame_bytes)`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the application calls itself; shown by `towpath ls`. Up to 32 bytes count.
+    pub name: String,
+    /// Queue sets, 1 to 16 384.
+    pub queue_sets: u32,
+    /// Endpoints at most, 1 to 16 384.
+    pub endpoints: u32,
+    /// Slots of each transmit queue: a power of two from 8.
+    pub transmit_slots: u32,
+    /// Slots of each receive queue: a power of two from 8.
+    pub receive_slots: u32,
+    /// Data bytes of a transmit frame. Longer packets become chains of up to 48 frames.
+    pub transmit_frame_bytes: u32,
+    /// Data bytes of a receive frame.
+    pub receive_frame_bytes: u32,
+    /// Receive frames that are with the server at a time; fewer stay in the processor's caches,
+    /// more take longer bursts. `None`: all.
+    pub provided: Option<u32>,
+    /// The IPv4 address wanted, if it matters.
+    pub ipv4: Option<Ipv4Addr>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            name: std::env::args_os()
+                .next()
+                .and_then(|path| {
+                    Path::new(&path).file_name().map(|name| name.to_string_lossy().into_owned())
+                })
+                .unwrap_or_default(),
+            queue_sets: 1,
+            endpoints: 16,
+            transmit_slots: 256,
+            receive_slots: 256,
+            transmit_frame_bytes: 2048,
+            receive_frame_bytes: 2048,
+            provided: None,
+            ipv4: None,
+        }
+    }
+}
+
+/// What a session got.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// The device's name.
+    pub device: String,
+    /// The largest IP packet, in bytes.
+    pub mtu: usize,
+    /// The session's number, as tools show it.
+    pub session: u32,
+    /// Its MAC address.
+    pub mac: [u8; 6],
+    /// Its IPv4 address and prefix length.
+    pub ipv4: Option<(Ipv4Addr, u8)>,
+    /// The IPv4 gateway.
+    pub ipv4_gateway: Option<Ipv4Addr>,
+    /// Its IPv6 address and prefix length.
+    pub ipv6: Option<(Ipv6Addr, u8)>,
+    /// The IPv6 gateway.
+    pub ipv6_gateway: Option<Ipv6Addr>,
+    /// Unfinished checksums may be sent.
+    pub can_checksum: bool,
+    /// Large TCP packets may be sent.
+    pub can_segment: bool,
+    /// Server and application are one user: server pages are not protected from the application.
+    pub trusted: bool,
+    /// Which server this is; another one has another number.
+    pub epoch: u64,
+}
+
+/// An endpoint of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    pub(crate) number: u32,
+    pub(crate) queue_set: u32,
+}
+
+impl Endpoint {
+    /// Its number in the session, as received packets name it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its queue set.
+    #[must_use]
+    pub fn queue_set(&self) -> u32 {
+        self.queue_set
+    }
+}
+
+/// What this side counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Packets received.
+    pub received: u64,
+    /// Packets put into transmit queues.
+    pub sent: u64,
+    /// Times that this side slept.
+    pub sleeps: u64,
+    /// Times that it was woken by the server.
+    pub wake_ups: u64,
+    /// Times that it woke the server.
+    pub rings: u64,
+    /// Times that something was published to the server.
+    pub batches: u64,
+}
+
+pub(crate) struct QueueSet {
+    pub(crate) transmit: TransmitProducer,
+    pub(crate) receive: ReceiveConsumer,
+    /// It is in `ready`.
+    pub(crate) ready: bool,
+    /// It is in `dirty`.
+    dirty: bool,
+    /// Room that was wanted is there: news even when no packet waits.
+    pub(crate) room: bool,
+}
+
+/// An attachment to a driver server. See the crate's documentation for threads and `fork`.
+pub struct Session {
+    pub(crate) channel: Channel,
+    pub(crate) doorbell: OwnedFd,
+    wake: OwnedFd,
+    pub(crate) queue_sets: Vec<QueueSet>,
+    transmit_heap: TransmitHeap,
+    receive_heap: ReceiveHeap,
+    transmit_free: FreeFrames,
+    receive_free: FreeFrames,
+    provided: u32,
+    pub(crate) events: Acknowledger,
+    marker: Marker,
+    pub(crate) sleeper: Sleeper,
+    ringer: Ringer,
+    header: PeerWords,
+    counters: PeerWords,
+    pub(crate) ready: VecDeque<u32>,
+    dirty: Vec<u32>,
+    /// Queue sets that want room.
+    pub(crate) wanting: Vec<u32>,
+    packet: [Descriptor; MAX_CHAIN],
+    pub(crate) statistics: Statistics,
+    pub(crate) lost: Option<Lost>,
+    info: Info,
+    guard: ForkGuard,
+    /// Not `Sync`: queues have one producer and one consumer.
+    _one_thread: PhantomData<Cell<()>>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Attaches to the server that listens at `path`.
+    ///
+    /// # Errors
+    /// [`AttachError`] says what is in the way.
+    pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
+        Session::attach_over(connect(path.as_ref())?, options)
+    }
+
+    /// Attaches over a connected socket: one that a server in this process gave, or that was
+    /// handed over.
+    ///
+    /// # Errors
+    /// [`AttachError`] says what is in the way.
+    pub fn attach_over(socket: OwnedFd, options: &Options) -> Result<Session, AttachError> {
+        let channel = Channel::new(socket);
+        let attach = Attach {
+            queue_sets: options.queue_sets,
+            endpoints: options.endpoints,
+            transmit_slots: options.transmit_slots,
+            receive_slots: options.receive_slots,
+            transmit_frame_bytes: options.transmit_frame_bytes,
+            receive_frame_bytes: options.receive_frame_bytes,
+            name: message::fixed_name(&options.name),
+            ipv4: options.ipv4.map_or([0; 4], |ip| ip.octets()),
+            reserved: 0,
+        };
+        let shape = SessionShape::new(
+            attach.queue_sets,
+            attach.endpoints,
+            attach.transmit_slots,
+            attach.receive_slots,
+            attach.transmit_frame_bytes,
+            attach.receive_frame_bytes,
+        )
+        .map_err(|error| AttachError::Refused {
+            refusal: message::Refusal::Malformed,
+            text: format!("attach: {error}"),
+        })?;
+        let (attached, descriptors) = match ask(&channel, &Message::Attach(attach)) {
+            Answer::Message(Message::Attached(attached), descriptors) => (attached, descriptors),
+            other => return Err(other.to_attach_error()),
+        };
+        let Ok([server, receive_heap, state, application, transmit_heap, doorbell, wake]) =
+            <[OwnedFd; 7]>::try_from(descriptors)
+        else {
+            return Err(AttachError::Protocol("the memory came without its descriptors".into()));
+        };
+        let readable = |file: OwnedFd| map(file, false);
+        let (server, state) = (Arc::new(readable(server)?), Arc::new(readable(state)?));
+        let receive_heap = readable(receive_heap)?;
+        let application = Arc::new(map(application, true)?);
+        let transmit_heap = map(transmit_heap, true)?;
+        if server.len() < shape.server_words() * 8
+            || application.len() < shape.application_words() * 8
+            || state.len() < towpath_protocol::layout::STATE_WORDS * 8
+        {
+            return Err(AttachError::Protocol("the session's memory is too small".into()));
+        }
+        match ask(&channel, &Message::Mapped) {
+            Answer::Message(Message::Done, _) => {}
+            other => return Err(other.to_attach_error()),
+        }
+        let small = || AttachError::Protocol("a heap is too small".into());
+        let pages = shape.server_peer(&peer_words(&server));
+        let own = shape.application_own(own_words(&application));
+        let queue_sets: Vec<QueueSet> = own
+            .queue_sets
+            .into_iter()
+            .zip(&pages.queue_sets)
+            .map(|(own, peer)| {
+                let (transmit, receive) =
+                    application_side(&shape.queues, shape.receive_heap, own, peer);
+                QueueSet { transmit, receive, ready: false, dirty: false, room: false }
+            })
+            .collect();
+        let mut session = Session {
+            channel,
+            doorbell,
+            wake,
+            queue_sets,
+            transmit_heap: TransmitHeap::new(transmit_heap, shape.transmit_heap)
+                .ok_or_else(small)?,
+            receive_heap: ReceiveHeap::new(receive_heap, shape.receive_heap).ok_or_else(small)?,
+            transmit_free: FreeFrames::new(0, shape.transmit_heap.frames()),
+            receive_free: FreeFrames::new(0, shape.receive_heap.frames()),
+            provided: options.provided.unwrap_or(u32::MAX).clamp(1, shape.queues.receive()),
+            events: Acknowledger::new(shape.events(), own.acknowledgements, &pages.events),
+            marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
+            sleeper: Sleeper::new(own.header),
+            ringer: Ringer::new(peer_words(&state).part(STATE_SLEEP_WORD, 1)),
+            header: pages.header,
+            counters: pages.counters,
+            ready: VecDeque::with_capacity(shape.queue_sets as usize),
+            dirty: Vec::with_capacity(shape.queue_sets as usize),
+            wanting: Vec::new(),
+            packet: [Descriptor::default(); MAX_CHAIN],
+            statistics: Statistics::default(),
+            lost: None,
+            info: read_info(&attached),
+            guard: ForkGuard::new()?,
+            _one_thread: PhantomData,
+        };
+        for queue_set in 0..shape.queue_sets {
+            session.provide(queue_set);
+            session.queue_sets[queue_set as usize].receive.publish();
+        }
+        Ok(session)
+    }
+
+    /// What the session got.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// What this side counted.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// What the server counted for an endpoint.
+    #[must_use]
+    pub fn counters(&self, endpoint: Endpoint) -> Vec<(&'static str, u64)> {
+        let start = endpoint.number as usize * ENDPOINT_COUNTERS;
+        counters::read(&self.counters, start, &counters::Endpoint::ALL)
+    }
+
+    /// Opens an endpoint.
+    ///
+    /// # Errors
+    /// [`OpenError`] says why not.
+    pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
+        self.check()?;
+        match self.ask(&Message::Open(rule.to_message()))? {
+            Message::Opened(opened) => {
+                Ok(Endpoint { number: opened.endpoint, queue_set: rule.uses() })
+            }
+            _ => Err(Lost::ServerGone.into()),
+        }
+    }
+
+    /// Gives an endpoint back. Packets of it that wait to be sent are dropped.
+    ///
+    /// # Errors
+    /// [`OpenError`] says why not.
+    pub fn close(&mut self, endpoint: Endpoint) -> Result<(), OpenError> {
+        self.check()?;
+        self.ask(&Message::Close(message::Close { endpoint: endpoint.number })).map(|_| ())
+    }
+
+    fn ask(&mut self, message: &Message) -> Result<Message, OpenError> {
+        match ask(&self.channel, message) {
+            Answer::Message(message, _) => Ok(message),
+            Answer::Refused(refusal, text) => Err(OpenError::Refused { refusal, text }),
+            Answer::HungUp | Answer::Wrong(_) => Err(self.over().into()),
+        }
+    }
+
+    /// Why the session is over, now that the server has hung up.
+    pub(crate) fn over(&mut self) -> Lost {
+        if let Some(lost) = self.lost {
+            return lost;
+        }
+        let word = self.header.observe(CLOSED_WORD);
+        let lost = match Violation::from_number(word as u32) {
+            Some(violation) => Lost::Violated(violation),
+            None => Lost::ServerGone,
+        };
+        *self.lost.insert(lost)
+    }
+
+    /// Whether the session can still be used, as far as known.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), Lost> {
+        if !self.guard.is_parent() {
+            return Err(Lost::Forked);
+        }
+        self.lost.map_or(Ok(()), Err)
+    }
+
+    /// The server wrote what cannot be.
+    pub(crate) fn wrong(&mut self, violation: Violation) -> Lost {
+        *self.lost.get_or_insert(Lost::ServerWrong(violation))
+    }
+
+    fn provide(&mut self, queue_set: u32) {
+        let set = &mut self.queue_sets[queue_set as usize];
+        let limit = self.provided;
+        while set.receive.in_flight() < limit {
+            let Some(frame) = self.receive_free.take() else { break };
+            if !set.receive.provide(frame) {
+                self.receive_free.give_back(frame);
+                break;
+            }
+        }
+    }
+
+    /// Gives up to `budget` received packets of a queue set to `each`, to be read in place; each
+    /// one's frames go back to the server after it. Answers how many there were.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    ///
+    /// # Panics
+    /// When there is no such queue set.
+    pub fn receive(
+        &mut self,
+        queue_set: u32,
+        budget: usize,
+        mut each: impl FnMut(Received<'_>),
+    ) -> Result<usize, Lost> {
+        self.check()?;
+        let mut got = 0;
+        while got < budget {
+            let set = &mut self.queue_sets[queue_set as usize];
+            let taken = if set.receive.waiting() == 0 {
+                set.receive.observe().and_then(|_| set.receive.take(&mut self.packet))
+            } else {
+                set.receive.take(&mut self.packet)
+            };
+            let count = match taken {
+                Ok(count) => count,
+                Err(violation) => return Err(self.wrong(violation)),
+            };
+            if count == 0 {
+                break;
+            }
+            each(Received::new(&self.receive_heap, &self.packet[..count]));
+            for descriptor in &self.packet[..count] {
+                self.receive_free.give_back(descriptor.frame);
+            }
+            got += 1;
+        }
+        if got > 0 {
+            self.statistics.received += got as u64;
+            self.provide(queue_set);
+            self.queue_sets[queue_set as usize].receive.publish();
+        }
+        Ok(got)
+    }
+
+    /// Receives one packet of a queue set, copied; `None` when nothing waits.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn receive_one(&mut self, queue_set: u32) -> Result<Option<Vec<u8>>, Lost> {
+        let mut packet = None;
+        self.receive(queue_set, 1, |received| {
+            let mut bytes = Vec::new();
+            received.append_to(&mut bytes);
+            packet = Some(bytes);
+        })?;
+        Ok(packet)
+    }
+
+    /// Puts a packet of `len` bytes into the transmit queue of an endpoint. `fill` writes it in
+    /// place: into one slice, or into several one after the other when it is longer than a frame.
+    /// It is sent with the next [`Session::flush`].
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing was queued then.
+    pub fn send(
+        &mut self,
+        endpoint: Endpoint,
+        len: usize,
+        meta: Meta,
+        fill: impl FnOnce(&mut [&mut [u8]]),
+    ) -> Result<(), SendError> {
+        self.check()?;
+        let data_bytes = self.transmit_heap.data_bytes();
+        let needed = len.div_ceil(data_bytes);
+        let set = &mut self.queue_sets[endpoint.queue_set as usize];
+        if needed == 0 || needed > MAX_CHAIN.min(set.transmit.capacity() as usize) {
+            let max = MAX_CHAIN.min(set.transmit.capacity() as usize) * data_bytes;
+            return Err(SendError::Length { len, max });
+        }
+        if (set.transmit.room() as usize) < needed || self.transmit_free.len() < needed {
+            let free = &mut self.transmit_free;
+            if let Err(violation) = set.transmit.reclaim(|frame| free.give_back(frame)) {
+                return Err(self.wrong(violation).into());
+            }
+            if (set.transmit.room() as usize) < needed || self.transmit_free.len() < needed {
+                return Err(SendError::Full);
+            }
+        }
+        let mut frames = [0; MAX_CHAIN];
+        for frame in &mut frames[..needed] {
+            // There are enough, as just looked at.
+            *frame = self.transmit_free.take().unwrap_or(0);
+        }
+        let (descriptors, count) =
+            self.transmit_heap.write(&frames[..needed], len, meta, endpoint.number, fill);
+        let pushed = set.transmit.push(&descriptors[..count]);
+        debug_assert!(pushed, "there was room");
+        if !set.dirty {
+            set.dirty = true;
+            self.dirty.push(endpoint.queue_set);
+        }
+        self.statistics.sent += 1;
+        Ok(())
+    }
+
+    /// Puts a finished packet into the transmit queue of an endpoint.
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing was queued then.
+    pub fn send_bytes(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
+        self.send(endpoint, packet.len(), Meta::FINISHED, |parts| {
+            let mut rest = packet;
+            for part in parts {
+                let (now, later) = rest.split_at(part.len());
+                part.copy_from_slice(now);
+                rest = later;
+            }
+        })
+    }
+
+    /// Makes everything queued known to the server, and wakes it if it sleeps: once a batch.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn flush(&mut self) -> Result<(), Lost> {
+        self.check()?;
+        if self.dirty.is_empty() {
+            return Ok(());
+        }
+        for queue_set in &self.dirty {
+            self.queue_sets[*queue_set as usize].transmit.publish();
+        }
+        let fenced = events::fence();
+        let mut outcome = Ok(());
+        for queue_set in &self.dirty {
+            self.queue_sets[*queue_set as usize].dirty = false;
+            outcome = outcome.and(self.marker.mark(fenced, *queue_set).map(|_| ()));
+        }
+        self.dirty.clear();
+        if let Err(violation) = outcome {
+            return Err(self.wrong(violation));
+        }
+        self.statistics.batches += 1;
+        if self.marker.publish() && self.ringer.must_ring(doorbell::fence()) {
+            self.statistics.rings += 1;
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    /// Asks that [`Session::wait`] also returns when half of what a queue set has to send is sent.
+    /// Once: ask again for the next time.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn want_room(&mut self, queue_set: u32) -> Result<(), Lost> {
+        self.check()?;
+        let set = &mut self.queue_sets[queue_set as usize];
+        let half = set.transmit.in_flight().div_ceil(2);
+        set.transmit.want(half);
+        if !self.wanting.contains(&queue_set) {
+            self.wanting.push(queue_set);
+        }
+        Ok(())
+    }
+
+    /// Looks what is sent; answers how many frames of a queue set's transmit queue are not.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn unsent(&mut self, queue_set: u32) -> Result<u32, Lost> {
+        self.check()?;
+        let set = &mut self.queue_sets[queue_set as usize];
+        let free = &mut self.transmit_free;
+        let outcome = set.transmit.reclaim(|frame| free.give_back(frame));
+        match outcome {
+            Ok(_) => Ok(set.transmit.in_flight()),
+            Err(violation) => Err(self.wrong(violation)),
+        }
+    }
+}
+
+fn map(file: OwnedFd, writable: bool) -> std::io::Result<Mapping> {
+    let file = SharedFile::adopt(file)?;
+    let mapping = if writable { file.map_writable() } else { file.map_readable() }?;
+    mapping.keep_from_children()?;
+    Ok(mapping)
+}
+
+fn read_info(attached: &Attached) -> Info {
+    let given = |prefix: u8| prefix != 0;
+    let (ipv4, ipv6) = (Ipv4Addr::from(attached.ipv4), Ipv6Addr::from(attached.ipv6));
+    let gateway4 = Ipv4Addr::from(attached.ipv4_gateway);
+    let gateway6 = Ipv6Addr::from(attached.ipv6_gateway);
+    Info {
+        device: message::shown_name(&attached.device),
+        mtu: attached.mtu as usize,
+        session: attached.session,
+        mac: attached.mac,
+        ipv4: given(attached.ipv4_prefix).then_some((ipv4, attached.ipv4_prefix)),
+        ipv4_gateway: (!gateway4.is_unspecified()).then_some(gateway4),
+        ipv6: given(attached.ipv6_prefix).then_some((ipv6, attached.ipv6_prefix)),
+        ipv6_gateway: (!gateway6.is_unspecified()).then_some(gateway6),
+        can_checksum: attached.capabilities & message::CAN_CHECKSUM != 0,
+        can_segment: attached.capabilities & message::CAN_SEGMENT != 0,
+        trusted: attached.flags & message::TRUSTED != 0,
+        epoch: attached.epoch,
+    }
+}

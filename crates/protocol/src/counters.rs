@@ -1,0 +1,155 @@
+//! What is counted, and where.
+//!
+//! Counters are words of shared memory with one writer, the engine. An endpoint's stand in its
+//! session's server pages, so that the application reads them without asking; the device's stand
+//! in the state page, which every session may read. Every drop has a counter, on the endpoint that
+//! it concerns where there is one.
+
+use towpath_queue::{OwnWords, PeerWords};
+
+/// Counters of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Endpoint {
+    /// Packets delivered to the application.
+    RxPackets,
+    /// Their bytes.
+    RxBytes,
+    /// Packets sent: to the device, or to another endpoint.
+    TxPackets,
+    /// Their bytes.
+    TxBytes,
+    /// Dropped on receive: the application had provided too few frames.
+    RxNoFrames,
+    /// Dropped on receive: over the endpoint's budget for one turn.
+    RxOverBudget,
+    /// Dropped on receive: metadata that contradict the packet, or a packet that cannot be cut.
+    RxUnusable,
+    /// Not sent: mangled headers, or metadata that contradict them.
+    TxMalformed,
+    /// Not sent: a source MAC address that is not the endpoint's.
+    TxSourceMac,
+    /// Not sent: a source IP address, or an address claimed in ARP or neighbour discovery, that is
+    /// not the endpoint's.
+    TxSourceAddress,
+    /// Not sent: a VLAN, ethertype, protocol or port that is not the endpoint's.
+    TxOutsideRule,
+    /// Not sent: longer than the MTU allows.
+    TxTooLong,
+    /// Copies made on receive, one a packet.
+    RxCopies,
+    /// Copies made on transmit: headers, or whole packets.
+    TxCopies,
+}
+
+impl Endpoint {
+    /// All, in the order of their words, with the names that reports use.
+    pub const ALL: [(Endpoint, &'static str); 14] = [
+        (Endpoint::RxPackets, "rx_packets"),
+        (Endpoint::RxBytes, "rx_bytes"),
+        (Endpoint::TxPackets, "tx_packets"),
+        (Endpoint::TxBytes, "tx_bytes"),
+        (Endpoint::RxNoFrames, "rx_dropped_no_frames"),
+        (Endpoint::RxOverBudget, "rx_dropped_over_budget"),
+        (Endpoint::RxUnusable, "rx_dropped_unusable"),
+        (Endpoint::TxMalformed, "tx_dropped_malformed"),
+        (Endpoint::TxSourceMac, "tx_dropped_source_mac"),
+        (Endpoint::TxSourceAddress, "tx_dropped_source_address"),
+        (Endpoint::TxOutsideRule, "tx_dropped_outside_rule"),
+        (Endpoint::TxTooLong, "tx_dropped_too_long"),
+        (Endpoint::RxCopies, "rx_copies"),
+        (Endpoint::TxCopies, "tx_copies"),
+    ];
+}
+
+const _: () = assert!(Endpoint::ALL.len() <= crate::layout::ENDPOINT_COUNTERS);
+
+/// Counters of the device and its engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Device {
+    /// Packets that came from the device.
+    RxPackets,
+    /// Their bytes.
+    RxBytes,
+    /// Packets that the device was given.
+    TxPackets,
+    /// Their bytes.
+    TxBytes,
+    /// Received, and nobody had asked for them.
+    RxNobody,
+    /// Received, and mangled.
+    RxMalformed,
+    /// Dropped by the driver on receive.
+    RxDriver,
+    /// Dropped by the driver on transmit.
+    TxDriver,
+    /// Delivered from endpoint to endpoint without the device.
+    LocalPackets,
+    /// The device had no room: packets waited in the backlog.
+    Backlogged,
+    /// Turns of the engine that found something to do.
+    BusyTurns,
+    /// Times that the engine went to sleep.
+    Sleeps,
+    /// Sessions woken.
+    Rings,
+    /// Sessions closed for a violation.
+    Violations,
+    /// System calls of the driver.
+    DriverCalls,
+    /// Packets to the device that the engine had to finish or cut in software.
+    TxSoftware,
+}
+
+impl Device {
+    /// All, in the order of their words, with the names that reports use.
+    pub const ALL: [(Device, &'static str); 16] = [
+        (Device::RxPackets, "rx_packets"),
+        (Device::RxBytes, "rx_bytes"),
+        (Device::TxPackets, "tx_packets"),
+        (Device::TxBytes, "tx_bytes"),
+        (Device::RxNobody, "rx_dropped_nobody"),
+        (Device::RxMalformed, "rx_dropped_malformed"),
+        (Device::RxDriver, "rx_dropped_driver"),
+        (Device::TxDriver, "tx_dropped_driver"),
+        (Device::LocalPackets, "local_packets"),
+        (Device::Backlogged, "tx_backlogged"),
+        (Device::BusyTurns, "busy_turns"),
+        (Device::Sleeps, "sleeps"),
+        (Device::Rings, "rings"),
+        (Device::Violations, "violations"),
+        (Device::DriverCalls, "driver_calls"),
+        (Device::TxSoftware, "tx_finished_in_software"),
+    ];
+}
+
+const _: () = assert!(Device::ALL.len() <= crate::layout::DEVICE_COUNTERS);
+
+/// Adds to a counter.
+#[inline]
+pub fn add(words: &mut OwnWords, index: usize, by: u64) {
+    let value = words.get(index).wrapping_add(by);
+    words.store(index, value);
+}
+
+/// Reads counters, from whichever side.
+#[must_use]
+pub fn read<const N: usize, T: Copy>(
+    words: &PeerWords,
+    start: usize,
+    all: &[(T, &'static str); N],
+) -> Vec<(&'static str, u64)> {
+    all.iter().enumerate().map(|(place, (_, name))| (*name, words.fetch(start + place))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_are_in_order() {
+        assert!(Endpoint::ALL.iter().enumerate().all(|(place, (c, _))| *c as usize == place));
+        assert!(Device::ALL.iter().enumerate().all(|(place, (c, _))| *c as usize == place));
+    }
+}

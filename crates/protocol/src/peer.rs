@@ -1,0 +1,91 @@
+//! Who is at the other end of a control connection. The kernel says it, as it was when the peer
+//! connected; what the peer says of itself does not count.
+//!
+//! Unsafe lives here because two socket options have no safe wrapper.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// A peer.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its user, as this process' user namespace numbers it.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its supplementary groups; at most 1024 are looked at.
+    pub groups: Vec<u32>,
+    /// Its process identifier, for people to read; 0 when it cannot be named here.
+    pub pid: i32,
+    /// Its process, for the program: since Linux 6.5.
+    pub process: Option<OwnedFd>,
+}
+
+/// The user that stands for all users that a user namespace has no number for
+/// (`/proc/sys/kernel/overflowuid`).
+pub const OVERFLOW_UID: u32 = 65_534;
+
+const SO_PEERGROUPS: i32 = 59;
+const SO_PEERPIDFD: i32 = 77;
+const MAX_GROUPS: usize = 1024;
+
+impl Peer {
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    /// What `getsockopt` answers; a peer with more than 1024 groups is an error too.
+    pub fn of(socket: impl AsFd) -> io::Result<Peer> {
+        let socket = socket.as_fd();
+        let credentials = rustix::net::sockopt::socket_peercred(socket)?;
+        let mut groups = vec![0u32; MAX_GROUPS];
+        let len = option(socket, SO_PEERGROUPS, &mut groups)?;
+        groups.truncate(len / size_of::<u32>());
+        let mut process = [-1i32];
+        let process = match option(socket, SO_PEERPIDFD, &mut process) {
+            // SAFETY: the kernel has just opened this descriptor for us.
+            Ok(_) if process[0] >= 0 => Some(unsafe { OwnedFd::from_raw_fd(process[0]) }),
+            // Before Linux 6.5, or a peer that has ended meanwhile.
+            _ => None,
+        };
+        Ok(Peer {
+            uid: credentials.uid.as_raw(),
+            gid: credentials.gid.as_raw(),
+            groups,
+            pid: credentials.pid.as_raw_nonzero().get(),
+            process,
+        })
+    }
+}
+
+/// Reads a socket option into `values`; answers how many bytes came.
+fn option<T: Copy>(socket: BorrowedFd<'_>, name: i32, values: &mut [T]) -> io::Result<usize> {
+    let mut len = size_of_val(values) as libc::socklen_t;
+    // SAFETY: the address and the length are those of `values`, which any bit pattern fits.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            values.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if outcome == 0 { Ok(len as usize) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn we_are_our_own_peer() {
+        let (a, _b) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let peer = Peer::of(&a).unwrap();
+        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(peer.gid, rustix::process::getegid().as_raw());
+        assert_eq!(peer.pid, std::process::id() as i32);
+    }
+}

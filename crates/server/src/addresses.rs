@@ -1,0 +1,219 @@
+//! Which addresses sessions get: a pool over the device's subnet.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::rights::Addresses;
+
+/// A subnet to give addresses from; the device's own address is in it, and is the gateway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Subnets {
+    /// IPv4: the device's address and the prefix length, 1 to 30.
+    pub ipv4: Option<(Ipv4Addr, u8)>,
+    /// IPv6: the device's address and the prefix length, 1 to 120.
+    pub ipv6: Option<(Ipv6Addr, u8)>,
+}
+
+/// Addresses given to a session, by its place in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    place: u32,
+    /// Its MAC address, locally administered.
+    pub mac: [u8; 6],
+    /// Its IPv4 address and prefix length.
+    pub ipv4: Option<(Ipv4Addr, u8)>,
+    /// The IPv4 gateway.
+    pub ipv4_gateway: Option<Ipv4Addr>,
+    /// Its IPv6 address and prefix length.
+    pub ipv6: Option<(Ipv6Addr, u8)>,
+    /// The IPv6 gateway.
+    pub ipv6_gateway: Option<Ipv6Addr>,
+}
+
+impl Lease {
+    /// What a session with this lease may send from.
+    #[must_use]
+    pub fn addresses(&self) -> Addresses {
+        Addresses {
+            ipv4: self.ipv4.map(|(ip, _)| ip.to_bits()),
+            ipv6: [self.ipv6.map(|(ip, _)| ip.to_bits()), Some(link_local(self.mac).to_bits())],
+        }
+    }
+}
+
+/// The link-local address made from a MAC address (RFC 4291, appendix A).
+#[must_use]
+pub fn link_local(mac: [u8; 6]) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac;
+    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+/// Why no lease is to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// All are given.
+    #[error(
+        "no address is free in the device's subnet; end another application, or serve a larger subnet"
+    )]
+    Full,
+    /// The wanted one is given.
+    #[error("address {0} belongs to another session")]
+    InUse(Ipv4Addr),
+    /// The wanted one is not to be had here.
+    #[error("address {0} is not one that this device's subnet has for applications")]
+    Outside(Ipv4Addr),
+    /// A subnet that leaves no addresses to give.
+    #[error(
+        "subnet {0} has no room for applications; use a prefix of at most /30 (IPv4) or /120 (IPv6)"
+    )]
+    Subnet(&'static str),
+}
+
+/// The pool.
+#[derive(Debug)]
+pub struct Pool {
+    subnets: Subnets,
+    taken: BTreeSet<u32>,
+    last: u32,
+}
+
+impl Pool {
+    /// A pool over these subnets; without any, leases have a MAC address alone.
+    ///
+    /// # Errors
+    /// [`PoolError::Subnet`].
+    pub fn new(subnets: Subnets) -> Result<Pool, PoolError> {
+        let mut last = (1 << 24) - 2;
+        if let Some((_, prefix)) = subnets.ipv4 {
+            if !(1..=30).contains(&prefix) {
+                return Err(PoolError::Subnet("IPv4"));
+            }
+            // All but the network's and the broadcast address.
+            last = last.min(((1u64 << (32 - prefix)) - 2) as u32);
+        }
+        if let Some((_, prefix)) = subnets.ipv6 {
+            if !(1..=120).contains(&prefix) {
+                return Err(PoolError::Subnet("IPv6"));
+            }
+            last = last.min(((1u128 << (128 - u32::from(prefix)).min(32)) - 2) as u32);
+        }
+        Ok(Pool { subnets, taken: BTreeSet::new(), last })
+    }
+
+    /// Gives the lowest free addresses, or those wanted.
+    ///
+    /// # Errors
+    /// [`PoolError`].
+    pub fn lease(&mut self, wanted: Option<Ipv4Addr>) -> Result<Lease, PoolError> {
+        let place = match wanted {
+            None => self.first_free().ok_or(PoolError::Full)?,
+            Some(wanted) => {
+                let place = self.place_of(wanted).ok_or(PoolError::Outside(wanted))?;
+                if self.taken.contains(&place) {
+                    return Err(PoolError::InUse(wanted));
+                }
+                place
+            }
+        };
+        self.taken.insert(place);
+        let [_, a, b, c] = place.to_be_bytes();
+        Ok(Lease {
+            place,
+            mac: [0x02, 0x54, 0x50, a, b, c],
+            ipv4: self.subnets.ipv4.map(|(own, prefix)| (ipv4_at(own, prefix, place), prefix)),
+            ipv4_gateway: self.subnets.ipv4.map(|(own, _)| own),
+            ipv6: self.subnets.ipv6.map(|(own, prefix)| (ipv6_at(own, prefix, place), prefix)),
+            ipv6_gateway: self.subnets.ipv6.map(|(own, _)| own),
+        })
+    }
+
+    /// Takes a lease back.
+    pub fn release(&mut self, lease: &Lease) {
+        self.taken.remove(&lease.place);
+    }
+
+    /// How many leases are given.
+    #[must_use]
+    pub fn given(&self) -> usize {
+        self.taken.len()
+    }
+
+    fn first_free(&self) -> Option<u32> {
+        (1..=self.last).find(|place| !self.taken.contains(place) && !self.is_own(*place))
+    }
+
+    /// Whether the device itself has one of the addresses of a place.
+    fn is_own(&self, place: u32) -> bool {
+        self.subnets.ipv4.is_some_and(|(own, prefix)| ipv4_at(own, prefix, place) == own)
+            || self.subnets.ipv6.is_some_and(|(own, prefix)| ipv6_at(own, prefix, place) == own)
+    }
+
+    fn place_of(&self, wanted: Ipv4Addr) -> Option<u32> {
+        let (own, prefix) = self.subnets.ipv4?;
+        let place = wanted.to_bits() ^ network4(own, prefix);
+        ((1..=self.last).contains(&place) && !self.is_own(place)).then_some(place)
+    }
+}
+
+fn network4(own: Ipv4Addr, prefix: u8) -> u32 {
+    own.to_bits() & (u32::MAX << (32 - prefix))
+}
+
+fn ipv4_at(own: Ipv4Addr, prefix: u8, place: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(network4(own, prefix) | place)
+}
+
+fn ipv6_at(own: Ipv6Addr, prefix: u8, place: u32) -> Ipv6Addr {
+    Ipv6Addr::from_bits((own.to_bits() & (u128::MAX << (128 - prefix))) | u128::from(place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool() -> Pool {
+        Pool::new(Subnets {
+            ipv4: Some(("10.77.0.1".parse().unwrap(), 29)),
+            ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn the_lowest_free_one_until_all_are_given() {
+        let mut pool = pool();
+        let leases: Vec<_> = (0..5).map(|_| pool.lease(None).unwrap()).collect();
+        assert_eq!(leases[0].ipv4, Some(("10.77.0.2".parse().unwrap(), 29)));
+        assert_eq!(leases[0].ipv6, Some(("fd77::2".parse().unwrap(), 64)));
+        assert_eq!(leases[0].ipv4_gateway, Some("10.77.0.1".parse().unwrap()));
+        assert_eq!(leases[4].ipv4, Some(("10.77.0.6".parse().unwrap(), 29)));
+        assert_eq!(pool.lease(None), Err(PoolError::Full));
+        pool.release(&leases[2]);
+        assert_eq!(pool.lease(None).unwrap(), leases[2]);
+    }
+
+    #[test]
+    fn a_wanted_address() {
+        let mut pool = pool();
+        let wanted: Ipv4Addr = "10.77.0.5".parse().unwrap();
+        assert_eq!(pool.lease(Some(wanted)).unwrap().ipv4, Some((wanted, 29)));
+        assert_eq!(pool.lease(Some(wanted)), Err(PoolError::InUse(wanted)));
+        for outside in ["10.77.0.0", "10.77.0.1", "10.77.0.7", "10.77.1.2", "8.8.8.8"] {
+            let outside = outside.parse().unwrap();
+            assert_eq!(pool.lease(Some(outside)), Err(PoolError::Outside(outside)));
+        }
+    }
+
+    #[test]
+    fn without_subnets_there_are_still_macs() {
+        let mut pool = Pool::new(Subnets::default()).unwrap();
+        let (a, b) = (pool.lease(None).unwrap(), pool.lease(None).unwrap());
+        assert_ne!(a.mac, b.mac);
+        assert_eq!(a.mac[0] & 3, 2, "unicast, locally administered");
+        assert_eq!(a.ipv4, None);
+        assert!(
+            Pool::new(Subnets { ipv4: Some(("10.0.0.1".parse().unwrap(), 31)), ipv6: None })
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,236 @@
+//! One control connection: what it may ask, and what it is answered.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use towpath_packet::headers::{ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN};
+use towpath_protocol::channel::Channel;
+use towpath_protocol::layout::SessionShape;
+use towpath_protocol::memory::Mapping;
+use towpath_protocol::message::{self, Attach, ErrorBody, Message, Open, Refusal};
+use towpath_protocol::peer::Peer;
+
+use crate::addresses::Lease;
+use crate::demux::Rule;
+use crate::engine::Tap;
+use crate::policy::Standing;
+use crate::prepare::Prepared;
+
+/// A refusal: what the peer is told.
+pub(crate) type Refused = (Refusal, String);
+
+/// How far a connection got.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// It has not asked for a session.
+    New,
+    /// It was given memory and has yet to map it.
+    Given(Box<Prepared>),
+    /// The engine has its session.
+    Lives,
+    /// It is over; the engine may still have something of it.
+    Over,
+}
+
+/// A connection, and the session on it if there is one.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// Where it is heard.
+    pub(crate) channel: Channel,
+    /// Who it is.
+    pub(crate) peer: Peer,
+    /// What it may.
+    pub(crate) standing: Standing,
+    /// Its user is the server's, or root: server pages are not protected from it.
+    pub(crate) trusted: bool,
+    /// How far it got.
+    pub(crate) progress: Progress,
+    /// Since when.
+    pub(crate) since: Instant,
+    /// The session's number; 0 without one.
+    pub(crate) number: u32,
+    /// What it calls itself.
+    pub(crate) name: String,
+    /// Its addresses.
+    pub(crate) lease: Option<Lease>,
+    /// What its session consists of.
+    pub(crate) shape: Option<SessionShape>,
+    /// The server pages, for reading counters.
+    pub(crate) pages: Option<Arc<Mapping>>,
+    /// Its endpoints by number.
+    pub(crate) endpoints: Vec<Option<Opened>>,
+}
+
+/// An endpoint as the control thread has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Opened {
+    /// What it receives.
+    pub(crate) rule: Rule,
+    /// It listens without a rule.
+    pub(crate) tap: Option<Tap>,
+    /// It also receives broadcast and multicast.
+    pub(crate) group: bool,
+    /// It takes large and unfinished packets.
+    pub(crate) offload: bool,
+    /// Its queue set.
+    pub(crate) queue_set: u32,
+}
+
+impl Connection {
+    /// Answers; a peer that does not read its answers is cut off by the caller.
+    ///
+    /// # Errors
+    /// When the answer cannot be sent.
+    pub(crate) fn answer(&self, message: &Message) -> Result<(), ()> {
+        self.channel.send(message, &[]).map_err(|_| ())
+    }
+
+    /// Refuses.
+    ///
+    /// # Errors
+    /// When the refusal cannot be sent.
+    pub(crate) fn refuse(&self, (refusal, text): &Refused) -> Result<(), ()> {
+        self.answer(&Message::Error(Box::new(ErrorBody::new(*refusal, text))))
+    }
+
+    /// Sends the memory that it was given.
+    ///
+    /// # Errors
+    /// When it cannot be sent.
+    pub(crate) fn send_attached(
+        &self,
+        attached: message::Attached,
+        descriptors: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), ()> {
+        self.channel.send(&Message::Attached(attached), descriptors).map_err(|_| ())
+    }
+
+    /// The number for a new endpoint.
+    #[must_use]
+    pub(crate) fn free_endpoint(&self) -> Option<u32> {
+        self.endpoints.iter().position(Option::is_none).map(|number| number as u32)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}
+
+/// Reads the numbers of an attach message.
+///
+/// # Errors
+/// The line that the peer is told.
+pub(crate) fn read_attach(
+    attach: &Attach,
+) -> Result<(SessionShape, Option<Ipv4Addr>, String), Refused> {
+    let malformed = |text: String| (Refusal::Malformed, text);
+    if attach.reserved != 0 {
+        return Err(malformed("attach: a reserved field is not 0".into()));
+    }
+    let shape = SessionShape::new(
+        attach.queue_sets,
+        attach.endpoints,
+        attach.transmit_slots,
+        attach.receive_slots,
+        attach.transmit_frame_bytes,
+        attach.receive_frame_bytes,
+    )
+    .map_err(|error| malformed(format!("attach: {error}")))?;
+    let wanted = Ipv4Addr::from(attach.ipv4);
+    let name = message::shown_name(&attach.name);
+    Ok((shape, (!wanted.is_unspecified()).then_some(wanted), name))
+}
+
+/// Reads an open message against what the session has and may.
+///
+/// # Errors
+/// The line that the peer is told.
+pub(crate) fn read_open(
+    open: &Open,
+    connection: &Connection,
+    free: bool,
+) -> Result<Opened, Refused> {
+    let malformed = |text: &str| Err((Refusal::Malformed, format!("open: {text}")));
+    let denied = |text: String| Err((Refusal::Permission, format!("open: {text}")));
+    let (Some(lease), Some(shape)) = (&connection.lease, &connection.shape) else {
+        return Err((Refusal::State, "open: there is no session on this connection".into()));
+    };
+    let has = |field: u32| open.given & field != 0;
+    if open.given & !message::RULE_ALL != 0
+        || open.flags & !message::OPEN_ALL != 0
+        || open.reserved != 0
+    {
+        return malformed("fields or flags that this version does not have");
+    }
+    if open.queue_set >= shape.queue_sets {
+        let text =
+            format!("open: queue set {}; the session has {}", open.queue_set, shape.queue_sets);
+        return Err((Refusal::NotFound, text));
+    }
+    let administrator = connection.standing == Standing::Administrator;
+    let tap = match (
+        open.flags & message::OPEN_PROMISCUOUS != 0,
+        open.flags & message::OPEN_CAPTURE != 0,
+    ) {
+        (false, false) => None,
+        (true, false) => Some(Tap::Promiscuous),
+        (false, true) => Some(Tap::Capture),
+        (true, true) => return malformed("promiscuous and capture exclude each other"),
+    };
+    if tap.is_some() && open.given != 0 {
+        return malformed("a promiscuous or capturing endpoint has no flow rule");
+    }
+    if tap.is_some() && !administrator {
+        return denied("only root and the server's user may capture or be promiscuous".into());
+    }
+    if has(message::RULE_VLAN) && !(1..=4094).contains(&open.vlan) {
+        return malformed("VLANs are 1 to 4094");
+    }
+    if has(message::RULE_ETHERTYPE)
+        && (open.ethertype < 0x600
+            || matches!(open.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN))
+    {
+        return malformed("ethertypes are 0x0600 upward, without those of VLAN tags");
+    }
+    if has(message::RULE_PORT)
+        && !(has(message::RULE_PROTOCOL) && matches!(open.protocol, 6 | 17 | 132))
+    {
+        return malformed("a port needs a protocol that has ports: 6 TCP, 17 UDP, 132 SCTP");
+    }
+    let ip = match (has(message::RULE_IP), open.ip_version) {
+        (false, _) => None,
+        (true, 4) => {
+            let [a, b, c, d, ..] = open.ip;
+            Some(IpAddr::from([a, b, c, d]))
+        }
+        (true, 6) => Some(IpAddr::V6(Ipv6Addr::from(open.ip))),
+        (true, _) => return malformed("the IP version is 4 or 6"),
+    };
+    if let Some(ip) = ip
+        && !lease.addresses().has(ip)
+        && !(administrator && free)
+    {
+        return denied(format!("address {ip} was not given to this session"));
+    }
+    if has(message::RULE_MAC) && open.mac != lease.mac && !(administrator && open.mac[0] & 1 == 0) {
+        return denied("a MAC address that was not given to this session".into());
+    }
+    Ok(Opened {
+        rule: Rule {
+            mac: if has(message::RULE_MAC) { open.mac } else { lease.mac },
+            vlan: has(message::RULE_VLAN).then_some(open.vlan),
+            ethertype: has(message::RULE_ETHERTYPE).then_some(open.ethertype),
+            ip,
+            protocol: has(message::RULE_PROTOCOL).then_some(open.protocol),
+            port: has(message::RULE_PORT).then_some(open.port),
+        },
+        tap,
+        group: open.flags & message::OPEN_GROUP != 0,
+        offload: open.flags & message::OPEN_OFFLOAD != 0,
+        queue_set: open.queue_set,
+    })
+}

@@ -1,0 +1,94 @@
+//! Who may what. The default is nothing: root and the server's own user may do everything,
+//! everybody else what was granted by name, and nobody else may attach at all.
+
+use towpath_protocol::message::Refusal;
+use towpath_protocol::peer::{OVERFLOW_UID, Peer};
+
+/// Grants and limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Users that may attach.
+    pub users: Vec<u32>,
+    /// Groups whose members may attach.
+    pub groups: Vec<u32>,
+    /// Sessions that one user may have at a time.
+    pub sessions_per_user: usize,
+    /// Bytes of memory that one session may have, all of it together.
+    pub session_bytes: usize,
+    /// Endpoints that one session may have.
+    pub endpoints_per_session: u32,
+    /// Control connections at a time, all users together.
+    pub connections: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy {
+            users: Vec::new(),
+            groups: Vec::new(),
+            sessions_per_user: 64,
+            session_bytes: 256 << 20,
+            endpoints_per_session: 16_384,
+            connections: 2048,
+        }
+    }
+}
+
+/// What a peer may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Everything: root, or the server's own user.
+    Administrator,
+    /// Attach, and send and receive with what it is given.
+    Granted,
+}
+
+impl Policy {
+    /// What a peer may; `own` is the server's user.
+    ///
+    /// # Errors
+    /// The line that the peer is told.
+    pub fn standing(&self, peer: &Peer, own: u32) -> Result<Standing, (Refusal, String)> {
+        if peer.uid == OVERFLOW_UID && own != OVERFLOW_UID {
+            let text = "your user has no number in the server's user namespace; run server and \
+                        application in one user namespace";
+            return Err((Refusal::Permission, text.into()));
+        }
+        if peer.uid == 0 || peer.uid == own {
+            return Ok(Standing::Administrator);
+        }
+        let member = |group: &u32| peer.gid == *group || peer.groups.contains(group);
+        if self.users.contains(&peer.uid) || self.groups.iter().any(member) {
+            return Ok(Standing::Granted);
+        }
+        Err((
+            Refusal::Permission,
+            format!(
+                "user {} may not use this device; serve it with --allow-user {} or --allow-group",
+                peer.uid, peer.uid
+            ),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(uid: u32, gid: u32, groups: &[u32]) -> Peer {
+        Peer { uid, gid, groups: groups.to_vec(), pid: 1, process: None }
+    }
+
+    #[test]
+    fn nobody_but_those_named() {
+        let policy = Policy { users: vec![7], groups: vec![70], ..Policy::default() };
+        let standing = |peer: &Peer| policy.standing(peer, 500).map_err(|(refusal, _)| refusal);
+        assert_eq!(standing(&peer(0, 0, &[])), Ok(Standing::Administrator));
+        assert_eq!(standing(&peer(500, 1, &[])), Ok(Standing::Administrator));
+        assert_eq!(standing(&peer(7, 1, &[])), Ok(Standing::Granted));
+        assert_eq!(standing(&peer(8, 70, &[])), Ok(Standing::Granted));
+        assert_eq!(standing(&peer(8, 1, &[5, 70])), Ok(Standing::Granted));
+        assert_eq!(standing(&peer(8, 1, &[5])), Err(Refusal::Permission));
+        assert_eq!(standing(&peer(OVERFLOW_UID, 70, &[])), Err(Refusal::Permission));
+    }
+}

@@ -1,0 +1,233 @@
+//! From the device to the applications.
+
+use towpath_device::{Checksum, DeviceError, Meta, Received};
+use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
+use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
+use towpath_queue::descriptor::OUTGOING;
+
+use crate::copy::{Delivered, Piece, SegmentPieces, Source, deliver, session_word};
+use crate::demux::{Destination, is_group};
+use crate::engine::{Engine, touch};
+use crate::session::Session;
+use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
+
+/// Headers are read from a copy of this many bytes first, and of 256 where they are longer.
+const FIRST_LOOK_BYTES: usize = 128;
+
+impl Engine {
+    /// Takes a batch from the device and gives each packet to those it is for.
+    pub(crate) fn receive(&mut self) -> Result<usize, DeviceError> {
+        self.provide();
+        let mut received = std::mem::take(&mut self.received);
+        received.clear();
+        let outcome = self.device.rx_return(&self.spaces, &mut received, self.settings.batch);
+        let mut bytes = 0;
+        for one in &received {
+            bytes += u64::from(one.len);
+            self.receive_one(one);
+            self.empty.give_back(one.frame / self.pool_frame_bytes);
+        }
+        if !received.is_empty() {
+            counters::add(&mut self.counters, Count::RxPackets as usize, received.len() as u64);
+            counters::add(&mut self.counters, Count::RxBytes as usize, bytes);
+        }
+        self.received = received;
+        outcome
+    }
+
+    /// Gives the device empty frames, those used last first.
+    fn provide(&mut self) {
+        let mut frames = [0; 64];
+        while !self.empty.is_empty() {
+            let mut count = 0;
+            while count < frames.len() {
+                let Some(frame) = self.empty.take() else { break };
+                frames[count] = self.pool_offset(frame);
+                count += 1;
+            }
+            let taken = self.device.rx_provide(&self.spaces, self.pool_space, &frames[..count]);
+            for frame in frames[taken..count].iter().rev() {
+                self.empty.give_back(frame / self.pool_frame_bytes);
+            }
+            if taken < count {
+                break;
+            }
+        }
+    }
+
+    fn receive_one(&mut self, received: &Received) {
+        let mut prefix = [0; PREFIX_BYTES];
+        let len = received.len as usize;
+        let mut looked = len.min(FIRST_LOOK_BYTES);
+        if !self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
+            return self.count(Count::RxMalformed);
+        }
+        let mut headers = Headers::parse(&prefix[..looked], len);
+        if let Ok(first) = &headers
+            && first.malformed == Some(Malformed::BeyondPrefix)
+        {
+            looked = len.min(PREFIX_BYTES);
+            if self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
+                headers = Headers::parse(&prefix[..looked], len);
+            }
+        }
+        let piece = [Piece { offset: received.offset, len: received.len }];
+        let pool = self.pool.clone();
+        let source = Source { prefix: &[], memory: &pool, pieces: &piece };
+        let packet = Packet { source, looked: &prefix[..looked], meta: received.meta };
+        if !self.flows.captures.is_empty() {
+            self.deliver_to_captures(&packet, 0);
+        }
+        let headers = match headers {
+            Ok(headers) if headers.malformed.is_none() => headers,
+            _ => return self.count(Count::RxMalformed),
+        };
+        self.found.clear();
+        if is_group(headers.destination) {
+            self.flows.members(&headers, &mut self.found);
+        } else if let Some(destination) = self.flows.lookup(&headers) {
+            self.found.push(destination);
+        }
+        self.found.extend_from_slice(&self.flows.promiscuous);
+        if self.found.is_empty() {
+            return self.count(Count::RxNobody);
+        }
+        self.deliver_to_found(&packet, 0);
+    }
+
+    /// Delivers to every destination in `found`.
+    pub(crate) fn deliver_to_found(&mut self, packet: &Packet<'_>, flags: u16) {
+        let found = std::mem::take(&mut self.found);
+        for destination in &found {
+            self.deliver_to(*destination, packet, flags);
+        }
+        self.found = found;
+    }
+
+    /// Gives a copy to everybody that captures.
+    pub(crate) fn deliver_to_captures(&mut self, packet: &Packet<'_>, flags: u16) {
+        let captures = std::mem::take(&mut self.flows.captures);
+        for destination in &captures {
+            self.deliver_to(*destination, packet, flags);
+        }
+        self.flows.captures = captures;
+    }
+
+    /// Delivers to one endpoint, finished and cut where it did not ask for less.
+    pub(crate) fn deliver_to(&mut self, destination: Destination, packet: &Packet<'_>, flags: u16) {
+        let Some(session) = &mut self.sessions[destination.session as usize] else { return };
+        let Some(endpoint) = &mut session.endpoints[destination.endpoint as usize] else { return };
+        if endpoint.turn != self.turn {
+            endpoint.turn = self.turn;
+            endpoint.received = 0;
+        }
+        endpoint.received += 1;
+        if endpoint.received > self.settings.receive_budget {
+            let word = session_word(destination.endpoint, EndpointCount::RxOverBudget);
+            return counters::add(&mut session.counters, word, 1);
+        }
+        let (queue_set, offload) = (endpoint.queue_set, endpoint.offload);
+        let mut to = To { session, endpoint: destination.endpoint, queue_set, flags };
+        let outcome = to.hand_over(packet, offload, &mut self.segment);
+        to.count(outcome);
+        touch(&mut self.touched, session, destination.session, queue_set);
+    }
+
+    pub(crate) fn count(&mut self, count: Count) {
+        counters::add(&mut self.counters, count as usize, 1);
+    }
+}
+
+/// Marks a packet as captured on its way out.
+pub(crate) const CAPTURED_OUTGOING: u16 = OUTGOING;
+
+/// A packet that is being delivered.
+pub(crate) struct Packet<'a> {
+    pub(crate) source: Source<'a>,
+    /// Its beginning, private: what its headers were read from.
+    pub(crate) looked: &'a [u8],
+    pub(crate) meta: Meta,
+}
+
+struct To<'a> {
+    session: &'a mut Session,
+    endpoint: u32,
+    queue_set: u32,
+    flags: u16,
+}
+
+impl To<'_> {
+    fn hand_over(
+        &mut self,
+        packet: &Packet<'_>,
+        offload: bool,
+        segment: &mut SegmentPieces,
+    ) -> Delivered {
+        let meta = packet.meta;
+        if offload {
+            return self.one(packet.source, meta, None);
+        }
+        if meta.segmentation.is_none() {
+            return self.one(packet.source, Meta::FINISHED, unfinished(&meta));
+        }
+        match Segmenter::new(packet.looked, packet.source.len(), &meta) {
+            Ok(segmenter) => self.segments(packet, segmenter, segment),
+            Err(_) => Delivered::Unusable,
+        }
+    }
+
+    /// Bounded by what the segmenter makes of 64 KiB. A packet whose segments do not all fit is
+    /// delivered up to there, as a wire would have it.
+    fn segments(
+        &mut self,
+        packet: &Packet<'_>,
+        mut segmenter: Segmenter,
+        pieces: &mut SegmentPieces,
+    ) -> Delivered {
+        let whole = packet.source;
+        let inside = whole.prefix.len();
+        let mut header = [0; MAX_HEADER_BYTES];
+        while let Some(one) = segmenter.next(&mut header) {
+            let payload = one.payload.clone();
+            let (header_bytes, meta) = one.leave_unfinished(&mut header);
+            // The payload may start within the private beginning and go on behind it.
+            let kept = whole.prefix.get(payload.start..payload.end.min(inside)).unwrap_or(&[]);
+            let mut start = [0; MAX_HEADER_BYTES + crate::copy::WHOLE_BYTES];
+            let start_bytes = header_bytes + kept.len();
+            let rest = payload.start + kept.len();
+            let Some(cut) = pieces.cut(&whole, rest, payload.end) else {
+                return Delivered::Unusable;
+            };
+            start[..header_bytes].copy_from_slice(&header[..header_bytes]);
+            start[header_bytes..start_bytes].copy_from_slice(kept);
+            let source =
+                Source { prefix: &start[..start_bytes], memory: whole.memory, pieces: cut };
+            let outcome = self.one(source, Meta::FINISHED, unfinished(&meta));
+            if outcome != Delivered::Yes {
+                return outcome;
+            }
+        }
+        Delivered::Yes
+    }
+
+    fn one(&mut self, source: Source<'_>, meta: Meta, finish: Option<(u16, u16)>) -> Delivered {
+        let set = self.queue_set as usize;
+        deliver(self.session, self.endpoint, set, source, meta, finish, self.flags)
+    }
+
+    fn count(&mut self, outcome: Delivered) {
+        let count = match outcome {
+            Delivered::Yes => return,
+            Delivered::NoFrames => EndpointCount::RxNoFrames,
+            Delivered::Unusable => EndpointCount::RxUnusable,
+        };
+        counters::add(&mut self.session.counters, session_word(self.endpoint, count), 1);
+    }
+}
+
+fn unfinished(meta: &Meta) -> Option<(u16, u16)> {
+    match meta.checksum {
+        Checksum::Unfinished { start, offset } => Some((start, offset)),
+        Checksum::Finished | Checksum::Verified => None,
+    }
+}

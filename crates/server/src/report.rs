@@ -1,0 +1,166 @@
+//! What tools are shown: sessions, endpoints, counters, as JSON.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD, peer_words};
+use towpath_protocol::memory::Mapping;
+
+use crate::connection::{Connection, Opened, Progress};
+use crate::demux::Rule;
+use crate::engine::{Mode, Tap};
+use towpath_protocol::counters;
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The device and its engine.
+    pub device: Device,
+    /// The sessions that whoever asks may see.
+    pub sessions: Vec<Session>,
+}
+
+/// The device and its engine.
+#[derive(Debug, Serialize)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// Its own MAC address.
+    pub mac: String,
+    /// Its MTU, in bytes.
+    pub mtu: usize,
+    /// How the engine waits.
+    pub mode: &'static str,
+    /// Which server this is.
+    pub epoch: u64,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// Its counters.
+    pub counters: BTreeMap<&'static str, u64>,
+}
+
+/// A session.
+#[derive(Debug, Serialize)]
+pub struct Session {
+    /// Its number.
+    pub session: u32,
+    /// What the application calls itself.
+    pub name: String,
+    /// Its process.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// Server pages are not protected from it: it is the server's user, or root.
+    pub trusted: bool,
+    /// Its MAC address.
+    pub mac: String,
+    /// Its IPv4 address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<String>,
+    /// Its IPv6 address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<String>,
+    /// Its queue sets.
+    pub queue_sets: u32,
+    /// Its memory, in bytes.
+    pub bytes: usize,
+    /// Its endpoints.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// An endpoint.
+#[derive(Debug, Serialize)]
+pub struct Endpoint {
+    /// Its number.
+    pub endpoint: u32,
+    /// Its queue set.
+    pub queue_set: u32,
+    /// What it receives, as text.
+    pub receives: String,
+    /// Its counters.
+    pub counters: BTreeMap<&'static str, u64>,
+}
+
+/// A MAC address as people write it.
+#[must_use]
+pub fn mac_text([a, b, c, d, e, f]: [u8; 6]) -> String {
+    format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+}
+
+/// A mode's name.
+#[must_use]
+pub fn mode_text(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Poll => "poll",
+        Mode::Interrupt => "interrupt",
+    }
+}
+
+fn rule_text(rule: &Rule) -> String {
+    let mut text = format!("mac {}", mac_text(rule.mac));
+    let mut add = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            text.push_str(&format!(" {name} {value}"));
+        }
+    };
+    add("vlan", rule.vlan.map(|one| one.to_string()));
+    add("ethertype", rule.ethertype.map(|one| format!("{one:#06x}")));
+    add("ip", rule.ip.map(|one| one.to_string()));
+    add("protocol", rule.protocol.map(|one| one.to_string()));
+    add("port", rule.port.map(|one| one.to_string()));
+    text
+}
+
+fn receives(opened: &Opened) -> String {
+    let mut text = match opened.tap {
+        Some(Tap::Capture) => "a copy of every packet".to_owned(),
+        Some(Tap::Promiscuous) => "every packet".to_owned(),
+        None => rule_text(&opened.rule),
+    };
+    if opened.group {
+        text.push_str(", broadcast and multicast");
+    }
+    text
+}
+
+/// Reads the device's counters out of the state page.
+#[must_use]
+pub fn device_counters(state: &std::sync::Arc<Mapping>) -> BTreeMap<&'static str, u64> {
+    counters::read(&peer_words(state), STATE_COUNTERS_WORD, &counters::Device::ALL)
+        .into_iter()
+        .collect()
+}
+
+/// A session's part of the report; `None` for a connection that has no session.
+#[must_use]
+pub(crate) fn session(connection: &Connection) -> Option<Session> {
+    let (Progress::Lives, Some(lease), Some(shape), Some(pages)) =
+        (&connection.progress, &connection.lease, &connection.shape, &connection.pages)
+    else {
+        return None;
+    };
+    let words = shape.server_peer(&peer_words(pages)).counters;
+    let endpoints = connection.endpoints.iter().enumerate().filter_map(|(number, opened)| {
+        let opened = opened.as_ref()?;
+        let start = number * ENDPOINT_COUNTERS;
+        Some(Endpoint {
+            endpoint: number as u32,
+            queue_set: opened.queue_set,
+            receives: receives(opened),
+            counters: counters::read(&words, start, &counters::Endpoint::ALL).into_iter().collect(),
+        })
+    });
+    Some(Session {
+        session: connection.number,
+        name: connection.name.clone(),
+        pid: connection.peer.pid,
+        uid: connection.peer.uid,
+        trusted: connection.trusted,
+        mac: mac_text(lease.mac),
+        ipv4: lease.ipv4.map(|(ip, prefix)| format!("{ip}/{prefix}")),
+        ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),
+        queue_sets: shape.queue_sets,
+        bytes: crate::prepare::session_bytes(shape),
+        endpoints: endpoints.collect(),
+    })
+}

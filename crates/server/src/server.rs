@@ -1,0 +1,332 @@
+//! A server: engine and control thread around a device.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{FlockOperation, Mode as FileMode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socketpair};
+use towpath_device::{Device, DeviceError};
+use towpath_protocol::layout::STATE_WORDS;
+use towpath_protocol::memory::SharedFile;
+use towpath_protocol::store::Store;
+
+use crate::addresses::{Pool, PoolError, Subnets};
+use crate::control::{Control, Parts, Request};
+use crate::engine::{Engine, Link, Mode, Settings};
+use crate::policy::Policy;
+
+/// How a server serves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where applications find it; `None`: only those of [`Server::connect`].
+    pub socket: Option<PathBuf>,
+    /// Who may what.
+    pub policy: Policy,
+    /// Addresses to give to sessions.
+    pub subnets: Subnets,
+    /// How the engine waits.
+    pub mode: Mode,
+    /// Packets taken from the device in one turn, 1 to 1024.
+    pub batch: usize,
+    /// Packets that one endpoint may receive in one turn; more are dropped before they are copied.
+    pub receive_budget: u32,
+    /// Packets taken from one queue set before the next one's turn.
+    pub transmit_budget: usize,
+    /// The processor that the engine's thread is bound to.
+    pub engine_cpu: Option<usize>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            socket: None,
+            policy: Policy::default(),
+            subnets: Subnets::default(),
+            mode: Mode::Interrupt,
+            batch: 64,
+            receive_budget: 1024,
+            transmit_budget: 64,
+            engine_cpu: None,
+        }
+    }
+}
+
+/// Why a server could not start. Nothing that was made on the way is left behind.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Another server has the socket.
+    #[error("{0}: another server serves here; stop it, or choose another --socket")]
+    InUse(PathBuf),
+    /// The socket's path cannot be used.
+    #[error("{path}: {cause}; choose a path that this user may write with --socket")]
+    Socket {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The subnet leaves no addresses.
+    #[error(transparent)]
+    Subnet(#[from] PoolError),
+    /// The device did not start.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A number out of its range.
+    #[error("{name} is {value}; {range} is possible")]
+    Range {
+        /// Which.
+        name: &'static str,
+        /// What was given.
+        value: usize,
+        /// What may be given.
+        range: &'static str,
+    },
+    /// Memory, descriptors or threads are not to be had.
+    #[error("{what}: {cause}")]
+    Resources {
+        /// What was needed.
+        what: &'static str,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}
+
+/// A running server. Dropping it stops it and waits.
+#[derive(Debug)]
+pub struct Server {
+    requests: Sender<Request>,
+    wake: Arc<OwnedFd>,
+    control: Option<JoinHandle<Result<(), DeviceError>>>,
+    engine: Option<JoinHandle<()>>,
+    over: OwnedFd,
+    _bound: Option<Bound>,
+}
+
+/// A socket's path, and the lock that makes it ours. Both are taken away with this.
+#[derive(Debug)]
+struct Bound {
+    path: PathBuf,
+    lock_path: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.lock_path);
+    }
+}
+
+impl Server {
+    /// Starts to serve a device.
+    ///
+    /// # Errors
+    /// [`StartError`] names what was in the way.
+    pub fn start(
+        config: &Config,
+        device: Box<dyn Device>,
+        store: Box<dyn Store>,
+    ) -> Result<Server, StartError> {
+        let resources = |what| move |cause: io::Error| StartError::Resources { what, cause };
+        if !(1..=1024).contains(&config.batch) {
+            let (name, value, range) = ("batch", config.batch, "1 to 1024");
+            return Err(StartError::Range { name, value, range });
+        }
+        let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
+        let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
+        let state = SharedFile::create("towpath-state", STATE_WORDS * 8)
+            .map_err(resources("the state page"))?;
+        state.seal_seals().map_err(resources("the state page"))?;
+        let state_mapping = Arc::new(state.map_writable().map_err(resources("the state page"))?);
+        let event = || {
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map(Arc::new)
+                .map_err(|error| resources("an eventfd")(error.into()))
+        };
+        let (engine_wake, control_wake) = (event()?, event()?);
+        let (orders, engine_orders) = channel();
+        let (engine_events, events) = channel();
+        let (requests, control_requests) = channel();
+        let mut random = [0; 16];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| resources("random numbers")(error.into()))?;
+        let (epoch, seed) = random.split_at(8);
+        let number = |bytes: &[u8]| bytes.try_into().map_or(1, u64::from_ne_bytes);
+        let (epoch, seed) = (number(epoch).max(1), number(seed));
+        let info = device.info().clone();
+        let settings = Settings {
+            batch: config.batch,
+            receive_budget: config.receive_budget.max(1),
+            transmit_budget: config.transmit_budget.max(1),
+            turn_budget: config.transmit_budget.max(1) * 8,
+        };
+        let link = Link {
+            orders: engine_orders,
+            events: engine_events,
+            wake: engine_wake.clone(),
+            control_wake: control_wake.clone(),
+        };
+        let engine = Engine::new(device, &state_mapping, epoch, seed, config.mode, settings, link)?;
+        let control = Control::new(Parts {
+            listener,
+            info,
+            state,
+            state_mapping,
+            epoch,
+            policy: config.policy.clone(),
+            pool: Pool::new(config.subnets)?,
+            free_addresses: config.subnets == Subnets::default(),
+            mode: config.mode,
+            store,
+            orders,
+            events,
+            requests: control_requests,
+            engine_wake,
+            wake: control_wake.clone(),
+        })
+        .map_err(resources("the control thread"))?;
+        let cpu = config.engine_cpu;
+        let engine = std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || {
+                if let Some(cpu) = cpu {
+                    let mut only = rustix::thread::CpuSet::new();
+                    only.set(cpu);
+                    if let Err(error) = rustix::thread::sched_setaffinity(None, &only) {
+                        tracing::warn!("engine not bound to processor {cpu}: {error}");
+                    }
+                }
+                engine.run();
+            })
+            .map_err(resources("the engine thread"))?;
+        // The read end hangs up when the control thread is over.
+        let (over, over_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|error| resources("a pipe")(error.into()))?;
+        let control = std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || {
+                let outcome = control.run();
+                drop(over_write);
+                outcome
+            })
+            .map_err(resources("the control thread"))?;
+        Ok(Server {
+            requests,
+            wake: control_wake,
+            control: Some(control),
+            engine: Some(engine),
+            over,
+            _bound: bound,
+        })
+    }
+
+    fn request(&self, request: Request) {
+        if self.requests.send(request).is_ok() {
+            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// A control connection for an application in this process, or to be handed to another one.
+    ///
+    /// # Errors
+    /// What `socketpair` answers.
+    pub fn connect(&self) -> io::Result<OwnedFd> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        self.request(Request::Adopt(ours));
+        Ok(theirs)
+    }
+
+    /// Hangs up when the server has ended, asked to or not: to be watched beside other things.
+    #[must_use]
+    pub fn over(&self) -> &OwnedFd {
+        &self.over
+    }
+
+    /// Stops, if it has not ended by itself, and says how it ended.
+    ///
+    /// # Errors
+    /// What the device failed with.
+    pub fn stop(mut self) -> Result<(), DeviceError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), DeviceError> {
+        self.request(Request::Stop);
+        let outcome = match self.control.take().map(JoinHandle::join) {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(()),
+        };
+        if let Some(Err(panic)) = self.engine.take().map(JoinHandle::join) {
+            std::panic::resume_unwind(panic);
+        }
+        outcome
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.control.is_some() && !std::thread::panicking() {
+            let _ = self.end();
+        }
+    }
+}
+
+/// Binds the socket, after making sure that no living server has it.
+fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), StartError> {
+    let failed = |cause: io::Error| StartError::Socket { path: path.to_owned(), cause };
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push(".lock");
+    let lock_path = PathBuf::from(lock_path);
+    let lock = rustix::fs::open(
+        &lock_path,
+        OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+        FileMode::RUSR | FileMode::WUSR,
+    )
+    .map_err(|error| failed(error.into()))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(
+        |error| match error {
+            rustix::io::Errno::WOULDBLOCK => StartError::InUse(path.to_owned()),
+            other => failed(other.into()),
+        },
+    )?;
+    let bound = Bound { path: path.to_owned(), lock_path, _lock: lock };
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => {
+            use std::os::unix::fs::FileTypeExt;
+            if !found.file_type().is_socket() {
+                let cause =
+                    io::Error::new(io::ErrorKind::AlreadyExists, "exists, and is no socket");
+                std::mem::forget(bound);
+                return Err(failed(cause));
+            }
+            // Left by a server that was killed: its lock is free.
+            std::fs::remove_file(path).map_err(failed)?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|error| failed(error.into()))?;
+    let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
+    rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
+    // Who may attach is decided by who the kernel says the peer is; the file's mode only keeps
+    // those out early that nothing was granted to.
+    let open = !policy.users.is_empty() || !policy.groups.is_empty();
+    let mode = if open { 0o666 } else { 0o600 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
+    rustix::net::listen(&socket, 128).map_err(|error| failed(error.into()))?;
+    Ok((socket, bound))
+}

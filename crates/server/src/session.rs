@@ -1,0 +1,179 @@
+//! A session as the engine has it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use towpath_device::SpaceId;
+use towpath_protocol::layout::{CLOSED_WORD, SessionShape, own_words, peer_words};
+use towpath_protocol::memory::Mapping;
+use towpath_queue::doorbell::Ringer;
+use towpath_queue::events::{Acknowledger, Marker};
+use towpath_queue::frames::Ledger;
+use towpath_queue::receive::{ReceiveProducer, server_side};
+use towpath_queue::transmit::TransmitConsumer;
+use towpath_queue::{OwnWords, Violation};
+
+use crate::demux::Rule;
+use crate::rights::Rights;
+
+/// A queue set and what the engine notes beside it.
+#[derive(Debug)]
+pub struct QueueSet {
+    /// Transmit.
+    pub transmit: TransmitConsumer,
+    /// Receive.
+    pub receive: ReceiveProducer,
+    /// It is in the list of those that have something to send.
+    pub active: bool,
+    /// It is in the list of those to be published at the end of the turn.
+    pub touched: bool,
+}
+
+/// An endpoint as the engine has it.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Its queue set.
+    pub queue_set: u32,
+    /// What it receives.
+    pub rule: Rule,
+    /// What it may send.
+    pub rights: Rights,
+    /// It takes large and unfinished packets.
+    pub offload: bool,
+    /// It has no flow rule: it captures, or receives everything.
+    pub tap: bool,
+    /// For which turn `received` counts.
+    pub turn: u64,
+    /// Packets received in that turn.
+    pub received: u32,
+}
+
+/// Everything of a session that the engine touches. Made by the control thread, handed over whole,
+/// and handed back whole to be unmapped there.
+#[derive(Debug)]
+pub struct Session {
+    /// Its number, as tools show it.
+    pub number: u32,
+    /// What it consists of.
+    pub shape: SessionShape,
+    /// Where received packets go. Only the engine writes it.
+    pub receive_heap: Arc<Mapping>,
+    /// Where packets to be sent come from. Only the application writes it.
+    pub transmit_heap: Arc<Mapping>,
+    /// The transmit heap as a data space; given by the engine.
+    pub transmit_space: SpaceId,
+    /// Events to the application.
+    pub marker: Marker,
+    /// Events from the application.
+    pub work: Acknowledger,
+    /// Whether the application sleeps.
+    pub ringer: Ringer,
+    /// The write end of the application's doorbell. Closed to say: it is over.
+    pub doorbell: Option<OwnedFd>,
+    /// The eventfd by which the application wakes the engine.
+    pub wake: OwnedFd,
+    /// Its queue sets.
+    pub queue_sets: Vec<QueueSet>,
+    /// Whose the frames of the transmit heap are.
+    pub transmit_ledger: Ledger,
+    /// Whose the frames of the receive heap are.
+    pub receive_ledger: Ledger,
+    /// Its endpoints by number.
+    pub endpoints: Vec<Option<Endpoint>>,
+    /// Their counters.
+    pub counters: OwnWords,
+    header: OwnWords,
+    /// Packets that are with the device.
+    pub flights: u32,
+    /// Events were marked in this turn.
+    pub marked: bool,
+    /// It is to be taken away as soon as nothing of it is with the device.
+    pub closing: bool,
+    /// What the application did wrong; found in the middle of a turn, dealt with at its end.
+    pub violation: Option<Violation>,
+}
+
+/// The memories that a session is made of, mapped.
+#[derive(Clone, Debug)]
+pub struct Memories {
+    /// Server pages, writable.
+    pub server: Arc<Mapping>,
+    /// Application pages, read-only.
+    pub application: Arc<Mapping>,
+    /// Ledger, writable.
+    pub ledger: Arc<Mapping>,
+    /// Receive heap, writable.
+    pub receive_heap: Arc<Mapping>,
+    /// Transmit heap, read-only.
+    pub transmit_heap: Arc<Mapping>,
+}
+
+impl Session {
+    /// A session over its memories, new ones or those left by a predecessor.
+    #[must_use]
+    pub fn new(
+        number: u32,
+        shape: SessionShape,
+        memories: &Memories,
+        doorbell: OwnedFd,
+        wake: OwnedFd,
+    ) -> Session {
+        let server = shape.server_own(own_words(&memories.server));
+        let application = shape.application_peer(&peer_words(&memories.application));
+        let ledger = shape.ledger(own_words(&memories.ledger));
+        let queue_sets = server
+            .queue_sets
+            .into_iter()
+            .zip(&application.queue_sets)
+            .zip(ledger.queue_sets)
+            .map(|((own, peer), done)| {
+                let (transmit, receive) =
+                    server_side(&shape.queues, shape.transmit_heap, own, peer, done);
+                QueueSet { transmit, receive, active: false, touched: false }
+            })
+            .collect();
+        let cleared = |words: OwnWords, frames: u32| {
+            let mut ledger = Ledger::new(words, frames);
+            // What the frames' places are is said by the queues alone.
+            ledger.clear();
+            ledger
+        };
+        Session {
+            number,
+            shape,
+            receive_heap: memories.receive_heap.clone(),
+            transmit_heap: memories.transmit_heap.clone(),
+            transmit_space: SpaceId(u32::MAX),
+            marker: Marker::new(shape.events(), server.events, &application.acknowledgements),
+            work: Acknowledger::new(shape.events(), server.acknowledgements, &application.events),
+            ringer: Ringer::new(application.header),
+            doorbell: Some(doorbell),
+            wake,
+            queue_sets,
+            transmit_ledger: cleared(ledger.transmit, shape.transmit_heap.frames()),
+            receive_ledger: cleared(ledger.receive, shape.receive_heap.frames()),
+            endpoints: (0..shape.endpoints).map(|_| None).collect(),
+            counters: server.counters,
+            header: server.header,
+            flights: 0,
+            marked: false,
+            closing: false,
+            violation: None,
+        }
+    }
+
+    /// Tells the application that it is over, and why (0: no violation), and hangs up.
+    pub fn close(&mut self, reason: u32) {
+        self.closing = true;
+        self.header.publish(CLOSED_WORD, 1 << 32 | u64::from(reason));
+        self.doorbell = None;
+    }
+
+    /// Wakes the application.
+    pub fn ring(&mut self) {
+        if let Some(doorbell) = &self.doorbell {
+            // A full pipe rings already; a closed one is noticed by the control thread.
+            let _ = rustix::io::write(doorbell, &[1]);
+        }
+    }
+}
