@@ -1,6 +1,6 @@
 //! Numbers that the wire must not foresee: ports, identifications, sequence numbers.
 
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 
 /// SipHash of a counter under a secret key: what came out tells nothing about what will.
 pub(crate) struct Random {
@@ -21,6 +21,15 @@ impl Random {
         let mut hasher = self.keys.build_hasher();
         hasher.write_u64(self.secret);
         hasher.write_u64(self.count);
+        hasher.write_u64(self.secret.rotate_left(32));
+        hasher.finish()
+    }
+
+    /// The same number for the same thing, which nobody without the secret can tell.
+    pub(crate) fn keyed(&self, thing: &impl Hash) -> u64 {
+        let mut hasher = self.keys.build_hasher();
+        hasher.write_u64(!self.secret);
+        thing.hash(&mut hasher);
         hasher.write_u64(self.secret.rotate_left(32));
         hasher.finish()
     }

@@ -255,8 +255,17 @@ fn a_newer_syn_takes_an_address_out_of_time_wait() {
         assert_eq!(world.nodes[0].stack.tcp_sizes(), (0, 0));
         assert_eq!(world.nodes[1].stack.tcp_sizes(), (0, 1));
     }
-    // A sequence number drawn at random is newer half of the time.
-    assert!(world.nodes[1].stack.counters().tcp_time_wait_reused > 0);
+    // Sequence numbers run with the clock: each is newer than the last.
+    assert_eq!(world.nodes[1].stack.counters().tcp_time_wait_reused, 9);
+    assert_eq!(world.nodes[0].stack.counters().tcp_retransmitted, 0);
+    let syns =
+        world.heard.iter().filter(|(frame, to)| *to == 1 && frame.len() > 47 && frame[47] == 2);
+    let numbers: Vec<u32> = syns
+        .map(|(frame, _)| u32::from_be_bytes([frame[38], frame[39], frame[40], frame[41]]))
+        .collect();
+    assert_eq!(numbers.len(), 10);
+    // Forty milliseconds and a little of four microseconds each.
+    assert!(numbers.windows(2).all(|two| (10_000..20_000).contains(&two[1].wrapping_sub(two[0]))));
 }
 
 #[test]

@@ -42,8 +42,8 @@ impl Stack {
     pub fn new(config: Config, now: Instant) -> Result<Stack, ConfigError> {
         config.check()?;
         let limits = config.limits;
-        let mut host = Host::new(config, now);
-        let tcp = Tcp::new(&mut host, now);
+        let host = Host::new(config, now);
+        let tcp = Tcp::new(&host, now);
         let reassembly =
             Reassembly::new(limits.reassemblies, limits.reassembly_bytes, limits.reassembly_time);
         let mut stack = Stack {

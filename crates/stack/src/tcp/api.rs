@@ -85,7 +85,7 @@ impl Tcp {
         let config = &host.config.tcp;
         let mut connection = Connection::new(tuple, path, Owner::Application, config, now);
         connection.give_up_at = Some(now + timeout.unwrap_or(config.connect_timeout));
-        self.reseed(now, host);
+        self.reseed(now, host, &tuple);
         let local: smoltcp::wire::IpListenEndpoint = smol_endpoint(from).into();
         connection
             .socket_mut()

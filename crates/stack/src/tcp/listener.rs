@@ -231,7 +231,7 @@ impl Tcp {
         if connection.socket_mut().listen(endpoint).is_err() {
             return true;
         }
-        self.reseed(now, host);
+        self.reseed(now, host, &tuple);
         let tcp = self.insert(connection);
         if let Ok(listener) = self.listeners.get(id) {
             listener.half_open += 1;

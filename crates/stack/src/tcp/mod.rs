@@ -10,6 +10,7 @@
 //! | `egress` | what is sent, and timers |
 //! | `answer` | resets and such, and ICMP errors |
 //! | `port` | between smoltcp and frames |
+//! | `sequence` | initial sequence numbers |
 //! | `time_wait` | what is left of connections |
 
 mod answer;
@@ -20,6 +21,7 @@ mod lifecycle;
 mod listener;
 mod port;
 mod segment;
+mod sequence;
 mod time_wait;
 
 use std::collections::{HashMap, VecDeque};
@@ -85,12 +87,12 @@ fn capabilities(host: &Host) -> DeviceCapabilities {
 }
 
 impl Tcp {
-    pub(crate) fn new(host: &mut Host, now: Instant) -> Self {
+    pub(crate) fn new(host: &Host, now: Instant) -> Self {
         let capabilities = capabilities(host);
         let limits = &host.config.limits;
         Tcp {
             time_wait: TimeWait::new(limits.time_wait, host.config.tcp.time_wait),
-            interface: interface(host, &capabilities, now),
+            interface: interface(host, &capabilities, now, 0),
             capabilities,
             slots: Vec::new(),
             free: Vec::new(),
@@ -314,10 +316,11 @@ impl Tcp {
         }
     }
 
-    /// Draws a new seed for the sequence number of the next connection: smoltcp's own generator
-    /// can be run on by whoever has seen a few of its numbers.
-    fn reseed(&mut self, now: Instant, host: &mut Host) {
-        self.interface = interface(host, &self.capabilities, now);
+    /// Makes the next connection start with a sequence number that we choose.
+    fn reseed(&mut self, now: Instant, host: &mut Host, tuple: &Tuple) {
+        let initial = sequence::initial(now, &host.random, tuple);
+        let seed = sequence::seed(initial, host.random.next());
+        self.interface = interface(host, &self.capabilities, now, seed);
     }
 
     /// Connections, TIME-WAIT entries.
@@ -326,10 +329,10 @@ impl Tcp {
     }
 }
 
-/// An interface of smoltcp's, with a seed that nothing seen on the wire tells.
-fn interface(host: &mut Host, capabilities: &DeviceCapabilities, now: Instant) -> Interface {
+/// An interface of smoltcp's.
+fn interface(host: &Host, capabilities: &DeviceCapabilities, now: Instant, seed: u64) -> Interface {
     let mut config = InterfaceConfig::new(HardwareAddress::Ip);
-    config.random_seed = host.random.next();
+    config.random_seed = seed;
     let unspecified = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
     let path = Path {
         local: unspecified,

@@ -1,0 +1,73 @@
+//! Initial sequence numbers (RFC 6528): they run with the clock, so that a connection opened anew
+//! continues above the old one's, and start where nobody else can know.
+//!
+//! smoltcp draws them from a generator of its own and asks nobody. The generator (sPCG32) can be
+//! run backwards, so for each connection it is given the seed from which it will draw the number
+//! wanted. Its constants are those of smoltcp's `rand.rs`; that they still are is tested.
+
+use super::Tuple;
+use crate::Instant;
+use crate::random::Random;
+
+const MULTIPLIER: u64 = 0xbb2e_fcec_3c39_611d;
+const INCREMENT: u64 = 0x7590_ef39;
+const INVERSE: u64 = inverse(MULTIPLIER);
+
+/// The inverse of an odd number modulo 2^64, by Newton's method.
+const fn inverse(odd: u64) -> u64 {
+    let mut inverse = odd;
+    let mut round = 0;
+    while round < 6 {
+        let error = 2u64.wrapping_sub(odd.wrapping_mul(inverse));
+        inverse = inverse.wrapping_mul(error);
+        round += 1;
+    }
+    inverse
+}
+
+/// The state before one.
+fn before(state: u64) -> u64 {
+    state.wrapping_sub(INCREMENT).wrapping_mul(INVERSE)
+}
+
+/// What the generator draws when it comes to a state.
+fn drawn(state: u64) -> u32 {
+    (state >> (29 - (state >> 61))) as u32
+}
+
+/// The number for a connection that starts now: four microseconds each, as RFC 9293 3.4.1 has it.
+pub(super) fn initial(now: Instant, random: &Random, tuple: &Tuple) -> u32 {
+    ((now.as_micros() / 4) as u32).wrapping_add(random.keyed(tuple) as u32)
+}
+
+/// The seed with which an interface of smoltcp's gives its first connection this number. `spare`:
+/// any random number, of which 29 bits are hidden in the seed.
+pub(super) fn seed(initial: u32, spare: u64) -> u64 {
+    for attempt in 0..16u64 {
+        let state = u64::from(initial) << 29 | (spare.wrapping_add(attempt) & ((1 << 29) - 1));
+        let first = before(state);
+        // The first number goes to packet identifications, which may not be zero: it is drawn
+        // again if it is.
+        let identification = drawn(first);
+        if (identification ^ (identification >> 16)) as u16 != 0 {
+            return before(first);
+        }
+    }
+    spare
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_generator_draws_what_was_wanted() {
+        for (index, wanted) in [0, 1, 0x8000_0000, u32::MAX, 0x1234_5678].into_iter().enumerate() {
+            let mut state = seed(wanted, 0xdead_beef_0000_0000 + index as u64);
+            for _ in 0..2 {
+                state = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
+            }
+            assert_eq!(drawn(state), wanted);
+        }
+    }
+}
