@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     pending: AtomicBool,
     /// Until when the driver sleeps, in microseconds of the clock.
     sleeps_until: AtomicU64,
+    /// The last moment that the driver was to wake at.
+    kept: AtomicU64,
     /// Ends the driver's sleep.
     wake: OwnedFd,
     link_fd: OwnedFd,
@@ -92,6 +94,7 @@ impl Shared {
             clock,
             pending: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
+            kept: AtomicU64::new(FOREVER),
             wake,
             link_fd,
             closing: AtomicBool::new(false),
@@ -247,6 +250,14 @@ impl Shared {
             let left = until.saturating_duration_since(StdInstant::now());
             next = next.min((now + left).as_micros());
         }
+        // A moment once set is kept until it has passed, though what was due then is done: a
+        // connection in use always has something due within a second, and whoever writes to it
+        // need not wake the driver to say so. It costs one wake-up after the last traffic.
+        let kept = self.kept.load(Ordering::Relaxed);
+        if kept > now.as_micros() {
+            next = next.min(kept);
+        }
+        self.kept.store(next, Ordering::Relaxed);
         self.sleeps_until.store(next, Ordering::SeqCst);
         drop(link);
         // Pairs with the fence in `kick`.

@@ -82,7 +82,8 @@ pub trait Link: Send {
         take: &mut dyn FnMut(&[u8], Meta),
     ) -> Result<usize, LinkError>;
 
-    /// Whether a frame of `len` bytes would be taken now.
+    /// Whether a frame of `len` bytes would be taken now. An empty link must say so of the largest
+    /// frame that [`LinkInfo::offload`] names.
     fn room(&mut self, len: usize) -> bool;
 
     /// Takes a frame of `len` bytes, which `fill` writes completely; it is called once, or not at

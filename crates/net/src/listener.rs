@@ -16,6 +16,10 @@ const BACKLOG: usize = 1024;
 
 /// A listener of a [`Network`], used like `std::net::TcpListener`.
 pub struct TcpListener {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     network: Network,
     id: ListenerId,
     waiter: Arc<Waiter>,
@@ -45,7 +49,8 @@ impl TcpListener {
             let id = bound.map_err(error::socket)?;
             let waiter = network.register(SocketId::Listener(id));
             let options = Options::default();
-            Ok(TcpListener { network: network.clone(), id, waiter, options })
+            let inner = Inner { network: network.clone(), id, waiter, options };
+            Ok(TcpListener { inner: Arc::new(inner) })
         })
     }
 
@@ -54,12 +59,14 @@ impl TcpListener {
     /// # Errors
     /// When there is none and the listener does not block, or the link carries nothing any more.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let patience = self.options.reading();
-        let (id, peer) =
-            self.network
-                .shared()
-                .block_on(&self.waiter, patience, false, |stack, _| stack.tcp_accept(self.id))?;
-        Ok((TcpStream::new(&self.network, id), peer))
+        let patience = self.inner.options.reading();
+        let (id, peer) = self.inner.network.shared().block_on(
+            &self.inner.waiter,
+            patience,
+            false,
+            |stack, _| stack.tcp_accept(self.inner.id),
+        )?;
+        Ok((TcpStream::new(&self.inner.network, id), peer))
     }
 
     /// Accepts for ever.
@@ -73,7 +80,7 @@ impl TcpListener {
     /// # Errors
     /// Never, while the listener lives.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let local = self.network.shared().core().stack.tcp_listener_local(self.id);
+        let local = self.inner.network.shared().core().stack.tcp_listener_local(self.inner.id);
         local.map_err(error::socket)
     }
 
@@ -83,8 +90,16 @@ impl TcpListener {
     /// # Errors
     /// Never.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.options.set_nonblocking(nonblocking);
+        self.inner.options.set_nonblocking(nonblocking);
         Ok(())
+    }
+
+    /// Another handle to the same listener.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn try_clone(&self) -> io::Result<TcpListener> {
+        Ok(TcpListener { inner: self.inner.clone() })
     }
 
     /// Lets a poller watch it; a connection that waits already is news at once.
@@ -93,17 +108,17 @@ impl TcpListener {
     /// Never, while the listener lives.
     pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
         let registration = poller.registration(token);
-        let mut core = self.network.shared().core();
-        let ready = core.stack.tcp_listener_readiness(self.id).map_err(error::socket)?;
+        let mut core = self.inner.network.shared().core();
+        let ready = core.stack.tcp_listener_readiness(self.inner.id).map_err(error::socket)?;
         if ready.readable {
             registration.ready();
         }
-        *lock(&self.waiter.registration) = Some(registration);
+        *lock(&self.inner.waiter.registration) = Some(registration);
         Ok(())
     }
 }
 
-impl Drop for TcpListener {
+impl Drop for Inner {
     fn drop(&mut self) {
         self.network.unregister(SocketId::Listener(self.id));
         let _ = self.network.shared().with(|core, now| core.stack.tcp_close_listener(now, self.id));

@@ -10,7 +10,8 @@ pub struct Offload {
     pub checksum: bool,
     /// Takes frames with [`Segmentation`](crate::Segmentation). Counts only with `checksum`.
     pub tcp_segmentation: bool,
-    /// The largest frame to be segmented that the link takes, in bytes, Ethernet header included.
+    /// The largest frame to be segmented that the link takes, in bytes, Ethernet header included:
+    /// no more than it has room for when it is empty, since TCP waits until there is as much.
     pub max_frame_bytes: usize,
 }
 

@@ -26,6 +26,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("the_application_drives", the_application_drives),
     ("a_dead_link_is_told_at_once", a_dead_link_is_told_at_once),
     ("an_idle_network_sleeps", an_idle_network_sleeps),
+    ("who_writes_wakes_nobody", who_writes_wakes_nobody),
 ];
 
 fn bytes(len: usize) -> Vec<u8> {
@@ -494,4 +495,28 @@ fn an_idle_network_sleeps() {
     thread::sleep(Duration::from_millis(1500));
     let (woken, frames) = (sleeps() - before, bench.network.counters().rx_frames - frames);
     assert!(woken <= frames + 1, "{woken} wake-ups for {frames} frames");
+}
+
+fn who_writes_wakes_nobody() {
+    const ROUNDS: u64 = 500;
+    let bench = Bench::new(PLAIN);
+    let (mut ours, mut theirs) = pair(&bench);
+    let echo = thread::spawn(move || {
+        let mut buffer = [0; 100];
+        while let Ok(len @ 1..) = theirs.read(&mut buffer) {
+            theirs.write_all(&buffer[..len]).unwrap();
+        }
+    });
+    let (before, frames) = (sleeps(), bench.network.counters().rx_frames);
+    for _ in 0..ROUNDS {
+        ours.write_all(b"ping").unwrap();
+        ours.read_exact(&mut [0; 4]).unwrap();
+    }
+    let (woken, frames) = (sleeps() - before, bench.network.counters().rx_frames - frames);
+    // The library's thread wakes for frames that come. Besides, a lock may be contended, and an
+    // acknowledgement may have waited for its ten milliseconds.
+    assert!(frames <= 2 * ROUNDS + 20, "{frames} frames");
+    assert!(woken <= frames + ROUNDS / 5, "{woken} wake-ups for {frames} frames");
+    drop(ours);
+    echo.join().unwrap();
 }
