@@ -505,3 +505,23 @@ fn another_claims_our_address() {
     let counters = world.nodes[0].stack.counters();
     assert_eq!((counters.address_conflicts, counters.arp_sent - sent), (5, 1));
 }
+
+#[test]
+fn more_neighbours_than_the_table_holds() {
+    let mut small = config(0);
+    small.limits.neighbours = 4;
+    let mut world = World::new(16, [small, config(1)]);
+    world.nodes[1].stack.tcp_listen(at(1, 80), 8).unwrap();
+    let client = connect(&mut world, at(1, 80));
+    // Before node 1 can answer, others push it out of the table.
+    let now = world.now;
+    for host in 50..90 {
+        let to = SocketAddr::new([10, 0, 0, host].into(), 80);
+        world.nodes[0].stack.tcp_connect(now, to, None, None).unwrap();
+    }
+    world.idle(Duration::from_secs(20));
+    assert!(world.nodes[0].stack.neighbours() <= 4);
+    assert!(world.nodes[0].stack.counters().neighbour_limit > 0);
+    world.idle(Duration::from_secs(60));
+    assert_eq!(world.nodes[0].stack.tcp_state(client), Ok(TcpState::Established));
+}

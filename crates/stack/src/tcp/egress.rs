@@ -17,6 +17,8 @@ const TURN: usize = 16;
 const HEADERS: usize = ETHERNET_BYTES + 40 + 60;
 /// Timers moved in one poll.
 const TIMERS: usize = 512;
+/// How long a connection waits for its neighbour before it looks again by itself.
+const NEIGHBOUR_RETRY: std::time::Duration = std::time::Duration::from_secs(1);
 /// When smoltcp wants to send at once and sends nothing, it is asked again after this long, in
 /// microseconds.
 const STALL: u64 = 10_000;
@@ -125,7 +127,8 @@ impl Tcp {
                         Lookup::Station(mac) => mac,
                         Lookup::Asked => {
                             host.neighbours.wait(hop, TcpId { index, generation });
-                            self.rearm(now, host, index, None);
+                            // Should the neighbour be forgotten meanwhile, ask again.
+                            self.rearm(now, host, index, Some(now + NEIGHBOUR_RETRY));
                             return Turn::Neighbour;
                         }
                     }
