@@ -178,6 +178,8 @@ pub struct Session {
     packet: [Descriptor; MAX_CHAIN],
     pub(crate) statistics: Statistics,
     pub(crate) lost: Option<Lost>,
+    /// The doorbell's other end is closed; what is in the queues is there to be taken first.
+    pub(crate) hung_up: bool,
     info: Info,
     guard: ForkGuard,
     /// Not `Sync`: queues have one producer and one consumer.
@@ -289,6 +291,7 @@ impl Session {
             packet: [Descriptor::default(); MAX_CHAIN],
             statistics: Statistics::default(),
             lost: None,
+            hung_up: false,
             info: read_info(&attached),
             guard: ForkGuard::new()?,
             _one_thread: PhantomData,
@@ -425,6 +428,9 @@ impl Session {
             }
             got += 1;
         }
+        if got == 0 && self.hung_up {
+            return Err(self.over());
+        }
         if got > 0 {
             self.statistics.received += got as u64;
             self.provide(queue_set);
@@ -492,6 +498,19 @@ impl Session {
         }
         self.statistics.sent += 1;
         Ok(())
+    }
+
+    /// Whether a packet of `len` bytes would be taken by [`Session::send`] now.
+    pub fn has_room(&mut self, endpoint: Endpoint, len: usize) -> bool {
+        let needed = len.div_ceil(self.transmit_heap.data_bytes());
+        let fits = |session: &Session| {
+            let set = &session.queue_sets[endpoint.queue_set as usize];
+            set.transmit.room() as usize >= needed && session.transmit_free.len() >= needed
+        };
+        if self.check().is_err() || needed == 0 || needed > MAX_CHAIN {
+            return false;
+        }
+        fits(self) || (self.unsent(endpoint.queue_set).is_ok() && fits(self))
     }
 
     /// Puts a finished packet into the transmit queue of an endpoint.

@@ -68,6 +68,9 @@ impl Session {
     /// [`Lost`].
     pub fn arm(&mut self) -> Result<bool, Lost> {
         self.check()?;
+        if self.hung_up {
+            return if self.has_news()? { Ok(true) } else { Err(self.over()) };
+        }
         self.flush()?;
         self.sleeper.prepare();
         let idle = match self.events.is_idle() {
@@ -135,10 +138,8 @@ impl Session {
         if count == 0 {
             return Ok(false);
         }
-        let heard = heard[0].revents();
         self.take_rings();
-        if heard.contains(PollFlags::HUP) {
-            // What came before the end is there to be taken first.
+        if self.hung_up {
             self.sleeper.awake();
             if self.has_news()? {
                 return Ok(true);
@@ -152,9 +153,15 @@ impl Session {
     /// Empties the doorbell's pipe; for somebody else's epoll, after it became readable.
     pub fn take_rings(&mut self) {
         let mut bytes = [0; 64];
-        while let Ok(count) = rustix::io::read(&self.doorbell, &mut bytes) {
-            if count < bytes.len() {
-                break;
+        loop {
+            match rustix::io::read(&self.doorbell, &mut bytes) {
+                Ok(0) => {
+                    self.hung_up = true;
+                    return;
+                }
+                Ok(count) if count < bytes.len() => return,
+                Ok(_) => {}
+                Err(_) => return,
             }
         }
     }

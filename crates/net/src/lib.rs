@@ -47,6 +47,7 @@ mod listener;
 mod network;
 mod options;
 mod poller;
+mod session_link;
 mod stream;
 mod udp;
 mod wait;
@@ -55,6 +56,7 @@ pub use link::{Armed, Link, LinkError, LinkInfo};
 pub use listener::{Incoming, TcpListener};
 pub use network::{Driving, Network};
 pub use poller::{Event, Poller};
+pub use session_link::{HostError, SessionLink};
 pub use stream::TcpStream;
 pub use towpath_stack::{
     Checksum, Config, CongestionControl, Counters, Limits, Meta, Offload, Segmentation,

@@ -1,0 +1,224 @@
+//! A session with a driver server, as a link.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use towpath_client::{AttachError, Endpoint, Info, Lost, OpenError, Options, Rule, Session};
+use towpath_stack::{Checksum, Config, Meta, Offload, Segmentation, SegmentationKind};
+
+use crate::{Armed, Driving, Link, LinkError, LinkInfo, Network};
+
+/// The largest packet of a link: an IP packet of 64 KiB with its Ethernet header.
+const LARGEST_BYTES: usize = 65_535 + 14;
+
+/// A session with a driver server that carries a network's frames.
+pub struct SessionLink {
+    session: Session,
+    endpoint: Endpoint,
+    /// Where a packet that lies in several frames is put together: the stack reads it in one piece.
+    whole: Vec<u8>,
+}
+
+/// Why no host could be made over a driver server.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The server was not reached, or refused.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// The endpoint that the host needs was refused.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The host itself could not start.
+    #[error("starting the host: {0}")]
+    Start(#[from] std::io::Error),
+}
+
+impl SessionLink {
+    /// What a session for a host consists of: long transmit frames, so that a large packet is
+    /// written in one piece, and many receive frames of 2 KiB, so that small packets take little.
+    #[must_use]
+    pub fn options(name: &str) -> Options {
+        Options {
+            name: name.to_owned(),
+            endpoints: 4,
+            transmit_slots: 128,
+            receive_slots: 1024,
+            transmit_frame_bytes: (LARGEST_BYTES as u32).next_multiple_of(128),
+            receive_frame_bytes: 2048,
+            ..Options::default()
+        }
+    }
+
+    /// A link over a session: opens an endpoint for everything that is for the session's address,
+    /// broadcast and multicast, large and unfinished packets welcome.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn new(mut session: Session) -> Result<SessionLink, OpenError> {
+        let endpoint = session.open(&Rule::new().with_group().with_offload())?;
+        Ok(SessionLink { session, endpoint, whole: Vec::with_capacity(LARGEST_BYTES) })
+    }
+
+    /// What the session got.
+    #[must_use]
+    pub fn session_info(&self) -> &Info {
+        self.session.info()
+    }
+
+    /// A host's configuration with the addresses that the session got.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        let info = self.session.info();
+        let mut config = Config::new(info.mac);
+        config.mtu = info.mtu;
+        config.ipv4 = info.ipv4;
+        config.ipv4_gateway = info.ipv4_gateway;
+        config.ipv6 = info.ipv6.into_iter().collect();
+        config.ipv6_gateway = info.ipv6_gateway;
+        config
+    }
+}
+
+impl Network {
+    /// A host of this application's own on the device whose server listens at `path`, with the
+    /// addresses that the server gives it, driven by a thread of the library.
+    ///
+    /// # Errors
+    /// [`HostError`] says what is in the way.
+    pub fn attach(path: impl AsRef<Path>) -> Result<Network, HostError> {
+        let name = Options::default().name;
+        let session = Session::attach(path, &SessionLink::options(&name))?;
+        Network::over(session, Driving::Thread)
+    }
+
+    /// The same over a session that is attached already.
+    ///
+    /// # Errors
+    /// [`HostError`] says what is in the way.
+    pub fn over(session: Session, driving: Driving) -> Result<Network, HostError> {
+        let link = SessionLink::new(session)?;
+        let config = link.config();
+        Ok(Network::new(Box::new(link), config, driving)?)
+    }
+}
+
+fn gone(lost: Lost) -> LinkError {
+    LinkError::Gone(Arc::from(lost.to_string()))
+}
+
+impl Link for SessionLink {
+    fn info(&self) -> LinkInfo {
+        let info = self.session.info();
+        LinkInfo {
+            mac: info.mac,
+            mtu: info.mtu,
+            offload: Offload {
+                checksum: info.can_checksum,
+                tcp_segmentation: info.can_checksum && info.can_segment,
+                max_frame_bytes: LARGEST_BYTES,
+            },
+        }
+    }
+
+    fn sleep_fd(&self) -> std::io::Result<OwnedFd> {
+        self.session.as_fd().try_clone_to_owned()
+    }
+
+    fn receive(
+        &mut self,
+        budget: usize,
+        take: &mut dyn FnMut(&[u8], Meta),
+    ) -> Result<usize, LinkError> {
+        let whole = &mut self.whole;
+        let outcome = self.session.receive(0, budget, |packet| {
+            let meta = from_packet(packet.meta());
+            match packet.contiguous() {
+                Some(bytes) => take(bytes, meta),
+                None => {
+                    whole.clear();
+                    packet.append_to(whole);
+                    take(whole, meta);
+                }
+            }
+        });
+        outcome.map_err(gone)
+    }
+
+    fn room(&mut self, len: usize) -> bool {
+        self.session.has_room(self.endpoint, len)
+    }
+
+    fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        let outcome = self.session.send(self.endpoint, len, to_packet(meta), |parts| {
+            // Frames are as long as the longest packet.
+            if let [whole] = parts {
+                fill(whole);
+            }
+        });
+        outcome.is_ok()
+    }
+
+    fn flush(&mut self) -> Result<(), LinkError> {
+        self.session.flush().map_err(gone)
+    }
+
+    fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError> {
+        if blocked {
+            self.session.want_room(0).map_err(gone)?;
+        }
+        let news = self.session.arm().map_err(gone)?;
+        Ok(if news { Armed::Work } else { Armed::Sleep { writable: false } })
+    }
+
+    fn disarm(&mut self) {
+        self.session.disarm();
+        self.session.take_rings();
+    }
+}
+
+fn from_packet(meta: towpath_client::Meta) -> Meta {
+    use towpath_client as packet;
+    let kind = |kind| match kind {
+        packet::SegmentationKind::Tcp4 => SegmentationKind::Tcp4,
+        packet::SegmentationKind::Tcp6 => SegmentationKind::Tcp6,
+    };
+    Meta {
+        checksum: match meta.checksum {
+            packet::Checksum::Finished => Checksum::Finished,
+            packet::Checksum::Verified => Checksum::Verified,
+            packet::Checksum::Unfinished { start, offset } => {
+                Checksum::Unfinished { start, offset }
+            }
+        },
+        segmentation: meta.segmentation.map(|one| Segmentation {
+            kind: kind(one.kind),
+            segment_bytes: one.segment_bytes,
+            header_bytes: one.header_bytes,
+            ecn: one.ecn,
+        }),
+    }
+}
+
+fn to_packet(meta: Meta) -> towpath_client::Meta {
+    use towpath_client as packet;
+    let kind = |kind| match kind {
+        SegmentationKind::Tcp4 => packet::SegmentationKind::Tcp4,
+        SegmentationKind::Tcp6 => packet::SegmentationKind::Tcp6,
+    };
+    packet::Meta {
+        checksum: match meta.checksum {
+            Checksum::Finished => packet::Checksum::Finished,
+            Checksum::Verified => packet::Checksum::Verified,
+            Checksum::Unfinished { start, offset } => {
+                packet::Checksum::Unfinished { start, offset }
+            }
+        },
+        segmentation: meta.segmentation.map(|one| packet::Segmentation {
+            kind: kind(one.kind),
+            segment_bytes: one.segment_bytes,
+            header_bytes: one.header_bytes,
+            ecn: one.ecn,
+        }),
+    }
+}

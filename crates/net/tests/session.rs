@@ -1,0 +1,108 @@
+//! Hosts over sessions of one server: TCP and UDP from application to application through the
+//! engine, with nothing but memory as device.
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use towpath_client::Session;
+use towpath_device::loopback;
+use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Server, Subnets};
+
+fn serve() -> (Server, loopback::LoopbackDevice) {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let subnets = Subnets {
+        ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
+        ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+    };
+    let config = Config { subnets, ..Config::default() };
+    (Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap(), far)
+}
+
+fn host(server: &Server, name: &str, driving: Driving) -> Network {
+    let socket = server.connect().unwrap();
+    let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();
+    Network::over(session, driving).unwrap()
+}
+
+fn echo(address: &str, driving: Driving) {
+    let (server, _far) = serve();
+    let (a, b) = (host(&server, "a", Driving::Thread), host(&server, "b", driving));
+    let listener = TcpListener::bind(&a, &format!("{address}:7")).unwrap();
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let count = stream.read(&mut bytes).unwrap();
+            if count == 0 {
+                break;
+            }
+            stream.write_all(&bytes[..count]).unwrap();
+        }
+    });
+    let mut stream = TcpStream::connect(&b, format!("{address}:7")).unwrap();
+    let sent: Vec<u8> = (0..4_000_000u32).map(|n| (n * 7 >> 3) as u8).collect();
+    let mut writer = stream.try_clone().unwrap();
+    let to_send = sent.clone();
+    let writing = std::thread::spawn(move || {
+        writer.write_all(&to_send).unwrap();
+        writer.shutdown(std::net::Shutdown::Write).unwrap();
+    });
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    assert!(got == sent, "{} of {} bytes, or wrong ones", got.len(), sent.len());
+    writing.join().unwrap();
+    serving.join().unwrap();
+    server.stop().unwrap();
+}
+
+#[test]
+fn tcp_over_ipv4() {
+    echo("10.77.0.2", Driving::Thread);
+}
+
+#[test]
+fn tcp_over_ipv6() {
+    echo("[fd77::2]", Driving::Thread);
+}
+
+#[test]
+fn tcp_driven_by_the_application() {
+    echo("10.77.0.2", Driving::Application);
+}
+
+#[test]
+fn datagrams_larger_than_the_mtu() {
+    let (server, _far) = serve();
+    let (a, b) = (host(&server, "a", Driving::Thread), host(&server, "b", Driving::Thread));
+    let (at, from) =
+        (UdpSocket::bind(&a, "10.77.0.2:9").unwrap(), UdpSocket::bind(&b, "10.77.0.3:0").unwrap());
+    let mut bytes = vec![0; 70_000];
+    at.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    for len in [0, 1, 1472, 1473, 9000, 65_507] {
+        let sent: Vec<u8> = (0..len).map(|n| (n % 251) as u8).collect();
+        from.send_to(&sent, "10.77.0.2:9").unwrap();
+        let (count, who) = at.recv_from(&mut bytes).unwrap();
+        assert_eq!((count, &bytes[..count]), (len, &sent[..]));
+        assert_eq!(who.ip(), "10.77.0.3".parse::<std::net::IpAddr>().unwrap());
+    }
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_dead_server_is_a_named_error_at_once() {
+    let (server, _far) = serve();
+    let a = host(&server, "a", Driving::Thread);
+    let listener = TcpListener::bind(&a, "10.77.0.2:7").unwrap();
+    let waiting = std::thread::spawn(move || {
+        let error = listener.accept().map(|_| ()).unwrap_err();
+        (error.to_string(), Instant::now())
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    let stopped = Instant::now();
+    server.stop().unwrap();
+    let (error, at) = waiting.join().unwrap();
+    assert!(error.contains("server is gone"), "{error}");
+    assert!(at.duration_since(stopped) < Duration::from_millis(100));
+}
