@@ -55,7 +55,7 @@ pub(crate) fn ask(channel: &Channel, message: &Message) -> Answer {
 
 impl Answer {
     /// What an answer that is not the expected one means to somebody who attaches.
-    pub(crate) fn to_attach_error(self) -> AttachError {
+    pub(crate) fn into_attach_error(self) -> AttachError {
         match self {
             Answer::Refused(Refusal::Version, text) => AttachError::Protocol(text),
             Answer::Refused(refusal, text) => AttachError::Refused { refusal, text },

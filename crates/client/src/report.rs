@@ -61,6 +61,6 @@ pub fn set_mode(path: impl AsRef<Path>, mode: u32) -> Result<(), AttachError> {
 fn expect(channel: &Channel, message: &Message) -> Result<(Message, Vec<OwnedFd>), AttachError> {
     match ask(channel, message) {
         Answer::Message(message, descriptors) => Ok((message, descriptors)),
-        other => Err(other.to_attach_error()),
+        other => Err(other.into_attach_error()),
     }
 }

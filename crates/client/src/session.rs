@@ -233,7 +233,7 @@ impl Session {
         })?;
         let (attached, descriptors) = match ask(&channel, &Message::Attach(attach)) {
             Answer::Message(Message::Attached(attached), descriptors) => (attached, descriptors),
-            other => return Err(other.to_attach_error()),
+            other => return Err(other.into_attach_error()),
         };
         let Ok([server, receive_heap, state, application, transmit_heap, doorbell, wake]) =
             <[OwnedFd; 7]>::try_from(descriptors)
@@ -253,7 +253,7 @@ impl Session {
         }
         match ask(&channel, &Message::Mapped) {
             Answer::Message(Message::Done, _) => {}
-            other => return Err(other.to_attach_error()),
+            other => return Err(other.into_attach_error()),
         }
         let small = || AttachError::Protocol("a heap is too small".into());
         let pages = shape.server_peer(&peer_words(&server));

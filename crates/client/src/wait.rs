@@ -131,10 +131,8 @@ impl Session {
         });
         self.statistics.sleeps += 1;
         let mut heard = [PollFd::new(&self.doorbell, PollFlags::IN)];
-        let count = match poll(&mut heard, timeout.as_ref()) {
-            Ok(count) => count,
-            Err(_) => 0,
-        };
+        // An interrupted sleep is one without news.
+        let count = poll(&mut heard, timeout.as_ref()).unwrap_or(0);
         if count == 0 {
             return Ok(false);
         }

@@ -253,6 +253,10 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         self.inner.reset(frames)
     }
 
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        self.inner.objects()
+    }
+
     fn counters(&self) -> Counters {
         self.inner.counters()
     }

@@ -421,6 +421,10 @@ impl Device for FaultDevice {
         outcome.and(collected)
     }
 
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        self.inner.objects()
+    }
+
     fn counters(&self) -> Counters {
         let mut counters = self.inner.counters();
         counters.rx_dropped += self.counters.rx_dropped;

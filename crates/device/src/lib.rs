@@ -235,6 +235,13 @@ pub trait Device: Send {
     /// When it cannot be brought back.
     fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError>;
 
+    /// What must outlive this process for the interface, its addresses and its routes to live on:
+    /// descriptors under the names that a successor finds them by. None for a device that dies
+    /// with its process.
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        Vec::new()
+    }
+
     /// What it counted.
     fn counters(&self) -> Counters;
 }

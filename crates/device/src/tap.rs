@@ -380,6 +380,10 @@ impl Device for TapDevice {
         Ok(())
     }
 
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        vec![("device-tap", self.fd.as_fd())]
+    }
+
     fn counters(&self) -> Counters {
         self.counters
     }

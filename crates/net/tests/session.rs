@@ -29,7 +29,7 @@ fn host(server: &Server, name: &str, driving: Driving) -> Network {
 fn echo(address: &str, driving: Driving) {
     let (server, _far) = serve();
     let (a, b) = (host(&server, "a", Driving::Thread), host(&server, "b", driving));
-    let listener = TcpListener::bind(&a, &format!("{address}:7")).unwrap();
+    let listener = TcpListener::bind(&a, format!("{address}:7")).unwrap();
     let serving = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut bytes = vec![0; 64 << 10];
@@ -42,7 +42,7 @@ fn echo(address: &str, driving: Driving) {
         }
     });
     let mut stream = TcpStream::connect(&b, format!("{address}:7")).unwrap();
-    let sent: Vec<u8> = (0..4_000_000u32).map(|n| (n * 7 >> 3) as u8).collect();
+    let sent: Vec<u8> = (0..4_000_000u32).map(|n| ((n * 7) >> 3) as u8).collect();
     let mut writer = stream.try_clone().unwrap();
     let to_send = sent.clone();
     let writing = std::thread::spawn(move || {

@@ -117,7 +117,9 @@ impl Channel {
         if received.bytes == 0 {
             return Ok(Incoming::End);
         }
+        // Space for seven descriptors has, rounded up, room for eight.
         if received.bytes > MAX_BYTES
+            || descriptors.len() > MAX_DESCRIPTORS
             || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
         {
             return Err(ChannelError::TooLong);
@@ -168,17 +170,22 @@ mod tests {
         rustix::net::send(&a, &[0; MAX_BYTES + 1], SendFlags::empty()).unwrap();
         assert!(matches!(b.receive(), Err(ChannelError::TooLong)));
         // More descriptors than any message has: refused, and none of them leaks.
-        let (read, write) = rustix::pipe::pipe().unwrap();
-        let many: Vec<_> = (0..9).map(|_| read.as_fd()).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
-        sendmsg(&a, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
-        assert!(b.receive().is_err());
-        drop(many);
-        drop(read);
-        // No read end is left anywhere.
-        assert_eq!(rustix::io::write(&write, b"x"), Err(rustix::io::Errno::PIPE));
+        let mut bytes = [0; MAX_BYTES];
+        let len = Message::Done.encode(&mut bytes);
+        for count in [8, 9, 12] {
+            let (read, write) = rustix::pipe::pipe().unwrap();
+            let many: Vec<_> = (0..count).map(|_| read.as_fd()).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(12))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+            let message = [IoSlice::new(&bytes[..len])];
+            sendmsg(&a, &message, &mut control, SendFlags::empty()).unwrap();
+            assert!(matches!(b.receive(), Err(ChannelError::TooLong)), "{count} descriptors");
+            drop(many);
+            drop(read);
+            // No read end is left anywhere.
+            assert_eq!(rustix::io::write(&write, b"x"), Err(rustix::io::Errno::PIPE));
+        }
     }
 
     #[test]

@@ -46,7 +46,7 @@ fn what_was_checked_is_what_is_used() {
             let mut turn = 0u64;
             while !stop.load(Ordering::Relaxed) {
                 turn += 1;
-                let one = if turn % 2 == 0 { good } else { bad };
+                let one = if turn.is_multiple_of(2) { good } else { bad };
                 for slot in 0..8 {
                     let words = one.to_words();
                     pair.application
@@ -55,10 +55,11 @@ fn what_was_checked_is_what_is_used() {
                     pair.application
                         .word(descriptors + 2 * slot + 1)
                         .store(words[1], Ordering::Relaxed);
-                    let frame = if turn % 2 == 0 { slot as u64 } else { u64::MAX - slot as u64 };
+                    let frame =
+                        if turn.is_multiple_of(2) { slot as u64 } else { u64::MAX - slot as u64 };
                     pair.application.word(provided + slot).store(frame, Ordering::Relaxed);
                 }
-                let index = if turn % 3 == 0 { 1u64 << 40 } else { 1 };
+                let index = if turn.is_multiple_of(3) { 1u64 << 40 } else { 1 };
                 pair.application.word(0).store(index, Ordering::Release);
                 pair.application.word(LINE_WORDS).store(index, Ordering::Release);
             }

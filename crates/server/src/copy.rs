@@ -45,6 +45,7 @@ pub struct Source<'a> {
 impl Source<'_> {
     /// Length of the packet, in bytes.
     #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
     pub fn len(&self) -> usize {
         self.prefix.len() + self.pieces.iter().map(|piece| piece.len as usize).sum::<usize>()
     }

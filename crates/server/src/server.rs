@@ -1,7 +1,7 @@
 //! A server: engine and control thread around a device.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,7 +131,7 @@ impl Server {
     pub fn start(
         config: &Config,
         device: Box<dyn Device>,
-        store: Box<dyn Store>,
+        mut store: Box<dyn Store>,
     ) -> Result<Server, StartError> {
         let resources = |what| move |cause: io::Error| StartError::Resources { what, cause };
         if !(1..=1024).contains(&config.batch) {
@@ -144,6 +144,13 @@ impl Server {
             .map_err(resources("the state page"))?;
         state.seal_seals().map_err(resources("the state page"))?;
         let state_mapping = Arc::new(state.map_writable().map_err(resources("the state page"))?);
+        store.put("state", state.as_fd()).map_err(resources("keeping the state page"))?;
+        if let Some(listener) = &listener {
+            store.put("listener", listener.as_fd()).map_err(resources("keeping the socket"))?;
+        }
+        for (name, object) in device.objects() {
+            store.put(name, object).map_err(resources("keeping the device"))?;
+        }
         let event = || {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map(Arc::new)
