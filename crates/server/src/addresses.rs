@@ -73,16 +73,18 @@ pub enum PoolError {
 #[derive(Debug)]
 pub struct Pool {
     subnets: Subnets,
+    device_mac: [u8; 6],
     taken: BTreeSet<u32>,
     last: u32,
 }
 
 impl Pool {
-    /// A pool over these subnets; without any, leases have a MAC address alone.
+    /// A pool over these subnets; without any, leases have a MAC address alone. Those are made
+    /// from the device's own, so that two servers on one network do not give the same.
     ///
     /// # Errors
     /// [`PoolError::Subnet`].
-    pub fn new(subnets: Subnets) -> Result<Pool, PoolError> {
+    pub fn new(subnets: Subnets, device_mac: [u8; 6]) -> Result<Pool, PoolError> {
         let mut last = (1 << 24) - 2;
         if let Some((_, prefix)) = subnets.ipv4 {
             if !(1..=30).contains(&prefix) {
@@ -97,7 +99,7 @@ impl Pool {
             }
             last = last.min(((1u128 << (128 - u32::from(prefix)).min(32)) - 2) as u32);
         }
-        Ok(Pool { subnets, taken: BTreeSet::new(), last })
+        Ok(Pool { subnets, device_mac, taken: BTreeSet::new(), last })
     }
 
     /// Gives the lowest free addresses, or those wanted.
@@ -117,9 +119,10 @@ impl Pool {
         };
         self.taken.insert(place);
         let [_, a, b, c] = place.to_be_bytes();
+        let [d, e, f, g, h, i] = self.device_mac;
         Ok(Lease {
             place,
-            mac: [0x02, 0x54, 0x50, a, b, c],
+            mac: [0x02, d ^ e ^ f ^ g, h ^ i.rotate_left(3), a, b, c],
             ipv4: self.subnets.ipv4.map(|(own, prefix)| (ipv4_at(own, prefix, place), prefix)),
             ipv4_gateway: self.subnets.ipv4.map(|(own, _)| own),
             ipv6: self.subnets.ipv6.map(|(own, prefix)| (ipv6_at(own, prefix, place), prefix)),
@@ -172,11 +175,11 @@ mod tests {
     use super::*;
 
     fn pool() -> Pool {
-        Pool::new(Subnets {
+        let subnets = Subnets {
             ipv4: Some(("10.77.0.1".parse().unwrap(), 29)),
             ipv6: Some(("fd77::1".parse().unwrap(), 64)),
-        })
-        .unwrap()
+        };
+        Pool::new(subnets, [2; 6]).unwrap()
     }
 
     #[test]
@@ -206,14 +209,12 @@ mod tests {
 
     #[test]
     fn without_subnets_there_are_still_macs() {
-        let mut pool = Pool::new(Subnets::default()).unwrap();
+        let mut pool = Pool::new(Subnets::default(), [2; 6]).unwrap();
         let (a, b) = (pool.lease(None).unwrap(), pool.lease(None).unwrap());
         assert_ne!(a.mac, b.mac);
         assert_eq!(a.mac[0] & 3, 2, "unicast, locally administered");
         assert_eq!(a.ipv4, None);
-        assert!(
-            Pool::new(Subnets { ipv4: Some(("10.0.0.1".parse().unwrap(), 31)), ipv6: None })
-                .is_err()
-        );
+        let narrow = Subnets { ipv4: Some(("10.0.0.1".parse().unwrap(), 31)), ipv6: None };
+        assert_eq!(Pool::new(narrow, [2; 6]).unwrap_err(), PoolError::Subnet("IPv4"));
     }
 }

@@ -293,6 +293,10 @@ impl Engine {
         if work > 0 {
             self.header.store(STATE_HEARTBEAT_WORD, self.turn);
         }
+        // An engine that never sleeps publishes what only the driver counts every so often.
+        if self.turn.is_multiple_of(4096) {
+            self.publish_device_counters();
+        }
         Ok(work)
     }
 

@@ -128,6 +128,10 @@ impl Prepared {
             receive_heap: Arc::new(self.receive_heap.map_writable()?),
             transmit_heap: Arc::new(self.transmit_heap.map_readable()?),
         };
+        // The transmit heap is left: an application may never use most of it.
+        for mapping in [&memories.server, &memories.ledger, &memories.receive_heap] {
+            mapping.populate();
+        }
         let server = memories.server.clone();
         let session = Session::new(number, self.shape, &memories, self.doorbell, self.wake);
         Ok((Box::new(session), server))

@@ -167,6 +167,7 @@ impl Server {
         let number = |bytes: &[u8]| bytes.try_into().map_or(1, u64::from_ne_bytes);
         let (epoch, seed) = (number(epoch).max(1), number(seed));
         let info = device.info().clone();
+        let pool = Pool::new(config.subnets, info.mac)?;
         let settings = Settings {
             batch: config.batch,
             receive_budget: config.receive_budget.max(1),
@@ -187,7 +188,7 @@ impl Server {
             state_mapping,
             epoch,
             policy: config.policy.clone(),
-            pool: Pool::new(config.subnets)?,
+            pool,
             free_addresses: config.subnets == Subnets::default(),
             mode: config.mode,
             store,
