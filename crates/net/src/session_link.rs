@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use towpath_client::{AttachError, Endpoint, Info, Lost, OpenError, Options, Rule, Session};
-use towpath_stack::{Checksum, Config, Meta, Offload, Segmentation, SegmentationKind};
+use towpath_stack::{Config, Meta, Offload};
 
 use crate::{Armed, Driving, Link, LinkError, LinkInfo, Network};
 
@@ -132,7 +132,7 @@ impl Link for SessionLink {
     ) -> Result<usize, LinkError> {
         let whole = &mut self.whole;
         let outcome = self.session.receive(0, budget, |packet| {
-            let meta = from_packet(packet.meta());
+            let meta = packet.meta();
             match packet.contiguous() {
                 Some(bytes) => take(bytes, meta),
                 None => {
@@ -150,7 +150,7 @@ impl Link for SessionLink {
     }
 
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        let outcome = self.session.send(self.endpoint, len, to_packet(meta), |parts| {
+        let outcome = self.session.send(self.endpoint, len, meta, |parts| {
             // Frames are as long as the longest packet.
             if let [whole] = parts {
                 fill(whole);
@@ -174,51 +174,5 @@ impl Link for SessionLink {
     fn disarm(&mut self) {
         self.session.disarm();
         self.session.take_rings();
-    }
-}
-
-fn from_packet(meta: towpath_client::Meta) -> Meta {
-    use towpath_client as packet;
-    let kind = |kind| match kind {
-        packet::SegmentationKind::Tcp4 => SegmentationKind::Tcp4,
-        packet::SegmentationKind::Tcp6 => SegmentationKind::Tcp6,
-    };
-    Meta {
-        checksum: match meta.checksum {
-            packet::Checksum::Finished => Checksum::Finished,
-            packet::Checksum::Verified => Checksum::Verified,
-            packet::Checksum::Unfinished { start, offset } => {
-                Checksum::Unfinished { start, offset }
-            }
-        },
-        segmentation: meta.segmentation.map(|one| Segmentation {
-            kind: kind(one.kind),
-            segment_bytes: one.segment_bytes,
-            header_bytes: one.header_bytes,
-            ecn: one.ecn,
-        }),
-    }
-}
-
-fn to_packet(meta: Meta) -> towpath_client::Meta {
-    use towpath_client as packet;
-    let kind = |kind| match kind {
-        SegmentationKind::Tcp4 => packet::SegmentationKind::Tcp4,
-        SegmentationKind::Tcp6 => packet::SegmentationKind::Tcp6,
-    };
-    packet::Meta {
-        checksum: match meta.checksum {
-            Checksum::Finished => packet::Checksum::Finished,
-            Checksum::Verified => packet::Checksum::Verified,
-            Checksum::Unfinished { start, offset } => {
-                packet::Checksum::Unfinished { start, offset }
-            }
-        },
-        segmentation: meta.segmentation.map(|one| packet::Segmentation {
-            kind: kind(one.kind),
-            segment_bytes: one.segment_bytes,
-            header_bytes: one.header_bytes,
-            ecn: one.ecn,
-        }),
     }
 }

@@ -1,55 +1,50 @@
-//! The Internet checksum (RFC 1071).
+//! The Internet checksum (RFC 1071), added up piece by piece.
 
 use std::net::IpAddr;
 
-/// A one's complement sum in the making. Every piece but the last must be of even length.
+use towpath_packet::checksum;
+
+/// A one's complement sum in the making.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Sum(u64);
+pub(crate) struct Sum(checksum::Sum);
 
 impl Sum {
-    /// The pseudo-header's sum (RFC 9293, 3.1; RFC 8200, 8.1).
+    /// The pseudo-header's sum (RFC 9293, 3.1; RFC 8200, 8.1). Both addresses are of one family.
     pub(crate) fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Sum {
-        let sum = match (src, dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => Sum(0).add(&src.octets()).add(&dst.octets()),
-            (src, dst) => {
-                let octets = |address| match address {
-                    IpAddr::V4(v4) => std::net::Ipv4Addr::to_ipv6_mapped(&v4).octets(),
-                    IpAddr::V6(v6) => v6.octets(),
-                };
-                Sum(0).add(&octets(src)).add(&octets(dst))
+        let mut sum = checksum::Sum::default();
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                sum.add(&src.octets());
+                sum.add(&dst.octets());
             }
-        };
-        let len = (len as u32).to_be_bytes();
-        sum.add(&len).add(&[0, protocol])
+            (src, dst) => {
+                for address in [src, dst] {
+                    match address {
+                        IpAddr::V4(v4) => sum.add(&v4.to_ipv6_mapped().octets()),
+                        IpAddr::V6(v6) => sum.add(&v6.octets()),
+                    }
+                }
+            }
+        }
+        sum.add(&(len as u32).to_be_bytes());
+        sum.add(&[0, protocol]);
+        Sum(sum)
     }
 
-    /// Adds bytes. Sums of native words swap with the bytes (RFC 1071, 2 B), so nothing is swapped
-    /// until the end.
-    pub(crate) fn add(self, data: &[u8]) -> Sum {
-        let mut sum = self.0;
-        let mut words = data.chunks_exact(4);
-        for word in &mut words {
-            sum += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
-        }
-        let rest = words.remainder();
-        let mut last = [0; 4];
-        last[..rest.len()].copy_from_slice(rest);
-        sum += u64::from(u32::from_ne_bytes(last));
-        Sum((sum & 0xffff_ffff) + (sum >> 32))
+    /// Adds bytes.
+    pub(crate) fn add(mut self, data: &[u8]) -> Sum {
+        self.0.add(data);
+        self
     }
 
     /// The 16-bit sum, not complemented: what an unfinished checksum field holds.
     pub(crate) fn folded(self) -> u16 {
-        let mut sum = self.0;
-        while sum >> 16 != 0 {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        u16::from_be(sum as u16)
+        self.0.folded()
     }
 
     /// The checksum.
     pub(crate) fn finish(self) -> u16 {
-        !self.folded()
+        self.0.checksum()
     }
 }
 

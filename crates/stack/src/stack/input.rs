@@ -9,10 +9,15 @@ use crate::icmp::{self, Message, Problem, Report};
 use crate::ip::{self, Header, Packet, Refusal};
 use crate::ndp::{self, Ndp};
 use crate::outbox::NextHop;
-use crate::{Instant, Meta, ethernet};
+use crate::{Checksum, Instant, Meta, ethernet};
 
 /// Between two defences of an address (RFC 5227, 2.4 (b)).
 const DEFEND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Whether the TCP or UDP checksum is still to be looked at.
+fn must_verify(meta: &Meta) -> bool {
+    meta.segmentation.is_none() && meta.checksum == Checksum::Finished
+}
 
 impl Stack {
     /// Takes a frame from the link: an Ethernet header and what follows it, without frame check
@@ -58,7 +63,7 @@ impl Stack {
             return;
         }
         let Some(part) = packet.fragment else {
-            return self.deliver(now, &packet, group, meta.must_verify());
+            return self.deliver(now, &packet, group, must_verify(&meta));
         };
         if !self.host.is_ours(packet.dst) {
             self.host.counters.rx_other_address += 1;
