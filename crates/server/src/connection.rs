@@ -14,7 +14,7 @@ use towpath_protocol::peer::Peer;
 
 use crate::addresses::Lease;
 use crate::demux::Rule;
-use crate::engine::Tap;
+use crate::orders::Tap;
 use crate::policy::Standing;
 use crate::prepare::Prepared;
 

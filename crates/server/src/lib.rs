@@ -7,6 +7,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`engine`] | the turn: orders, receive, transmit, complete, publish and ring, sleep |
+//! | [`orders`] | what the control thread orders of the engine |
 //! | [`demux`] | flow rules, and which endpoint a packet is for |
 //! | [`rights`] | what an endpoint may send |
 //! | [`copy`] | the trust boundary: every copy between two sides' memory |
@@ -26,6 +27,7 @@ pub mod copy;
 pub mod demux;
 pub mod engine;
 pub mod handoff;
+pub mod orders;
 pub mod policy;
 mod prepare;
 mod receive;

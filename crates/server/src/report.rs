@@ -8,7 +8,8 @@ use towpath_protocol::memory::Mapping;
 
 use crate::connection::{Connection, Opened, Progress};
 use crate::demux::Rule;
-use crate::engine::{Mode, Tap};
+use crate::engine::Mode;
+use crate::orders::Tap;
 use towpath_protocol::counters;
 
 /// Everything.

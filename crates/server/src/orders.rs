@@ -1,0 +1,220 @@
+//! What the control thread orders: sessions and endpoints come and go.
+//!
+//! Whatever takes time was done before by the control thread; here finished objects are put into
+//! their places, or taken out of them when nothing of theirs is with the device any more.
+
+use std::os::fd::AsFd;
+use std::sync::mpsc::TryRecvError;
+
+use rustix::event::epoll;
+use towpath_device::{DeviceError, Space};
+use towpath_protocol::counters::{self, Device as Count};
+use towpath_protocol::layout::{ENDPOINT_COUNTERS, peer_words};
+use towpath_queue::Violation;
+
+use crate::demux::{Destination, Rule};
+use crate::engine::{Engine, Mode};
+use crate::session::{Endpoint, Session};
+
+/// What the control thread asks for. Each is answered with [`Event::Done`] and its ticket.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Order {
+    AddSession(Box<Session>),
+    RemoveSession { number: u32 },
+    AddEndpoint { session: u32, number: u32, endpoint: Endpoint, tap: Option<Tap>, group: bool },
+    RemoveEndpoint { session: u32, number: u32 },
+    SetMode(Mode),
+    Stop,
+}
+
+/// How an endpoint without a flow rule listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tap {
+    /// Every packet of the device.
+    Promiscuous,
+    /// A copy of every packet in either direction.
+    Capture,
+}
+
+/// What the engine tells the control thread.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Event {
+    Done {
+        ticket: u64,
+    },
+    /// Nothing of the session is in use any more.
+    Removed(Box<Session>),
+    /// The session was closed for what its application did.
+    Violated {
+        session: u32,
+        violation: Violation,
+    },
+    /// The engine ended, well or with the device.
+    Ended(Result<(), DeviceError>),
+}
+
+impl Engine {
+    pub(crate) fn follow_orders(&mut self) -> usize {
+        let mut work = 0;
+        loop {
+            match self.orders.try_recv() {
+                Ok((ticket, order)) => {
+                    self.follow(order);
+                    self.tell(Event::Done { ticket });
+                    work += 1;
+                }
+                Err(TryRecvError::Empty) => return work,
+                Err(TryRecvError::Disconnected) => {
+                    self.stop = true;
+                    return work;
+                }
+            }
+        }
+    }
+
+    fn follow(&mut self, order: Order) {
+        match order {
+            Order::AddSession(session) => self.add_session(session),
+            Order::RemoveSession { number } => {
+                if let Some(place) = self.place(number) {
+                    self.begin_closing(place, 0);
+                }
+            }
+            Order::AddEndpoint { session, number, endpoint, tap, group } => {
+                let Some(place) = self.place(session) else { return };
+                let destination = Destination { session: place, endpoint: number };
+                match tap {
+                    None => {
+                        self.flows.insert(&endpoint.rule, group, destination);
+                    }
+                    Some(Tap::Promiscuous) => self.flows.promiscuous.push(destination),
+                    Some(Tap::Capture) => self.flows.captures.push(destination),
+                }
+                if let Some(session) = &mut self.sessions[place as usize] {
+                    // A number given again starts at zero.
+                    let first = number as usize * ENDPOINT_COUNTERS;
+                    for word in first..first + ENDPOINT_COUNTERS {
+                        session.counters.store(word, 0);
+                    }
+                    session.endpoints[number as usize] = Some(endpoint);
+                }
+            }
+            Order::RemoveEndpoint { session, number } => {
+                if let Some(place) = self.place(session) {
+                    self.remove_endpoint(place, number);
+                }
+            }
+            Order::SetMode(mode) => self.mode = mode,
+            Order::Stop => self.stop = true,
+        }
+    }
+
+    fn place(&self, number: u32) -> Option<u32> {
+        let found = self
+            .sessions
+            .iter()
+            .position(|one| one.as_ref().is_some_and(|session| session.number == number));
+        found.map(|place| place as u32)
+    }
+
+    fn add_session(&mut self, mut session: Box<Session>) {
+        let place = self.sessions.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.sessions.push(None);
+            self.heaps.push(None);
+            self.sessions.len() - 1
+        });
+        session.transmit_space = self.spaces.add(Space::new(session.transmit_heap.clone()));
+        let words = peer_words(&session.transmit_heap);
+        self.heaps[place] = Some((session.transmit_heap.clone(), words));
+        // A wake-up that cannot be watched would be lost: the session ends at once, with a hang-up.
+        if epoll::add(
+            &self.epoll,
+            session.wake.as_fd(),
+            epoll::EventData::new_u64(1),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )
+        .is_err()
+        {
+            session.close(0);
+            self.closing += 1;
+        }
+        self.sessions[place] = Some(session);
+    }
+
+    fn remove_endpoint(&mut self, place: u32, number: u32) {
+        let Some(session) = &mut self.sessions[place as usize] else { return };
+        let Some(endpoint) = session.endpoints.get_mut(number as usize).and_then(Option::take)
+        else {
+            return;
+        };
+        let destination = Destination { session: place, endpoint: number };
+        if endpoint.tap {
+            self.flows.remove_taps(destination);
+        } else {
+            self.flows.remove(&endpoint.rule, destination);
+        }
+    }
+
+    /// Ends a session: from now on it gets and sends nothing. What is with the device comes back
+    /// first.
+    pub(crate) fn begin_closing(&mut self, place: u32, reason: u32) {
+        let Some(session) = &mut self.sessions[place as usize] else { return };
+        if session.closing {
+            return;
+        }
+        session.close(reason);
+        self.closing += 1;
+        for number in 0..session.endpoints.len() as u32 {
+            self.remove_endpoint(place, number);
+        }
+        self.active.retain(|(session, _)| *session != place);
+        self.touched.retain(|(session, _)| *session != place);
+        let mut gone = Vec::new();
+        let (stage, flights) = (&self.stage, &self.flights);
+        self.handoff.forget(|slot| {
+            let theirs = flights[stage.slots[slot as usize].flight as usize].session == place;
+            if theirs {
+                gone.push(slot);
+            }
+            theirs
+        });
+        for slot in gone {
+            self.land(slot);
+        }
+    }
+
+    pub(crate) fn finish_closing(&mut self) {
+        for place in 0..self.sessions.len() {
+            if !self.sessions[place].as_ref().is_some_and(|one| one.closing && one.flights == 0) {
+                continue;
+            }
+            if let Some(session) = self.sessions[place].take() {
+                let _ = epoll::delete(&self.epoll, session.wake.as_fd());
+                self.spaces.remove(session.transmit_space);
+                self.heaps[place] = None;
+                self.closing -= 1;
+                self.tell(Event::Removed(session));
+            }
+        }
+    }
+
+    /// Closes a session that was found violating the protocol.
+    pub(crate) fn end_if_violated(&mut self, place: u32) {
+        let Some(session) = &mut self.sessions[place as usize] else { return };
+        let Some(violation) = session.violation else { return };
+        if !session.closing {
+            let number = session.number;
+            counters::add(&mut self.counters, Count::Violations as usize, 1);
+            self.begin_closing(place, violation as u32);
+            self.tell(Event::Violated { session: number, violation });
+        }
+    }
+}
+
+/// The rule of an endpoint that only taps.
+#[must_use]
+pub fn tap_rule(mac: [u8; 6]) -> Rule {
+    Rule { mac, vlan: None, ethertype: None, ip: None, protocol: None, port: None }
+}
