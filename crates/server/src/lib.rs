@@ -32,6 +32,7 @@ pub mod policy;
 mod prepare;
 mod receive;
 pub mod report;
+mod requests;
 pub mod rights;
 mod server;
 pub mod session;

@@ -1,0 +1,278 @@
+//! What a connection asks of the control thread, and what it is answered.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use towpath_protocol::memory::SharedFile;
+use towpath_protocol::message::{self, Attached, Message, Open, Refusal, Set};
+use tracing::info;
+
+use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
+use crate::control::{Control, Reply};
+use crate::engine::Mode;
+use crate::orders::{Order, Tap, tap_rule};
+use crate::policy::Standing;
+use crate::prepare::{Prepared, session_bytes, stored_name};
+use crate::report;
+use crate::rights::Rights;
+use crate::session::Endpoint;
+
+impl Control {
+    pub(crate) fn asked(&mut self, token: u64, message: Message) {
+        let outcome = match message {
+            Message::Attach(attach) => self.attach(token, &attach),
+            Message::Mapped => self.mapped(token),
+            Message::Open(open) => self.open(token, &open),
+            Message::Close(close) => self.close(token, close.endpoint),
+            Message::Report => self.report(token),
+            Message::Set(set) => self.set(token, set),
+            Message::Attached(_)
+            | Message::Opened(_)
+            | Message::Reported
+            | Message::Done
+            | Message::Error(_) => {
+                Err((Refusal::State, "this message is the server's to send".into()))
+            }
+        };
+        let Some(connection) = self.connections.get(&token) else { return };
+        if let Err(refused) = outcome
+            && connection.refuse(&refused).is_err()
+        {
+            self.hang_up(token);
+        }
+    }
+
+    fn attach(&mut self, token: u64, attach: &message::Attach) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        if !matches!(connection.progress, Progress::New) {
+            return Err((Refusal::State, "attach: this connection has a session already".into()));
+        }
+        let (shape, wanted, name) = read_attach(attach)?;
+        let policy = &self.parts.policy;
+        let bytes = session_bytes(&shape);
+        if bytes > policy.session_bytes {
+            let text = format!(
+                "attach: the session needs {bytes} bytes, at most {} are allowed; ask for fewer \
+                 or smaller queues and frames",
+                policy.session_bytes
+            );
+            return Err((Refusal::Limit, text));
+        }
+        if shape.endpoints > policy.endpoints_per_session {
+            let text = format!(
+                "attach: {} endpoints; at most {} are allowed",
+                shape.endpoints, policy.endpoints_per_session
+            );
+            return Err((Refusal::Limit, text));
+        }
+        let uid = connection.peer.uid;
+        let theirs =
+            self.connections.values().filter(|one| one.number != 0 && one.peer.uid == uid).count();
+        if theirs >= self.parts.policy.sessions_per_user {
+            let text = format!("attach: user {uid} has {theirs} sessions, which is the limit");
+            return Err((Refusal::Limit, text));
+        }
+        let lease = self.parts.pool.lease(wanted).map_err(|error| {
+            let refusal = match error {
+                crate::addresses::PoolError::InUse(_) => Refusal::InUse,
+                crate::addresses::PoolError::Outside(_) => Refusal::NotFound,
+                _ => Refusal::Limit,
+            };
+            (refusal, format!("attach: {error}"))
+        })?;
+        let number = self.next_number;
+        let outcome = Prepared::new(number, shape, self.parts.store.as_mut());
+        let (prepared, handed) = match outcome {
+            Ok(both) => both,
+            Err(error) => {
+                self.parts.pool.release(&lease);
+                self.parts.store.remove(&stored_name(number));
+                return Err((Refusal::Limit, format!("attach: memory for the session: {error}")));
+            }
+        };
+        self.next_number = self.next_number.wrapping_add(1).max(1);
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        let attached = Attached {
+            epoch: self.parts.epoch,
+            session: number,
+            mtu: self.parts.info.mtu as u32,
+            capabilities: message::CAN_CHECKSUM | message::CAN_SEGMENT,
+            flags: if connection.trusted { message::TRUSTED } else { 0 },
+            mac: lease.mac,
+            ipv4_prefix: lease.ipv4.map_or(0, |(_, prefix)| prefix),
+            ipv6_prefix: lease.ipv6.map_or(0, |(_, prefix)| prefix),
+            ipv4: lease.ipv4.map_or([0; 4], |(ip, _)| ip.octets()),
+            ipv4_gateway: lease.ipv4_gateway.map_or([0; 4], |ip| ip.octets()),
+            ipv6: lease.ipv6.map_or([0; 16], |(ip, _)| ip.octets()),
+            ipv6_gateway: lease.ipv6_gateway.map_or([0; 16], |ip| ip.octets()),
+            device: message::fixed_name(&self.parts.info.name),
+        };
+        connection.number = number;
+        connection.name = name;
+        connection.lease = Some(lease);
+        connection.shape = Some(shape);
+        connection.endpoints = vec![None; shape.endpoints as usize];
+        let sent = {
+            let descriptors = prepared.descriptors(&handed, &self.state);
+            connection.send_attached(attached, &descriptors)
+        };
+        connection.progress = Progress::Given(Box::new(prepared));
+        if sent.is_err() {
+            self.hang_up(token);
+        }
+        Ok(())
+    }
+
+    fn mapped(&mut self, token: u64) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        let prepared = match std::mem::replace(&mut connection.progress, Progress::Lives) {
+            Progress::Given(prepared) => prepared,
+            other => {
+                connection.progress = other;
+                return Err((Refusal::State, "mapped: nothing was given to be mapped".into()));
+            }
+        };
+        match prepared.finish(connection.number) {
+            Ok((session, pages)) => {
+                connection.pages = Some(pages);
+                info!(
+                    session = connection.number,
+                    name = connection.name,
+                    uid = connection.peer.uid,
+                    pid = connection.peer.pid,
+                    trusted = connection.trusted,
+                    "attached"
+                );
+                self.order(Order::AddSession(session), Reply::Done(token));
+                Ok(())
+            }
+            Err(error) => {
+                connection.progress = Progress::Over;
+                self.forget_session(token);
+                Err((Refusal::Limit, format!("mapped: sealing or mapping the memory: {error}")))
+            }
+        }
+    }
+
+    fn open(&mut self, token: u64, open: &Open) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get(&token) else { return Ok(()) };
+        if !matches!(connection.progress, Progress::Lives) {
+            return Err((Refusal::State, "open: there is no session on this connection".into()));
+        }
+        let opened = read_open(open, connection, self.parts.free_addresses)?;
+        let number = connection.free_endpoint().ok_or_else(|| {
+            let text = "open: the session has all endpoints that it asked for; attach with more";
+            (Refusal::Limit, text.to_owned())
+        })?;
+        let session = connection.number;
+        if opened.tap.is_none()
+            && let Some(owner) = self.rules.get(&opened.rule)
+        {
+            let text = format!("open: session {owner} has an endpoint with the same flow rule");
+            return Err((Refusal::InUse, text));
+        }
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        let (Some(lease), Some(slot)) =
+            (connection.lease, connection.endpoints.get_mut(number as usize))
+        else {
+            return Ok(());
+        };
+        let rights = match opened.tap {
+            Some(Tap::Capture) => Rights::nothing(tap_rule(lease.mac)),
+            _ => Rights::new(opened.rule, lease.addresses()),
+        };
+        let endpoint = Endpoint {
+            queue_set: opened.queue_set,
+            rule: opened.rule,
+            rights,
+            offload: opened.offload,
+            tap: opened.tap.is_some(),
+            turn: 0,
+            received: 0,
+        };
+        let (tap, group) = (opened.tap, opened.group);
+        if tap.is_none() {
+            self.rules.insert(opened.rule, session);
+        }
+        *slot = Some(opened);
+        let order = Order::AddEndpoint { session, number, endpoint, tap, group };
+        self.order(order, Reply::Opened(token, number));
+        Ok(())
+    }
+
+    fn close(&mut self, token: u64, number: u32) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        let opened = connection.endpoints.get_mut(number as usize).and_then(Option::take);
+        let session = connection.number;
+        let Some(opened) = opened else {
+            return Err((Refusal::NotFound, format!("close: there is no endpoint {number}")));
+        };
+        self.forget_rule(&opened);
+        self.order(Order::RemoveEndpoint { session, number }, Reply::Done(token));
+        Ok(())
+    }
+
+    pub(crate) fn forget_rule(&mut self, opened: &Opened) {
+        if opened.tap.is_none() {
+            self.rules.remove(&opened.rule);
+        }
+    }
+
+    fn report(&mut self, token: u64) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get(&token) else { return Ok(()) };
+        let all = connection.standing == Standing::Administrator;
+        let uid = connection.peer.uid;
+        let report = report::Report {
+            device: report::Device {
+                name: self.parts.info.name.clone(),
+                mac: report::mac_text(self.parts.info.mac),
+                mtu: self.parts.info.mtu,
+                mode: report::mode_text(self.parts.mode),
+                epoch: self.parts.epoch,
+                uptime_s: self.started.elapsed().as_secs(),
+                counters: report::device_counters(&self.parts.state_mapping),
+            },
+            sessions: self
+                .connections
+                .values()
+                .filter(|one| all || one.peer.uid == uid)
+                .filter_map(report::session)
+                .collect(),
+        };
+        let failed = |error: io::Error| (Refusal::Limit, format!("report: {error}"));
+        let text = serde_json::to_vec(&report).map_err(|error| failed(error.into()))?;
+        let file = SharedFile::create("towpath-report", text.len()).map_err(failed)?;
+        let mapping = file.map_writable().map_err(failed)?;
+        // The rest of the last page stays zero: it ends the text.
+        if !mapping.copy_in(0, &text) {
+            return Err((Refusal::Limit, "report: it does not fit".into()));
+        }
+        let reader = file.read_only().map_err(failed)?;
+        if connection.channel.send(&Message::Reported, &[reader.as_fd()]).is_err() {
+            self.hang_up(token);
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, token: u64, set: Set) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get(&token) else { return Ok(()) };
+        if connection.standing != Standing::Administrator {
+            let text = "set: only root and the server's user may change settings";
+            return Err((Refusal::Permission, text.into()));
+        }
+        let mode = match (set.setting, set.value) {
+            (message::SETTING_MODE, message::MODE_POLL) => Mode::Poll,
+            (message::SETTING_MODE, message::MODE_INTERRUPT) => Mode::Interrupt,
+            (message::SETTING_MODE, value) => {
+                return Err((Refusal::NotFound, format!("set: there is no mode {value}")));
+            }
+            (setting, _) => {
+                return Err((Refusal::NotFound, format!("set: there is no setting {setting}")));
+            }
+        };
+        info!(mode = report::mode_text(mode), uid = connection.peer.uid, "mode set");
+        self.parts.mode = mode;
+        self.order(Order::SetMode(mode), Reply::Done(token));
+        Ok(())
+    }
+}
