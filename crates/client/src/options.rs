@@ -1,0 +1,141 @@
+//! What a session is asked to be, and what it got.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use towpath_protocol::message::{self, Attached};
+
+/// What a session is to consist of. The memory it takes is about
+/// `queue_sets * (transmit_slots * transmit_frame_bytes + receive_slots * receive_frame_bytes)`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the application calls itself; shown by `towpath ls`. Up to 32 bytes count.
+    pub name: String,
+    /// Queue sets, 1 to 16 384.
+    pub queue_sets: u32,
+    /// Endpoints at most, 1 to 16 384.
+    pub endpoints: u32,
+    /// Slots of each transmit queue: a power of two from 8.
+    pub transmit_slots: u32,
+    /// Slots of each receive queue: a power of two from 8.
+    pub receive_slots: u32,
+    /// Data bytes of a transmit frame. Longer packets become chains of up to 48 frames.
+    pub transmit_frame_bytes: u32,
+    /// Data bytes of a receive frame.
+    pub receive_frame_bytes: u32,
+    /// Receive frames that are with the server at a time; fewer stay in the processor's caches,
+    /// more take longer bursts. `None`: all.
+    pub provided: Option<u32>,
+    /// The IPv4 address wanted, if it matters.
+    pub ipv4: Option<Ipv4Addr>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            name: std::env::args_os()
+                .next()
+                .and_then(|path| {
+                    Path::new(&path).file_name().map(|name| name.to_string_lossy().into_owned())
+                })
+                .unwrap_or_default(),
+            queue_sets: 1,
+            endpoints: 16,
+            transmit_slots: 256,
+            receive_slots: 256,
+            transmit_frame_bytes: 2048,
+            receive_frame_bytes: 2048,
+            provided: None,
+            ipv4: None,
+        }
+    }
+}
+
+/// What a session got.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// The device's name.
+    pub device: String,
+    /// The largest IP packet, in bytes.
+    pub mtu: usize,
+    /// The session's number, as tools show it.
+    pub session: u32,
+    /// Its MAC address.
+    pub mac: [u8; 6],
+    /// Its IPv4 address and prefix length.
+    pub ipv4: Option<(Ipv4Addr, u8)>,
+    /// The IPv4 gateway.
+    pub ipv4_gateway: Option<Ipv4Addr>,
+    /// Its IPv6 address and prefix length.
+    pub ipv6: Option<(Ipv6Addr, u8)>,
+    /// The IPv6 gateway.
+    pub ipv6_gateway: Option<Ipv6Addr>,
+    /// Unfinished checksums may be sent.
+    pub can_checksum: bool,
+    /// Large TCP packets may be sent.
+    pub can_segment: bool,
+    /// Server and application are one user: server pages are not protected from the application.
+    pub trusted: bool,
+    /// Which server this is; another one has another number.
+    pub epoch: u64,
+}
+
+/// An endpoint of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    pub(crate) number: u32,
+    pub(crate) queue_set: u32,
+}
+
+impl Endpoint {
+    /// Its number in the session, as received packets name it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its queue set.
+    #[must_use]
+    pub fn queue_set(&self) -> u32 {
+        self.queue_set
+    }
+}
+
+/// What this side counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Packets received.
+    pub received: u64,
+    /// Packets put into transmit queues.
+    pub sent: u64,
+    /// Times that this side slept.
+    pub sleeps: u64,
+    /// Times that it was woken by the server.
+    pub wake_ups: u64,
+    /// Times that it woke the server.
+    pub rings: u64,
+    /// Times that something was published to the server.
+    pub batches: u64,
+}
+
+/// Reads what the server answered.
+pub(crate) fn read_info(attached: &Attached) -> Info {
+    let given = |prefix: u8| prefix != 0;
+    let (ipv4, ipv6) = (Ipv4Addr::from(attached.ipv4), Ipv6Addr::from(attached.ipv6));
+    let gateway4 = Ipv4Addr::from(attached.ipv4_gateway);
+    let gateway6 = Ipv6Addr::from(attached.ipv6_gateway);
+    Info {
+        device: message::shown_name(&attached.device),
+        mtu: attached.mtu as usize,
+        session: attached.session,
+        mac: attached.mac,
+        ipv4: given(attached.ipv4_prefix).then_some((ipv4, attached.ipv4_prefix)),
+        ipv4_gateway: (!gateway4.is_unspecified()).then_some(gateway4),
+        ipv6: given(attached.ipv6_prefix).then_some((ipv6, attached.ipv6_prefix)),
+        ipv6_gateway: (!gateway6.is_unspecified()).then_some(gateway6),
+        can_checksum: attached.capabilities & message::CAN_CHECKSUM != 0,
+        can_segment: attached.capabilities & message::CAN_SEGMENT != 0,
+        trusted: attached.flags & message::TRUSTED != 0,
+        epoch: attached.epoch,
+    }
+}
