@@ -1,0 +1,202 @@
+//! The flip test on a live server: an application changes the headers of its packets all the time,
+//! between the address that it was given and one that it forges, while the server fetches and
+//! checks them. What was checked is what is delivered: no forged packet ever arrives.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use towpath_client::{Options, Rule, Session};
+use towpath_device::loopback;
+use towpath_protocol::channel::{Channel, Incoming};
+use towpath_protocol::layout::{SessionShape, own_words, peer_words};
+use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::message::{self, Attach, Message, Open};
+use towpath_protocol::store::MemoryStore;
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
+use towpath_queue::doorbell::{self, Ringer};
+use towpath_queue::events::{self, Marker};
+use towpath_queue::receive::application_side;
+use towpath_queue::transmit::TransmitProducer;
+use towpath_server::{Config, Server};
+
+/// An application that uses the protocol as it likes.
+struct Raw {
+    _channel: Channel,
+    _doorbell: std::os::fd::OwnedFd,
+    wake: std::os::fd::OwnedFd,
+    shape: SessionShape,
+    heap: Arc<Mapping>,
+    transmit: TransmitProducer,
+    marker: Marker,
+    ringer: Ringer,
+    mac: [u8; 6],
+}
+
+fn answer(channel: &Channel, message: &Message) -> (Message, Vec<std::os::fd::OwnedFd>) {
+    channel.send(message, &[]).unwrap();
+    match channel.receive().unwrap() {
+        Incoming::Message(message, descriptors) => (message, descriptors),
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Raw {
+    fn attach(server: &Server) -> Raw {
+        let channel = Channel::new(server.connect().unwrap());
+        let attach = Attach {
+            queue_sets: 1,
+            endpoints: 1,
+            transmit_slots: 64,
+            receive_slots: 8,
+            transmit_frame_bytes: 2048,
+            receive_frame_bytes: 2048,
+            name: message::fixed_name("raw"),
+            ipv4: [0; 4],
+            reserved: 0,
+        };
+        let shape = SessionShape::new(1, 1, 64, 8, 2048, 2048).unwrap();
+        let (Message::Attached(attached), descriptors) = answer(&channel, &Message::Attach(attach))
+        else {
+            panic!("not attached");
+        };
+        let [server, _receive_heap, state, application, heap, doorbell, wake] =
+            <[_; 7]>::try_from(descriptors).unwrap();
+        let readable = |file| Arc::new(SharedFile::adopt(file).unwrap().map_readable().unwrap());
+        let writable = |file| Arc::new(SharedFile::adopt(file).unwrap().map_writable().unwrap());
+        let (server, state) = (readable(server), readable(state));
+        let (application, heap) = (writable(application), writable(heap));
+        assert_eq!(answer(&channel, &Message::Mapped).0, Message::Done);
+        let open = Open {
+            given: message::RULE_ETHERTYPE,
+            queue_set: 0,
+            flags: 0,
+            vlan: 0,
+            ethertype: 0x88b5,
+            mac: [0; 6],
+            protocol: 0,
+            ip_version: 0,
+            ip: [0; 16],
+            port: 0,
+            reserved: 0,
+        };
+        assert!(matches!(answer(&channel, &Message::Open(open)).0, Message::Opened(_)));
+        let pages = shape.server_peer(&peer_words(&server));
+        let mut own = shape.application_own(own_words(&application));
+        let (transmit, _) = application_side(
+            &shape.queues,
+            shape.receive_heap,
+            own.queue_sets.remove(0),
+            &pages.queue_sets[0],
+        );
+        Raw {
+            _channel: channel,
+            _doorbell: doorbell,
+            wake,
+            shape,
+            heap,
+            transmit,
+            marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
+            ringer: Ringer::new(
+                peer_words(&state).part(towpath_protocol::layout::STATE_SLEEP_WORD, 1),
+            ),
+            mac: attached.mac,
+        }
+    }
+
+    fn flush(&mut self) {
+        self.transmit.publish();
+        self.marker.mark(events::fence(), 0).unwrap();
+        if self.marker.publish() && self.ringer.must_ring(doorbell::fence()) {
+            rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_checked_is_what_arrives() {
+    let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let server =
+        Server::start(&Config::default(), Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    let mut raw = Raw::attach(&server);
+    let mut receiver =
+        Session::attach_over(server.connect().unwrap(), &Options::default()).unwrap();
+    receiver.open(&Rule::new().ethertype(0x88b5)).unwrap();
+    let to = receiver.info().mac;
+    let frame_start =
+        |frame: u32| raw.shape.transmit_heap.frame_offset(frame) + HEADROOM_BYTES as usize;
+    let starts: Vec<usize> = (0..64).map(frame_start).collect();
+    for start in &starts {
+        let mut header = Vec::from(to);
+        header.extend_from_slice(&raw.mac);
+        header.extend_from_slice(&[0x88, 0xb5]);
+        assert!(raw.heap.copy_in(*start, &header));
+    }
+    let (good, forged) = (raw.mac, [2, 0xba, 0xdb, 0xad, 0, 1]);
+    let stop = AtomicBool::new(false);
+    let heap = raw.heap.clone();
+    let (mut arrived, mut wrong) = (0u64, 0u64);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for source in [forged, good] {
+                    for start in &starts {
+                        let _ = heap.copy_in(start + 6, &source);
+                    }
+                }
+            }
+        });
+        let until = Instant::now() + Duration::from_millis(1500);
+        let mut free: Vec<u32> = (0..64).collect();
+        let mut turn = 0u32;
+        while Instant::now() < until {
+            turn += 1;
+            while let Some(frame) = free.pop() {
+                // Small ones are copied whole, of larger ones the beginning.
+                let len = if frame % 2 == 0 { 60 } else { 1400 };
+                let one = Descriptor { frame, start: HEADROOM_BYTES, len, endpoint: 0, flags: 0 };
+                if !raw.transmit.push(&[one]) {
+                    free.push(frame);
+                    break;
+                }
+            }
+            raw.flush();
+            receiver
+                .receive(0, 64, |packet| {
+                    let bytes = packet.contiguous().unwrap();
+                    arrived += 1;
+                    wrong += u64::from(bytes[6..12] != good);
+                })
+                .unwrap();
+            raw.transmit.reclaim(|frame| free.push(frame)).unwrap();
+            if turn.is_multiple_of(64) {
+                std::thread::yield_now();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let report = report(&server);
+    let refused = report["sessions"][0]["endpoints"][0]["counters"]["tx_dropped_source_mac"]
+        .as_u64()
+        .unwrap();
+    assert_eq!(
+        wrong, 0,
+        "of {arrived} packets, {wrong} came with an address that was never checked"
+    );
+    assert!(
+        arrived > 1000 && refused > 1000,
+        "arrived {arrived}, refused {refused}: nothing tried"
+    );
+    server.stop().unwrap();
+}
+
+fn report(server: &Server) -> serde_json::Value {
+    let channel = Channel::new(server.connect().unwrap());
+    let (message, mut descriptors) = answer(&channel, &Message::Report);
+    assert_eq!(message, Message::Reported);
+    let mapping = SharedFile::adopt(descriptors.remove(0)).unwrap().map_readable().unwrap();
+    let mut text = vec![0; mapping.len()];
+    assert!(mapping.copy_out(0, &mut text));
+    text.truncate(text.iter().position(|byte| *byte == 0).unwrap());
+    serde_json::from_slice(&text).unwrap()
+}
