@@ -1,0 +1,176 @@
+//! The kernel's own stack on one side of a TAP, hosts of applications on the other, a driver
+//! server between: what every user of Towpath does first.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use towpath_client::Session;
+use towpath_device::Device;
+use towpath_device::tap::{Options, TapDevice};
+use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
+use towpath_netlink::Netlink;
+use towpath_protocol::store::MemoryStore;
+use towpath_rig::isolated;
+use towpath_server::{Config, Server, Subnets};
+
+const PORT: u16 = 4000;
+
+/// A server on a new TAP in this namespace, the kernel being 10.77.0.1 and fd77::1.
+fn serve(mtu: u32) -> Server {
+    let open = || TapDevice::open(&Options { name: "tw0".into(), offloads: true }).unwrap();
+    let first = open();
+    let mut netlink = Netlink::open().unwrap();
+    netlink.set_mtu("tw0", mtu).unwrap();
+    for address in ["10.77.0.1/24", "fd77::1/64"] {
+        netlink.add_address("tw0", address.parse().unwrap()).unwrap();
+    }
+    netlink.set_up("tw0").unwrap();
+    // The driver reads the MTU when it gets the descriptor.
+    let descriptor = rustix::io::fcntl_dupfd_cloexec(&first, 3).unwrap();
+    let device = TapDevice::from_fd(descriptor, true).unwrap();
+    drop(first);
+    assert_eq!(device.info().mtu, mtu as usize);
+    let subnets = Subnets {
+        ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
+        ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+    };
+    let config = Config { subnets, ..Config::default() };
+    Server::start(&config, Box::new(device), Box::<MemoryStore>::default()).unwrap()
+}
+
+fn host(server: &Server, name: &str) -> Network {
+    let socket = server.connect().unwrap();
+    let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();
+    Network::over(session, Driving::Thread).unwrap()
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+/// Both ways at once: the application echoes what the kernel sends.
+fn echo_to_the_kernel(host: &Network, address: &str, len: usize) {
+    let listener = TcpListener::bind(host, format!("{address}:{PORT}")).unwrap();
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut buffer = vec![0; 128 << 10];
+        loop {
+            let count = stream.read(&mut buffer).unwrap();
+            if count == 0 {
+                return;
+            }
+            stream.write_all(&buffer[..count]).unwrap();
+        }
+    });
+    let mut stream = std::net::TcpStream::connect(format!("{address}:{PORT}")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let sent = bytes(len);
+    let mut writer = stream.try_clone().unwrap();
+    let to_send = sent.clone();
+    let writing = std::thread::spawn(move || {
+        writer.write_all(&to_send).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    assert_eq!(Sha256::digest(&got), Sha256::digest(&sent), "{} of {len} bytes", got.len());
+    writing.join().unwrap();
+    serving.join().unwrap();
+}
+
+#[test]
+fn kernel_tcp_both_ways() {
+    isolated!(|| {
+        for mtu in [1500, 9000] {
+            let server = serve(mtu);
+            let web = host(&server, "web");
+            for address in ["10.77.0.2", "[fd77::2]"] {
+                let started = std::time::Instant::now();
+                echo_to_the_kernel(&web, address, 32 << 20);
+                println!("MTU {mtu}, {address}: 32 MiB each way in {:?}", started.elapsed());
+            }
+            drop(web);
+            server.stop().unwrap();
+        }
+    });
+}
+
+#[test]
+fn connect_to_the_kernel_and_datagrams() {
+    isolated!(|| {
+        let server = serve(1500);
+        let (a, b) = (host(&server, "a"), host(&server, "b"));
+        let listener = std::net::TcpListener::bind("10.77.0.1:80").unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, from) = listener.accept().unwrap();
+            let mut got = Vec::new();
+            stream.read_to_end(&mut got).unwrap();
+            (got, from)
+        });
+        let mut stream = TcpStream::connect(&b, "10.77.0.1:80").unwrap();
+        stream.write_all(&bytes(1 << 20)).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let (got, from) = serving.join().unwrap();
+        assert_eq!((got.len(), from.ip().to_string()), (1 << 20, "10.77.0.3".to_owned()));
+        let refused = TcpStream::connect(&b, "10.77.0.1:81").unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        // Datagrams, also larger than the MTU, and a port where nobody listens.
+        let ours = UdpSocket::bind(&a, "10.77.0.2:7").unwrap();
+        let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
+        kernel.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let echoing = std::thread::spawn(move || {
+            let mut buffer = vec![0; 65_536];
+            for _ in 0..5 {
+                let (count, from) = ours.recv_from(&mut buffer).unwrap();
+                ours.send_to(&buffer[..count], from).unwrap();
+            }
+        });
+        let mut buffer = vec![0; 65_536];
+        for len in [1, 1000, 1472, 1473, 60_000] {
+            let sent = bytes(len);
+            kernel.send_to(&sent, "10.77.0.2:7").unwrap();
+            let (count, _) = kernel.recv_from(&mut buffer).unwrap();
+            assert_eq!(&buffer[..count], &sent[..]);
+        }
+        echoing.join().unwrap();
+        kernel.connect("10.77.0.2:9").unwrap();
+        kernel.send(b"x").unwrap();
+        let error = kernel.recv(&mut buffer).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "port unreachable");
+        drop((a, b));
+        server.stop().unwrap();
+    });
+}
+
+#[test]
+fn pings_are_answered() {
+    isolated!(|| {
+        let server = serve(1500);
+        let _a = host(&server, "a");
+        for arguments in [
+            &["-c", "20", "-i", "0.01", "10.77.0.2"][..],
+            &["-c", "5", "-i", "0.01", "-s", "20000", "10.77.0.2"],
+        ] {
+            ping("ping", arguments);
+        }
+        ping("ping", &["-6", "-c", "20", "-i", "0.01", "fd77::2"]);
+        server.stop().unwrap();
+    });
+}
+
+fn ping(program: &str, arguments: &[&str]) {
+    let run = std::process::Command::new(program).args(arguments).args(["-W", "2"]).output();
+    let output = match run {
+        Ok(output) => output,
+        Err(error) => {
+            let cause = format!("ping does not run: {error}");
+            let remedy = "install iputils-ping".to_owned();
+            let why = towpath_rig::Unavailable { cause, remedy };
+            return towpath_rig::skip("pings_are_answered", &why);
+        }
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains(" 0% packet loss"), "{text}");
+}
