@@ -8,8 +8,9 @@
 use std::sync::Arc;
 
 use towpath_packet::Meta;
+use towpath_protocol::layout::peer_words;
 use towpath_protocol::memory::Mapping;
-use towpath_queue::HeapShape;
+use towpath_queue::{HeapShape, PeerWords};
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
 
 /// A received packet, read in place. Its frames go back when this is dropped by whoever was
@@ -22,6 +23,7 @@ pub struct Received<'a> {
 }
 
 impl<'a> Received<'a> {
+    #[inline]
     pub(crate) fn new(heap: &'a ReceiveHeap, descriptors: &'a [Descriptor]) -> Received<'a> {
         let len = descriptors.iter().map(|one| one.len as usize).sum();
         Received { heap, descriptors, len }
@@ -81,6 +83,7 @@ impl<'a> Received<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct ReceiveHeap {
     memory: Arc<Mapping>,
+    words: PeerWords,
     shape: HeapShape,
 }
 
@@ -88,9 +91,19 @@ impl ReceiveHeap {
     /// `None` when the memory is smaller than the shape says.
     pub(crate) fn new(memory: Mapping, shape: HeapShape) -> Option<ReceiveHeap> {
         let fits = memory.len() >= shape.heap_bytes();
-        fits.then(|| ReceiveHeap { memory: Arc::new(memory), shape })
+        let memory = Arc::new(memory);
+        fits.then(|| ReceiveHeap { words: peer_words(&memory), memory, shape })
     }
 
+    /// Brings near the beginning of a frame that will be read soon: the server's core has it.
+    #[inline]
+    pub(crate) fn prefetch(&self, frame: u32) {
+        let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
+        self.words.prefetch(start);
+        self.words.prefetch(start + 64);
+    }
+
+    #[inline]
     fn bytes(&self, descriptor: &Descriptor) -> &[u8] {
         let offset = descriptor.heap_offset(&self.shape);
         // SAFETY: the descriptor was checked against the heap's shape and the frame is ours: the
@@ -127,6 +140,25 @@ impl TransmitHeap {
 
     pub(crate) fn data_bytes(&self) -> usize {
         self.shape.data_bytes() as usize
+    }
+
+    /// Lets `fill` write a finished packet of `len` bytes into one frame that it fits into.
+    #[inline]
+    pub(crate) fn write_one(
+        &mut self,
+        frame: u32,
+        len: usize,
+        endpoint: u32,
+        fill: impl FnOnce(&mut [&mut [u8]]),
+    ) -> Descriptor {
+        let descriptor =
+            Descriptor { frame, start: HEADROOM_BYTES, len: len as u32, endpoint, flags: 0 };
+        let offset = descriptor.heap_offset(&self.shape);
+        // SAFETY: only this process writes the transmit heap, the frame is free, and `&mut self`
+        // is the only way to the heap here.
+        let bytes = unsafe { self.memory.bytes_mut(offset, len) }.unwrap_or(&mut []);
+        fill(&mut [bytes]);
+        descriptor
     }
 
     /// Lets `fill` write a packet of `len` bytes into `frames`, and makes their descriptors.

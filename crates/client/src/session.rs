@@ -30,6 +30,9 @@ use crate::heap::{ReceiveHeap, Received, TransmitHeap};
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::rule::Rule;
 
+/// How many frames ahead of the one being read are brought near.
+const AHEAD: u32 = 8;
+
 pub(crate) struct QueueSet {
     pub(crate) transmit: TransmitProducer,
     pub(crate) receive: ReceiveConsumer,
@@ -297,11 +300,17 @@ impl Session {
         let mut got = 0;
         while got < budget {
             let set = &mut self.queue_sets[queue_set as usize];
-            let taken = if set.receive.waiting() == 0 {
-                set.receive.observe().and_then(|_| set.receive.take(&mut self.packet))
-            } else {
-                set.receive.take(&mut self.packet)
-            };
+            let mut looked = Ok(0);
+            if set.receive.waiting() == 0 {
+                looked = set.receive.observe();
+                for frame in (0..AHEAD).map_while(|ahead| set.receive.waiting_frame(ahead)) {
+                    self.receive_heap.prefetch(frame);
+                }
+            }
+            if let Some(frame) = set.receive.waiting_frame(AHEAD) {
+                self.receive_heap.prefetch(frame);
+            }
+            let taken = looked.and_then(|_| set.receive.take(&mut self.packet));
             let count = match taken {
                 Ok(count) => count,
                 Err(violation) => return Err(self.wrong(violation)),
@@ -355,7 +364,7 @@ impl Session {
     ) -> Result<(), SendError> {
         self.check()?;
         let data_bytes = self.transmit_heap.data_bytes();
-        let needed = len.div_ceil(data_bytes);
+        let needed = if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
         let set = &mut self.queue_sets[endpoint.queue_set as usize];
         if needed == 0 || needed > MAX_CHAIN.min(set.transmit.capacity() as usize) {
             let max = MAX_CHAIN.min(set.transmit.capacity() as usize) * data_bytes;
@@ -370,14 +379,20 @@ impl Session {
                 return Err(SendError::Full);
             }
         }
-        let mut frames = [0; MAX_CHAIN];
-        for frame in &mut frames[..needed] {
-            // There are enough, as just looked at.
-            *frame = self.transmit_free.take().unwrap_or(0);
-        }
-        let (descriptors, count) =
-            self.transmit_heap.write(&frames[..needed], len, meta, endpoint.number, fill);
-        let pushed = set.transmit.push(&descriptors[..count]);
+        // There are enough frames, as just looked at.
+        let pushed = if needed == 1 && meta.is_finished() {
+            let frame = self.transmit_free.take().unwrap_or(0);
+            let descriptor = self.transmit_heap.write_one(frame, len, endpoint.number, fill);
+            set.transmit.push(&[descriptor])
+        } else {
+            let mut frames = [0; MAX_CHAIN];
+            for frame in &mut frames[..needed] {
+                *frame = self.transmit_free.take().unwrap_or(0);
+            }
+            let (descriptors, count) =
+                self.transmit_heap.write(&frames[..needed], len, meta, endpoint.number, fill);
+            set.transmit.push(&descriptors[..count])
+        };
         debug_assert!(pushed, "there was room");
         if !set.dirty {
             set.dirty = true;

@@ -79,6 +79,14 @@ impl ReceiveConsumer {
         self.commit.seen().wrapping_sub(self.taken)
     }
 
+    /// The frame of the descriptor after `ahead` others that wait; `None` when so many do not wait.
+    /// The server fills frames in their order, so this needs no look at shared memory.
+    #[inline]
+    #[must_use]
+    pub fn waiting_frame(&self, ahead: u32) -> Option<u32> {
+        (ahead < self.waiting()).then(|| self.slots.get(self.taken.wrapping_add(ahead)))
+    }
+
     /// Takes the next packet: its frames are the application's from now on. Answers how many they
     /// are; 0 when nothing waits.
     ///

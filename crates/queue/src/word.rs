@@ -147,29 +147,59 @@ impl PeerWords {
             return false;
         }
         let (mut index, shift) = (offset / 8, (offset % 8) as u32 * 8);
-        // Words are fetched whole and each once, also where they lie across two of `to`'s.
-        let mut carried = if shift == 0 { 0 } else { self.fetch(index) >> shift };
-        if shift != 0 {
-            index += 1;
+        if shift == 0 {
+            return self.fetch_words(index, to);
         }
+        // Words are fetched whole and each once, also where they lie across two of `to`'s.
+        let mut carried = self.fetch(index) >> shift;
+        index += 1;
         for piece in to.chunks_mut(8) {
-            let word = if shift == 0 {
-                let word = self.fetch(index);
+            let mut word = carried;
+            if piece.len() > 8 - shift as usize / 8 {
+                let next = self.fetch(index);
                 index += 1;
-                word
-            } else {
-                let mut word = carried;
-                if piece.len() > 8 - shift as usize / 8 {
-                    let next = self.fetch(index);
-                    index += 1;
-                    word |= next << (64 - shift);
-                    carried = next >> shift;
-                }
-                word
-            };
+                word |= next << (64 - shift);
+                carried = next >> shift;
+            }
             piece.copy_from_slice(&word.to_le_bytes()[..piece.len()]);
         }
         true
+    }
+
+    /// The same from a whole word on, where frames' data usually starts.
+    #[inline]
+    fn fetch_words(&self, first: usize, to: &mut [u8]) -> bool {
+        let (whole, rest) = to.as_chunks_mut::<8>();
+        // Looked at once, so that the loop need not.
+        let Some(end) = first.checked_add(whole.len()).filter(|end| *end <= self.len) else {
+            return false;
+        };
+        for (piece, index) in whole.iter_mut().zip(first..end) {
+            // SAFETY: as in `word`; index < end <= len.
+            let word = unsafe { self.first.add(index).as_ref() };
+            *piece = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        if !rest.is_empty() {
+            let word = self.fetch(end).to_le_bytes();
+            rest.copy_from_slice(&word[..rest.len()]);
+        }
+        true
+    }
+
+    /// Asks the processor to bring a byte's line near, since it will be read soon. Nothing is read
+    /// and nothing is decided; a place outside is ignored.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        if offset < self.len * 8 {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a hint reads nothing; and the address is inside, as just checked.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(self.first.as_ptr().cast::<i8>().add(offset));
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+        let _ = offset;
     }
 
     #[inline]
