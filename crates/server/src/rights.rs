@@ -114,7 +114,7 @@ impl Rights {
             }
             Network::Ipv6(ip) => {
                 if ip.protocol == PROTOCOL_ICMPV6 {
-                    self.check_icmpv6(ip.source, &ip.transport, ip.fragment)?;
+                    self.check_icmpv6(ip.source, &ip.transport)?;
                 } else if !self.addresses.ipv6.contains(&Some(ip.source)) {
                     return Err(Refused::TxSourceAddress);
                 }
@@ -134,12 +134,7 @@ impl Rights {
         Ok(())
     }
 
-    fn check_icmpv6(
-        &self,
-        source: u128,
-        transport: &Transport,
-        fragment: Fragment,
-    ) -> Result<(), Refused> {
+    fn check_icmpv6(&self, source: u128, transport: &Transport) -> Result<(), Refused> {
         const ROUTER_ADVERTISEMENT: u8 = 134;
         const REDIRECT: u8 = 137;
         let ours = self.addresses.ipv6.contains(&Some(source));
@@ -158,14 +153,10 @@ impl Rights {
             Transport::Icmp { kind: ROUTER_ADVERTISEMENT | REDIRECT, .. } => {
                 return Err(Refused::TxOutsideRule);
             }
-            // Fragments could be put together to any of the above, which RFC 6980 forbids for
-            // neighbour discovery and hosts therefore ignore.
-            _ => {
-                let _ = fragment;
-                if ours {
-                    return Ok(());
-                }
-            }
+            // Fragments could be put together to any of the above, which hosts ignore in
+            // fragments (RFC 6980).
+            _ if ours => return Ok(()),
+            _ => {}
         }
         Err(Refused::TxSourceAddress)
     }
