@@ -138,27 +138,22 @@ impl Rights {
         const ROUTER_ADVERTISEMENT: u8 = 134;
         const REDIRECT: u8 = 137;
         let ours = self.addresses.ipv6.contains(&Some(source));
-        match transport {
+        let allowed = match transport {
             // `::` asks whether anybody has the address (RFC 4862, 5.4.2).
             Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } if source == 0 => {
-                if self.addresses.ipv6.contains(&Some(*target)) {
-                    return Ok(());
-                }
+                self.addresses.ipv6.contains(&Some(*target))
             }
             Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
-                if ours && self.addresses.ipv6.contains(&Some(*target)) {
-                    return Ok(());
-                }
+                ours && self.addresses.ipv6.contains(&Some(*target))
             }
             Transport::Icmp { kind: ROUTER_ADVERTISEMENT | REDIRECT, .. } => {
                 return Err(Refused::TxOutsideRule);
             }
             // Fragments could be put together to any of the above, which hosts ignore in
             // fragments (RFC 6980).
-            _ if ours => return Ok(()),
-            _ => {}
-        }
-        Err(Refused::TxSourceAddress)
+            _ => ours,
+        };
+        if allowed { Ok(()) } else { Err(Refused::TxSourceAddress) }
     }
 }
 
