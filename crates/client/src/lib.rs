@@ -36,7 +36,7 @@ mod wait;
 pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
 pub use heap::Received;
 pub use options::{Endpoint, Info, Options, Statistics};
-pub use report::{default_socket, report, set_mode};
+pub use report::{default_socket, report, report_over, set_mode};
 pub use rule::Rule;
 pub use session::Session;
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};

@@ -33,7 +33,15 @@ pub fn default_socket(device: &str) -> PathBuf {
 /// # Errors
 /// As attaching.
 pub fn report(path: impl AsRef<Path>) -> Result<serde_json::Value, AttachError> {
-    let channel = Channel::new(connect(path.as_ref())?);
+    report_over(connect(path.as_ref())?)
+}
+
+/// The same over a connected socket: one that a server in this process gave.
+///
+/// # Errors
+/// As attaching.
+pub fn report_over(socket: OwnedFd) -> Result<serde_json::Value, AttachError> {
+    let channel = Channel::new(socket);
     let (Message::Reported, mut descriptors) = expect(&channel, &Message::Report)? else {
         return Err(AttachError::Protocol("the server answered with another message".into()));
     };

@@ -1,0 +1,190 @@
+//! The child processes as their parent sees them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
+use towpath_rig::{Executable, Namespace, User};
+
+use super::host::Statement;
+use super::parts::{Part, QUESTION, Said, Script};
+
+/// How long a child may take to answer, or to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A child. Killed and waited for when dropped, if it has not ended by then.
+pub(super) struct Player {
+    name: String,
+    child: Child,
+    stream: Option<BufReader<UnixStream>>,
+    ended: bool,
+}
+
+impl Player {
+    /// Starts a child as a user without any capability, and waits until it does its work.
+    pub(super) fn start(
+        program: &Executable,
+        part: Part,
+        script: &Script,
+        user: User,
+        input: Option<OwnedFd>,
+        namespace: Option<&Namespace>,
+    ) -> anyhow::Result<Player> {
+        let (ours, theirs) = UnixStream::pair().context("a socket pair")?;
+        ours.set_read_timeout(Some(PATIENCE))?;
+        ours.set_write_timeout(Some(PATIENCE))?;
+        let mut command = program.command();
+        let value = part.to_possible_value();
+        command.args(["demo", "--part", value.as_ref().map_or("", |value| value.get_name())]);
+        command.arg("--socket").arg(&script.socket).arg("--name").arg(&script.name);
+        if let Some(ipv4) = script.ipv4 {
+            command.arg("--ipv4").arg(ipv4.to_string());
+        }
+        for user in &script.users {
+            command.arg("--users").arg(user.to_string());
+        }
+        command
+            .stdin(input.map_or_else(Stdio::null, Stdio::from))
+            .stdout(OwnedFd::from(theirs))
+            // The terminal's interrupt is for the demonstration, whose end ends the children.
+            .process_group(0);
+        if let Some(namespace) = namespace {
+            namespace.contain(&mut command);
+        }
+        user.confine(&mut command);
+        let name = script.name.clone();
+        let child = command.spawn().with_context(|| format!("starting {name}"))?;
+        // What the command holds of the child's ends would hide the child's end.
+        drop(command);
+        let mut player =
+            Player { name, child, stream: Some(BufReader::new(ours)), ended: false };
+        match player.hear()? {
+            Said::Ready => Ok(player),
+            other => bail!("{} said {other:?} first", player.name),
+        }
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn hear(&mut self) -> anyhow::Result<Said> {
+        let stream = self.stream.as_mut().context("it was told to end")?;
+        let mut line = String::new();
+        let count = stream
+            .read_line(&mut line)
+            .with_context(|| format!("{} does not answer", self.name))?;
+        if count == 0 {
+            let ended = self.child.wait()?;
+            self.ended = true;
+            bail!("{} ended: {ended}", self.name);
+        }
+        match serde_json::from_str(&line).with_context(|| format!("{} said {line}", self.name))? {
+            Said::Failed(why) => bail!("{}: {why}", self.name),
+            said => Ok(said),
+        }
+    }
+
+    /// Asks an application for its counters.
+    pub(super) fn statement(&mut self) -> anyhow::Result<Statement> {
+        let stream = self.stream.as_mut().context("it was told to end")?;
+        stream.get_mut().write_all(QUESTION.as_bytes())?;
+        match self.hear()? {
+            Said::Statement(statement) => Ok(statement),
+            other => bail!("{} answered {other:?}", self.name),
+        }
+    }
+
+    /// Kills it, as a crash would.
+    pub(super) fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.ended = true;
+        Ok(())
+    }
+
+    /// Has it end, and waits.
+    ///
+    /// # Errors
+    /// When it ends badly, or not at all.
+    pub(super) fn end(mut self) -> anyhow::Result<()> {
+        self.stream = None;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                self.ended = true;
+                ensure!(status.success(), "{} ended with {status}", self.name);
+                return Ok(());
+            }
+            ensure!(Instant::now() < until, "{} does not end", self.name);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// The directory of the server's socket: the server's user's own, open for those who may look for
+/// the socket. Taken away when dropped, or by the server.
+pub(super) struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    pub(super) fn make(server: User, shared: bool) -> anyhow::Result<Directory> {
+        let places = [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into(), "/dev/shm".into()];
+        let place = places
+            .iter()
+            .find(|place| place.is_dir() && (!shared || open_to_all(place)))
+            .context("no directory for the server's socket; set TMPDIR to one")?;
+        let path = place.join(format!("towpath-demo-{}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| path.display().to_string())?;
+        let directory = Directory { path };
+        if shared {
+            std::fs::set_permissions(&directory.path, PermissionsExt::from_mode(0o711))?;
+            chown(&directory.path, Some(server.uid), Some(server.gid))?;
+        }
+        Ok(directory)
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.path.join("tap.sock")
+    }
+
+    /// Whether anything is left of it.
+    pub(super) fn is_there(&self) -> bool {
+        self.path.exists()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Whether every user may pass through a directory, and make files of its own in it and take them
+/// away.
+fn open_to_all(place: &Path) -> bool {
+    let mode = |path: &Path| std::fs::metadata(path).map_or(0, |data| data.mode());
+    let Ok(place) = place.canonicalize() else { return false };
+    mode(&place) & 0o002 != 0 && place.ancestors().all(|path| mode(path) & 0o001 != 0)
+}

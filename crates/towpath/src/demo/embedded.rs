@@ -1,0 +1,45 @@
+//! Server and applications as threads of one process.
+
+use anyhow::Context;
+use towpath_client::Session;
+use towpath_device::tap::TapDevice;
+use towpath_protocol::store::MemoryStore;
+use towpath_server::Server;
+
+use super::host::Host;
+use super::table::{NAMES, Outcome};
+use super::traffic::Content;
+use super::{Amounts, ECHO_V4, TAP, WEB_V4, applications, drive, parts};
+
+pub(super) fn run(
+    device: TapDevice,
+    content: &Content,
+    amounts: Amounts,
+) -> anyhow::Result<Outcome> {
+    let config = parts::server_config(None, Vec::new());
+    let server = Server::start(&config, Box::new(device), Box::<MemoryStore>::default())?;
+    let host = |name, ipv4| {
+        let options = parts::session_options(name, Some(ipv4));
+        Host::over(Session::attach_over(server.connect()?, &options)?)
+    };
+    let (web, echo) = (host(NAMES[0], WEB_V4)?, host(NAMES[1], ECHO_V4)?);
+    applications::web(&web.network, content.file.try_clone()?).context("web")?;
+    applications::echo(&echo.network).context("echo")?;
+    let (traffic, ()) = drive(content, amounts, |_| Ok(()))?;
+    let statements = [web.statement(), echo.statement()];
+    let report = towpath_client::report_over(server.connect()?)?;
+    server.stop()?;
+    Ok(Outcome {
+        report,
+        statements,
+        carried: traffic.carried,
+        udp: traffic.udp,
+        pings: traffic.pings,
+        killed: None,
+        place: format!(
+            "The kernel's own stack and two applications, over {TAP} in a network namespace of its own, embedded"
+        ),
+        processes: false,
+        failures: Vec::new(),
+    })
+}

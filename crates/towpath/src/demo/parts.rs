@@ -1,0 +1,165 @@
+//! The child processes: the driver server and the applications. Each is this program again, with
+//! a part to play, and speaks with the demonstration over its standard output, a socket: a line of
+//! JSON a message. When that hangs up, whether the demonstration ended or was killed, so does it.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::{Deserialize, Serialize};
+use towpath_client::{Options, Session};
+use towpath_device::tap::TapDevice;
+use towpath_net::SessionLink;
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Policy, Server, Subnets};
+
+use super::host::{Host, Statement};
+use super::{GATEWAY_V4, GATEWAY_V6, applications};
+
+/// What a child is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Part {
+    /// The driver server, of the TAP that is its standard input.
+    Server,
+    /// The application that serves the file that is its standard input.
+    Web,
+    /// The application that sends back.
+    Echo,
+}
+
+/// What a child is told on its command line.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(super) struct Script {
+    /// What to be.
+    #[arg(long, hide = true)]
+    pub(super) part: Option<Part>,
+    /// Where the server listens.
+    #[arg(long, hide = true, default_value = "tap.sock")]
+    pub(super) socket: PathBuf,
+    /// What the application calls itself.
+    #[arg(long, hide = true, default_value = "demo")]
+    pub(super) name: String,
+    /// The address that the application wants.
+    #[arg(long, hide = true)]
+    pub(super) ipv4: Option<Ipv4Addr>,
+    /// The users that may attach.
+    #[arg(long, hide = true, value_delimiter = ',')]
+    pub(super) users: Vec<u32>,
+}
+
+/// What a child says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Said {
+    /// It does its work from now on.
+    Ready,
+    /// It cannot, and why.
+    Failed(String),
+    /// What it was asked for.
+    Statement(Statement),
+}
+
+/// The demonstration's only question, a line of its own.
+pub(super) const QUESTION: &str = "statement\n";
+
+/// How the server of the demonstration serves.
+pub(super) fn server_config(socket: Option<PathBuf>, users: Vec<u32>) -> Config {
+    Config {
+        socket,
+        policy: Policy { users, ..Policy::default() },
+        subnets: Subnets {
+            ipv4: Some((GATEWAY_V4, 24)),
+            ipv6: Some((GATEWAY_V6, 64)),
+        },
+        ..Config::default()
+    }
+}
+
+/// What an application asks for.
+pub(super) fn session_options(name: &str, ipv4: Option<Ipv4Addr>) -> Options {
+    Options { ipv4, ..SessionLink::options(name) }
+}
+
+/// Plays a part, to its end.
+pub(super) fn play(part: Part, script: &Script) -> ExitCode {
+    let played = rustix::stdio::stdout()
+        .try_clone_to_owned()
+        .map_err(anyhow::Error::from)
+        .and_then(|stream| {
+            let mut stream = UnixStream::from(stream);
+            let outcome = match part {
+                Part::Server => serve(script, &mut stream),
+                Part::Web | Part::Echo => apply(part, script, &mut stream),
+            };
+            if let Err(error) = &outcome {
+                // Nobody may be left to hear it.
+                let _ = say(&mut stream, &Said::Failed(format!("{error:#}")));
+            }
+            outcome
+        });
+    if played.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn say(stream: &mut UnixStream, said: &Said) -> io::Result<()> {
+    let mut line = serde_json::to_vec(said)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+fn standard_input() -> io::Result<OwnedFd> {
+    rustix::stdio::stdin().try_clone_to_owned()
+}
+
+fn serve(script: &Script, stream: &mut UnixStream) -> anyhow::Result<()> {
+    let _swept = Swept(script.socket.parent());
+    let device = TapDevice::from_fd(standard_input()?, true)?;
+    let config = server_config(Some(script.socket.clone()), script.users.clone());
+    let server = Server::start(&config, Box::new(device), Box::<MemoryStore>::default())?;
+    say(stream, &Said::Ready)?;
+    let mut ends = [PollFd::new(&*stream, PollFlags::IN), PollFd::new(server.over(), PollFlags::IN)];
+    while let Err(error) = poll(&mut ends, None) {
+        anyhow::ensure!(error == rustix::io::Errno::INTR, "waiting: {error}");
+    }
+    let ended = !ends[1].revents().is_empty();
+    server.stop()?;
+    anyhow::ensure!(!ended, "the server ended by itself");
+    Ok(())
+}
+
+/// The socket's directory, taken away in the end: by the server, which lives longer than a
+/// demonstration that is killed.
+struct Swept<'a>(Option<&'a Path>);
+
+impl Drop for Swept<'_> {
+    fn drop(&mut self) {
+        if let Some(directory) = self.0 {
+            let _ = std::fs::remove_dir(directory);
+        }
+    }
+}
+
+fn apply(part: Part, script: &Script, stream: &mut UnixStream) -> anyhow::Result<()> {
+    let options = session_options(&script.name, script.ipv4);
+    let host = Host::over(Session::attach(&script.socket, &options)?)?;
+    if part == Part::Web {
+        applications::web(&host.network, File::from(standard_input()?)).context("web")?;
+    } else {
+        applications::echo(&host.network).context("echo")?;
+    }
+    say(stream, &Said::Ready)?;
+    let mut lines = BufReader::new(stream.try_clone()?);
+    let mut line = String::new();
+    // Ends with the stream.
+    while lines.read_line(&mut line)? > 0 {
+        if line == QUESTION {
+            say(stream, &Said::Statement(host.statement()))?;
+        }
+        line.clear();
+    }
+    Ok(())
+}

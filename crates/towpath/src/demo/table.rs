@@ -1,0 +1,248 @@
+//! What is shown in the end: one table, and what did not hold.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::host::Statement;
+use super::traffic::{Carried, RoundTrips};
+
+/// What the server counted for one application: the sums over its endpoints.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Copies {
+    frames: u64,
+    copies: u64,
+}
+
+/// A killed application.
+#[derive(Debug)]
+pub(super) struct Killed {
+    /// Frames that were reclaimed from it, and sent back to nobody.
+    pub(super) frames: u32,
+    /// Datagrams that it had answered.
+    pub(super) answered: u64,
+    /// Datagrams that it did not answer any more: dropped, as for nobody.
+    pub(super) unanswered: u64,
+    /// How long its session outlived it, in milliseconds.
+    pub(super) after_ms: u128,
+}
+
+/// All that came out.
+pub(super) struct Outcome {
+    pub(super) report: Value,
+    /// What the applications say of themselves: web, echo.
+    pub(super) statements: [Statement; 2],
+    /// Fetched, and stored.
+    pub(super) carried: [Carried; 2],
+    pub(super) udp: RoundTrips,
+    pub(super) pings: RoundTrips,
+    pub(super) killed: Option<Killed>,
+    /// Where everything ran.
+    pub(super) place: String,
+    /// Whether server and applications were processes.
+    pub(super) processes: bool,
+    /// What did not hold.
+    pub(super) failures: Vec<String>,
+}
+
+/// The names of the applications, as the report has them.
+pub(super) const NAMES: [&str; 2] = ["web", "echo"];
+
+impl Outcome {
+    /// Adds what the counters say against it.
+    pub(super) fn judge(&mut self, udp: u64, pings: u64) {
+        let mut failures = Vec::new();
+        for (what, times, count) in
+            [("UDP round trips", &self.udp, udp), ("pings", &self.pings, pings)]
+        {
+            if times.lost > 0 || times.times.len() != count {
+                failures.push(format!("{} of {count} {what} were not answered", times.lost));
+            }
+        }
+        for (what, carried) in [("fetched", self.carried[0]), ("stored", self.carried[1])] {
+            if carried.files == 0 {
+                failures.push(format!("no file was {what}"));
+            }
+        }
+        let allowed = self.killed.as_ref().map_or(0, |killed| killed.unanswered);
+        for (name, count) in drops(&self.report["device"]["counters"]) {
+            // What was for the killed application is for nobody.
+            if name != "rx_dropped_nobody" || count > allowed {
+                failures.push(format!("device: {name} {count}"));
+            }
+        }
+        for (place, name) in NAMES.into_iter().enumerate() {
+            for (reason, count) in self.session_drops(name) {
+                failures.push(format!("{name}: {reason} {count}"));
+            }
+            for (reason, count) in &self.statements[place].damage {
+                failures.push(format!("{name}: {reason} {count}"));
+            }
+        }
+        if self.report["device"]["counters"]["violations"] != 0 {
+            failures.push("the server closed a session for a violation".to_owned());
+        }
+        self.failures.append(&mut failures);
+    }
+
+    fn session(&self, name: &str) -> &Value {
+        let sessions = self.report["sessions"].as_array();
+        sessions
+            .and_then(|sessions| sessions.iter().find(|session| session["name"] == name))
+            .unwrap_or(&Value::Null)
+    }
+
+    fn endpoints(&self, name: &str) -> impl Iterator<Item = &Value> {
+        let endpoints = self.session(name)["endpoints"].as_array();
+        endpoints.into_iter().flatten().map(|endpoint| &endpoint["counters"])
+    }
+
+    fn session_drops(&self, name: &str) -> Vec<(String, u64)> {
+        self.endpoints(name).flat_map(drops).collect()
+    }
+
+    fn copies(&self, name: &str) -> Copies {
+        let mut copies = Copies::default();
+        for counters in self.endpoints(name) {
+            let count = |name: &str| counters[name].as_u64().unwrap_or(0);
+            copies.frames += count("rx_packets") + count("tx_packets");
+            copies.copies += count("rx_copies") + count("tx_copies");
+        }
+        copies
+    }
+
+    /// The table.
+    pub(super) fn table(&self) -> String {
+        let mut rows: Vec<[String; 3]> = Vec::new();
+        let mut row = |what: &str, cells: [String; 2]| {
+            let [web, echo] = cells;
+            rows.push([what.to_owned(), web, echo]);
+        };
+        let none = String::new;
+        let session = |name: &str, key: &str| match &self.session(name)[key] {
+            Value::String(text) => text.clone(),
+            Value::Null => none(),
+            other => other.to_string(),
+        };
+        let both = |key: &str| NAMES.map(|name| session(name, key));
+        row("address", both("ipv4"));
+        row("", both("ipv6"));
+        if self.processes {
+            let who = NAMES.map(|name| {
+                format!("{}, user {}", session(name, "pid"), session(name, "uid"))
+            });
+            row("process", who);
+        }
+        let [fetched, stored] = self.carried;
+        row("HTTP to the kernel's TCP", [rate(fetched), none()]);
+        row("HTTP from the kernel's TCP", [rate(stored), none()]);
+        for (what, times) in [("UDP round trips", &self.udp), ("pings", &self.pings)] {
+            row(what, [none(), format!("{} answered, {} lost", times.times.len(), times.lost)]);
+            row("  p50 / p99 / p99.9", [none(), percentiles(times)]);
+        }
+        let statements = &self.statements;
+        let ratio = |over: u64, under: u64| format!("{:.2}", over as f64 / under.max(1) as f64);
+        row(
+            "frames per wake-up",
+            [0, 1].map(|place| {
+                let one: &Statement = &statements[place];
+                ratio(one.received + one.sent, one.wake_ups)
+            }),
+        );
+        row(
+            "copies per frame",
+            NAMES.map(|name| {
+                let copies = self.copies(name);
+                ratio(copies.copies, copies.frames)
+            }),
+        );
+        row("drops", NAMES.map(|name| listed(&self.session_drops(name))));
+
+        let mut text = format!("{}\n\n", self.place);
+        let width = |column: usize| {
+            let title = column.checked_sub(1).map_or(0, |place| NAMES[place].len());
+            rows.iter().map(|row| row[column].chars().count()).chain([title]).max().unwrap_or(0)
+        };
+        let (first, second) = (width(0), width(1));
+        let mut line = |cells: [&str; 3]| {
+            let [what, web, echo] = cells;
+            let whole = format!("{what:<first$}  {web:<second$}  {echo}");
+            let _ = writeln!(text, "{}", whole.trim_end());
+        };
+        line(["", NAMES[0], NAMES[1]]);
+        for [what, web, echo] in &rows {
+            line([what, web, echo]);
+        }
+        for (what, said) in self.wide_rows() {
+            let _ = writeln!(text, "{what:<first$}  {said}");
+        }
+        text
+    }
+
+    /// What concerns both applications.
+    fn wide_rows(&self) -> Vec<(&'static str, String)> {
+        let counters = &self.report["device"]["counters"];
+        let count = |name: &str| counters[name].as_u64().unwrap_or(0);
+        let (frames, sleeps) = (count("rx_packets") + count("tx_packets"), count("sleeps"));
+        let mut rows = vec![(
+            "server",
+            format!(
+                "{frames} frames, {:.2} per wake-up; dropped: {}",
+                frames as f64 / sleeps.max(1) as f64,
+                listed(&drops(counters))
+            ),
+        )];
+        if let Some(killed) = &self.killed {
+            let still = if self.failures.is_empty() { "undisturbed" } else { "see below" };
+            rows.push((
+                "killed application",
+                format!(
+                    "{} frames reclaimed after {} ms, neighbour {still} ({} datagrams answered \
+                     before, {} dropped after)",
+                    killed.frames, killed.after_ms, killed.answered, killed.unanswered
+                ),
+            ));
+        }
+        let trusted = self.statements.iter().any(|one| one.trusted);
+        let protection = if trusted {
+            "same user: server pages unprotected"
+        } else {
+            "three users: an application cannot write into server pages, nor see its neighbour's"
+        };
+        rows.push(("protection", protection.to_owned()));
+        rows
+    }
+}
+
+/// What was dropped, by reason.
+fn drops(counters: &Value) -> Vec<(String, u64)> {
+    let counters = counters.as_object().into_iter().flatten();
+    counters
+        .filter(|(name, _)| name.contains("_dropped_"))
+        .filter_map(|(name, count)| Some((name.clone(), count.as_u64()?)))
+        .filter(|(_, count)| *count > 0)
+        .collect()
+}
+
+fn listed(drops: &[(String, u64)]) -> String {
+    if drops.is_empty() {
+        return "none".to_owned();
+    }
+    let each: Vec<_> = drops
+        .iter()
+        .map(|(name, count)| format!("{} {count}", name.replace("_dropped", "").replace('_', " ")))
+        .collect();
+    each.join(", ")
+}
+
+fn rate(carried: Carried) -> String {
+    let mib = carried.bytes as f64 / f64::from(1 << 20);
+    let rate = mib / carried.time.as_secs_f64().max(1e-9);
+    let files = if carried.files == 1 { "file" } else { "files" };
+    format!("{rate:.0} MiB/s, {} {files} of {mib:.0} MiB in all, SHA-256 equal", carried.files)
+}
+
+fn percentiles(times: &RoundTrips) -> String {
+    let at = |quantile| times.times.value_at_quantile(quantile) as f64 / 1000.0;
+    format!("{:.0} / {:.0} / {:.0} us", at(0.5), at(0.99), at(0.999))
+}
