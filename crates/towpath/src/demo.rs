@@ -90,7 +90,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             let refused = error.downcast_ref::<towpath_rig::Error>();
-            if let Some(Unavailable { cause, remedy }) = refused.and_then(|error| error.unavailable())
+            if let Some(Unavailable { cause, remedy }) =
+                refused.and_then(|error| error.unavailable())
             {
                 eprintln!("towpath demo: {cause}; {remedy}");
                 return ExitCode::from(EXIT_UNAVAILABLE);
@@ -129,7 +130,11 @@ fn demonstrate(args: &Args) -> anyhow::Result<bool> {
         Entered::AsRoot => "as root",
         Entered::AsUser => "without root",
     };
-    outcome.place = format!("{}, {who}", outcome.place);
+    let how = if args.embedded { "in one process, " } else { "" };
+    println!(
+        "Two applications and the kernel's own stack, {how}{who}, over a TAP in a network \
+         namespace\n"
+    );
     print!("{}", outcome.table());
     for failure in &outcome.failures {
         println!("FAILED: {failure}");
@@ -194,16 +199,13 @@ fn drive<T>(
     })
 }
 
-fn in_processes(
-    device: TapDevice,
-    content: &Content,
-    amounts: Amounts,
-) -> anyhow::Result<Outcome> {
+fn in_processes(device: TapDevice, content: &Content, amounts: Amounts) -> anyhow::Result<Outcome> {
     let users = Users::find();
     let program = Executable::current()?;
     let nowhere = Namespace::create()?;
     let directory = Directory::make(users.server, users.distinct)?;
-    let allowed = if users.distinct { users.applications.map(|user| user.uid).to_vec() } else { vec![] };
+    let allowed =
+        if users.distinct { users.applications.map(|user| user.uid).to_vec() } else { vec![] };
     let script = |name: &str, ipv4| Script {
         socket: directory.socket(),
         name: name.to_owned(),
@@ -225,6 +227,7 @@ fn in_processes(
     let mut web = start(Part::Web, NAMES[0], WEB_V4, web_user, Some(file))?;
     let mut echo = start(Part::Echo, NAMES[1], ECHO_V4, echo_user, None)?;
     let report = || towpath_client::report(directory.socket()).context("asking the server");
+    let early = table::nobodys(&report()?);
 
     let (traffic, killed) = drive(content, amounts, |progress| {
         let before = held(server.pid());
@@ -251,14 +254,12 @@ fn in_processes(
     }
     Ok(Outcome {
         report,
+        early,
         statements,
         carried: traffic.carried,
         udp: traffic.udp,
         pings: traffic.pings,
         killed: Some(killed),
-        place: format!(
-            "The kernel's own stack and two applications, over {TAP} in a network namespace of its own"
-        ),
         processes: true,
         failures,
     })
@@ -296,7 +297,10 @@ fn kill_in_traffic(
     let killed = Instant::now();
     flood.send_after_death()?;
     while is_there()? {
-        ensure!(killed.elapsed() < RECLAIM, "the killed application's session, or its memory, is still there");
+        ensure!(
+            killed.elapsed() < RECLAIM,
+            "the killed application's session, or its memory, is still there"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(Killed {

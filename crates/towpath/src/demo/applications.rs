@@ -115,10 +115,7 @@ fn serve(mut stream: &TcpStream, file: &File) -> io::Result<()> {
 ///
 /// # Errors
 /// A head that is too long, or ends in the middle.
-pub(super) fn read_head(
-    mut stream: impl Read,
-    input: &mut Vec<u8>,
-) -> io::Result<Option<usize>> {
+pub(super) fn read_head(mut stream: impl Read, input: &mut Vec<u8>) -> io::Result<Option<usize>> {
     let mut chunk = [0; 2048];
     loop {
         if let Some(at) = input.windows(4).position(|four| four == b"\r\n\r\n") {

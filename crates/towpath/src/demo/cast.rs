@@ -63,8 +63,7 @@ impl Player {
         let child = command.spawn().with_context(|| format!("starting {name}"))?;
         // What the command holds of the child's ends would hide the child's end.
         drop(command);
-        let mut player =
-            Player { name, child, stream: Some(BufReader::new(ours)), ended: false };
+        let mut player = Player { name, child, stream: Some(BufReader::new(ours)), ended: false };
         match player.hear()? {
             Said::Ready => Ok(player),
             other => bail!("{} said {other:?} first", player.name),

@@ -7,9 +7,9 @@ use towpath_protocol::store::MemoryStore;
 use towpath_server::Server;
 
 use super::host::Host;
-use super::table::{NAMES, Outcome};
+use super::table::{self, NAMES, Outcome};
 use super::traffic::Content;
-use super::{Amounts, ECHO_V4, TAP, WEB_V4, applications, drive, parts};
+use super::{Amounts, ECHO_V4, WEB_V4, applications, drive, parts};
 
 pub(super) fn run(
     device: TapDevice,
@@ -25,20 +25,20 @@ pub(super) fn run(
     let (web, echo) = (host(NAMES[0], WEB_V4)?, host(NAMES[1], ECHO_V4)?);
     applications::web(&web.network, content.file.try_clone()?).context("web")?;
     applications::echo(&echo.network).context("echo")?;
+    let report = || towpath_client::report_over(server.connect()?).context("asking the server");
+    let early = table::nobodys(&report()?);
     let (traffic, ()) = drive(content, amounts, |_| Ok(()))?;
     let statements = [web.statement(), echo.statement()];
-    let report = towpath_client::report_over(server.connect()?)?;
+    let report = report()?;
     server.stop()?;
     Ok(Outcome {
         report,
+        early,
         statements,
         carried: traffic.carried,
         udp: traffic.udp,
         pings: traffic.pings,
         killed: None,
-        place: format!(
-            "The kernel's own stack and two applications, over {TAP} in a network namespace of its own, embedded"
-        ),
         processes: false,
         failures: Vec::new(),
     })

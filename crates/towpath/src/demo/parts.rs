@@ -72,10 +72,7 @@ pub(super) fn server_config(socket: Option<PathBuf>, users: Vec<u32>) -> Config 
     Config {
         socket,
         policy: Policy { users, ..Policy::default() },
-        subnets: Subnets {
-            ipv4: Some((GATEWAY_V4, 24)),
-            ipv6: Some((GATEWAY_V6, 64)),
-        },
+        subnets: Subnets { ipv4: Some((GATEWAY_V4, 24)), ipv6: Some((GATEWAY_V6, 64)) },
         ..Config::default()
     }
 }
@@ -121,7 +118,8 @@ fn serve(script: &Script, stream: &mut UnixStream) -> anyhow::Result<()> {
     let config = server_config(Some(script.socket.clone()), script.users.clone());
     let server = Server::start(&config, Box::new(device), Box::<MemoryStore>::default())?;
     say(stream, &Said::Ready)?;
-    let mut ends = [PollFd::new(&*stream, PollFlags::IN), PollFd::new(server.over(), PollFlags::IN)];
+    let mut ends =
+        [PollFd::new(&*stream, PollFlags::IN), PollFd::new(server.over(), PollFlags::IN)];
     while let Err(error) = poll(&mut ends, None) {
         anyhow::ensure!(error == rustix::io::Errno::INTR, "waiting: {error}");
     }

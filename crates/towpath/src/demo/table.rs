@@ -17,7 +17,7 @@ struct Copies {
 /// A killed application.
 #[derive(Debug)]
 pub(super) struct Killed {
-    /// Frames that were reclaimed from it, and sent back to nobody.
+    /// Frames of its session.
     pub(super) frames: u32,
     /// Datagrams that it had answered.
     pub(super) answered: u64,
@@ -30,6 +30,8 @@ pub(super) struct Killed {
 /// All that came out.
 pub(super) struct Outcome {
     pub(super) report: Value,
+    /// Packets that nobody had asked for before the traffic began: the kernel spoke first.
+    pub(super) early: u64,
     /// What the applications say of themselves: web, echo.
     pub(super) statements: [Statement; 2],
     /// Fetched, and stored.
@@ -37,8 +39,6 @@ pub(super) struct Outcome {
     pub(super) udp: RoundTrips,
     pub(super) pings: RoundTrips,
     pub(super) killed: Option<Killed>,
-    /// Where everything ran.
-    pub(super) place: String,
     /// Whether server and applications were processes.
     pub(super) processes: bool,
     /// What did not hold.
@@ -64,7 +64,7 @@ impl Outcome {
                 failures.push(format!("no file was {what}"));
             }
         }
-        let allowed = self.killed.as_ref().map_or(0, |killed| killed.unanswered);
+        let allowed = self.early + self.killed.as_ref().map_or(0, |killed| killed.unanswered);
         for (name, count) in drops(&self.report["device"]["counters"]) {
             // What was for the killed application is for nobody.
             if name != "rx_dropped_nobody" || count > allowed {
@@ -128,9 +128,8 @@ impl Outcome {
         row("address", both("ipv4"));
         row("", both("ipv6"));
         if self.processes {
-            let who = NAMES.map(|name| {
-                format!("{}, user {}", session(name, "pid"), session(name, "uid"))
-            });
+            let who = NAMES
+                .map(|name| format!("{}, user {}", session(name, "pid"), session(name, "uid")));
             row("process", who);
         }
         let [fetched, stored] = self.carried;
@@ -158,7 +157,7 @@ impl Outcome {
         );
         row("drops", NAMES.map(|name| listed(&self.session_drops(name))));
 
-        let mut text = format!("{}\n\n", self.place);
+        let mut text = String::new();
         let width = |column: usize| {
             let title = column.checked_sub(1).map_or(0, |place| NAMES[place].len());
             rows.iter().map(|row| row[column].chars().count()).chain([title]).max().unwrap_or(0)
@@ -187,7 +186,7 @@ impl Outcome {
         let mut rows = vec![(
             "server",
             format!(
-                "{frames} frames, {:.2} per wake-up; dropped: {}",
+                "{frames} frames, {:.2} per wake-up; drops: {}",
                 frames as f64 / sleeps.max(1) as f64,
                 listed(&drops(counters))
             ),
@@ -197,9 +196,9 @@ impl Outcome {
             rows.push((
                 "killed application",
                 format!(
-                    "{} frames reclaimed after {} ms, neighbour {still} ({} datagrams answered \
-                     before, {} dropped after)",
-                    killed.frames, killed.after_ms, killed.answered, killed.unanswered
+                    "{} frames reclaimed, neighbour {still}; {} datagrams answered, gone {} ms \
+                     after SIGKILL",
+                    killed.frames, killed.answered, killed.after_ms
                 ),
             ));
         }
@@ -207,11 +206,16 @@ impl Outcome {
         let protection = if trusted {
             "same user: server pages unprotected"
         } else {
-            "three users: an application cannot write into server pages, nor see its neighbour's"
+            "three users: server pages can be read, not written"
         };
         rows.push(("protection", protection.to_owned()));
         rows
     }
+}
+
+/// Packets that nobody had asked for.
+pub(super) fn nobodys(report: &Value) -> u64 {
+    report["device"]["counters"]["rx_dropped_nobody"].as_u64().unwrap_or(0)
 }
 
 /// What was dropped, by reason.
@@ -238,8 +242,8 @@ fn listed(drops: &[(String, u64)]) -> String {
 fn rate(carried: Carried) -> String {
     let mib = carried.bytes as f64 / f64::from(1 << 20);
     let rate = mib / carried.time.as_secs_f64().max(1e-9);
-    let files = if carried.files == 1 { "file" } else { "files" };
-    format!("{rate:.0} MiB/s, {} {files} of {mib:.0} MiB in all, SHA-256 equal", carried.files)
+    let each = mib / f64::from(carried.files.max(1));
+    format!("{rate:.0} MiB/s, {} x {each:.0} MiB, SHA-256 equal", carried.files)
 }
 
 fn percentiles(times: &RoundTrips) -> String {

@@ -143,9 +143,7 @@ fn connect(to: SocketAddr) -> anyhow::Result<TcpStream> {
     let stream = loop {
         match TcpStream::connect_timeout(&to, STALL) {
             // An IPv6 address is not used until nobody has claimed it for a second or so.
-            Err(error)
-                if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < until =>
-            {
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(50));
             }
             connected => break connected.context("connecting")?,
@@ -346,9 +344,9 @@ fn raw(family: AddressFamily, protocol: rustix::net::Protocol) -> anyhow::Result
 
 /// The Internet checksum (RFC 1071).
 fn checksum(bytes: &[u8]) -> u16 {
-    let sum = bytes.chunks(2).map(|two| {
-        u32::from(u16::from_be_bytes([two[0], two.get(1).copied().unwrap_or(0)]))
-    });
+    let sum = bytes
+        .chunks(2)
+        .map(|two| u32::from(u16::from_be_bytes([two[0], two.get(1).copied().unwrap_or(0)])));
     let sum: u32 = sum.sum();
     let sum = (sum & 0xffff) + (sum >> 16);
     !((sum & 0xffff) + (sum >> 16)) as u16

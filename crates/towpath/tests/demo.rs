@@ -1,0 +1,279 @@
+//! The demonstration as its users start it: as root and not, whole and embedded, where something is
+//! missing, and ended before its time. Afterwards nothing is there that was not before.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_rig::{Unavailable, check_tun, skip};
+
+/// How long a demonstration may take here, where other tests run beside it.
+const LIMIT: Duration = Duration::from_secs(45);
+/// An ordinary user: nobody has the number.
+const ORDINARY: &str = "61009";
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_towpath"))
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Whether a demonstration can run here at all; says so if not.
+fn possible(test: &str) -> bool {
+    check_tun().map_err(|why| skip(test, &why)).is_ok()
+}
+
+/// Whether what a test needs of `unshare(1)` works; says so if not.
+fn works(test: &str, unshare: &[&str]) -> bool {
+    let tried = Command::new("unshare").args(unshare).arg("true").output();
+    let cause = match tried {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => format!("unshare cannot be started: {error}"),
+    };
+    let remedy = "run as root, with util-linux installed".to_owned();
+    skip(test, &Unavailable { cause, remedy });
+    false
+}
+
+/// Runs a command to its end, within the limit; its process number and what it wrote.
+fn run(command: &mut Command) -> (u32, Output) {
+    let child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let (done, waits) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(child.wait_with_output()));
+    match waits.recv_timeout(LIMIT) {
+        Ok(output) => (pid, output.unwrap()),
+        Err(_) => {
+            let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL);
+            panic!("{command:?} took longer than {LIMIT:?}");
+        }
+    }
+}
+
+/// A demonstration's directories, and its children, which name them on their command lines.
+fn traces(pid: u32) -> Vec<String> {
+    let name = format!("towpath-demo-{pid}");
+    let mut traces = Vec::new();
+    for place in [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into(), "/dev/shm".into()] {
+        if place.join(&name).exists() {
+            traces.push(place.join(&name).display().to_string());
+        }
+    }
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if line.contains(&format!("{name}/")) {
+            traces.push(format!("process {}: {line}", process.file_name().to_string_lossy()));
+        }
+    }
+    traces
+}
+
+/// Checks what a demonstration showed that went well.
+fn assert_held(pid: u32, output: &Output, protection: &str) {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{text}\n{said}", output.status);
+    assert!(text.ends_with("every check held\n"), "{text}");
+    let mut rows = vec![
+        "10.77.0.2/24",
+        "fd77::3/64",
+        "HTTP to the kernel's TCP",
+        "HTTP from the kernel's TCP",
+        "625 answered, 0 lost",
+        "62 answered, 0 lost",
+        "p50 / p99 / p99.9",
+        "frames per wake-up",
+        "drops ",
+        protection,
+    ];
+    if text.contains("process ") {
+        rows.push("1152 frames reclaimed, neighbour undisturbed");
+    }
+    for row in rows {
+        assert!(text.contains(row), "no \"{row}\" in:\n{text}");
+    }
+    // Every frame is copied once on its way: through the server, no more and no less.
+    let copies = text.lines().find(|line| line.starts_with("copies per frame")).unwrap();
+    assert_eq!(copies.matches("1.00").count(), 2, "{copies}");
+    assert_eq!(text.matches("SHA-256 equal").count(), 2, "{text}");
+    assert_eq!(traces(pid), [""; 0]);
+}
+
+const ONE_USER: &str = "same user: server pages unprotected";
+
+#[test]
+fn it_holds_as_who_we_are() {
+    if !possible("it_holds_as_who_we_are") {
+        return;
+    }
+    let (pid, output) = run(Command::new(program()).args(["demo", "--quick"]));
+    // In a user namespace root may not be able to become anybody else.
+    let users = towpath_rig::Users::find();
+    let protection = if users.distinct { "three users" } else { ONE_USER };
+    assert_held(pid, &output, protection);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if users.distinct {
+        for user in users.applications {
+            assert!(text.contains(&format!("user {}", user.uid)), "{text}");
+        }
+    }
+    assert_eq!(text.contains("as root"), is_root(), "{text}");
+}
+
+#[test]
+fn it_holds_embedded() {
+    if !possible("it_holds_embedded") {
+        return;
+    }
+    let (pid, output) = run(Command::new(program()).args(["demo", "--quick", "--embedded"]));
+    assert_held(pid, &output, ONE_USER);
+}
+
+/// The program where any user can start it, gone when dropped.
+struct Copied(PathBuf);
+
+impl Copied {
+    fn make() -> Copied {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("towpath-demo-test-{}-{count}", std::process::id());
+        let directory = Path::new("/tmp").join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let copied = Copied(directory);
+        std::fs::set_permissions(&copied.0, PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::copy(program(), copied.program()).unwrap();
+        std::fs::set_permissions(copied.program(), PermissionsExt::from_mode(0o755)).unwrap();
+        copied
+    }
+
+    fn program(&self) -> PathBuf {
+        self.0.join("towpath")
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A shell that hides what the machine has of `/dev/net` and then becomes the program.
+fn with_dev_net(unshare: &[&str], script: &str, program: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    let script = format!("mount -t tmpfs -o mode=755 none /dev/net && {script} \"$0\" \"$@\"");
+    command.args(unshare).args(["sh", "-ec", &script]).arg(program).env_remove("TMPDIR");
+    command
+}
+
+#[test]
+fn it_holds_as_an_ordinary_user() {
+    const TEST: &str = "it_holds_as_an_ordinary_user";
+    if !is_root() || !possible(TEST) || !works(TEST, &["--mount"]) {
+        // Who is no root is an ordinary user in every other test.
+        return;
+    }
+    // With the mode that udev gives it.
+    let script = format!(
+        "mknod -m 666 /dev/net/tun c 10 200 && \
+         exec setpriv --reuid {ORDINARY} --regid {ORDINARY} --clear-groups"
+    );
+    let copied = Copied::make();
+    for embedded in [false, true] {
+        let mut command = with_dev_net(&["--mount"], &script, &copied.program());
+        command.args(["demo", "--quick"]);
+        if embedded {
+            command.arg("--embedded");
+        }
+        let (pid, output) = run(&mut command);
+        assert_held(pid, &output, ONE_USER);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("without root"), "{text}");
+    }
+}
+
+fn namespaces() -> &'static [&'static str] {
+    if is_root() { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] }
+}
+
+/// Checks that a demonstration said that it cannot run here: one line, and nothing left.
+fn assert_unavailable(pid: u32, output: &Output, cause: &str, remedy: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(77), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.starts_with("towpath demo: ") && said.contains(cause), "{said}");
+    assert!(said.contains(remedy), "{said}");
+    assert!(output.stdout.is_empty());
+    assert_eq!(traces(pid), [""; 0]);
+}
+
+#[test]
+fn without_tun_it_is_unavailable() {
+    const TEST: &str = "without_tun_it_is_unavailable";
+    if !possible(TEST) || !works(TEST, namespaces()) {
+        return;
+    }
+    let mut command = with_dev_net(namespaces(), "exec", program());
+    let (pid, output) = run(command.arg("demo"));
+    assert_unavailable(pid, &output, "/dev/net/tun cannot be opened: No such file", "modprobe tun");
+}
+
+#[test]
+fn without_namespaces_it_is_unavailable() {
+    const TEST: &str = "without_namespaces_it_is_unavailable";
+    let unshare = ["--user", "--map-root-user"];
+    if !possible(TEST) || !works(TEST, &unshare) {
+        return;
+    }
+    // The limit is the user namespace's own.
+    let script = "echo 0 > /proc/sys/user/max_net_namespaces; exec \"$0\" demo";
+    let mut command = Command::new("unshare");
+    command.args(unshare).args(["sh", "-ec", script]).arg(program());
+    let (pid, output) = run(&mut command);
+    assert_unavailable(pid, &output, "user.max_net_namespaces is 0", "sysctl");
+}
+
+/// Starts a demonstration, ends it in the middle, and waits until nothing is left of it.
+fn end_early(signal: Signal) {
+    let mut demonstration: Child = Command::new(program())
+        .arg("demo")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = demonstration.id();
+    let start = Instant::now();
+    // Server and both applications, and the directory.
+    while traces(pid).len() < 4 {
+        assert!(start.elapsed() < LIMIT, "{:?}", traces(pid));
+        assert_eq!(demonstration.try_wait().unwrap(), None, "it has ended by itself");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    let status = demonstration.wait().unwrap();
+    assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+    let start = Instant::now();
+    while !traces(pid).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(10), "left: {:?}", traces(pid));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn killed_or_interrupted_it_leaves_nothing() {
+    if !possible("killed_or_interrupted_it_leaves_nothing") {
+        return;
+    }
+    end_early(Signal::KILL);
+    end_early(Signal::INT);
+    end_early(Signal::TERM);
+}
