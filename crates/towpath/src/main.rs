@@ -1,2 +1,70 @@
-//! The towpath command.
-fn main() {}
+//! The `towpath` command: one verb for each thing that an operator does.
+//!
+//! Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine. What goes wrong
+//! is told in one line on standard error that names the thing and what to do.
+
+mod demo;
+mod doctor;
+mod failure;
+mod serve;
+mod signals;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::Failure;
+
+/// Fast, fair and safe access of many applications to one network interface, from user space.
+#[derive(Parser, Debug)]
+#[command(
+    name = "towpath",
+    version,
+    arg_required_else_help = true,
+    after_help = "\
+Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine.
+
+Examples:
+  towpath demo                                          show what it does
+  towpath doctor                                        what this machine allows
+  towpath serve --tap tap0 --address 10.77.0.1/24       serve a TAP interface"
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand, Debug)]
+enum Verb {
+    /// Serve a network interface to applications, until SIGTERM or SIGINT
+    #[command(after_help = serve::EXAMPLES)]
+    Serve(Box<serve::Args>),
+    /// Show Towpath at work on this machine, in a network of its own; nothing stays
+    #[command(after_help = "\
+Examples:
+  towpath demo
+  towpath demo --embedded")]
+    Demo(demo::Args),
+    /// Look at this machine: what it allows, what that means, what to do
+    #[command(after_help = "\
+Examples:
+  towpath doctor
+  towpath doctor --quick --json")]
+    Doctor(doctor::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage(&error),
+    };
+    let outcome = match cli.verb {
+        Verb::Serve(args) => serve::run(&args),
+        Verb::Demo(args) => return demo::run(args),
+        Verb::Doctor(args) => return doctor::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => Failure::report(&failure),
+    }
+}

@@ -1,0 +1,132 @@
+//! How the command ends when it does not do what it was asked: one line, and a status.
+#![forbid(unsafe_code)]
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+
+/// The status after wrong usage, as clap and most commands have it.
+const USAGE: u8 = 2;
+
+/// Why a verb failed: one line that names the thing and the remedy, and the exit status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    text: String,
+    status: u8,
+}
+
+impl Failure {
+    /// It was tried, and failed: status 1.
+    pub(crate) fn new(text: impl Into<String>) -> Failure {
+        Failure { text: text.into(), status: 1 }
+    }
+
+    /// Options or settings that make no sense: status 2.
+    pub(crate) fn usage(text: impl Into<String>) -> Failure {
+        Failure { text: text.into(), status: USAGE }
+    }
+
+    /// This machine, or this user on it, cannot do it: status 77.
+    pub(crate) fn unavailable(text: impl Into<String>) -> Failure {
+        Failure { text: text.into(), status: towpath_rig::EXIT_UNAVAILABLE }
+    }
+
+    /// Tells it on standard error.
+    pub(crate) fn report(&self) -> ExitCode {
+        // Nobody can be told when standard error is gone; the status still says it.
+        let _ = writeln!(io::stderr(), "towpath: {}", one_line(&self.text));
+        ExitCode::from(self.status)
+    }
+}
+
+/// What the system says of an error, without its number.
+pub(crate) fn says(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+/// Prints what a verb was asked for. Whoever closed the pipe early has read enough.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("standard output: {}", says(&error))))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Help and version as clap prints them; its errors, which take several lines, in one.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(USAGE)
+        }
+        _ => Failure::usage(usage_text(&error.to_string())).report(),
+    }
+}
+
+fn usage_text(text: &str) -> String {
+    let mut verb = "";
+    let mut lines = Vec::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some(usage) = line.strip_prefix("Usage: towpath ") {
+            let word = usage.split(' ').next().unwrap_or_default();
+            verb = if word.starts_with(|c: char| c.is_ascii_lowercase()) { word } else { "" };
+        } else if !line.starts_with("For more information") {
+            lines.push(line.strip_prefix("error: ").unwrap_or(line));
+        }
+    }
+    let space = if verb.is_empty() { "" } else { " " };
+    format!("{}; see: towpath {verb}{space}--help", lines.join("; ").replace(":;", ":"))
+}
+
+/// In one line, and without the error numbers that the standard library puts behind its texts.
+fn one_line(text: &str) -> String {
+    let mut text = text.to_owned();
+    while let Some(start) = text.find(" (os error ") {
+        let Some(length) = text[start..].find(')') else { break };
+        text.replace_range(start..=start + length, "");
+    }
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_usage_is_one_line() {
+        let text = "error: unexpected argument '--foo' found\n\n  tip: a similar argument exists\n\n\
+                    Usage: towpath serve [OPTIONS]\n\nFor more information, try '--help'.\n";
+        assert_eq!(
+            usage_text(text),
+            "unexpected argument '--foo' found; tip: a similar argument exists; \
+             see: towpath serve --help"
+        );
+        let text = "error: the following arguments were not provided:\n  <FILE>\n\n\
+                    Usage: towpath <COMMAND>\n";
+        assert_eq!(
+            usage_text(text),
+            "the following arguments were not provided: <FILE>; see: towpath --help"
+        );
+    }
+
+    #[test]
+    fn what_the_system_says_has_no_number() {
+        assert_eq!(says(&io::Error::from_raw_os_error(2)), "No such file or directory");
+        assert_eq!(says(&io::Error::other("x")), "x");
+        assert_eq!(one_line("a\n  b\n"), "a; b");
+        assert_eq!(one_line("x: no (os error 2); do y (os error 13)"), "x: no; do y");
+        assert_eq!(one_line("a (os error "), "a (os error");
+    }
+}

@@ -1,0 +1,204 @@
+//! `towpath serve`: one device, served until somebody asks it to end.
+
+mod confine;
+mod directory;
+mod interface;
+mod ready;
+mod settings;
+mod values;
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, IsTerminal};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
+use towpath_device::fault::FaultDevice;
+use towpath_device::{Device, DeviceError};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::Server;
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::{Failure, print, says};
+use crate::signals::Signals;
+use ready::Ready;
+use settings::{Level, Settings};
+use values::Identity;
+
+/// What follows the help.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  towpath serve --tap tap0 --address 10.77.0.1/24 --address fd77::1/64 --allow-user alice
+  towpath serve --tap tap0 --address 10.77.0.1/24 --user towpath --allow-group net --mode poll
+  towpath serve --config /etc/towpath/tap0.toml --log debug
+  towpath serve --config /etc/towpath/tap0.toml --print-config
+  towpath serve --tap tap0 --address 10.77.0.1/24 --fault drop=0.01,seed=42 --pcap wire.pcapng";
+
+/// Options of `towpath serve`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Read settings from a TOML file; its keys are the options below, which overrule it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the settings that are in effect, as such a file, and end
+    #[arg(long)]
+    print_config: bool,
+    /// Write a line to this open descriptor when applications can attach, and close it
+    #[arg(long, value_name = "NUMBER")]
+    ready_fd: Option<i32>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// How often it is looked whether the file of `--pcap` can still be written.
+const PCAP_LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Serves.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let ready = Ready::take(args.ready_fd)?;
+    let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
+    let settings = args.settings.clone().over(file);
+    if args.print_config {
+        return print(&settings.with_defaults().to_text()?);
+    }
+    let Some(tap) = settings.tap.as_deref() else {
+        return Err(Failure::usage(
+            "no device to serve; say --tap NAME, or tap = \"NAME\" in a file",
+        ));
+    };
+    // Of all settings, before anything is made.
+    settings.config(PathBuf::new())?;
+    start_log(settings.log.unwrap_or(Level::Info));
+    let signals = Signals::block()
+        .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
+
+    let device = interface::open(tap, &settings)?;
+    let device_info = device.info().clone();
+    let name = device_info.name;
+    let socket = settings.socket.clone().unwrap_or_else(|| towpath_client::default_socket(&name));
+    let config = settings.config(socket.clone())?;
+    directory::prepare(&socket, settings.user.as_ref())?;
+    let mut pcap = None;
+    let mut device: Box<dyn Device> = Box::new(device);
+    if let Some(fault) = &settings.fault {
+        let worse = FaultDevice::new(device, &fault.spec)
+            .map_err(|error| Failure::new(format!("--fault: {}", says(&error))))?;
+        device = Box::new(worse);
+    }
+    if let Some(path) = &settings.pcap {
+        let (wrapped, status) = record(device, path, settings.user.as_ref())?;
+        device = wrapped;
+        pcap = Some((path.as_path(), status));
+    }
+    confine::confine(settings.user.as_ref())?;
+    let server = Server::start(&config, device, Box::<MemoryStore>::default())
+        .map_err(|error| Failure::new(error.to_string()))?;
+    info!(
+        device = name,
+        mtu = device_info.mtu,
+        socket = %socket.display(),
+        uid = rustix::process::geteuid().as_raw(),
+        "serving"
+    );
+    ready.tell(&name, &socket);
+
+    wait_for_end(&server, &signals, pcap)?;
+    signals.release();
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let outcome = server.stop();
+    info!(device = name, "ended");
+    outcome.map_err(|error| match error {
+        DeviceError::Gone { .. } => Failure::new(format!(
+            "{error}; serve again when the interface is back, or let the server make it"
+        )),
+        DeviceError::Failed { .. } => Failure::new(error.to_string()),
+    })
+}
+
+/// Returns when a signal asks for the end, or the server has ended by itself.
+fn wait_for_end(
+    server: &Server,
+    signals: &Signals,
+    mut pcap: Option<(&Path, CaptureStatus)>,
+) -> Result<(), Failure> {
+    loop {
+        let timeout = pcap.as_ref().map(|_| PCAP_LOOK);
+        let mut heard = [
+            PollFd::new(signals, PollFlags::IN),
+            PollFd::from_borrowed_fd(server.over().as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut heard, timeout.as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => {
+                return Err(Failure::new(format!("waiting: {}", says(&errno.into()))));
+            }
+        }
+        if let Some((path, status)) = &pcap
+            && let Some(failure) = status.take_failure()
+        {
+            warn!(
+                "--pcap {}: {}; it ends after {} frames, serving goes on",
+                path.display(),
+                says(&failure),
+                status.frames()
+            );
+            pcap = None;
+        }
+    }
+}
+
+/// Wraps a device so that what it moves is written to a file.
+fn record(
+    device: Box<dyn Device>,
+    path: &Path,
+    user: Option<&Identity>,
+) -> Result<(Box<dyn Device>, CaptureStatus), Failure> {
+    let failed = |error: std::io::Error| {
+        let said = says(&error);
+        Failure::new(format!(
+            "--pcap {}: {said}; choose a file that can be written",
+            path.display()
+        ))
+    };
+    // What is on the wire is nobody else's to read.
+    let file: File = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed)?;
+    if let Some(user) = user {
+        let (uid, gid) = (user.uid, user.gid);
+        // Where that is not root's to decide the file stays root's: it is open already.
+        let _ = std::os::unix::fs::fchown(&file, Some(uid), Some(gid));
+    }
+    let wrapped = CaptureDevice::new(device, BufWriter::new(file), capture::Options::default())
+        .map_err(failed)?;
+    let status = wrapped.status();
+    Ok((Box::new(wrapped), status))
+}
+
+/// Logs to standard error. `RUST_LOG` is for those who look for something special.
+fn start_log(level: Level) {
+    let level = match level {
+        Level::Error => "error",
+        Level::Warn => "warn",
+        Level::Info => "info",
+        Level::Debug => "debug",
+        Level::Trace => "trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let outcome = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .try_init();
+    // Only a second start in one process could fail.
+    debug_assert!(outcome.is_ok());
+}

@@ -1,0 +1,81 @@
+//! The server's own rights: another user, no capability, none to be had from anything, and memory
+//! that other processes of its user may not look into.
+//!
+//! Credentials are a thread's own in Linux: all this happens before any other thread is started.
+
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
+
+use super::values::Identity;
+use crate::failure::{Failure, says};
+
+/// The number of the highest capability that a `u64` can hold; the kernel says where it ends.
+const LAST_CAPABILITY: u32 = 63;
+
+/// Becomes `user`, if that is wanted, and gives up every right that serving does not need.
+///
+/// What is made from here on, session memories above all, belongs to that user.
+pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
+    // Before the limits of the user count. Each session takes a handful of descriptors.
+    let most = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+
+    drop_bounding_set().map_err(|errno| failed("the capability bounding set", errno))?;
+    clear_ambient_capability_set().map_err(|errno| failed("ambient capabilities", errno))?;
+    if let Some(user) = user {
+        become_user(user)?;
+    }
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+        .map_err(|errno| failed("capabilities", errno))?;
+    set_no_new_privs(true).map_err(|errno| failed("no_new_privs", errno))?;
+    // Before the first memory file exists: whoever may trace us could open it writable.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|errno| failed("PR_SET_DUMPABLE", errno))
+}
+
+/// The order matters: each step takes a right that the ones before need.
+fn become_user(user: &Identity) -> Result<(), Failure> {
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    let own = rustix::process::getuid() == uid && rustix::process::geteuid() == uid;
+    if own && rustix::process::getgid() == gid && rustix::process::getegid() == gid {
+        return Ok(());
+    }
+    let refused = |errno: Errno| {
+        let why = match errno {
+            Errno::PERM => {
+                "only root may serve as another user: leave --user out, or start as root"
+            }
+            Errno::INVAL => "this user namespace does not know it: leave --user out",
+            _ => "leave --user out",
+        };
+        Failure::new(format!("--user {user}: {}; {why}", says(&errno.into())))
+    };
+    set_thread_groups(&[gid]).map_err(refused)?;
+    set_thread_res_gid(gid, gid, gid).map_err(refused)?;
+    set_thread_res_uid(uid, uid, uid).map_err(refused)
+}
+
+fn drop_bounding_set() -> Result<(), Errno> {
+    if !capabilities(None)?.effective.contains(CapabilitySet::SETPCAP) {
+        // Nothing can be taken, and through no_new_privs nothing comes back either.
+        return Ok(());
+    }
+    for number in 0..=LAST_CAPABILITY {
+        match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
+            // Past the last one that this kernel knows.
+            Err(Errno::INVAL) => break,
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+fn failed(what: &str, errno: Errno) -> Failure {
+    Failure::new(format!("giving up rights: {what}: {}", says(&errno.into())))
+}

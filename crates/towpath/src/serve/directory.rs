@@ -1,0 +1,157 @@
+//! The directory of the socket: there, nobody else's, and writable by the server's user.
+//!
+//! A server that changes its user has to bind its socket after that, so that the socket is its
+//! own, and has to take it away again in the end. Its directory therefore belongs to root and to
+//! the server's group, which may make files in it, and has the sticky bit: each server can take
+//! away its own socket and nobody else's.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::process::{Gid, geteuid};
+
+use super::values::Identity;
+use crate::failure::{Failure, says};
+
+/// The longest path of a Unix socket, in bytes (`sockaddr_un`, unix(7)), without its zero.
+const MOST_PATH_BYTES: usize = 107;
+
+/// Who may change what is in the directory: its owner alone, or a group too, sticky.
+const OWNERS: u32 = 0o755;
+const GROUPS: u32 = 0o1775;
+
+/// Makes the directory of `socket` ready for a server that runs as `user`. One that an operator
+/// made is left as it is.
+pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Failure> {
+    let length = socket.as_os_str().len();
+    if length > MOST_PATH_BYTES {
+        return Err(Failure::usage(format!(
+            "{}: a socket's path of {length} bytes; {MOST_PATH_BYTES} are possible: choose a \
+             shorter one with --socket",
+            socket.display()
+        )));
+    }
+    // The user that cannot write as root can.
+    let other = user.filter(|user| user.uid != geteuid().as_raw());
+    let Some(directory) = socket.parent().filter(|path| !path.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    let failed = |error: &io::Error| {
+        Failure::new(format!(
+            "{}: {}; choose a path that this user may write with --socket",
+            directory.display(),
+            says(error)
+        ))
+    };
+    let ours = socket.parent() == towpath_client::default_socket("x").parent();
+    match fs::symlink_metadata(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(OWNERS)
+                .create(directory)
+                .map_err(|error| failed(&error))?;
+            // Whatever the umask took.
+            set(directory, OWNERS).map_err(|error| failed(&error))?;
+            if let Some(user) = other {
+                share(directory, user).map_err(|error| failed(&error))?;
+            }
+        }
+        Err(error) => return Err(failed(&error)),
+        Ok(found) if ours => {
+            check_owner(directory, &found)?;
+            if let Some(user) = other {
+                share_ours(directory, &found, user)?;
+            }
+        }
+        Ok(_) => {}
+    }
+    take_over(socket, user.map_or(geteuid().as_raw(), |user| user.uid))
+}
+
+/// The default directory must be one that only root or this user could have put there:
+/// applications trust what they find in it.
+fn check_owner(directory: &Path, found: &fs::Metadata) -> Result<(), Failure> {
+    let shown = directory.display();
+    if !found.is_dir() {
+        let text = format!("{shown} is no directory; take it away, or choose another --socket");
+        return Err(Failure::new(text));
+    }
+    if found.uid() != 0 && found.uid() != geteuid().as_raw() {
+        return Err(Failure::new(format!(
+            "{shown} belongs to user {}; take it away, or choose another --socket",
+            found.uid()
+        )));
+    }
+    let open = found.mode() & 0o022;
+    if open & 0o002 != 0 || (open != 0 && found.mode() & 0o1000 == 0) {
+        return Err(Failure::new(format!(
+            "{shown} can be written by others; chmod {OWNERS:o} {shown}, or choose another --socket"
+        )));
+    }
+    Ok(())
+}
+
+/// Gives the default directory to the group of the server's user, unless another one has it.
+fn share_ours(directory: &Path, found: &fs::Metadata, user: &Identity) -> Result<(), Failure> {
+    let shown = directory.display();
+    if found.gid() == user.gid && found.mode() & 0o020 != 0 {
+        return Ok(());
+    }
+    if found.gid() != 0 && found.mode() & 0o020 != 0 {
+        return Err(Failure::new(format!(
+            "{shown} is shared by the servers of group {}; serve with --user {user} and that \
+             group (USER:{}), or choose another --socket",
+            found.gid(),
+            found.gid()
+        )));
+    }
+    share(directory, user).map_err(|error| Failure::new(format!("{shown}: {}", says(&error))))
+}
+
+fn share(directory: &Path, user: &Identity) -> io::Result<()> {
+    rustix::fs::chown(directory, None, Some(Gid::from_raw(user.gid)))?;
+    set(directory, GROUPS)
+}
+
+fn set(directory: &Path, mode: u32) -> io::Result<()> {
+    fs::set_permissions(directory, Permissions::from_mode(mode))
+}
+
+/// What a server of another user left behind when it was killed could not be taken over by this
+/// one's: it is taken away while root still can.
+fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
+    let failed = |path: &Path, error: &io::Error| {
+        Failure::new(format!("{}: {}", path.display(), says(error)))
+    };
+    let mut lock_path = socket.as_os_str().to_owned();
+    lock_path.push(".lock");
+    let lock_path = PathBuf::from(lock_path);
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let lock = match rustix::fs::open(&lock_path, flags, Mode::empty()) {
+        Ok(lock) => lock,
+        // None there; or one that this user may not open, which the server will say.
+        Err(_) => return Ok(()),
+    };
+    if rustix::fs::fstat(&lock).is_ok_and(|found| found.st_uid == uid) {
+        return Ok(());
+    }
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            return Err(Failure::new(format!(
+                "{}: another server serves here; stop it, or choose another --socket",
+                socket.display()
+            )));
+        }
+        Err(errno) => return Err(failed(&lock_path, &errno.into())),
+    }
+    if fs::symlink_metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
+        fs::remove_file(socket).map_err(|error| failed(socket, &error))?;
+    }
+    fs::remove_file(&lock_path).map_err(|error| failed(&lock_path, &error))
+}

@@ -1,0 +1,107 @@
+//! The interface: made or taken, given MTU and addresses, set up.
+//!
+//! Only what is not so already is changed, so that a user without rights can serve an interface
+//! that was made and configured for it beforehand.
+#![forbid(unsafe_code)]
+
+use std::os::fd::AsFd;
+
+use towpath_device::Device;
+use towpath_device::tap::{Options, TapDevice, TapError};
+use towpath_netlink::Netlink;
+use tracing::warn;
+
+use super::settings::Settings;
+use super::values::{Number, Subnet};
+use crate::failure::Failure;
+
+/// Opens the TAP interface, and configures it. One that this made vanishes with the device.
+pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure> {
+    let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
+    let mut netlink = Netlink::open().map_err(refused)?;
+    check_addresses(&mut netlink, name, &settings.address)?;
+
+    let options = Options { name: name.to_owned(), offloads: true };
+    let mut device = TapDevice::open(&options).map_err(explain)?;
+    let name = device.info().name.clone();
+    let link = netlink.link(&name).map_err(refused)?;
+    let wanted = settings.mtu.map(|mtu: Number<68, 65521>| mtu.get() as u32);
+    if let Some(mtu) = wanted
+        && mtu != link.mtu
+    {
+        netlink.set_mtu(&name, mtu).map_err(refused)?;
+        // The driver has read the MTU when it was opened; here it reads again, of the same
+        // interface, which the first descriptor keeps in being until then.
+        let again = device.as_fd().try_clone_to_owned().map_err(|error| {
+            Failure::new(format!("{name}: a second descriptor: {error}; raise ulimit -n"))
+        })?;
+        device = TapDevice::from_fd(again, options.offloads).map_err(explain)?;
+    }
+    let has: Vec<_> = netlink
+        .addresses()
+        .map_err(refused)?
+        .into_iter()
+        .filter(|address| address.index == link.index)
+        .map(|address| address.prefix)
+        .collect();
+    for Subnet(prefix) in &settings.address {
+        if !has.contains(prefix) {
+            netlink.add_address(&name, *prefix).map_err(refused)?;
+        }
+    }
+    if !link.up {
+        netlink.set_up(&name).map_err(refused)?;
+    }
+    Ok(device)
+}
+
+/// An address that another interface has would make the kernel answer itself.
+fn check_addresses(netlink: &mut Netlink, name: &str, wanted: &[Subnet]) -> Result<(), Failure> {
+    let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
+    let (links, addresses) =
+        (netlink.links().map_err(refused)?, netlink.addresses().map_err(refused)?);
+    for Subnet(prefix) in wanted {
+        for address in &addresses {
+            let owner = links.iter().find(|link| link.index == address.index);
+            let owner = owner.map_or("another interface", |link| &link.name);
+            if owner == name {
+                continue;
+            }
+            if address.prefix.address() == prefix.address() {
+                return Err(Failure::new(format!(
+                    "{} belongs to {owner} already; choose another --address",
+                    prefix.address()
+                )));
+            }
+            if prefix.contains(address.prefix.address())
+                || address.prefix.contains(prefix.address())
+            {
+                warn!(
+                    "--address {prefix} and {} of {owner} are one network: the kernel will send \
+                     to only one of the two",
+                    address.prefix
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the driver's error means to an operator.
+fn explain(error: TapError) -> Failure {
+    let text = error.to_string();
+    match error {
+        TapError::NoTun { .. } | TapError::TunForbidden { .. } | TapError::NotPermitted { .. } => {
+            Failure::unavailable(text)
+        }
+        TapError::Busy { name } => Failure::new(format!(
+            "{text}; stop that one (towpath ls --device {name} if it is a server), or choose \
+             another --tap"
+        )),
+        TapError::NotATap { .. } => Failure::new(format!(
+            "{text}; choose another --tap, or make it with: ip tuntap add dev NAME mode tap vnet_hdr"
+        )),
+        TapError::BadName { .. } => Failure::usage(format!("--tap: {text}")),
+        TapError::BadDescriptor { .. } | TapError::Refused { .. } => Failure::new(text),
+    }
+}

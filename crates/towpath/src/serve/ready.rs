@@ -1,0 +1,64 @@
+//! Telling whoever started the server that applications can attach.
+//!
+//! Unsafe lives here for taking over a descriptor by its number.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use tracing::warn;
+
+use crate::failure::{Failure, says};
+
+/// Where readiness is told beside the service manager.
+#[derive(Debug)]
+pub(super) struct Ready {
+    to: Option<File>,
+}
+
+impl Ready {
+    /// Takes a descriptor that was inherited, by its number. To be called before this process
+    /// opens any.
+    pub(super) fn take(number: Option<i32>) -> Result<Ready, Failure> {
+        let Some(number) = number else { return Ok(Ready { to: None }) };
+        if number < 3 {
+            // Standard streams stay what they are: a duplicate is closed in their place.
+            // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
+            let stream = unsafe { BorrowedFd::borrow_raw(number.max(0)) };
+            let copy =
+                rustix::io::fcntl_dupfd_cloexec(stream, 3).map_err(|errno| bad(number, errno))?;
+            return Ok(Ready { to: Some(File::from(copy)) });
+        }
+        // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
+        let given = unsafe { BorrowedFd::borrow_raw(number) };
+        rustix::io::fcntl_setfd(given, rustix::io::FdFlags::CLOEXEC)
+            .map_err(|errno| bad(number, errno))?;
+        // SAFETY: it is open, and nothing in this process owns it: the caller opens nothing
+        // before, and whoever started us named it as ours.
+        let given = unsafe { OwnedFd::from_raw_fd(number) };
+        Ok(Ready { to: Some(File::from(given)) })
+    }
+
+    /// Says `ready DEVICE SOCKET` and closes the descriptor; says READY=1 to systemd, where it
+    /// asked for it.
+    pub(super) fn tell(self, device: &str, socket: &Path) {
+        if let Some(mut to) = self.to {
+            let line = format!("ready {device} {}\n", socket.display());
+            if let Err(error) = to.write_all(line.as_bytes())
+                && error.kind() != io::ErrorKind::BrokenPipe
+            {
+                warn!("--ready-fd: {}", says(&error));
+            }
+        }
+        let states = [sd_notify::NotifyState::Ready];
+        if let Err(error) = sd_notify::notify(&states) {
+            warn!("NOTIFY_SOCKET: {}", says(&error));
+        }
+    }
+}
+
+fn bad(number: i32, errno: rustix::io::Errno) -> Failure {
+    let said = says(&errno.into());
+    Failure::usage(format!("--ready-fd {number}: {said}; give the number of an open descriptor"))
+}

@@ -1,0 +1,315 @@
+//! How a server is to serve: from options and a file, the options overruling the file.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use towpath_server::{Config, Mode, Policy};
+
+use super::values::{Fault, Group, Identity, Number, Subnet, User, subnets};
+use crate::failure::{Failure, says};
+
+/// The largest configuration file that is read, in bytes.
+const MOST_FILE_BYTES: u64 = 1 << 20;
+
+/// How the engine waits for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Waiting {
+    /// Sleep, and be woken: a processor is used when there is work.
+    Interrupt,
+    /// Look without end: one processor, all the time, for the shortest delays.
+    Poll,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Level {
+    /// What ends the server.
+    Error,
+    /// What somebody should look at.
+    Warn,
+    /// Who comes and goes.
+    Info,
+    /// What the server does about it.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// Everything that can be said of a server. Each key of the file is the option of the same name.
+#[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Settings {
+    /// TAP interface to serve: taken if it exists, made otherwise, and taken away at the end
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tap: Option<String>,
+    /// The kernel's own address on the interface, and the network that applications get theirs
+    /// from; once for IPv4, once for IPv6
+    #[arg(long, value_name = "ADDRESS/BITS")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) address: Vec<Subnet>,
+    /// The largest IP packet, in bytes; as the interface has it, if not said
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mtu: Option<Number<68, 65521>>,
+    /// Where applications find the server; /run/towpath/DEVICE.sock for root if not said
+    #[arg(long, value_name = "PATH")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) socket: Option<PathBuf>,
+    /// The server's own user: changed to, for good, when interface and addresses are there
+    #[arg(long, value_name = "USER[:GROUP]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) user: Option<Identity>,
+    /// A user whose applications may attach; may be given several times
+    #[arg(long, value_name = "USER")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allow_user: Vec<User>,
+    /// A group whose members' applications may attach; may be given several times
+    #[arg(long, value_name = "GROUP")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allow_group: Vec<Group>,
+    /// How the engine waits for work; `interrupt` if not said
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mode: Option<Waiting>,
+    /// The processor that the engine is bound to
+    #[arg(long, value_name = "NUMBER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) engine_cpu: Option<Number<0, 1023>>,
+    /// Make the wire worse, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,
+    /// delay_us=500,seed=42; rx. or tx. before a key for one direction
+    #[arg(long, value_name = "SPEC")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fault: Option<Fault>,
+    /// Write every frame between server and device to a pcapng file
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// How much is logged, to standard error; RUST_LOG overrules it; `info` if not said
+    #[arg(long, value_name = "LEVEL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log: Option<Level>,
+    /// Sessions that one user may have at a time
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sessions_per_user: Option<Number<1, 16_384>>,
+    /// Bytes of memory that one session may have
+    #[arg(long, value_name = "BYTES", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) session_bytes: Option<Number<65_536, 4_294_967_295>>,
+    /// Endpoints that one session may have
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) endpoints_per_session: Option<Number<1, 16_384>>,
+    /// Control connections at a time, all users together
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) connections: Option<Number<1, 65_536>>,
+    /// Packets taken from the device in one turn of the engine
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) batch: Option<Number<1, 1024>>,
+    /// Packets that one endpoint may receive in one turn
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) receive_budget: Option<Number<1, 65_536>>,
+    /// Packets sent of one queue set before the next one's turn
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transmit_budget: Option<Number<1, 65_536>>,
+}
+
+impl Settings {
+    /// Reads a file of them.
+    pub(crate) fn read(path: &Path) -> Result<Settings, Failure> {
+        let shown = path.display();
+        let failed = |error: &std::io::Error| {
+            Failure::usage(format!("{shown}: {}; give a file that can be read", says(error)))
+        };
+        let length = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
+        if length > MOST_FILE_BYTES {
+            let text = format!("{shown}: {length} bytes; {MOST_FILE_BYTES} are possible");
+            return Err(Failure::usage(text));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        Settings::parse(&text).map_err(|(line, message)| {
+            Failure::usage(format!("{shown}:{line}: {message}; see: towpath serve --help"))
+        })
+    }
+
+    /// As [`Settings::read`], of a text; an error is a line's number, from 1, and what is wrong.
+    fn parse(text: &str) -> Result<Settings, (usize, String)> {
+        toml::from_str(text).map_err(|error: toml::de::Error| {
+            let at = error.span().map_or(0, |span| span.start.min(text.len()));
+            let line = text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+            (line, error.message().to_owned())
+        })
+    }
+
+    /// These, and where these say nothing, those of `file`.
+    pub(crate) fn over(self, file: Settings) -> Settings {
+        fn list<T>(own: Vec<T>, file: Vec<T>) -> Vec<T> {
+            if own.is_empty() { file } else { own }
+        }
+        Settings {
+            tap: self.tap.or(file.tap),
+            address: list(self.address, file.address),
+            mtu: self.mtu.or(file.mtu),
+            socket: self.socket.or(file.socket),
+            user: self.user.or(file.user),
+            allow_user: list(self.allow_user, file.allow_user),
+            allow_group: list(self.allow_group, file.allow_group),
+            mode: self.mode.or(file.mode),
+            engine_cpu: self.engine_cpu.or(file.engine_cpu),
+            fault: self.fault.or(file.fault),
+            pcap: self.pcap.or(file.pcap),
+            log: self.log.or(file.log),
+            sessions_per_user: self.sessions_per_user.or(file.sessions_per_user),
+            session_bytes: self.session_bytes.or(file.session_bytes),
+            endpoints_per_session: self.endpoints_per_session.or(file.endpoints_per_session),
+            connections: self.connections.or(file.connections),
+            batch: self.batch.or(file.batch),
+            receive_budget: self.receive_budget.or(file.receive_budget),
+            transmit_budget: self.transmit_budget.or(file.transmit_budget),
+        }
+    }
+
+    /// What nobody said, as it is then: for people to read.
+    pub(crate) fn with_defaults(self) -> Settings {
+        let (policy, config) = (Policy::default(), Config::default());
+        // The defaults are within the limits; one that is not would show as not set.
+        fn number<const L: u64, const M: u64>(value: usize) -> Option<Number<L, M>> {
+            Number::new(value as u64).ok()
+        }
+        let socket = self.tap.as_deref().map(towpath_client::default_socket);
+        let defaults = Settings {
+            socket,
+            mode: Some(Waiting::Interrupt),
+            log: Some(Level::Info),
+            sessions_per_user: number(policy.sessions_per_user),
+            session_bytes: number(policy.session_bytes),
+            endpoints_per_session: number(policy.endpoints_per_session as usize),
+            connections: number(policy.connections),
+            batch: number(config.batch),
+            receive_budget: number(config.receive_budget as usize),
+            transmit_budget: number(config.transmit_budget),
+            ..Settings::default()
+        };
+        self.over(defaults)
+    }
+
+    /// What the server is started with.
+    pub(crate) fn config(&self, socket: PathBuf) -> Result<Config, Failure> {
+        let (mut policy, mut config) = (Policy::default(), Config::default());
+        policy.users = self.allow_user.iter().map(|user| user.uid).collect();
+        policy.groups = self.allow_group.iter().map(|group| group.gid).collect();
+        let set = |place: &mut usize, value: Option<usize>| *place = value.unwrap_or(*place);
+        set(&mut policy.sessions_per_user, self.sessions_per_user.map(Number::get));
+        set(&mut policy.session_bytes, self.session_bytes.map(Number::get));
+        set(&mut policy.connections, self.connections.map(Number::get));
+        set(&mut config.batch, self.batch.map(Number::get));
+        set(&mut config.transmit_budget, self.transmit_budget.map(Number::get));
+        let set = |place: &mut u32, value: Option<usize>| {
+            *place = value.map_or(*place, |value| value as u32);
+        };
+        set(&mut policy.endpoints_per_session, self.endpoints_per_session.map(Number::get));
+        set(&mut config.receive_budget, self.receive_budget.map(Number::get));
+        config.socket = Some(socket);
+        config.policy = policy;
+        config.subnets =
+            subnets(&self.address).map_err(|text| Failure::usage(format!("--address: {text}")))?;
+        config.mode = match self.mode {
+            Some(Waiting::Poll) => Mode::Poll,
+            Some(Waiting::Interrupt) | None => Mode::Interrupt,
+        };
+        config.engine_cpu = self.engine_cpu.map(Number::get);
+        Ok(config)
+    }
+
+    /// As a file that says the same.
+    pub(crate) fn to_text(&self) -> Result<String, Failure> {
+        toml::to_string(self).map_err(|error| Failure::new(format!("the configuration: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: &str = r#"
+tap = "tap7"
+address = ["10.77.0.1/24", "fd77::1/64"]
+mtu = 9000
+socket = "/run/towpath/seven.sock"
+user = "61001:61001"
+allow-user = ["root", 61002]
+allow-group = [61003]
+mode = "poll"
+engine-cpu = 1
+fault = "drop=0.01,seed=42"
+pcap = "/var/tmp/seven.pcapng"
+log = "warn"
+sessions-per-user = 5
+session-bytes = 1000000
+endpoints-per-session = 7
+connections = 8
+batch = 9
+receive-budget = 10
+transmit-budget = 11
+"#;
+
+    #[test]
+    fn a_file_says_all_and_printed_says_the_same() {
+        let settings = Settings::parse(ALL).unwrap();
+        let printed = settings.to_text().unwrap();
+        let again = Settings::parse(&printed).unwrap();
+        assert_eq!(again.to_text().unwrap(), printed);
+        // Each key of the file is there again: none was read and forgotten.
+        assert_eq!(printed.lines().count(), ALL.trim().lines().count());
+        let config = settings.config("/x".into()).unwrap();
+        assert_eq!((config.policy.users, config.policy.groups), (vec![0, 61002], vec![61003]));
+        assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (9, 10, 11));
+        assert_eq!((config.mode, config.engine_cpu), (Mode::Poll, Some(1)));
+        assert_eq!((config.policy.sessions_per_user, config.policy.session_bytes), (5, 1_000_000));
+        assert_eq!((config.policy.endpoints_per_session, config.policy.connections), (7, 8));
+    }
+
+    #[test]
+    fn options_overrule_the_file_and_defaults_fill_the_rest() {
+        let file = Settings::parse(ALL).unwrap();
+        let options = Settings::parse("mtu = 1500\nallow-user = [7]\n").unwrap();
+        let both = options.over(file);
+        assert_eq!(both.mtu.unwrap().get(), 1500);
+        assert_eq!(both.allow_user.len(), 1);
+        assert_eq!(both.tap.as_deref(), Some("tap7"));
+        // Every default is printed, so each lies within its limits.
+        let defaults = Settings::default().with_defaults();
+        assert_eq!(defaults.to_text().unwrap().lines().count(), 9);
+        let config = Settings::default().config("/x".into()).unwrap();
+        assert_eq!(config.policy, Policy::default());
+    }
+
+    #[test]
+    fn what_is_wrong_has_its_line() {
+        for (text, line, part) in [
+            ("tap = \"a\"\ncolour = 1\n", 2, "unknown field `colour`"),
+            ("\n\nmtu = 5\n", 3, "68 to 65521"),
+            ("mtu = \"x\"", 1, "invalid type"),
+            ("address = [\n \"10.0.0.1/24\",\n \"10.0.0.1\",\n]", 3, "10.77.0.1/24"),
+            ("user = \"no-such-user-here\"", 1, "no user no-such-user-here"),
+            ("allow-group = [-1]", 1, "no group -1"),
+            ("mode = \"fast\"", 1, "interrupt"),
+            ("tap = \n", 1, ""),
+            ("tap = \"a\"\ntap = \"b\"", 2, "duplicate key"),
+            ("fault = \"lose=1\"", 1, "\"lose\""),
+            ("[limits]\nbatch = 1", 1, "unknown field `limits`"),
+        ] {
+            let (at, message) = Settings::parse(text).unwrap_err();
+            assert_eq!(at, line, "{text}: {message}");
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+}

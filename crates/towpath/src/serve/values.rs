@@ -1,0 +1,324 @@
+//! Values that are checked where they are read, so that what is wrong on the command line names
+//! its option, and what is wrong in a file its line.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use towpath_netlink::Prefix;
+use towpath_server::Subnets;
+
+/// A whole number from `LEAST` to `MOST`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Number<const LEAST: u64, const MOST: u64>(u64);
+
+impl<const LEAST: u64, const MOST: u64> Number<LEAST, MOST> {
+    pub(crate) fn new(value: u64) -> Result<Self, String> {
+        if (LEAST..=MOST).contains(&value) {
+            Ok(Number(value))
+        } else {
+            Err(format!("{value} is out of range; {LEAST} to {MOST} is possible"))
+        }
+    }
+
+    pub(crate) fn get(self) -> usize {
+        // Limits above are chosen below 2^32.
+        self.0 as usize
+    }
+}
+
+impl<const LEAST: u64, const MOST: u64> FromStr for Number<LEAST, MOST> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let value = text
+            .parse()
+            .map_err(|_| format!("not a whole number; {LEAST} to {MOST} is possible"))?;
+        Self::new(value)
+    }
+}
+
+impl<const LEAST: u64, const MOST: u64> Serialize for Number<LEAST, MOST> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(self.0)
+    }
+}
+
+impl<'de, const LEAST: u64, const MOST: u64> Deserialize<'de> for Number<LEAST, MOST> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Self::new(u64::deserialize(from)?).map_err(de::Error::custom)
+    }
+}
+
+/// A value that is written as text, in files as on the command line.
+macro_rules! as_text {
+    ($name:ty, $what:literal) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(&self.to_string())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                struct Visitor;
+                impl de::Visitor<'_> for Visitor {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str($what)
+                    }
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
+                        text.parse().map_err(E::custom)
+                    }
+                    // A number is as good as its text: `user = 997`.
+                    fn visit_i64<E: de::Error>(self, number: i64) -> Result<$name, E> {
+                        self.visit_str(&number.to_string())
+                    }
+                }
+                from.deserialize_any(Visitor)
+            }
+        }
+    };
+}
+
+/// An address of the interface with its network, which applications get their addresses from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Subnet(pub(crate) Prefix);
+
+impl FromStr for Subnet {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Subnet, String> {
+        let prefix: Prefix = text.parse().map_err(|_| {
+            format!("{text:?} is no address with its network's bits, as 10.77.0.1/24")
+        })?;
+        let (address, bits) = (prefix.address(), prefix.len_bits());
+        let most = if address.is_ipv4() { 30 } else { 120 };
+        if !(1..=most).contains(&bits) {
+            return Err(format!("{text} leaves no addresses for applications; use /1 to /{most}"));
+        }
+        let own = prefix.network().address() != address;
+        let broadcast = match address {
+            std::net::IpAddr::V4(ip) => (ip.to_bits() | u32::MAX >> bits) == ip.to_bits(),
+            std::net::IpAddr::V6(_) => false,
+        };
+        if !own || broadcast || address.is_multicast() || address.is_loopback() {
+            return Err(format!("{text} is no host's address; the first of its network will do"));
+        }
+        Ok(Subnet(prefix))
+    }
+}
+
+impl fmt::Display for Subnet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+as_text!(Subnet, "an address with its network's bits, as \"10.77.0.1/24\"");
+
+/// The subnets to give addresses from: one a family.
+pub(crate) fn subnets(given: &[Subnet]) -> Result<Subnets, String> {
+    let mut subnets = Subnets::default();
+    for Subnet(prefix) in given {
+        let bits = prefix.len_bits();
+        let twice = match prefix.address() {
+            std::net::IpAddr::V4(ip) => {
+                subnets.ipv4.replace((ip, bits)).map(|_: (Ipv4Addr, u8)| "IPv4")
+            }
+            std::net::IpAddr::V6(ip) => {
+                subnets.ipv6.replace((ip, bits)).map(|_: (Ipv6Addr, u8)| "IPv6")
+            }
+        };
+        if let Some(family) = twice {
+            return Err(format!(
+                "{family} has two addresses; give one, and add others with ip address add"
+            ));
+        }
+    }
+    Ok(subnets)
+}
+
+/// A user, by name or number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct User {
+    text: String,
+    pub(crate) uid: u32,
+}
+
+impl FromStr for User {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<User, String> {
+        let uid = match text.parse() {
+            Ok(uid) => uid,
+            Err(_) => uzers::get_user_by_name(text)
+                .ok_or_else(|| format!("no user {text}; see: getent passwd"))?
+                .uid(),
+        };
+        Ok(User { text: text.to_owned(), uid: possible(uid, text)? })
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+as_text!(User, "a user's name or number");
+
+/// A group, by name or number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    text: String,
+    pub(crate) gid: u32,
+}
+
+impl FromStr for Group {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Group, String> {
+        let gid = match text.parse() {
+            Ok(gid) => gid,
+            Err(_) => uzers::get_group_by_name(text)
+                .ok_or_else(|| format!("no group {text}; see: getent group"))?
+                .gid(),
+        };
+        Ok(Group { text: text.to_owned(), gid: possible(gid, text)? })
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+as_text!(Group, "a group's name or number");
+
+/// The user that the server itself runs as, and its group: that of the account, if not said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    text: String,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl FromStr for Identity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Identity, String> {
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group.parse::<Group>()?)),
+            None => (text, None),
+        };
+        let user: User = user.parse()?;
+        let gid = match group {
+            Some(group) => group.gid,
+            None => uzers::get_user_by_uid(user.uid)
+                .ok_or_else(|| {
+                    format!("user {} has no account to take the group of; give USER:GROUP", user)
+                })?
+                .primary_group_id(),
+        };
+        Ok(Identity { text: text.to_owned(), uid: user.uid, gid })
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+as_text!(Identity, "a user, or USER:GROUP, by names or numbers");
+
+/// What is wrong with the wire, kept as it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Fault {
+    text: String,
+    pub(crate) spec: towpath_device::fault::Spec,
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Fault, String> {
+        let spec =
+            text.parse().map_err(|error: towpath_device::fault::SpecError| error.to_string())?;
+        Ok(Fault { text: text.to_owned(), spec })
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+as_text!(Fault, "faults, as \"drop=0.01,seed=42\"");
+
+/// -1 is no user or group: system calls take it for "leave as it is".
+fn possible(id: u32, text: &str) -> Result<u32, String> {
+    if id == u32::MAX { Err(format!("{text} is no user's or group's number")) } else { Ok(id) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_those_of_hosts_in_networks_with_room() {
+        for good in ["10.77.0.1/24", "10.77.0.254/24", "fd77::1/64", "192.0.2.1/30"] {
+            assert_eq!(good.parse::<Subnet>().unwrap().to_string(), good);
+        }
+        for bad in [
+            "",
+            "10.77.0.1",
+            "10.77.0.1/33",
+            "10.77.0.0/24",
+            "10.77.0.255/24",
+            "10.77.0.1/31",
+            "10.77.0.1/0",
+            "224.0.0.1/24",
+            "127.0.0.1/8",
+            "fd77::/64",
+            "fd77::1/121",
+            "ff02::1/64",
+            "x/24",
+            "10.77.0.1/24/1",
+        ] {
+            assert!(bad.parse::<Subnet>().is_err(), "{bad}");
+        }
+        let both = ["10.77.0.1/24", "fd77::1/64", "10.78.0.1/24"].map(|one| one.parse().unwrap());
+        assert!(subnets(&both[..2]).unwrap().ipv6.is_some());
+        assert!(subnets(&both).unwrap_err().contains("IPv4 has two addresses"));
+    }
+
+    #[test]
+    fn accounts_by_name_and_number() {
+        assert_eq!("root".parse::<User>().unwrap().uid, 0);
+        assert_eq!("61001".parse::<User>().unwrap().uid, 61001);
+        assert_eq!("root".parse::<Group>().unwrap().gid, 0);
+        let identity: Identity = "61001:61002".parse().unwrap();
+        assert_eq!((identity.uid, identity.gid), (61001, 61002));
+        assert_eq!("root".parse::<Identity>().unwrap().gid, 0);
+        for bad in ["", "no-such-user-here", "-1", "4294967295", "4294967296"] {
+            assert!(bad.parse::<User>().is_err() && bad.parse::<Group>().is_err(), "{bad:?}");
+            assert!(bad.parse::<Identity>().is_err());
+        }
+        assert!("61001".parse::<Identity>().unwrap_err().contains("USER:GROUP"));
+        assert!("61001:".parse::<Identity>().is_err());
+    }
+
+    #[test]
+    fn numbers_have_limits() {
+        assert_eq!("68".parse::<Number<68, 100>>().unwrap().get(), 68);
+        for bad in ["67", "101", "-1", "x", "", "1e2"] {
+            assert!(bad.parse::<Number<68, 100>>().unwrap_err().contains("68 to 100"), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Being asked to end: SIGTERM, SIGINT and SIGHUP as something to be waited for beside other
+//! things, so that no system call of any thread is interrupted by them.
+//!
+//! Unsafe lives here for three calls on signal sets, which rustix does not have.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// What asks to end: the service manager, the keyboard, the terminal's end.
+const ASKING: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+/// The signals, blocked for the thread that made this and for all that it starts later.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    fd: OwnedFd,
+    set: libc::sigset_t,
+}
+
+impl Signals {
+    /// Blocks the signals. To be called before any thread is started: another thread that has
+    /// them not blocked would take them, and end the process.
+    ///
+    /// # Errors
+    /// When descriptors are not to be had.
+    pub(crate) fn block() -> io::Result<Signals> {
+        // SAFETY: a set of signals is an array of integers; all zeros is a value.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        for signal in ASKING {
+            // SAFETY: a live set, and a signal's number.
+            unsafe { libc::sigaddset(&raw mut set, signal) };
+        }
+        // SAFETY: reads a live set; nothing is to be written to.
+        let outcome =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if outcome != 0 {
+            return Err(io::Error::from_raw_os_error(outcome));
+        }
+        // SAFETY: reads a live set; the answer is checked before it is owned.
+        let fd =
+            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor just opened, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Signals { fd, set })
+    }
+
+    /// From now on each signal does what it did before: a second one ends the process, should
+    /// ending in order take too long. One that waits does so at once.
+    pub(crate) fn release(self) {
+        // One that came is done with: taken out of the descriptor, it is not delivered again.
+        let mut taken = [0; size_of::<libc::signalfd_siginfo>() * ASKING.len()];
+        let _ = rustix::io::read(&self.fd, &mut taken);
+        // SAFETY: reads a live set; nothing is to be written to.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.set, std::ptr::null_mut());
+        }
+    }
+}
+
+impl AsFd for Signals {
+    /// Readable when one of the signals came.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
