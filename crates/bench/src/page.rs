@@ -1,0 +1,97 @@
+//! The documentation's page of figures, made from reports.
+
+use std::fmt::Write;
+
+use crate::Experiment;
+use crate::report::Report;
+
+/// What each experiment asks, for people who did not write it.
+fn question(experiment: &str) -> &'static str {
+    match Experiment::from_name(experiment) {
+        Some(Experiment::Queue) => {
+            "What does it cost that neither side of a queue trusts the other? One queue, checked and \
+             accounted for, against a bare ring that carries the same descriptors and frames."
+        }
+        Some(Experiment::Switch) => {
+            "How fast does a packet pass from one application's endpoint to another's, through the \
+             server's process, with every check, the flow table and one copy?"
+        }
+        Some(Experiment::Isolation) => {
+            "What does a neighbour notice when another application is killed, or stopped and \
+             resumed, in the middle of its traffic?"
+        }
+        Some(Experiment::Tcp) => {
+            "How much of the kernel's own TCP throughput is left when one of the two hosts is an \
+             application with a stack of its own, behind a server and a TAP device?"
+        }
+        None => "",
+    }
+}
+
+/// The page, in Markdown.
+#[must_use]
+pub fn page(reports: &[Report]) -> String {
+    let mut page = String::from(
+        "# Benchmarks\n\n\
+         Machines differ, and virtual ones differ from minute to minute. So what is compared was \
+         measured in one run, in turn (A B A B …); the figure is the median, the spread reaches from \
+         the lowest to the highest single value, and what the hardware itself can do was measured in \
+         the same run. Absolute figures are context; ratios are what to look at.\n\n\
+         Measure your own machine with `towpath bench NAME` (`--quick` for a first look, `--json` \
+         for a file, `--check` to fail where a limit is missed). This page is made by \
+         `towpath bench report` from the files in `benchmarks/`.\n",
+    );
+    for report in reports {
+        // Writing to a string cannot fail.
+        let _ = write!(
+            page,
+            "\n## {}\n\n{}\n\n{}.\n\nMeasured {} at commit {} on {}.\n",
+            report.experiment,
+            question(&report.experiment),
+            capital(&report.how),
+            report.date,
+            report.commit,
+            report.machine
+        );
+        for (title, rows) in report.tables() {
+            if rows.is_empty() {
+                continue;
+            }
+            let _ = write!(
+                page,
+                "\n| {} | with | median | | lowest … highest | limit |\n|---|---|--:|---|---|---|\n",
+                capital(title)
+            );
+            for cells in Report::cells(rows) {
+                let _ = writeln!(page, "| {} |", cells.join(" | "));
+            }
+        }
+    }
+    page
+}
+
+fn capital(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map_or(String::new(), |first| {
+        first.to_uppercase().collect::<String>() + characters.as_str()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Row;
+
+    #[test]
+    fn a_page_has_each_report() {
+        let mut report = Report::new("switch").unwrap();
+        report.how = "pinned".into();
+        report.rows =
+            vec![Row::new("rate", &[("frame_bytes", 64.0)], "Mpps", &[20.5]).at_least(20.0)];
+        let page = page(&[report.clone()]);
+        for part in ["## switch", &report.date, &report.commit, "| 20.5 | Mpps |", "≥ 20.0 holds"]
+        {
+            assert!(page.contains(part), "{part} in\n{page}");
+        }
+    }
+}

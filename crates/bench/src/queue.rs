@@ -1,0 +1,180 @@
+//! One queue against a bare ring: what it costs that neither side trusts the other.
+//!
+//! Both carry 16-byte descriptors in batches of 64 from one pinned thread to another; the producer
+//! writes every byte of a frame and the consumer reads them. The queue's two sides have mappings
+//! of their own of the same memory files, as two processes have; its consumer fetches, checks and
+//! accounts for each frame as the server does.
+
+use std::sync::Arc;
+
+use towpath_protocol::layout::{own_words, peer_words};
+use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN};
+use towpath_queue::frames::{FreeFrames, Ledger};
+use towpath_queue::layout::QueueShape;
+use towpath_queue::receive::{application_side, server_side};
+use towpath_queue::transmit::{TransmitConsumer, TransmitProducer};
+
+use crate::Settings;
+use crate::bare::{self, BATCH, SLOTS, race, read_frame, write_frame};
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::statistics::Pairs;
+
+/// What the ratio must reach.
+const AT_LEAST: f64 = 0.85;
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let mut outcome = Outcome {
+        how: format!(
+            "one transmit queue against a bare ring; producer on core {}, consumer on core {}, \
+             both spin; {SLOTS} slots, batches of {BATCH}; every byte written and read",
+            cores.0, cores.1
+        ),
+        ..Outcome::default()
+    };
+    for (frame_bytes, packets) in [(64, 4_000_000u64), (1500, 600_000)] {
+        let packets = if settings.quick { packets } else { packets * 4 };
+        let packets = packets.next_multiple_of(BATCH as u64);
+        let pairs = Pairs::measure(
+            settings.pairs(),
+            || run(cores, frame_bytes, packets),
+            || bare::run(cores, frame_bytes, packets),
+        )?;
+        let parameters = [("frame_bytes", frame_bytes as f64)];
+        outcome.rows.push(
+            Row::new("queue to bare ring", &parameters, "ratio", &pairs.ratios())
+                .at_least(AT_LEAST),
+        );
+        outcome.context.push(Row::new("queue", &parameters, "Mpps", &pairs.ours));
+        outcome.context.push(Row::new("bare ring", &parameters, "Mpps", &pairs.base));
+    }
+    Ok(outcome)
+}
+
+/// The two sides of a queue in shared memory, each with mappings of its own.
+struct Sides {
+    producer: TransmitProducer,
+    producer_heap: Mapping,
+    consumer: TransmitConsumer,
+    consumer_heap: Mapping,
+    ledger: Ledger,
+    heap: HeapShape,
+}
+
+impl Sides {
+    fn new(frame_bytes: usize) -> anyhow::Result<Sides> {
+        let slots = SLOTS as u32;
+        let (Some(shape), Some(heap)) =
+            (QueueShape::new(slots, slots), HeapShape::new(slots, frame_bytes as u32))
+        else {
+            anyhow::bail!("no queue has such a shape");
+        };
+        let application = SharedFile::create("bench-application", shape.application_words() * 8)?;
+        let server = SharedFile::create("bench-server", shape.server_words() * 8)?;
+        let frames = SharedFile::create("bench-heap", heap.heap_bytes())?;
+        let ledger = Arc::new(Mapping::private(
+            (shape.ledger_words() + Ledger::words_for(slots)).next_multiple_of(8) * 8,
+        )?);
+        let mut ledger_words = own_words(&ledger);
+        let done = ledger_words.split_off_front(shape.ledger_words());
+        let (producer, _receive) = application_side(
+            &shape,
+            heap,
+            own_words(&Arc::new(application.map_writable()?)),
+            &peer_words(&Arc::new(server.map_readable()?)),
+        );
+        let (consumer, _receive) = server_side(
+            &shape,
+            heap,
+            own_words(&Arc::new(server.map_writable()?)),
+            &peer_words(&Arc::new(application.map_readable()?)),
+            done,
+        );
+        Ok(Sides {
+            producer,
+            producer_heap: frames.map_writable()?,
+            consumer,
+            consumer_heap: frames.map_readable()?,
+            ledger: Ledger::new(ledger_words, slots),
+            heap,
+        })
+    }
+}
+
+/// One run, in millions of packets a second.
+fn run(cores: (usize, usize), frame_bytes: usize, packets: u64) -> anyhow::Result<f64> {
+    let Sides { mut producer, producer_heap, mut consumer, consumer_heap, mut ledger, heap } =
+        Sides::new(frame_bytes)?;
+    let payload = vec![0x5a; frame_bytes];
+    let mut into = vec![0; frame_bytes];
+    let mut free = FreeFrames::new(0, SLOTS as u32);
+    let produce = move || {
+        let mut next = 0;
+        while next < packets {
+            if free.len() < BATCH {
+                let reclaimed = producer.reclaim(|frame| free.give_back(frame));
+                reclaimed.expect("the consumer is correct");
+                std::hint::spin_loop();
+                continue;
+            }
+            for _ in 0..BATCH {
+                let Some(frame) = free.take() else { break };
+                let descriptor = Descriptor {
+                    frame,
+                    start: HEADROOM_BYTES,
+                    len: frame_bytes as u32,
+                    endpoint: 0,
+                    flags: 0,
+                };
+                write_frame(&producer_heap, descriptor.heap_offset(&heap), &payload);
+                assert!(producer.push(&[descriptor]), "there are as many slots as frames");
+                next += 1;
+            }
+            producer.publish();
+        }
+    };
+    let consume = move || {
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut got = 0;
+        while got < packets {
+            let waiting = consumer.observe().expect("the producer is correct");
+            for _ in 0..(waiting as usize).min(BATCH) {
+                let taken = consumer.take(&mut ledger, &mut packet);
+                let Some((count, first)) = taken.expect("the producer is correct") else { break };
+                for descriptor in &packet[..count] {
+                    let len = descriptor.len as usize;
+                    read_frame(&consumer_heap, descriptor.heap_offset(&heap), &mut into[..len]);
+                }
+                consumer.complete(&mut ledger, first, count as u32);
+                got += 1;
+            }
+            consumer.publish();
+        }
+    };
+    race(cores, packets, produce, consume)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_packet_arrives() {
+        if towpath_rig::cores().unwrap().len() < 2 {
+            println!("SKIP every_packet_arrives: one core; two threads that spin need two");
+            return;
+        }
+        let cores = two_cores().unwrap();
+        for frame_bytes in [64, 1500] {
+            let packets = 64 * 500;
+            for mpps in [
+                run(cores, frame_bytes, packets).unwrap(),
+                bare::run(cores, frame_bytes, packets).unwrap(),
+            ] {
+                assert!(mpps.is_finite() && mpps > 0.0, "{mpps}");
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What an experiment answers.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{Machine, date};
+use crate::statistics::Summary;
+
+/// One figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What was measured.
+    pub name: String,
+    /// With which numbers: `frame_bytes` and the like.
+    pub parameters: BTreeMap<String, f64>,
+    /// The median.
+    pub value: f64,
+    /// In what.
+    pub unit: String,
+    /// The lowest and the highest single value.
+    pub spread: [f64; 2],
+    /// How many values.
+    pub samples: usize,
+    /// What the value must reach; checked by `--check`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<f64>,
+}
+
+impl Row {
+    /// A row of some values.
+    #[must_use]
+    pub fn new(name: &str, parameters: &[(&str, f64)], unit: &str, values: &[f64]) -> Row {
+        let summary = Summary::of(values);
+        Row {
+            name: name.to_owned(),
+            parameters: parameters.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect(),
+            value: summary.median,
+            unit: unit.to_owned(),
+            spread: [summary.lowest, summary.highest],
+            samples: values.len(),
+            at_least: None,
+        }
+    }
+
+    /// With a limit.
+    #[must_use]
+    pub fn at_least(self, limit: f64) -> Row {
+        Row { at_least: Some(limit), ..self }
+    }
+
+    /// Whether it reaches its limit; one without a limit does.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.value.is_finite() && self.at_least.is_none_or(|limit| self.value >= limit)
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let parameters: Vec<_> = self
+            .parameters
+            .iter()
+            .map(|(key, value)| format!("{} {value}", key.replace('_', " ")))
+            .collect();
+        let limit = self.at_least.map_or(String::new(), |limit| {
+            format!("≥ {} {}", number(limit), if self.holds() { "holds" } else { "MISSED" })
+        });
+        [
+            self.name.clone(),
+            parameters.join(", "),
+            number(self.value),
+            self.unit.clone(),
+            format!("{} … {}", number(self.spread[0]), number(self.spread[1])),
+            limit,
+        ]
+    }
+}
+
+/// Three digits that matter.
+#[must_use]
+pub fn number(value: f64) -> String {
+    let digits = match value.abs() {
+        size if size >= 100.0 => 0,
+        size if size >= 10.0 => 1,
+        size if size >= 0.1 => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}
+
+/// An experiment's own part of a report.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What was pinned where, what spun, what slept.
+    pub how: String,
+    /// The headline: one row a size.
+    pub rows: Vec<Row>,
+    /// What else was seen.
+    pub context: Vec<Row>,
+}
+
+/// A report, as written to JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The experiment's name.
+    pub experiment: String,
+    /// The commit that the program was built from, or `unknown`.
+    pub commit: String,
+    /// When, in UTC, as RFC 3339 has it.
+    pub date: String,
+    /// Where.
+    pub machine: Machine,
+    /// What was pinned where, what spun, what slept.
+    pub how: String,
+    /// The headline: one row a size.
+    pub rows: Vec<Row>,
+    /// What else was seen.
+    pub context: Vec<Row>,
+    /// What the hardware can do, in the same run.
+    pub limits: Vec<Row>,
+}
+
+impl Report {
+    /// An empty report of this program, machine and moment.
+    ///
+    /// # Errors
+    /// When the machine does not say what it is.
+    pub fn new(experiment: &str) -> anyhow::Result<Report> {
+        Ok(Report {
+            experiment: experiment.to_owned(),
+            commit: env!("TOWPATH_COMMIT").to_owned(),
+            date: date(std::time::SystemTime::now()),
+            machine: Machine::this()?,
+            how: String::new(),
+            rows: Vec::new(),
+            context: Vec::new(),
+            limits: Vec::new(),
+        })
+    }
+
+    /// The rows that miss their limits.
+    pub fn missed(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().chain(&self.context).filter(|row| !row.holds())
+    }
+
+    /// All rows, with the headline of their table.
+    pub(crate) fn tables(&self) -> [(&'static str, &[Row]); 3] {
+        [
+            ("measured", &self.rows),
+            ("beside it", &self.context),
+            ("this hardware, in the same run", &self.limits),
+        ]
+    }
+
+    pub(crate) fn cells(rows: &[Row]) -> Vec<[String; 6]> {
+        rows.iter().map(Row::cells).collect()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.experiment, self.how)?;
+        writeln!(f, "{}; commit {}; {}", self.date, self.commit, self.machine)?;
+        let all: Vec<_> =
+            self.tables().into_iter().map(|(title, rows)| (title, Report::cells(rows))).collect();
+        let width = |column: usize| {
+            let cells = all.iter().flat_map(|(_, rows)| rows);
+            cells.map(|row| row[column].chars().count()).max().unwrap_or(0)
+        };
+        let widths: [usize; 6] = std::array::from_fn(width);
+        for (title, rows) in &all {
+            if rows.is_empty() {
+                continue;
+            }
+            writeln!(f, "\n{title}")?;
+            for [name, parameters, value, unit, spread, limit] in rows {
+                let [a, b, c, d, e, _] = widths;
+                let line = format!(
+                    "  {name:a$}  {parameters:b$}  {value:>c$} {unit:d$}  {spread:e$}  {limit}"
+                );
+                writeln!(f, "{}", line.trim_end())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let mut report = Report::new("queue").unwrap();
+        report.rows = vec![
+            Row::new("ratio", &[("frame_bytes", 64.0)], "ratio", &[0.9, 0.8, 1.0]).at_least(0.85),
+        ];
+        report.limits = vec![Row::new("copy", &[], "GB/s", &[7.0])];
+        report
+    }
+
+    #[test]
+    fn json_has_the_fields_that_readers_look_for() {
+        let report = report();
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["experiment"], "queue");
+        assert_eq!(json["rows"][0]["parameters"]["frame_bytes"], 64.0);
+        assert_eq!(json["rows"][0]["value"], 0.9);
+        assert_eq!(json["rows"][0]["unit"], "ratio");
+        assert_eq!(json["rows"][0]["spread"], serde_json::json!([0.8, 1.0]));
+        assert!(json["machine"]["kernel"].as_str().is_some_and(|text| !text.is_empty()));
+        assert!(json["machine"]["cores"].as_u64().is_some_and(|count| count > 0));
+        assert!(json["commit"].as_str().is_some_and(|text| !text.is_empty()));
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+    }
+
+    #[test]
+    fn a_missed_limit_is_said() {
+        let mut report = report();
+        assert_eq!(report.missed().count(), 0);
+        assert!(report.to_string().contains("holds"));
+        report.rows[0].value = 0.84;
+        assert_eq!(report.missed().count(), 1);
+        assert!(report.to_string().contains("MISSED"));
+        report.rows[0].value = f64::NAN;
+        assert_eq!(report.missed().count(), 1, "no number is no success");
+    }
+}

@@ -1,0 +1,99 @@
+//! `towpath bench`: measurements of this machine.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use towpath_bench::{Experiment, Report, Settings};
+
+/// Options of `towpath bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to measure: queue, switch, isolation or tcp; or `report`, which writes the
+    /// documentation's page from the reports in a directory.
+    #[arg(required_unless_present = "role", value_parser = ["queue", "switch", "isolation", "tcp", "report"])]
+    name: Option<String>,
+    /// Print JSON and nothing else.
+    #[arg(long)]
+    json: bool,
+    /// Take under 20 seconds.
+    #[arg(long)]
+    quick: bool,
+    /// Fail with exit status 1 when a limit is missed.
+    #[arg(long)]
+    check: bool,
+    /// For `report`: the directory of the page and, in it, of `benchmarks/*.json`.
+    #[arg(long, default_value = "docs")]
+    docs: PathBuf,
+    /// Play a part in somebody else's measurement.
+    #[arg(long, hide = true)]
+    role: Option<String>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match measure(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("towpath bench: {error:#}");
+            let unavailable = error
+                .downcast_ref::<towpath_rig::Error>()
+                .is_some_and(|error| error.unavailable().is_some());
+            ExitCode::from(if unavailable { towpath_rig::EXIT_UNAVAILABLE } else { 1 })
+        }
+    }
+}
+
+fn measure(args: &Args) -> anyhow::Result<ExitCode> {
+    if let Some(role) = &args.role {
+        towpath_bench::act(role)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let name = args.name.as_deref().unwrap_or_default();
+    if name == "report" {
+        write_page(&args.docs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let experiment = Experiment::from_name(name).context("no such experiment")?;
+    let report = towpath_bench::run(experiment, Settings { quick: args.quick })?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{report}");
+    }
+    let mut code = ExitCode::SUCCESS;
+    if args.check {
+        for row in report.missed() {
+            eprintln!(
+                "towpath bench: {} is {:.3} {}, under its limit of {}",
+                row.name,
+                row.value,
+                row.unit,
+                row.at_least.unwrap_or(f64::NAN)
+            );
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
+}
+
+/// Makes `benchmarks.md` of `benchmarks/NAME.json`.
+fn write_page(docs: &Path) -> anyhow::Result<()> {
+    let mut reports = Vec::new();
+    for experiment in Experiment::ALL {
+        let path = docs.join("benchmarks").join(experiment.name()).with_extension("json");
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                let report: Report =
+                    serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+                reports.push(report);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        }
+    }
+    anyhow::ensure!(!reports.is_empty(), "no reports in {}", docs.join("benchmarks").display());
+    let page = docs.join("benchmarks.md");
+    std::fs::write(&page, towpath_bench::page::page(&reports))
+        .with_context(|| page.display().to_string())
+}
