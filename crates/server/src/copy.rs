@@ -15,8 +15,8 @@ use std::sync::Arc;
 use towpath_device::{Meta, Part, SpaceId};
 use towpath_packet::checksum;
 use towpath_protocol::memory::Mapping;
-use towpath_queue::PeerWords;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META};
+use towpath_queue::{HeapShape, PeerWords};
 
 use crate::session::Session;
 use towpath_protocol::counters::{self, Endpoint as Count};
@@ -121,7 +121,8 @@ pub fn deliver(
     let len = source.len();
     let heap = session.shape.receive_heap;
     let data_bytes = heap.data_bytes() as usize;
-    let frames = len.div_ceil(data_bytes);
+    // Most packets fit into one frame, and a division is dear.
+    let frames = if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
     if frames == 0 || frames > MAX_CHAIN {
         return Delivered::Unusable;
     }
@@ -137,6 +138,10 @@ pub fn deliver(
         }
     }
     let memory: &Mapping = &session.receive_heap;
+    if set.receive.available() > AHEAD {
+        let frame = set.receive.frame(AHEAD);
+        bring_near(memory, heap.frame_offset(frame) + HEADROOM_BYTES as usize);
+    }
     let mut reader = Reader::new(source);
     for place in 0..frames {
         let offset = heap.frame_offset(set.receive.frame(place as u32)) + HEADROOM_BYTES as usize;
@@ -177,6 +182,23 @@ pub fn deliver(
     counters::add(&mut session.counters, session_word(endpoint, Count::RxPackets), 1);
     counters::add(&mut session.counters, session_word(endpoint, Count::RxBytes), len as u64);
     Delivered::Yes
+}
+
+/// How many frames ahead of the one being filled are brought near.
+const AHEAD: u32 = 8;
+
+/// Asks the processor for a byte's line, since it will be written soon: the application's core
+/// has it. A place outside is ignored.
+#[inline]
+fn bring_near(memory: &Mapping, offset: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if offset < memory.len() {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a hint touches nothing; and the address is inside, as just checked.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(memory.start().as_ptr().cast::<i8>().add(offset)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (memory, offset);
 }
 
 /// Where an endpoint's counter stands among its session's.
@@ -304,11 +326,18 @@ impl Stage {
         slot as usize * self.slot_bytes
     }
 
-    /// Fetches the first `len` bytes of the pieces into a slot; what was there before is not kept.
+    /// Fetches the first `len` bytes of a packet into a slot; what was there before is not kept.
     /// They will be checked, so they come by the fetch function. `false` when they do not fit, or
     /// are not there.
     #[inline]
-    pub fn fetch(&mut self, slot: u32, from: &PeerWords, pieces: &[Piece], len: usize) -> bool {
+    pub fn fetch(
+        &mut self,
+        slot: u32,
+        from: &PeerWords,
+        heap: &HeapShape,
+        packet: &[Descriptor],
+        len: usize,
+    ) -> bool {
         if len > self.slot_bytes {
             return false;
         }
@@ -319,9 +348,9 @@ impl Stage {
             return false;
         };
         let mut at = 0;
-        for piece in pieces {
-            let now = (piece.len as usize).min(len - at);
-            if !from.fetch_bytes(piece.offset as usize, &mut bytes[at..at + now]) {
+        for one in packet {
+            let now = (one.len as usize).min(len - at);
+            if !from.fetch_bytes(one.heap_offset(heap), &mut bytes[at..at + now]) {
                 return false;
             }
             at += now;
@@ -494,14 +523,27 @@ mod tests {
         let memory = Arc::new(mapping(b"0123456789"));
         let pieces = [Piece { offset: 0, len: 10 }];
         let source = Source { prefix: &[], memory: &memory, pieces: &pieces };
+        let heap = HeapShape::new(4, 256).unwrap();
+        let chain = [(0, 4), (1, 6)].map(|(frame, len)| Descriptor {
+            frame,
+            start: HEADROOM_BYTES,
+            len,
+            ..Descriptor::default()
+        });
+        let mut heap_bytes = vec![0; heap.heap_bytes()];
+        for (one, text) in chain.iter().zip([b"0123".as_slice(), b"456789"]) {
+            heap_bytes[one.heap_offset(&heap)..][..text.len()].copy_from_slice(text);
+        }
+        let frames = Arc::new(mapping(&heap_bytes));
         let mut stage = Stage::new(2, 256).unwrap();
         let slot = stage.take().unwrap();
-        let words = towpath_protocol::layout::peer_words(&memory);
-        assert!(stage.fetch(slot, &words, &pieces, 4));
+        let words = towpath_protocol::layout::peer_words(&frames);
+        assert!(stage.fetch(slot, &words, &heap, &chain, 9));
+        assert_eq!(stage.bytes(slot), b"012345678");
+        assert!(!stage.fetch(slot, &words, &heap, &chain, 257));
+        assert!(!stage.fetch(slot, &words, &heap, &chain, 11), "more than there is");
+        assert!(stage.fetch(slot, &words, &heap, &chain, 4));
         assert_eq!(stage.bytes(slot), b"0123");
-        assert!(!stage.fetch(slot, &words, &pieces, 257));
-        assert!(!stage.fetch(slot, &words, &pieces, 11), "more than there is");
-        assert!(stage.fetch(slot, &words, &pieces, 4));
         let rest = [Piece { offset: 8, len: 2 }];
         assert!(stage.append(slot, Source { pieces: &rest, ..source }, None));
         assert_eq!(stage.bytes(slot), b"012389");

@@ -20,7 +20,7 @@ use towpath_protocol::layout::{
     own_words,
 };
 use towpath_protocol::memory::Mapping;
-use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
+use towpath_queue::descriptor::MAX_CHAIN;
 use towpath_queue::doorbell::{self, Sleeper};
 use towpath_queue::events;
 use towpath_queue::frames::FreeFrames;
@@ -32,6 +32,7 @@ use crate::demux::{Destination, FlowTable};
 use crate::handoff::Handoff;
 use crate::orders::{Event, Order};
 use crate::session::Session;
+use crate::transmit::Group;
 use towpath_protocol::counters::{self, Device as Count};
 
 /// How the engine waits.
@@ -90,7 +91,7 @@ pub struct Engine {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) segment: SegmentPieces,
     pub(crate) found: Vec<Destination>,
-    pub(crate) packet: [Descriptor; MAX_CHAIN],
+    pub(crate) group: Group,
     pub(crate) counters: OwnWords,
     pub(crate) settings: Settings,
     pub(crate) turn: u64,
@@ -200,7 +201,7 @@ impl Engine {
             pieces: Vec::with_capacity(MAX_CHAIN + 1),
             segment: SegmentPieces::new(),
             found: Vec::with_capacity(64),
-            packet: [Descriptor::default(); MAX_CHAIN],
+            group: Group::default(),
             counters,
             settings,
             turn: 0,

@@ -72,11 +72,17 @@ impl Engine {
             }
         }
         let piece = [Piece { offset: received.offset, len: received.len }];
-        let pool = self.pool.clone();
-        let source = Source { prefix: &[], memory: &pool, pieces: &piece };
+        let source = Source { prefix: &[], memory: &self.pool, pieces: &piece };
         let packet = Packet { source, looked: &prefix[..looked], meta: received.meta };
-        if !self.flows.captures.is_empty() {
-            self.deliver_to_captures(&packet, 0);
+        let mut deliverer = Deliverer {
+            sessions: &mut self.sessions,
+            touched: &mut self.touched,
+            segment: &mut self.segment,
+            receive_budget: self.settings.receive_budget,
+            turn: self.turn,
+        };
+        for destination in &self.flows.captures {
+            deliverer.deliver_to(*destination, &packet, 0);
         }
         let headers = match headers {
             Ok(headers) if headers.malformed.is_none() => headers,
@@ -89,31 +95,31 @@ impl Engine {
             self.found.push(destination);
         }
         self.found.extend_from_slice(&self.flows.promiscuous);
+        for destination in &self.found {
+            deliverer.deliver_to(*destination, &packet, 0);
+        }
         if self.found.is_empty() {
-            return self.count(Count::RxNobody);
+            self.count(Count::RxNobody);
         }
-        self.deliver_to_found(&packet, 0);
     }
 
-    /// Delivers to every destination in `found`.
-    pub(crate) fn deliver_to_found(&mut self, packet: &Packet<'_>, flags: u16) {
-        let found = std::mem::take(&mut self.found);
-        for destination in &found {
-            self.deliver_to(*destination, packet, flags);
-        }
-        self.found = found;
+    pub(crate) fn count(&mut self, count: Count) {
+        counters::add(&mut self.counters, count as usize, 1);
     }
+}
 
-    /// Gives a copy to everybody that captures.
-    pub(crate) fn deliver_to_captures(&mut self, packet: &Packet<'_>, flags: u16) {
-        let captures = std::mem::take(&mut self.flows.captures);
-        for destination in &captures {
-            self.deliver_to(*destination, packet, flags);
-        }
-        self.flows.captures = captures;
-    }
+/// What of the engine is needed to deliver: all but what a packet is read from.
+pub(crate) struct Deliverer<'a> {
+    pub(crate) sessions: &'a mut [Option<Box<Session>>],
+    pub(crate) touched: &'a mut Vec<(u32, u32)>,
+    pub(crate) segment: &'a mut SegmentPieces,
+    pub(crate) receive_budget: u32,
+    pub(crate) turn: u64,
+}
 
+impl Deliverer<'_> {
     /// Delivers to one endpoint, finished and cut where it did not ask for less.
+    #[inline]
     pub(crate) fn deliver_to(&mut self, destination: Destination, packet: &Packet<'_>, flags: u16) {
         let Some(session) = &mut self.sessions[destination.session as usize] else { return };
         let Some(endpoint) = &mut session.endpoints[destination.endpoint as usize] else { return };
@@ -122,19 +128,15 @@ impl Engine {
             endpoint.received = 0;
         }
         endpoint.received += 1;
-        if endpoint.received > self.settings.receive_budget {
+        if endpoint.received > self.receive_budget {
             let word = session_word(destination.endpoint, EndpointCount::RxOverBudget);
             return counters::add(&mut session.counters, word, 1);
         }
         let (queue_set, offload) = (endpoint.queue_set, endpoint.offload);
         let mut to = To { session, endpoint: destination.endpoint, queue_set, flags };
-        let outcome = to.hand_over(packet, offload, &mut self.segment);
+        let outcome = to.hand_over(packet, offload, self.segment);
         to.count(outcome);
-        touch(&mut self.touched, session, destination.session, queue_set);
-    }
-
-    pub(crate) fn count(&mut self, count: Count) {
-        counters::add(&mut self.counters, count as usize, 1);
+        touch(self.touched, session, destination.session, queue_set);
     }
 }
 

@@ -8,23 +8,60 @@ use towpath_packet::offload;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_packet::transport::Transport;
 use towpath_queue::Violation;
-use towpath_queue::descriptor::META;
+use towpath_queue::descriptor::{Descriptor, MAX_CHAIN, META};
 
 use crate::copy::{PREFIX_BYTES, Piece, Source, WHOLE_BYTES, session_word};
 use crate::demux::is_group;
 use crate::engine::{Engine, Flight, STAGE_SLOTS, touch};
-use crate::receive::{CAPTURED_OUTGOING, Packet};
+use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
+/// Packets of one queue set that are fetched together, so that the processor waits for their
+/// memory once.
+const GROUP: usize = 32;
+
+/// No slot of the stage.
+const NO_SLOT: u32 = u32::MAX;
+
 /// A packet taken from a queue and not done with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Taken {
     place: u32,
     queue_set: u32,
     first: u32,
     chain: usize,
+    /// Where its descriptors start among the group's.
+    at: usize,
     endpoint: u32,
     len: usize,
+    /// Where in the stage its beginning is.
+    slot: u32,
+    /// It is there.
+    fetched: bool,
+}
+
+/// Packets taken together, with their descriptors.
+#[derive(Debug)]
+pub(crate) struct Group {
+    descriptors: [Descriptor; GROUP + MAX_CHAIN],
+    packets: [Taken; GROUP],
+    count: usize,
+}
+
+impl Default for Group {
+    fn default() -> Group {
+        Group {
+            descriptors: [Descriptor::default(); GROUP + MAX_CHAIN],
+            packets: [Taken::default(); GROUP],
+            count: 0,
+        }
+    }
+}
+
+impl Group {
+    fn descriptors(&self, one: &Taken) -> &[Descriptor] {
+        self.descriptors.get(one.at..one.at + one.chain).unwrap_or(&[])
+    }
 }
 
 /// What became of it.
@@ -93,70 +130,149 @@ impl Engine {
         queue_set: u32,
         budget: usize,
     ) -> Result<(usize, ControlFlow<()>), DeviceError> {
-        let mut taken = 0;
-        let mut flow = ControlFlow::Continue(());
-        while taken < budget {
-            let Some(session) = &mut self.sessions[place as usize] else { break };
-            let set = &mut session.queue_sets[queue_set as usize];
-            let outcome = (|| {
-                if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
-                    return Ok(None);
-                }
-                set.transmit.take(&mut session.transmit_ledger, &mut self.packet)
-            })();
-            let (chain, first) = match outcome {
-                Ok(Some(packet)) => packet,
-                Ok(None) => {
-                    set.active = false;
-                    return Ok((taken, flow));
-                }
-                Err(violation) => {
-                    session.violation = Some(violation);
-                    return Ok((taken, flow));
-                }
-            };
-            let endpoint = self.packet[0].endpoint;
-            let one = Taken { place, queue_set, first, chain, endpoint, len: 0 };
-            let sent = self.transmit_one(one)?;
-            let Some(session) = &mut self.sessions[place as usize] else { break };
-            let set = &mut session.queue_sets[queue_set as usize];
-            match sent {
-                Sent::Now => {
-                    set.transmit.complete(&mut session.transmit_ledger, first, chain as u32);
-                    touch(&mut self.touched, session, place, queue_set);
-                }
-                Sent::Later => {}
-                Sent::NoRoom => {
-                    set.transmit.put_back(&mut session.transmit_ledger, first, chain as u32);
-                    flow = ControlFlow::Break(());
-                    break;
-                }
-                Sent::Violates(violation) => {
-                    session.violation = Some(violation);
-                    return Ok((taken, flow));
-                }
+        let mut done = 0;
+        while done < budget {
+            let more = self.take_group(place, queue_set, budget - done);
+            let wanted = self.group.count;
+            self.fetch_group();
+            let (sent, outcome) = self.send_group()?;
+            done += sent;
+            if sent < wanted && outcome.is_none() {
+                // First in line again: the device was full.
+                self.put_back(sent);
+                self.active.push_front((place, queue_set));
+                return Ok((done, ControlFlow::Break(())));
             }
-            taken += 1;
+            let Some(session) = &mut self.sessions[place as usize] else { break };
+            if let Some(violation) = outcome.or(more.err()) {
+                session.violation.get_or_insert(violation);
+                return Ok((done, ControlFlow::Continue(())));
+            }
+            if more == Ok(false) {
+                session.queue_sets[queue_set as usize].active = false;
+                return Ok((done, ControlFlow::Continue(())));
+            }
         }
-        // First in line again when the device was full, last when its share was used up.
-        match flow {
-            ControlFlow::Break(()) => self.active.push_front((place, queue_set)),
-            ControlFlow::Continue(()) => self.active.push_back((place, queue_set)),
-        }
-        Ok((taken, flow))
+        // Last in line: its share is used up.
+        self.active.push_back((place, queue_set));
+        Ok((done, ControlFlow::Continue(())))
     }
 
-    fn transmit_one(&mut self, mut one: Taken) -> Result<Sent, DeviceError> {
-        let Some(slot) = self.stage.take() else { return Ok(Sent::NoRoom) };
-        let sent = self.check_and_send(&mut one, slot);
-        match sent {
+    /// Takes up to `budget` packets of a queue set together, and has their beginnings brought
+    /// near. Answers whether there may be more. What was taken before a violation counts.
+    fn take_group(&mut self, place: u32, queue_set: u32, budget: usize) -> Result<bool, Violation> {
+        let group = &mut self.group;
+        group.count = 0;
+        let Some(session) = &mut self.sessions[place as usize] else { return Ok(false) };
+        let Some((_, heap_words)) = &self.heaps[place as usize] else { return Ok(false) };
+        let heap = session.shape.transmit_heap;
+        let set = &mut session.queue_sets[queue_set as usize];
+        let mut at = 0;
+        while group.count < GROUP.min(budget) {
+            // A chain of the greatest length finds room, or waits for the next group.
+            let Some(chain) = group.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
+            else {
+                break;
+            };
+            if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
+                return Ok(false);
+            }
+            let Some((count, first)) = set.transmit.take(&mut session.transmit_ledger, chain)?
+            else {
+                return Ok(false);
+            };
+            let start = chain[0].heap_offset(&heap);
+            heap_words.prefetch(start);
+            let len = chain[..count].iter().map(|one| one.len as usize).sum();
+            if len > 64 {
+                heap_words.prefetch(start + 64);
+            }
+            group.packets[group.count] = Taken {
+                place,
+                queue_set,
+                first,
+                chain: count,
+                at,
+                endpoint: chain[0].endpoint,
+                len,
+                slot: NO_SLOT,
+                fetched: false,
+            };
+            group.count += 1;
+            at += count;
+        }
+        Ok(true)
+    }
+
+    /// Fetches the beginnings of a group's packets into the stage, as far as it has room.
+    fn fetch_group(&mut self) {
+        let group = &mut self.group;
+        for one in &mut group.packets[..group.count] {
+            let Some(session) = &self.sessions[one.place as usize] else { return };
+            let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return };
+            let Some(slot) = self.stage.take() else { return };
+            one.slot = slot;
+            let descriptors = &group.descriptors[one.at..one.at + one.chain];
+            let heap = &session.shape.transmit_heap;
+            let looked = if one.len <= WHOLE_BYTES { one.len } else { PREFIX_BYTES };
+            one.fetched = self.stage.fetch(slot, heap_words, heap, descriptors, looked);
+        }
+    }
+
+    /// Sends what was fetched, one after the other. Answers how many are done with or on their way,
+    /// and the violation that ended it; fewer than there are and none: there is no room.
+    fn send_group(&mut self) -> Result<(usize, Option<Violation>), DeviceError> {
+        let mtu = self.device.info().mtu;
+        for place in 0..self.group.count {
+            let one = self.group.packets[place];
+            if one.slot == NO_SLOT {
+                return Ok((place, None));
+            }
+            let sent = self.check_and_send(&one, mtu);
             // A packet on its way keeps its slot.
-            Ok(Sent::Later) => {}
-            Ok(Sent::Now | Sent::NoRoom | Sent::Violates(_)) | Err(_) => {
-                self.stage.give_back(slot);
+            if !matches!(sent, Ok(Sent::Later)) {
+                self.stage.give_back(one.slot);
+                self.group.packets[place].slot = NO_SLOT;
+            }
+            match sent? {
+                Sent::Now => {
+                    if let Some(session) = &mut self.sessions[one.place as usize] {
+                        let set = &mut session.queue_sets[one.queue_set as usize];
+                        let ledger = &mut session.transmit_ledger;
+                        set.transmit.complete(ledger, one.first, one.chain as u32);
+                        touch(&mut self.touched, session, one.place, one.queue_set);
+                    }
+                }
+                Sent::Later => {}
+                Sent::NoRoom => return Ok((place, None)),
+                Sent::Violates(violation) => {
+                    self.drop_slots(place + 1);
+                    return Ok((place + 1, Some(violation)));
+                }
             }
         }
-        sent
+        Ok((self.group.count, None))
+    }
+
+    /// Gives the packets of a group from `from` on back to their queue, the last one first.
+    fn put_back(&mut self, from: usize) {
+        self.drop_slots(from);
+        for one in self.group.packets[from..self.group.count].iter().rev() {
+            if let Some(session) = &mut self.sessions[one.place as usize] {
+                let set = &mut session.queue_sets[one.queue_set as usize];
+                let ledger = &mut session.transmit_ledger;
+                set.transmit.put_back(ledger, one.first, one.chain as u32);
+            }
+        }
+    }
+
+    fn drop_slots(&mut self, from: usize) {
+        for one in &mut self.group.packets[from..self.group.count] {
+            if one.slot != NO_SLOT {
+                self.stage.give_back(one.slot);
+                one.slot = NO_SLOT;
+            }
+        }
     }
 
     fn refuse(&mut self, one: &Taken, count: EndpointCount) -> Sent {
@@ -166,56 +282,52 @@ impl Engine {
         Sent::Now
     }
 
-    /// Fetches the packet's beginning into the slot, checks it there, and sends what was checked.
-    fn check_and_send(&mut self, one: &mut Taken, slot: u32) -> Result<Sent, DeviceError> {
+    /// Checks a packet by its beginning in its slot, and sends what was checked.
+    fn check_and_send(&mut self, one: &Taken, mtu: usize) -> Result<Sent, DeviceError> {
+        let slot = one.slot;
         let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
         let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return Ok(Sent::Now) };
-        let packet = &self.packet[..one.chain];
-        if one.endpoint >= session.shape.endpoints
-            || packet.iter().any(|descriptor| descriptor.endpoint != one.endpoint)
-        {
+        if !one.fetched {
+            return Ok(Sent::Violates(Violation::Range));
+        }
+        let descriptors = self.group.descriptors(one);
+        let Some(endpoint) = session.endpoints.get(one.endpoint as usize) else {
+            return Ok(Sent::Violates(Violation::Endpoint));
+        };
+        if descriptors.iter().any(|descriptor| descriptor.endpoint != one.endpoint) {
             return Ok(Sent::Violates(Violation::Endpoint));
         }
         let heap = session.shape.transmit_heap;
-        self.pieces.clear();
-        for descriptor in packet {
-            let offset = descriptor.heap_offset(&heap) as u32;
-            self.pieces.push(Piece { offset, len: descriptor.len });
-            one.len += descriptor.len as usize;
-        }
-        let meta = if packet[0].flags & META == 0 {
-            Meta::FINISHED
-        } else {
-            let mut words = [0; 16];
-            let start = heap.frame_offset(packet[0].frame);
-            let fetched = heap_words.fetch_bytes(start, &mut words);
-            let (low, high) = words.split_at(8);
-            let word = |bytes: &[u8]| bytes.try_into().map_or(u64::MAX, u64::from_ne_bytes);
-            match Meta::from_words([word(low), word(high)]) {
-                Some(meta) if fetched => meta,
-                _ => return Ok(Sent::Violates(Violation::Flags)),
+        let meta = match descriptors {
+            [first, ..] if first.flags & META != 0 => {
+                let mut words = [0; 16];
+                let fetched = heap_words.fetch_bytes(heap.frame_offset(first.frame), &mut words);
+                let (low, high) = words.split_at(8);
+                let word = |bytes: &[u8]| bytes.try_into().map_or(u64::MAX, u64::from_ne_bytes);
+                match Meta::from_words([word(low), word(high)]) {
+                    Some(meta) if fetched => meta,
+                    _ => return Ok(Sent::Violates(Violation::Flags)),
+                }
             }
+            _ => Meta::FINISHED,
         };
         // An endpoint that was closed while packets waited: they are dropped, that is no crime.
-        let Some(endpoint) = &session.endpoints[one.endpoint as usize] else {
+        let Some(endpoint) = endpoint else {
             return Ok(self.refuse(one, EndpointCount::TxOutsideRule));
         };
         if endpoint.queue_set != one.queue_set {
             return Ok(Sent::Violates(Violation::Endpoint));
         }
-        let small = one.len <= WHOLE_BYTES;
-        let mut looked = if small { one.len } else { PREFIX_BYTES };
-        let mut headers;
-        loop {
-            if !self.stage.fetch(slot, heap_words, &self.pieces, looked) {
+        let mut headers = Headers::parse(self.stage.bytes(slot), one.len);
+        if let Ok(first) = &headers
+            && first.malformed == Some(Malformed::BeyondPrefix)
+            && self.stage.bytes(slot).len() < one.len.min(WHOLE_BYTES)
+        {
+            let looked = one.len.min(WHOLE_BYTES);
+            if !self.stage.fetch(slot, heap_words, &heap, descriptors, looked) {
                 return Ok(Sent::Violates(Violation::Range));
             }
             headers = Headers::parse(self.stage.bytes(slot), one.len);
-            let beyond = matches!(&headers, Ok(headers) if headers.malformed == Some(Malformed::BeyondPrefix));
-            if !beyond || looked == WHOLE_BYTES {
-                break;
-            }
-            looked = WHOLE_BYTES.min(one.len);
         }
         let Ok(headers) = headers else {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
@@ -223,7 +335,7 @@ impl Engine {
         if let Err(count) = endpoint.rights.check(&headers) {
             return Ok(self.refuse(one, count));
         }
-        if offload::check(&meta, &headers).is_err() {
+        if meta != Meta::FINISHED && offload::check(&meta, &headers).is_err() {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
         let meta = match meta.checksum {
@@ -231,11 +343,23 @@ impl Engine {
             Checksum::Verified => Meta::FINISHED,
             _ => meta,
         };
-        if wire_bytes(&meta, &headers, one.len)
-            > self.device.info().mtu + usize::from(headers.l3_offset)
-        {
+        if wire_bytes(&meta, &headers, one.len) > mtu + usize::from(headers.l3_offset) {
             return Ok(self.refuse(one, EndpointCount::TxTooLong));
         }
+        // What the slot holds needs not be read from the heap again.
+        let mut held = self.stage.bytes(slot).len();
+        self.pieces.clear();
+        if held < one.len {
+            for descriptor in descriptors {
+                let skip = held.min(descriptor.len as usize) as u32;
+                held -= skip as usize;
+                if skip < descriptor.len {
+                    let offset = descriptor.heap_offset(&heap) as u32 + skip;
+                    self.pieces.push(Piece { offset, len: descriptor.len - skip });
+                }
+            }
+        }
+        let small = one.len <= WHOLE_BYTES;
         self.route(one, slot, meta, &headers, small)
     }
 
@@ -276,7 +400,6 @@ impl Engine {
             self.found.retain(|found| !sender(found));
         }
         let local = self.found.len();
-        self.drop_prefix(self.stage.bytes(slot).len());
         if local > 0 || !self.flows.captures.is_empty() {
             self.deliver_here(one, slot, meta);
         }
@@ -303,33 +426,25 @@ impl Engine {
         }
     }
 
-    /// What the slot holds needs not be read from the heap again.
-    fn drop_prefix(&mut self, mut held: usize) {
-        let mut gone = 0;
-        for piece in &mut self.pieces {
-            let now = held.min(piece.len as usize);
-            piece.offset += now as u32;
-            piece.len -= now as u32;
-            held -= now;
-            gone += usize::from(piece.len == 0);
-        }
-        self.pieces.drain(..gone);
-    }
-
     /// Delivers to the endpoints of this host in `found`, and to those that capture.
     fn deliver_here(&mut self, one: &Taken, slot: u32, meta: Meta) {
-        let Some((memory, _)) = self.heaps[one.place as usize].clone() else { return };
-        let mut looked = [0; WHOLE_BYTES];
-        let held = self.stage.bytes(slot).len();
-        looked[..held].copy_from_slice(self.stage.bytes(slot));
-        let pieces = std::mem::take(&mut self.pieces);
-        let source = Source { prefix: &looked[..held], memory: &memory, pieces: &pieces };
-        let packet = Packet { source, looked: &looked[..held], meta };
-        if !self.flows.captures.is_empty() {
-            self.deliver_to_captures(&packet, CAPTURED_OUTGOING);
+        let Some((memory, _)) = &self.heaps[one.place as usize] else { return };
+        let looked = self.stage.bytes(slot);
+        let source = Source { prefix: looked, memory, pieces: &self.pieces };
+        let packet = Packet { source, looked, meta };
+        let mut deliverer = Deliverer {
+            sessions: &mut self.sessions,
+            touched: &mut self.touched,
+            segment: &mut self.segment,
+            receive_budget: self.settings.receive_budget,
+            turn: self.turn,
+        };
+        for destination in &self.flows.captures {
+            deliverer.deliver_to(*destination, &packet, CAPTURED_OUTGOING);
         }
-        self.deliver_to_found(&packet, 0);
-        self.pieces = pieces;
+        for destination in &self.found {
+            deliverer.deliver_to(*destination, &packet, 0);
+        }
     }
 
     fn device_takes(&self, meta: &Meta) -> bool {
