@@ -10,8 +10,8 @@ use std::sync::Arc;
 use towpath_packet::Meta;
 use towpath_protocol::layout::peer_words;
 use towpath_protocol::memory::Mapping;
-use towpath_queue::{HeapShape, PeerWords};
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
+use towpath_queue::{HeapShape, PeerWords};
 
 /// A received packet, read in place. Its frames go back when this is dropped by whoever was
 /// handed it.

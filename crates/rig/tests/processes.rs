@@ -351,7 +351,10 @@ fn allocations_are_counted_by_thread() {
 
 #[test]
 fn what_leaked_is_named() {
-    let mut shell = start("/bin/sh", &["-c", "exec 2>/dev/null; echo 1; read x; exec 7</etc/passwd; echo 2; read x"]);
+    let mut shell = start(
+        "/bin/sh",
+        &["-c", "exec 2>/dev/null; echo 1; read x; exec 7</etc/passwd; echo 2; read x"],
+    );
     let mut input = shell.0.stdin.take().unwrap();
     let mut output = BufReader::new(shell.0.stdout.take().unwrap());
     let mut line = String::new();
