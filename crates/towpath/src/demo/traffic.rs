@@ -93,7 +93,7 @@ impl Content {
     pub(super) fn make(len: u64) -> anyhow::Result<Content> {
         let file = rustix::fs::memfd_create(c"towpath-demo", rustix::fs::MemfdFlags::CLOEXEC)
             .context("a file in memory")?;
-        let mut file = std::fs::File::from(OwnedFd::from(file));
+        let mut file = std::fs::File::from(file);
         let mut hash = Sha256::new();
         let mut chunk = vec![0; 1 << 20];
         let mut left = len;
