@@ -1,0 +1,40 @@
+//! Sends every UDP datagram to port 7 back (RFC 862), from a host of its own.
+//!
+//! ```text
+//! cargo run -p towpath-examples --bin udp_echo -- /run/towpath/tap0.sock
+//! ```
+//!
+//! The host has its own MAC and IP addresses, given by the server, and its own network stack, in
+//! this process. Pings are answered as well.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::io;
+
+use towpath_net::{Network, UdpSocket};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args().nth(1).ok_or("usage: udp_echo SOCKET")?;
+    let network = Network::attach(path)?;
+    println!("answering at {:?}, port 7", network.addresses());
+
+    // An address of the other family is another socket, as the standard library has it.
+    let v6 = UdpSocket::bind(&network, "[::]:7")?;
+    std::thread::spawn(move || echo(&v6));
+    Ok(echo(&UdpSocket::bind(&network, "0.0.0.0:7")?)?)
+}
+
+fn echo(socket: &UdpSocket) -> io::Result<()> {
+    let mut datagram = vec![0; 65_535];
+    loop {
+        let sent = socket
+            .recv_from(&mut datagram)
+            .and_then(|(len, from)| socket.send_to(&datagram[..len], from));
+        match sent {
+            // The server has gone, and the network with it.
+            Err(error) if error.kind() == io::ErrorKind::NetworkDown => return Err(error),
+            // That the peer has closed its socket meanwhile concerns nobody else.
+            _ => {}
+        }
+    }
+}

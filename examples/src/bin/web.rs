@@ -1,0 +1,100 @@
+//! Serves a directory over HTTP/1.1 (RFC 9112) and counts what is uploaded, as it would be written
+//! with `std::net`: `cargo run -p towpath-examples --bin web -- /run/towpath/tap0.sock public/`.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_net::{Network, TcpListener, TcpStream};
+
+const HEAD_BYTES: u64 = 16 << 10;
+const CONNECTIONS: usize = 512;
+const SILENCE: Duration = Duration::from_secs(30);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, path, root] = &arguments[..] else { return Err("usage: web SOCKET DIRECTORY".into()) };
+    let root: Arc<Path> = Path::new(root).canonicalize()?.into();
+    let network = Network::attach(path)?;
+    println!("serving {} at {:?}, port 80", root.display(), network.addresses());
+    let (v6, same) = (TcpListener::bind(&network, "[::]:80")?, root.clone());
+    std::thread::spawn(move || accept(&v6, &same));
+    Ok(accept(&TcpListener::bind(&network, "0.0.0.0:80")?, &root)?)
+}
+
+/// A thread for each connection. The listener keeps those waiting that are too many.
+fn accept(listener: &TcpListener, root: &Arc<Path>) -> io::Result<()> {
+    loop {
+        let (stream, root) = (listener.accept()?.0, root.clone());
+        while Arc::strong_count(&root) > CONNECTIONS {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // A connection that breaks is its peer's affair.
+        std::thread::Builder::new().spawn(move || serve(&stream, &root).ok())?;
+    }
+}
+
+/// Answers one request after the other until one of the two sides wants no more.
+fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
+    stream.set_read_timeout(Some(SILENCE))?;
+    stream.set_write_timeout(Some(SILENCE))?;
+    let mut input = BufReader::with_capacity(64 << 10, stream);
+    let mut more = true;
+    while more {
+        let (mut head, mut lines) = (String::new(), (&mut input).take(HEAD_BYTES));
+        while !head.ends_with("\r\n\r\n") {
+            if lines.read_line(&mut head)? == 0 {
+                return if head.is_empty() { Ok(()) } else { answer(stream, "400 Bad Request", 0) };
+            }
+        }
+        let header = |wanted: &str| {
+            let mut fields = head.lines().filter_map(|line| line.split_once(':'));
+            Some(fields.find(|(name, _)| name.eq_ignore_ascii_case(wanted))?.1.trim())
+        };
+        let len = header("content-length").map_or(Ok(0), str::parse);
+        let (None, Ok(len)) = (header("transfer-encoding"), len) else {
+            return answer(stream, "411 Length Required", 0);
+        };
+        if header("expect") == Some("100-continue") {
+            stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        }
+        let body = io::copy(&mut (&mut input).take(len), &mut io::sink())?;
+        let mut words = head.split_whitespace();
+        let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        more = words.next() == Some("HTTP/1.1") && header("connection") != Some("close");
+        match (method, find(root, target)) {
+            ("HEAD", Some((_, len))) => answer(stream, "200 OK", len)?,
+            ("GET", Some((file, len))) => {
+                answer(stream, "200 OK", len)?;
+                let mut file = BufReader::with_capacity(128 << 10, file.take(len));
+                // A file that has shrunk leaves its reader nothing but a closed connection.
+                more &= io::copy(&mut file, &mut stream)? == len;
+            }
+            ("GET" | "HEAD", None) => answer(stream, "404 Not Found", 0)?,
+            ("POST" | "PUT", _) => {
+                let text = format!("{body} bytes\n");
+                answer(stream, "200 OK", text.len() as u64)?;
+                stream.write_all(text.as_bytes())?;
+            }
+            _ => answer(stream, "405 Method Not Allowed\r\nAllow: GET, HEAD, POST, PUT", 0)?,
+        }
+    }
+    Ok(())
+}
+
+fn answer(mut stream: &TcpStream, status: &str, len: u64) -> io::Result<()> {
+    stream.write_all(format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\n\r\n").as_bytes())
+}
+
+/// The file that a target names, unless it lies elsewhere, by whichever way.
+fn find(root: &Path, target: &str) -> Option<(File, u64)> {
+    let path = root.join(target.split('?').next()?.trim_start_matches('/'));
+    let path = if path.is_dir() { path.join("index.html") } else { path }.canonicalize().ok()?;
+    // Neither a pipe, which would not open, nor a device, which would not end.
+    let open = path.starts_with(root) && path.is_file();
+    open.then(|| Some((File::open(&path).ok()?, path.metadata().ok()?.len())))?
+}

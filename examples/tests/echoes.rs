@@ -1,0 +1,122 @@
+//! The two echo examples against the kernel's sockets.
+
+mod network;
+
+use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use network::{Running, Served, TAP, possible};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use towpath_netlink::Netlink;
+use towpath_rig::isolated;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[test]
+fn datagrams_come_back() {
+    if !possible("datagrams_come_back", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, |device| Box::new(device));
+        let mut echo = Running::start(env!("CARGO_BIN_EXE_udp_echo"), &served, &[]);
+        for (local, to) in [("0.0.0.0:0", "10.77.0.2:7"), ("[::]:0", "[fd77::2]:7")] {
+            let socket = UdpSocket::bind(local).unwrap();
+            socket.connect(to).unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut got = vec![0; 65_535];
+            for len in [0, 1, 100, 1452, 1472, 1473, 9000, 65_000] {
+                let sent: Vec<u8> = (0..len).map(|n| (n % 251) as u8).collect();
+                socket.send(&sent).unwrap();
+                let count = socket.recv(&mut got).unwrap();
+                assert!(got[..count] == sent, "{len} bytes to {to}: {count} came back");
+            }
+            // Closed before the answer comes: the port is unreachable, and the next one is served.
+            let hasty = UdpSocket::bind(local).unwrap();
+            hasty.send_to(b"good-bye", to).unwrap();
+            drop(hasty);
+            socket.send(b"still there?").unwrap();
+            let count = socket.recv(&mut got).unwrap();
+            assert_eq!(&got[..count], b"still there?");
+        }
+        echo.assert_alive();
+        served.server.stop().unwrap();
+    });
+}
+
+/// Local experimental (IEEE 802).
+const ETHERTYPE: u16 = 0x88b5;
+
+/// A packet socket on the TAP (`packet(7)`).
+fn packet_socket() -> OwnedFd {
+    let number = u32::from(ETHERTYPE.to_be());
+    let protocol = rustix::net::Protocol::from_raw(std::num::NonZeroU32::new(number).unwrap());
+    let (family, kind) = (AddressFamily::PACKET, SocketType::RAW);
+    let socket =
+        rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol)).unwrap();
+    // SAFETY: it is numbers and bytes, for which zero is a value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = ETHERTYPE.to_be();
+    address.sll_ifindex = Netlink::open().unwrap().index(TAP).unwrap() as i32;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is of the length given.
+    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
+    assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
+    socket
+}
+
+#[test]
+fn frames_come_back() {
+    if !possible("frames_come_back", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, |device| Box::new(device));
+        let mut echo = Running::start(env!("CARGO_BIN_EXE_echo"), &served, &[]);
+        let socket = packet_socket();
+        let report = towpath_client::report(served.socket()).unwrap();
+        let mac = report["sessions"][0]["mac"].as_str().unwrap().to_owned();
+        let mac: Vec<u8> =
+            mac.split(':').map(|part| u8::from_str_radix(part, 16).unwrap()).collect();
+        let ours = Netlink::open().unwrap().link(TAP).unwrap().mac.unwrap();
+        let mut got = [0; 2048];
+        let mut exchange = |frame: &[u8]| {
+            rustix::net::send(&socket, frame, SendFlags::empty()).unwrap();
+            loop {
+                let (_, count) = rustix::net::recv(&socket, &mut got, RecvFlags::empty()).unwrap();
+                if got[..6] == ours {
+                    return got[..count].to_vec();
+                }
+            }
+        };
+        for len in (60..=1514).step_by(97).chain([1514]) {
+            let mut frame: Vec<u8> = (0..len).map(|n| (n % 253) as u8).collect();
+            frame[..6].copy_from_slice(&mac);
+            frame[6..12].copy_from_slice(&ours);
+            frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+            let answer = exchange(&frame);
+            let mut expected = frame;
+            expected[..6].copy_from_slice(&ours);
+            expected[6..12].copy_from_slice(&mac);
+            assert!(answer == expected, "{len} bytes: {} came back", answer.len());
+        }
+        // Many at once: none is forgotten while it waits for room.
+        let mut frame = [0; 200];
+        frame[..6].copy_from_slice(&mac);
+        frame[6..12].copy_from_slice(&ours);
+        frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+        for number in 0..100u8 {
+            frame[14] = number;
+            rustix::net::send(&socket, &frame, SendFlags::empty()).unwrap();
+        }
+        for number in 0..100u8 {
+            let (_, count) = rustix::net::recv(&socket, &mut got, RecvFlags::empty()).unwrap();
+            assert_eq!((count, got[14]), (200, number));
+        }
+        echo.assert_alive();
+        served.server.stop().unwrap();
+    });
+}

@@ -1,0 +1,148 @@
+//! A network namespace's TAP with a driver server in this process, and an example beside it.
+
+#![allow(dead_code, reason = "each test program uses its share of it")]
+
+use std::fmt::Debug;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use towpath_device::Device;
+use towpath_device::tap::{Options, TapDevice};
+use towpath_netlink::{Netlink, Prefix};
+use towpath_protocol::store::MemoryStore;
+use towpath_rig::{Namespace, Unavailable, check_tun, skip};
+use towpath_server::{Config, Server, Subnets};
+
+/// The interface's name.
+pub(crate) const TAP: &str = "towpath0";
+
+/// Whether a TAP can be made, and the programs that a test needs are installed; says so if not.
+pub(crate) fn possible(test: &str, programs: &[&str]) -> bool {
+    if let Err(why) = check_tun() {
+        skip(test, &why);
+        return false;
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let installed =
+        |name: &&&str| std::env::split_paths(&path).any(|place| place.join(name).is_file());
+    let Some(missing) = programs.iter().find(|name| !installed(name)) else { return true };
+    let cause = format!("{missing} is not installed");
+    let remedy = format!("install {missing}");
+    skip(test, &Unavailable { cause, remedy });
+    false
+}
+
+/// A driver server of a TAP with the kernel's addresses 10.77.0.1 and fd77::1.
+pub(crate) struct Served {
+    pub(crate) server: Server,
+    pub(crate) directory: Directory,
+}
+
+/// A directory of its own, gone when dropped.
+pub(crate) struct Directory(pub(crate) PathBuf);
+
+impl Directory {
+    pub(crate) fn make() -> Directory {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("towpath-examples-{}-{count}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Directory(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Served {
+    /// Serves a TAP, or what `wrap` makes of it.
+    pub(crate) fn start(mtu_bytes: u32, wrap: impl FnOnce(TapDevice) -> Box<dyn Device>) -> Served {
+        let _ = Namespace::current().unwrap().silence();
+        let options = Options { name: TAP.to_owned(), offloads: true };
+        // Its largest packet follows from the MTU that it finds.
+        let made = TapDevice::open(&options).unwrap();
+        let mut netlink = Netlink::open().unwrap();
+        netlink.set_mtu(TAP, mtu_bytes).unwrap();
+        let descriptor = std::os::fd::AsFd::as_fd(&made).try_clone_to_owned().unwrap();
+        let device = TapDevice::from_fd(descriptor, true).unwrap();
+        drop(made);
+        for (address, len_bits) in [("10.77.0.1", 24), ("fd77::1", 64)] {
+            let prefix = Prefix::new(address.parse().unwrap(), len_bits).unwrap();
+            netlink.add_address(TAP, prefix).unwrap();
+        }
+        netlink.set_up(TAP).unwrap();
+        let directory = Directory::make();
+        let subnets = Subnets {
+            ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
+            ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+        };
+        let socket = Some(directory.0.join("tap.sock"));
+        let config = Config { socket, subnets, ..Config::default() };
+        let server = Server::start(&config, wrap(device), Box::<MemoryStore>::default()).unwrap();
+        Served { server, directory }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.0.join("tap.sock")
+    }
+}
+
+/// An example that runs. Killed when dropped.
+pub(crate) struct Running(Child);
+
+impl Running {
+    /// Starts an example, and waits until it says what it does.
+    pub(crate) fn start(program: &str, served: &Served, more: &[&Path]) -> Running {
+        let mut child = Command::new(program)
+            .arg(served.socket())
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let running = Running(child);
+        assert!(line.contains(" at ") || line.contains("answering"), "{line:?}");
+        running
+    }
+
+    /// Checks that it has not ended.
+    pub(crate) fn assert_alive(&mut self) {
+        assert_eq!(self.0.try_wait().unwrap(), None, "the example has ended");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a command line of words; what it wrote to its standard output.
+pub(crate) fn run(line: &str) -> String {
+    let output = outcome(line);
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a command line of words, however it ends.
+pub(crate) fn outcome(line: &str) -> Output {
+    let mut words = line.split_whitespace();
+    let command = words.next().unwrap();
+    Command::new(command).args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Checks that two things are equal without showing all of them.
+pub(crate) fn assert_same<T: AsRef<[u8]> + Debug>(one: &T, other: &T) {
+    let (one, other) = (one.as_ref(), other.as_ref());
+    assert_eq!(one.len(), other.len());
+    assert_eq!(one.iter().zip(other).position(|(a, b)| a != b), None);
+}
