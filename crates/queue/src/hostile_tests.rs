@@ -175,6 +175,36 @@ fn random_words_end_in_a_violation_or_in_the_heap() {
 }
 
 /// A chain longer than allowed, and one whose end never comes, are violations.
+/// What cannot be taken cannot be filled either, though the caller went on after the violation.
+#[test]
+fn only_what_was_taken_can_be_filled() {
+    for bad in [2, 8, u64::MAX] {
+        let pair = Pair::new(8, 8);
+        let (_, mut application) = pair.application();
+        let mut server = pair.server();
+        for frame in 0..8 {
+            application.provide(frame);
+        }
+        application.publish();
+        let provided = 2 * LINE_WORDS + 16;
+        // The sixth is none, or one that was provided before.
+        pair.application.word(provided + 5).store(bad, Ordering::Relaxed);
+        for _ in 0..3 {
+            assert!(server.receive.observe(&mut server.receive_ledger).is_err());
+            assert_eq!(server.receive.available(), 5);
+            assert_eq!(server.receive_ledger.held(), 5);
+        }
+        for frame in 0..5 {
+            let start = HEADROOM_BYTES;
+            let descriptor = Descriptor { frame, start, len: 64, ..Descriptor::default() };
+            assert_eq!(server.receive.frame(0), frame);
+            server.receive.push(&mut server.receive_ledger, descriptor);
+        }
+        assert_eq!(server.receive.available(), 0);
+        assert_eq!(server.receive_ledger.held(), 0);
+    }
+}
+
 #[test]
 fn broken_chains() {
     for (count, flags) in [(MAX_CHAIN + 1, 1), (3, 1)] {

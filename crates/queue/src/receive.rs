@@ -145,9 +145,18 @@ impl ReceiveProducer {
         for step in 0..head.wrapping_sub(before) {
             let index = before.wrapping_add(step);
             let word = self.provided.fetch((index & (self.capacity - 1)) as usize);
-            let frame = u32::try_from(word).map_err(|_| Violation::Frame)?;
-            ledger.take(frame)?;
-            self.slots.set(index, frame);
+            let taken = u32::try_from(word)
+                .map_err(|_| Violation::Frame)
+                .and_then(|frame| ledger.take(frame).map(|()| frame));
+            match taken {
+                Ok(frame) => self.slots.set(index, frame),
+                Err(violation) => {
+                    // Only what was checked and taken can be filled, also by a caller that ends
+                    // the session later than at once.
+                    self.head.forget_beyond(index);
+                    return Err(violation);
+                }
+            }
         }
         Ok(self.available())
     }

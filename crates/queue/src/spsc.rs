@@ -96,6 +96,11 @@ impl Observed {
         Ok(index)
     }
 
+    /// What was seen beyond `index` is taken for not seen: a check of what it stands for failed.
+    pub(crate) fn forget_beyond(&mut self, index: u32) {
+        self.seen = index;
+    }
+
     /// The other words of the same line.
     pub(crate) fn line(&self) -> &PeerWords {
         &self.words
