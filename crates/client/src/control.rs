@@ -42,7 +42,13 @@ pub(crate) fn ask(channel: &Channel, message: &Message) -> Answer {
         Err(ChannelError::Socket(error)) if error.kind() == io::ErrorKind::ConnectionReset => {}
         Err(error) => return Answer::Wrong(error.to_string()),
     }
-    match channel.receive() {
+    // A server that hung up before it read what we sent leaves an error on the socket, which is told
+    // before what it said: its refusal, with the reason, comes with the second look.
+    let answer = match channel.receive() {
+        Ok(Incoming::End) => channel.receive(),
+        other => other,
+    };
+    match answer {
         Ok(Incoming::Message(Message::Error(body), _)) => {
             Answer::Refused(body.refusal(), body.text())
         }

@@ -205,9 +205,12 @@ impl Session {
         self.statistics
     }
 
-    /// What the server counted for an endpoint.
+    /// What the server counted for an endpoint; all zero in a child made by `fork`.
     #[must_use]
     pub fn counters(&self, endpoint: Endpoint) -> Vec<(&'static str, u64)> {
+        if !self.guard.is_parent() {
+            return counters::Endpoint::ALL.iter().map(|(_, name)| (*name, 0)).collect();
+        }
         let start = endpoint.number as usize * ENDPOINT_COUNTERS;
         counters::read(&self.counters, start, &counters::Endpoint::ALL)
     }
@@ -254,6 +257,13 @@ impl Session {
             None => Lost::ServerGone,
         };
         *self.lost.insert(lost)
+    }
+
+    /// Whether this is the process that attached: in a child made by `fork` the session's memory is
+    /// not there, and what comes through its descriptors is the parent's.
+    #[inline]
+    pub(crate) fn is_parents(&self) -> bool {
+        self.guard.is_parent()
     }
 
     /// Whether the session can still be used, as far as known.
@@ -364,7 +374,8 @@ impl Session {
     ) -> Result<(), SendError> {
         self.check()?;
         let data_bytes = self.transmit_heap.data_bytes();
-        let needed = if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
+        let needed =
+            if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
         let set = &mut self.queue_sets[endpoint.queue_set as usize];
         if needed == 0 || needed > MAX_CHAIN.min(set.transmit.capacity() as usize) {
             let max = MAX_CHAIN.min(set.transmit.capacity() as usize) * data_bytes;

@@ -42,6 +42,7 @@ impl Session {
     /// # Errors
     /// [`Lost`].
     pub fn ready(&mut self) -> Result<Option<u32>, Lost> {
+        self.check()?;
         while let Some(queue_set) = self.ready.front().copied() {
             let set = &mut self.queue_sets[queue_set as usize];
             // Looked at after its event was acknowledged: what comes later is a new event.
@@ -86,7 +87,7 @@ impl Session {
 
     /// After a sleep: nobody needs to ring any more; takes the rings that came.
     pub fn disarm(&mut self) {
-        if self.sleeper.is_announced() {
+        if self.is_parents() && self.sleeper.is_announced() {
             self.sleeper.awake();
         }
     }
@@ -150,6 +151,9 @@ impl Session {
 
     /// Empties the doorbell's pipe; for somebody else's epoll, after it became readable.
     pub fn take_rings(&mut self) {
+        if !self.is_parents() {
+            return;
+        }
         let mut bytes = [0; 64];
         loop {
             match rustix::io::read(&self.doorbell, &mut bytes) {
