@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -385,7 +385,20 @@ impl Control {
     }
 
     fn engine_events(&mut self) {
-        while let Ok(event) = self.parts.events.try_recv() {
+        loop {
+            let event = match self.parts.events.try_recv() {
+                Ok(event) => event,
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    // It ended without a word: by a panic, which whoever joins its thread gets.
+                    // A server without an engine serves nobody, so it ends too.
+                    let name = self.parts.info.name.clone();
+                    let cause = io::Error::other("the engine's thread ended early");
+                    let failed = DeviceError::Failed { name, what: "serving", cause };
+                    self.ended.get_or_insert(Err(failed));
+                    return;
+                }
+            };
             match event {
                 Event::Done { ticket } => {
                     if let Some(reply) = self.replies.remove(&ticket) {

@@ -84,6 +84,12 @@ impl Engine {
             }
             Order::AddEndpoint { session, number, endpoint, tap, group } => {
                 let Some(place) = self.place(session) else { return };
+                // A session that is ending for a violation is asked until the control thread
+                // hears of it. A rule entered now would outlive it, and lead to whoever gets its
+                // place next.
+                if self.sessions[place as usize].as_ref().is_none_or(|one| one.closing) {
+                    return;
+                }
                 let destination = Destination { session: place, endpoint: number };
                 match tap {
                     None => {

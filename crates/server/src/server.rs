@@ -123,6 +123,15 @@ impl Drop for Bound {
     }
 }
 
+/// Wakes the control thread when the engine's thread ends, however it does.
+struct WakesAtTheEnd(Arc<OwnedFd>);
+
+impl Drop for WakesAtTheEnd {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
 impl Server {
     /// Starts to serve a device.
     ///
@@ -200,9 +209,11 @@ impl Server {
         })
         .map_err(resources("the control thread"))?;
         let cpu = config.engine_cpu;
+        let wakes = WakesAtTheEnd(control_wake.clone());
         let engine = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || {
+                let _wakes = wakes;
                 if let Some(cpu) = cpu {
                     let mut only = rustix::thread::CpuSet::new();
                     only.set(cpu);
