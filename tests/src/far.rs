@@ -1,0 +1,89 @@
+//! The far end of a loopback device that sends everything back to where it came from, without
+//! allocating, so that it can stand in a process whose allocations are counted.
+
+use std::sync::Arc;
+
+use towpath_device::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
+use towpath_protocol::memory::Mapping;
+
+const FRAMES: u32 = 256;
+
+/// The far end.
+pub struct Echo {
+    device: Box<dyn Device>,
+    spaces: Spaces,
+    pool: SpaceId,
+    frame_bytes: u32,
+    received: Vec<Received>,
+    tokens: Vec<u64>,
+    /// Frames back from the device, to be provided again.
+    empty: Vec<u32>,
+    /// Packets received that are to be sent back, oldest last to be taken.
+    waiting: std::collections::VecDeque<Received>,
+    /// How many packets were sent back.
+    pub echoed: u64,
+}
+
+impl std::fmt::Debug for Echo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Echo").field("echoed", &self.echoed).finish_non_exhaustive()
+    }
+}
+
+impl Echo {
+    /// Starts the device.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn new(mut device: Box<dyn Device>) -> Echo {
+        let mut spaces = Spaces::default();
+        device.start(&mut spaces).expect("the far end starts");
+        let frame_bytes = device.info().rx_frame_bytes.next_multiple_of(128) as u32;
+        let memory = Mapping::private((FRAMES * frame_bytes) as usize).expect("memory");
+        let pool = spaces.add(Space::new(Arc::new(memory)));
+        let empty = (0..FRAMES).map(|index| index * frame_bytes).collect();
+        Echo {
+            device,
+            spaces,
+            pool,
+            frame_bytes,
+            received: Vec::with_capacity(64),
+            tokens: Vec::with_capacity(FRAMES as usize),
+            empty,
+            waiting: std::collections::VecDeque::with_capacity(FRAMES as usize),
+            echoed: 0,
+        }
+    }
+
+    /// Sends back what is there. Answers how much that was; `None` when the other end is gone.
+    pub fn turn(&mut self) -> Option<usize> {
+        self.tokens.clear();
+        self.device.tx_return(&mut self.tokens, FRAMES as usize).ok()?;
+        self.empty.extend(self.tokens.iter().map(|token| *token as u32));
+        let taken = self.device.rx_provide(&self.spaces, self.pool, &self.empty);
+        self.empty.drain(..taken);
+        self.received.clear();
+        self.device.rx_return(&self.spaces, &mut self.received, 64).ok()?;
+        let mut work = self.received.len();
+        for one in &self.received {
+            let mut addresses = [0; 12];
+            self.spaces.copy_out(self.pool, one.offset, &mut addresses).ok()?;
+            addresses.rotate_left(6);
+            self.spaces.copy_in(self.pool, one.offset, &addresses).ok()?;
+            self.waiting.push_back(*one);
+        }
+        while let Some(one) = self.waiting.front() {
+            let parts = [Part { space: self.pool, offset: one.offset, len: one.len }];
+            let token = u64::from(one.frame / self.frame_bytes * self.frame_bytes);
+            let packet = Packet { parts: &parts, meta: Meta::FINISHED, token };
+            if self.device.tx_provide(&self.spaces, &[packet]).ok()? == 0 {
+                break;
+            }
+            self.echoed += 1;
+            work += 1;
+            self.waiting.pop_front();
+        }
+        Some(work)
+    }
+}

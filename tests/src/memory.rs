@@ -1,0 +1,129 @@
+//! A session's memory as its own application can reach it: found in this process' mappings and
+//! written past everything that the client library would allow.
+//!
+//! Unsafe lives here because that is the point: the words are shared with a server, which must
+//! stand whatever is written.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use towpath_protocol::layout::SessionShape;
+use towpath_queue::word::LINE_WORDS;
+
+/// Words of a mapping of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Words {
+    first: *const AtomicU64,
+    len: usize,
+}
+
+// SAFETY: an address of atomics, good from every thread for as long as the mapping stays, which
+// whoever keeps the session sees to.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// The one mapping of this process of a memory file with this name. It is to be used only
+    /// while the session that mapped it lives.
+    ///
+    /// # Errors
+    /// When there is none, or more than one.
+    pub fn find(name: &str) -> io::Result<Words> {
+        let wanted = format!("/memfd:{name} ");
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        let mut found = maps.lines().filter(|line| line.contains(&wanted));
+        let odd = |what| io::Error::other(format!("{name}: {what}"));
+        let line = found.next().ok_or_else(|| odd("not mapped"))?;
+        if found.next().is_some() {
+            return Err(odd("mapped more than once"));
+        }
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        let (start, end) = range
+            .and_then(|(start, end)| Some((number(start)?, number(end)?)))
+            .ok_or_else(|| odd("a line of maps that is none"))?;
+        Ok(Words { first: start as *const AtomicU64, len: (end - start) / 8 })
+    }
+
+    /// How many.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Reads one.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    #[must_use]
+    pub fn load(&self, index: usize) -> u64 {
+        assert!(index < self.len);
+        // SAFETY: inside of a mapping of this process, as `find` saw it.
+        unsafe { (*self.first.add(index)).load(Ordering::Acquire) }
+    }
+
+    /// Writes one.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    pub fn store(&self, index: usize, value: u64) {
+        assert!(index < self.len);
+        // SAFETY: inside of a mapping of this process, as `find` saw it, that it may write.
+        unsafe { (*self.first.add(index)).store(value, Ordering::Release) }
+    }
+}
+
+/// Where in the application pages what is.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Acknowledgements of the server's events: a line with the index, then the bits.
+    pub acknowledgements: usize,
+    /// Events to the server: a line with the index, then the queue.
+    pub events: usize,
+    /// The queue sets.
+    pub queue_sets: Vec<QueueSetPlaces>,
+    /// All words.
+    pub all: Range<usize>,
+}
+
+/// Where in the application pages a queue set's words are.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueSetPlaces {
+    /// The transmit queue's head.
+    pub transmit_head: usize,
+    /// The receive queue's head.
+    pub receive_head: usize,
+    /// Transmit descriptors, two words each.
+    pub descriptors: usize,
+    /// Provided frames.
+    pub provided: usize,
+}
+
+impl Places {
+    /// Those of a session.
+    #[must_use]
+    pub fn of(shape: &SessionShape) -> Places {
+        let acknowledgements = LINE_WORDS;
+        let events = acknowledgements + shape.events().acknowledger_words();
+        let first = events + shape.events().marker_words();
+        let queue_sets = (0..shape.queue_sets as usize).map(|set| {
+            let start = first + set * shape.queues.application_words();
+            let descriptors = start + 2 * LINE_WORDS;
+            QueueSetPlaces {
+                transmit_head: start,
+                receive_head: start + LINE_WORDS,
+                descriptors,
+                provided: descriptors + 2 * shape.queues.transmit() as usize,
+            }
+        });
+        Places {
+            acknowledgements,
+            events,
+            queue_sets: queue_sets.collect(),
+            all: 0..shape.application_words(),
+        }
+    }
+}

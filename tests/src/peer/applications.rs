@@ -1,0 +1,146 @@
+//! Applications that do what they should: they exchange frames and look at every byte.
+
+use std::path::Path;
+use std::time::Instant;
+
+use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_tests::{PATIENCE, frames};
+
+use crate::orders::{Order, Orders};
+
+/// Frames of a batch: fewer than the queues hold, so that none may be lost.
+const BATCH: u64 = 16;
+
+fn attach(socket: &Path, name: &str) -> (Session, Endpoint) {
+    let options = Options {
+        name: name.into(),
+        endpoints: 2,
+        transmit_slots: 64,
+        receive_slots: 64,
+        ..Options::default()
+    };
+    let mut session = Session::attach(socket, &options).expect("attaches");
+    let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
+    (session, endpoint)
+}
+
+fn send(session: &mut Session, endpoint: Endpoint, to: [u8; 6], seed: u64, number: u64) {
+    let source = session.info().mac;
+    loop {
+        let sent = session.send(endpoint, frames::len(seed, number), Meta::FINISHED, |parts| {
+            frames::write(parts[0], to, source, seed, number);
+        });
+        match sent {
+            Ok(()) => return,
+            Err(SendError::Full) => {
+                session.want_room(0).expect("lives");
+                assert!(session.wait(Some(PATIENCE)).expect("lives"), "no room came");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Receives the frames of a batch, in order, and nothing lost, from `source`; others' are left.
+fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: bool) {
+    let own = session.info().mac;
+    let until = Instant::now() + PATIENCE;
+    let mut next = first;
+    while next < first + BATCH {
+        if !spin {
+            assert!(session.wait(Some(PATIENCE)).expect("lives"), "number {next} did not come");
+        }
+        assert!(Instant::now() < until, "number {next} did not come");
+        session
+            .receive(0, 64, |received| {
+                let seen = received.contiguous().expect("frames are larger than these");
+                if frames::source(seen) == Some(source) {
+                    frames::check(seen, own, source, seed, next).expect("what was sent");
+                    next += 1;
+                }
+            })
+            .expect("lives");
+    }
+}
+
+fn nothing_dropped(session: &Session, endpoint: Endpoint, packets: u64) {
+    for (name, value) in session.counters(endpoint) {
+        let wanted = match name {
+            "rx_packets" | "tx_packets" | "rx_copies" => packets,
+            name if name.contains("dropped") => 0,
+            _ => continue,
+        };
+        assert_eq!(value, wanted, "{name}");
+    }
+}
+
+/// Two sessions that send each other batches and look at every byte. Says `running`, answers
+/// `count`, and at the end of its input `exchanged N`. With `spin` it polls instead of sleeping.
+pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
+    let spin = options.contains(&"spin");
+    let (mut a, of_a) = attach(socket, "pair-a");
+    let (mut b, of_b) = attach(socket, "pair-b");
+    let (mac_a, mac_b) = (a.info().mac, b.info().mac);
+    let orders = Orders::listen();
+    let mut number = 0;
+    loop {
+        for step in 0..BATCH {
+            send(&mut a, of_a, mac_b, seed, number + step);
+            send(&mut b, of_b, mac_a, seed, number + step);
+        }
+        a.flush().expect("lives");
+        b.flush().expect("lives");
+        expect(&mut b, mac_a, seed, number, spin);
+        expect(&mut a, mac_b, seed, number, spin);
+        if number == 0 {
+            println!("running");
+        }
+        number += BATCH;
+        match orders.next() {
+            Order::None => {}
+            Order::Line(line) if line == "count" => println!("{number}"),
+            Order::Line(line) => panic!("no such order: {line}"),
+            Order::Over => break,
+        }
+    }
+    let statistics = [a.statistics(), b.statistics()];
+    assert!(statistics.iter().all(|one| one.rings <= one.batches), "{statistics:?}");
+    nothing_dropped(&a, of_a, number);
+    nothing_dropped(&b, of_b, number);
+    println!("exchanged {number}");
+}
+
+/// Sends batches through the device to a far end that sends them back, and looks at every byte.
+/// Says `running`, answers `count`, and at the end of its input `echoed N`.
+pub(crate) fn echoed(socket: &Path, seed: u64) {
+    let (mut session, endpoint) = attach(socket, "echoed");
+    let orders = Orders::listen();
+    let mut number = 0;
+    loop {
+        for step in 0..BATCH {
+            send(&mut session, endpoint, frames::ELSEWHERE, seed, number + step);
+        }
+        session.flush().expect("lives");
+        expect(&mut session, frames::ELSEWHERE, seed, number, false);
+        if number == 0 {
+            println!("running");
+        }
+        number += BATCH;
+        match orders.next() {
+            Order::None => {}
+            Order::Line(line) if line == "count" => println!("{number}"),
+            Order::Line(line) => panic!("no such order: {line}"),
+            Order::Over => break,
+        }
+    }
+    nothing_dropped(&session, endpoint, number);
+    println!("echoed {number}");
+}
+
+/// Sleeps until it is killed, or something comes.
+pub(crate) fn sleeper(socket: &Path) {
+    let (mut session, _endpoint) = attach(socket, "sleeper");
+    println!("asleep");
+    let woken = session.wait(None);
+    println!("woken: {woken:?}");
+}

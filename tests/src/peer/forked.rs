@@ -1,0 +1,116 @@
+//! An application that forks: the child has no session, and the parent's goes on.
+//!
+//! Unsafe lives here for `fork`, and for the child's end without the parent's destructors.
+
+use std::path::Path;
+use std::time::Duration;
+
+use towpath_client::{Endpoint, Lost, OpenError, Options, Rule, SendError, Session};
+use towpath_tests::{PATIENCE, frames};
+
+fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Range<u64>) {
+    let own = session.info().mac;
+    for number in numbers {
+        session.send_bytes(endpoint, &frames::frame(own, own, 7, number)).expect("lives");
+        session.flush().expect("lives");
+        assert!(session.wait(Some(PATIENCE)).expect("lives"));
+        let seen = session.receive_one(0).expect("lives").expect("something is there");
+        frames::check(&seen, own, own, 7, number).expect("what was sent");
+    }
+}
+
+/// Runs something in a child and answers its process number.
+fn fork(child: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child makes system calls, touches memory of its own and ends; the only other
+    // thread of this process waits for input and holds no lock.
+    match unsafe { libc::fork() } {
+        0 => {
+            let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(status.unwrap_or(99)) }
+        }
+        pid => pid,
+    }
+}
+
+fn status(pid: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: the status is written to a live integer.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(waited, pid);
+    status
+}
+
+/// What a child sees, whatever it tries.
+fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
+    let before = session.statistics();
+    assert_eq!(session.wait(Some(Duration::from_millis(1))), Err(Lost::Forked), "wait");
+    assert_eq!(session.wait(None), Err(Lost::Forked), "wait for ever");
+    assert_eq!(session.receive(0, 1, |_| ()), Err(Lost::Forked), "receive");
+    assert_eq!(session.receive_one(0), Err(Lost::Forked), "receive one");
+    assert_eq!(session.flush(), Err(Lost::Forked), "flush");
+    assert_eq!(session.want_room(0), Err(Lost::Forked), "want room");
+    assert_eq!(session.unsent(0), Err(Lost::Forked), "unsent");
+    assert_eq!(session.arm(), Err(Lost::Forked), "arm");
+    assert_eq!(session.ready(), Err(Lost::Forked), "ready");
+    assert!(!session.has_room(endpoint, 60), "room");
+    let sent = session.send_bytes(endpoint, &[0; 60]);
+    assert_eq!(sent, Err(SendError::Lost(Lost::Forked)), "send");
+    let opened = session.open(&Rule::new()).unwrap_err();
+    assert!(matches!(opened, OpenError::Lost(Lost::Forked)), "open: {opened}");
+    let closed = session.close(endpoint).unwrap_err();
+    assert!(matches!(closed, OpenError::Lost(Lost::Forked)), "close: {closed}");
+    // These have no error to answer: they must neither fault nor take anything from the parent.
+    session.disarm();
+    session.take_rings();
+    assert!(session.counters(endpoint).iter().all(|(_, value)| *value == 0), "counters");
+    assert_eq!(session.statistics(), before, "statistics");
+    drop(session);
+    0
+}
+
+/// Says `child N` once a child that holds everything lives on, and ends with its input.
+pub(crate) fn run(socket: &Path) {
+    let options = Options { name: "forked".into(), ..Options::default() };
+    let mut session = Session::attach(socket, &options).expect("attaches");
+    let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
+    with_itself(&mut session, endpoint, 0..50);
+
+    // A packet waits, and a ring in the pipe: neither may be the child's.
+    assert!(!session.arm().expect("lives"), "nothing waits");
+    let own = session.info().mac;
+    let mut another = Session::attach(socket, &options).expect("attaches");
+    let rule = Rule::new().ethertype(frames::ETHERTYPE);
+    let of_another = another.open(&rule).expect("opens");
+    let from = another.info().mac;
+    another.send_bytes(of_another, &frames::frame(own, from, 7, 50)).expect("lives");
+    another.flush().expect("lives");
+    towpath_tests::eventually("the packet arrives", || {
+        session.counters(endpoint).contains(&("rx_packets", 51))
+    });
+
+    // The child gets the parent's session as it is in memory. Both have it: the child drops its.
+    let session = std::mem::ManuallyDrop::new(session);
+    let child = fork(|| {
+        // SAFETY: in the child this is the only one; the parent's lies in another memory.
+        let session = unsafe { std::ptr::read(&raw const *session) };
+        try_everything(session, endpoint)
+    });
+    assert_eq!(status(child), 0, "the child found something else than a session that is gone");
+    let mut session = std::mem::ManuallyDrop::into_inner(session);
+    assert!(session.wait(Some(PATIENCE)).expect("lives"), "the ring was the parent's");
+    session.disarm();
+    let seen = session.receive_one(0).expect("lives").expect("the packet was the parent's");
+    frames::check(&seen, own, from, 7, 50).expect("what was sent");
+    drop(another);
+    with_itself(&mut session, endpoint, 51..100);
+
+    let child = fork(|| {
+        // Holds what it inherited, until it is killed, and not for ever.
+        std::thread::sleep(PATIENCE);
+        0
+    });
+    println!("child {child}");
+    let _ = std::io::stdin().lines().last();
+    std::mem::forget(session);
+}

@@ -1,0 +1,324 @@
+//! An application that attached properly and then does, one after the other, everything that no
+//! correct application does.
+
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use towpath_client::{Endpoint, Lost, Options, Rule, Session, Violation};
+use towpath_protocol::layout::SessionShape;
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, META, MORE, OUTGOING};
+use towpath_queue::word::LINE_WORDS;
+use towpath_tests::memory::{Places, QueueSetPlaces, Words};
+use towpath_tests::{PATIENCE, frames};
+
+const TRANSMIT_SLOTS: u32 = 64;
+const RECEIVE_SLOTS: u32 = 8;
+const QUEUE_SETS: u32 = 2;
+
+/// A session, and its memory behind the library's back.
+pub(crate) struct Hostile {
+    pub(crate) session: Session,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) other: Endpoint,
+    pub(crate) pages: Words,
+    pub(crate) heap: Words,
+    pub(crate) places: Places,
+    pub(crate) shape: SessionShape,
+    wake: i32,
+}
+
+impl Hostile {
+    pub(crate) fn attach(socket: &Path, name: &str) -> Hostile {
+        let options = Options {
+            name: name.into(),
+            queue_sets: QUEUE_SETS,
+            endpoints: 4,
+            transmit_slots: TRANSMIT_SLOTS,
+            receive_slots: RECEIVE_SLOTS,
+            transmit_frame_bytes: 2048,
+            receive_frame_bytes: 2048,
+            ..Options::default()
+        };
+        let mut session = Session::attach(socket, &options).expect("attaches");
+        let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
+        let other = Rule::new().ethertype(frames::ETHERTYPE + 1).queue_set(1);
+        let other = session.open(&other).expect("opens");
+        let (slots, frames) = (options.transmit_slots, options.receive_slots);
+        let shape = SessionShape::new(QUEUE_SETS, 4, slots, frames, 2048, 2048).expect("a shape");
+        Hostile {
+            session,
+            endpoint,
+            other,
+            pages: Words::find("towpath-application-pages").expect("mapped"),
+            heap: Words::find("towpath-transmit-heap").expect("mapped"),
+            places: Places::of(&shape),
+            shape,
+            wake: eventfd(),
+        }
+    }
+
+    fn set(&self, queue_set: usize) -> QueueSetPlaces {
+        self.places.queue_sets[queue_set]
+    }
+
+    /// Wakes the server.
+    pub(crate) fn ring(&self) {
+        // SAFETY: the descriptor is the session's, which lives as long as this.
+        let wake = unsafe { BorrowedFd::borrow_raw(self.wake) };
+        let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Says that a queue set has something to send.
+    fn announce(&self, queue_set: u64) {
+        let head = self.pages.load(self.places.events) as u32;
+        let slot = (head & (QUEUE_SETS.next_power_of_two() - 1)) as usize;
+        self.pages.store(self.places.events + LINE_WORDS + slot, queue_set);
+        self.pages.store(self.places.events, u64::from(head.wrapping_add(1)));
+        self.ring();
+    }
+
+    /// Puts descriptors into the transmit queue of the first set, and says so.
+    fn push(&self, descriptors: &[[u64; 2]]) {
+        let set = self.set(0);
+        let head = self.pages.load(set.transmit_head) as u32;
+        for (place, words) in descriptors.iter().enumerate() {
+            let slot = (head.wrapping_add(place as u32) & (TRANSMIT_SLOTS - 1)) as usize * 2;
+            self.pages.store(set.descriptors + slot, words[0]);
+            self.pages.store(set.descriptors + slot + 1, words[1]);
+        }
+        let head = head.wrapping_add(descriptors.len() as u32);
+        self.pages.store(set.transmit_head, u64::from(head));
+        self.announce(0);
+    }
+
+    fn push_one(&self, descriptor: Descriptor) {
+        self.push(&[descriptor.to_words()]);
+    }
+
+    /// A descriptor that a correct application could write: of nothing that may be sent.
+    fn correct(&self) -> Descriptor {
+        Descriptor {
+            frame: 0,
+            start: HEADROOM_BYTES,
+            len: 60,
+            endpoint: self.endpoint.number(),
+            flags: 0,
+        }
+    }
+
+    fn packets_received(&self) -> u64 {
+        let counters = self.session.counters(self.endpoint);
+        counters.iter().find(|(name, _)| *name == "rx_packets").map_or(0, |(_, value)| *value)
+    }
+
+    /// Has the server deliver packets to this session, after each of which `then` is called, until
+    /// it closes the session.
+    fn receive_while(&mut self, then: impl Fn(&Hostile)) {
+        let own = self.session.info().mac;
+        for number in 0..100 {
+            let before = self.packets_received();
+            let frame = frames::frame(own, own, 9, number);
+            if self.session.send_bytes(self.endpoint, &frame).is_err()
+                || self.session.flush().is_err()
+            {
+                return;
+            }
+            let mut tries = 0;
+            while self.packets_received() == before && tries < 200 && !self.is_closed() {
+                std::thread::sleep(std::time::Duration::from_micros(100));
+                tries += 1;
+            }
+            if self.is_closed() {
+                return;
+            }
+            then(self);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        let fd = &self.session;
+        let mut heard = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::empty())];
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let _ = rustix::event::poll(&mut heard, Some(&none));
+        heard[0].revents().contains(rustix::event::PollFlags::HUP)
+    }
+
+    /// What the session's end was: the application learns it from what the server wrote.
+    pub(crate) fn end(&mut self) -> Option<Lost> {
+        let until = std::time::Instant::now() + PATIENCE;
+        while std::time::Instant::now() < until {
+            match self.session.wait(Some(PATIENCE)) {
+                Err(lost) => return Some(lost),
+                Ok(true) => {
+                    if let Err(lost) = self.session.receive(0, 64, |_| ()) {
+                        return Some(lost);
+                    }
+                }
+                Ok(false) => return None,
+            }
+        }
+        None
+    }
+}
+
+/// The one eventfd of this process.
+fn eventfd() -> i32 {
+    let mut found = std::fs::read_dir("/proc/self/fd").expect("/proc").filter_map(|entry| {
+        let entry = entry.ok()?;
+        let target = std::fs::read_link(entry.path()).ok()?;
+        let is = target.to_string_lossy() == "anon_inode:[eventfd]";
+        is.then(|| entry.file_name().to_string_lossy().parse().ok())?
+    });
+    let one = found.next().expect("an eventfd");
+    assert!(found.next().is_none(), "one eventfd");
+    one
+}
+
+type Act = fn(&mut Hostile);
+
+const ACTS: &[(&str, Violation, Act)] = &[
+    ("a frame outside of the heap", Violation::Frame, |h| {
+        h.push_one(Descriptor { frame: h.shape.transmit_heap.frames(), ..h.correct() });
+    }),
+    ("the last frame number there is", Violation::Frame, |h| {
+        h.push_one(Descriptor { frame: 0xff_ffff, ..h.correct() });
+    }),
+    ("data that starts in the headroom", Violation::Range, |h| {
+        h.push_one(Descriptor { start: HEADROOM_BYTES - 1, ..h.correct() });
+    }),
+    ("data of no length", Violation::Range, |h| {
+        h.push_one(Descriptor { len: 0, ..h.correct() });
+    }),
+    ("data a byte over the frame", Violation::Range, |h| {
+        let len = h.shape.transmit_heap.data_bytes() + 1;
+        h.push_one(Descriptor { len, ..h.correct() });
+    }),
+    ("the largest start and length", Violation::Range, |h| {
+        h.push_one(Descriptor { start: 0xf_ffff, len: 0xf_ffff, ..h.correct() });
+    }),
+    ("a frame twice in one packet", Violation::Ownership, |h| {
+        let first = Descriptor { flags: MORE, ..h.correct() };
+        h.push(&[first.to_words(), h.correct().to_words()]);
+    }),
+    ("a chain whose end is not there", Violation::Chain, |h| {
+        h.push_one(Descriptor { flags: MORE, ..h.correct() });
+    }),
+    ("a chain of 49 frames", Violation::Chain, |h| {
+        let more = |frame| Descriptor { frame, flags: MORE, ..h.correct() }.to_words();
+        let mut chain: Vec<_> = (0..48).map(more).collect();
+        chain.push(Descriptor { frame: 48, ..h.correct() }.to_words());
+        h.push(&chain);
+    }),
+    ("an endpoint that does not exist", Violation::Endpoint, |h| {
+        h.push_one(Descriptor { endpoint: h.shape.endpoints, ..h.correct() });
+    }),
+    ("the last endpoint number there is", Violation::Endpoint, |h| {
+        h.push_one(Descriptor { endpoint: u32::MAX, ..h.correct() });
+    }),
+    ("an endpoint of another queue set", Violation::Endpoint, |h| {
+        h.push_one(Descriptor { endpoint: h.other.number(), ..h.correct() });
+    }),
+    ("a chain of two endpoints", Violation::Endpoint, |h| {
+        let first = Descriptor { flags: MORE, ..h.correct() };
+        let second = Descriptor { frame: 1, endpoint: h.other.number(), ..h.correct() };
+        h.push(&[first.to_words(), second.to_words()]);
+    }),
+    ("a flag that does not exist", Violation::Flags, |h| {
+        h.push_one(Descriptor { flags: 1 << 3, ..h.correct() });
+    }),
+    ("the flag of captured packets", Violation::Flags, |h| {
+        h.push_one(Descriptor { flags: OUTGOING, ..h.correct() });
+    }),
+    ("bits where zeros are", Violation::Flags, |h| {
+        let [first, second] = h.correct().to_words();
+        h.push(&[[first, second | 1 << 63]]);
+    }),
+    ("metadata that mean nothing", Violation::Flags, |h| {
+        h.heap.store(0, u64::MAX);
+        h.push_one(Descriptor { flags: META, ..h.correct() });
+    }),
+    ("a transmit head a slot too far", Violation::Index, |h| {
+        h.pages.store(h.set(0).transmit_head, u64::from(TRANSMIT_SLOTS + 1));
+        h.announce(0);
+    }),
+    ("a transmit head that went back", Violation::Index, |h| {
+        h.pages.store(h.set(0).transmit_head, u64::from(u32::MAX));
+        h.announce(0);
+    }),
+    ("a transmit head of 33 bits", Violation::Index, |h| {
+        h.pages.store(h.set(0).transmit_head, 1 << 32);
+        h.announce(0);
+    }),
+    ("an event of a queue set that does not exist", Violation::Event, |h| {
+        h.announce(u64::from(QUEUE_SETS));
+    }),
+    ("an event of 64 bits", Violation::Event, |h| h.announce(u64::MAX)),
+    ("more events than queue sets", Violation::Index, |h| {
+        h.pages.store(h.places.events, u64::from(QUEUE_SETS + 1));
+        h.ring();
+    }),
+    ("acknowledgements of events that were not taken", Violation::Event, |h| {
+        h.receive_while(|h| {
+            let bits = h.places.acknowledgements + LINE_WORDS;
+            h.pages.store(bits, h.pages.load(bits) ^ 1);
+        });
+    }),
+    ("acknowledgements of events that never were", Violation::Index, |h| {
+        h.pages.store(h.places.acknowledgements, 1000);
+        h.receive_while(|h| {
+            let bits = h.places.acknowledgements + LINE_WORDS;
+            h.pages.store(bits, h.pages.load(bits) ^ 1);
+        });
+    }),
+    ("a frame provided that is outside of the heap", Violation::Frame, |h| {
+        let provided = h.set(0).provided;
+        h.pages.store(provided, u64::from(h.shape.receive_heap.frames()));
+        h.receive_while(|_| ());
+    }),
+    ("a frame provided of 33 bits", Violation::Frame, |h| {
+        h.pages.store(h.set(0).provided, 1 << 32);
+        h.receive_while(|_| ());
+    }),
+    ("a frame provided twice", Violation::Ownership, |h| {
+        let provided = h.set(0).provided;
+        h.pages.store(provided + 1, h.pages.load(provided));
+        h.receive_while(|_| ());
+    }),
+    ("a frame provided to two queue sets", Violation::Ownership, |h| {
+        // The second set's frames are looked at when something comes for it: the first is filled
+        // and goes back, the next stays.
+        let theirs = h.pages.load(h.set(1).provided + 1);
+        h.pages.store(h.set(0).provided, theirs);
+        let own = h.session.info().mac;
+        let mut frame = frames::frame(own, own, 9, 0);
+        frame[12..14].copy_from_slice(&(frames::ETHERTYPE + 1).to_be_bytes());
+        h.session.send_bytes(h.other, &frame).expect("lives");
+        h.session.flush().expect("lives");
+        h.receive_while(|_| ());
+    }),
+    ("a receive head a slot too far", Violation::Index, |h| {
+        h.pages.store(h.set(0).receive_head, u64::from(RECEIVE_SLOTS + 1));
+        h.receive_while(|_| ());
+    }),
+    ("a receive head of 64 bits", Violation::Index, |h| {
+        h.pages.store(h.set(0).receive_head, u64::MAX);
+        h.receive_while(|_| ());
+    }),
+];
+
+/// Does all of it, and says `violations N of M kinds` in the end.
+pub(crate) fn violations(socket: &Path) {
+    let mut kinds = BTreeSet::new();
+    for (name, expected, act) in ACTS {
+        let mut hostile = Hostile::attach(socket, "hostile");
+        act(&mut hostile);
+        let end = hostile.end();
+        assert_eq!(end, Some(Lost::Violated(*expected)), "{name}");
+        // And it stays so, whatever is called.
+        assert_eq!(hostile.session.flush(), Err(Lost::Violated(*expected)), "{name}");
+        println!("{name}: {expected:?}");
+        kinds.insert(*expected as u32);
+    }
+    println!("violations {} of {} kinds", ACTS.len(), kinds.len());
+}

@@ -1,0 +1,40 @@
+//! Servers and applications, good and bad, for the tests of the whole system. The first argument
+//! says what this process is; the tests say what each is expected to do.
+
+mod applications;
+mod confined;
+mod forked;
+mod hostile;
+mod orders;
+mod random_writer;
+mod server;
+mod steps;
+
+use std::path::Path;
+
+fn main() {
+    // What a test leaves behind when it fails must not live on.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["server", socket, ref options @ ..] => server::run(Path::new(socket), options),
+        ["pair", socket, seed, ref options @ ..] => {
+            applications::pair(Path::new(socket), number(seed), options);
+        }
+        ["echoed", socket, seed] => applications::echoed(Path::new(socket), number(seed)),
+        ["sleeper", socket] => applications::sleeper(Path::new(socket)),
+        ["forked", socket] => forked::run(Path::new(socket)),
+        ["violations", socket] => hostile::violations(Path::new(socket)),
+        ["random", socket, seed, rounds] => {
+            random_writer::run(Path::new(socket), number(seed), number(rounds));
+        }
+        ["confined", socket, server] => confined::run(Path::new(socket), number(server) as i32),
+        ["step", socket, step] => steps::run(Path::new(socket), number(step)),
+        _ => panic!("no such part: {arguments:?}"),
+    }
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+}

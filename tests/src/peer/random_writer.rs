@@ -1,0 +1,118 @@
+//! An application that attached properly and then writes anything anywhere.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use towpath_client::{Lost, SendError};
+use towpath_tests::frames;
+use towpath_tests::random::Random;
+
+use crate::hostile::Hostile;
+
+/// How long a session that does no harm may go on.
+const ROUND: Duration = Duration::from_millis(20);
+
+/// Attaches so often, and each time writes in one of several ways while it sends. Says
+/// `rounds N violated M` in the end.
+pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
+    let mut random = Random::new(seed);
+    let mut ends: BTreeMap<String, u64> = BTreeMap::new();
+    let mut violated = 0;
+    for round in 0..rounds {
+        let mut hostile = Hostile::attach(socket, "random");
+        let way = round % 5;
+        let stop = AtomicBool::new(false);
+        let lost = std::thread::scope(|scope| {
+            let words = (hostile.pages, hostile.heap, hostile.places.clone());
+            let mut other = Random::new(random.draw());
+            let stop = &stop;
+            scope.spawn(move || {
+                let (pages, heap, places) = words;
+                let heads: Vec<usize> = places
+                    .queue_sets
+                    .iter()
+                    .flat_map(|set| [set.transmit_head, set.receive_head, set.transmit_head + 1])
+                    .chain([0, places.acknowledgements, places.events])
+                    .collect();
+                while !stop.load(Ordering::Relaxed) {
+                    match way {
+                        // Every word.
+                        0 => places.all.clone().for_each(|index| pages.store(index, other.draw())),
+                        // Any word, now and then.
+                        1 => {
+                            let index = other.below(places.all.end as u64) as usize;
+                            pages.store(index, other.draw());
+                            std::thread::sleep(Duration::from_micros(50));
+                        }
+                        // One bit of any word, there and back.
+                        2 => {
+                            let index = other.below(places.all.end as u64) as usize;
+                            let bit = 1 << other.below(64);
+                            pages.store(index, pages.load(index) ^ bit);
+                            pages.store(index, pages.load(index) ^ bit);
+                        }
+                        // Indices that are off by a little, or by much.
+                        3 => {
+                            let index = heads[other.below(heads.len() as u64) as usize];
+                            let now = pages.load(index);
+                            let by = match other.below(3) {
+                                0 => other.below(8),
+                                1 => other.draw() >> 32,
+                                _ => other.draw(),
+                            };
+                            pages.store(index, now.wrapping_add(by));
+                            std::thread::sleep(Duration::from_micros(20));
+                        }
+                        // The heap, under the copies, metadata and headers included: no violation
+                        // by itself, but what is sent may be anything.
+                        _ => {
+                            let index = other.below(heap.len() as u64) as usize;
+                            heap.store(index, other.draw());
+                        }
+                    }
+                }
+            });
+            let lost = send_until_lost(&mut hostile);
+            stop.store(true, Ordering::Relaxed);
+            lost
+        });
+        violated += u64::from(matches!(lost, Some(Lost::Violated(_))));
+        *ends.entry(format!("way {way}: {lost:?}")).or_default() += 1;
+    }
+    for (end, count) in ends {
+        println!("{end}: {count}");
+    }
+    println!("rounds {rounds} violated {violated}");
+}
+
+fn send_until_lost(hostile: &mut Hostile) -> Option<Lost> {
+    let own = hostile.session.info().mac;
+    let start = Instant::now();
+    let mut number = 0;
+    while start.elapsed() < ROUND {
+        let to = if number % 2 == 0 { own } else { frames::ELSEWHERE };
+        let frame = frames::frame(to, own, 11, number);
+        number += 1;
+        match hostile.session.send_bytes(hostile.endpoint, &frame) {
+            Ok(()) => {}
+            Err(SendError::Full) => hostile.ring(),
+            Err(SendError::Lost(lost)) => return Some(lost),
+            Err(error) => panic!("{error}"),
+        }
+        if let Err(lost) = hostile.session.flush() {
+            return Some(lost);
+        }
+        hostile.ring();
+        if let Err(lost) = hostile.session.receive(0, 64, |_| ()) {
+            return Some(lost);
+        }
+        if number % 8 == 0
+            && let Err(lost) = hostile.session.wait(Some(Duration::from_micros(200)))
+        {
+            return Some(lost);
+        }
+    }
+    None
+}

@@ -1,0 +1,122 @@
+//! A driver server.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use towpath_device::tap::{Options, TapDevice};
+use towpath_device::{Device, loopback};
+use towpath_protocol::store::{MemoryStore, Store};
+use towpath_server::{Config, Mode, Policy, Server, Subnets};
+use towpath_tests::far::Echo;
+
+use crate::number;
+
+/// A store that says how much is in it.
+struct Counted {
+    store: MemoryStore,
+    count: Arc<AtomicUsize>,
+}
+
+impl Store for Counted {
+    fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let outcome = self.store.put(name, descriptor);
+        self.count.store(self.store.len(), Ordering::SeqCst);
+        outcome
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.store.remove(name);
+        self.count.store(self.store.len(), Ordering::SeqCst);
+    }
+
+    fn take_all(&mut self) -> Vec<(String, OwnedFd)> {
+        self.store.take_all()
+    }
+}
+
+/// Serves a loopback device whose far end sends everything back (`far=echo`) or takes nothing
+/// (`far=none`), or a TAP (`tap=NAME`). Says `ready`, then answers `stored` with what is in its
+/// store and `stop` with `stopped`.
+pub(crate) fn run(socket: &Path, options: &[&str]) {
+    let mut policy = Policy::default();
+    let (mut mode, mut echo, mut tap, mut waits) = (Mode::Interrupt, true, None, false);
+    for option in options {
+        let (name, value) = option.split_once('=').expect("name=value");
+        match (name, value) {
+            ("mode", "poll") => mode = Mode::Poll,
+            ("mode", "interrupt") => mode = Mode::Interrupt,
+            ("far", "echo") => echo = true,
+            ("far", "none") => echo = false,
+            // Packets are fetched late, so that some are with the device at any moment.
+            ("late", "yes") => waits = true,
+            ("tap", name) => tap = Some(name.to_owned()),
+            ("users", list) => {
+                policy.users = list.split(',').map(|uid| number(uid) as u32).collect();
+            }
+            ("sessions_per_user", count) => policy.sessions_per_user = number(count) as usize,
+            ("connections", count) => policy.connections = number(count) as usize,
+            ("session_bytes", count) => policy.session_bytes = number(count) as usize,
+            ("endpoints_per_session", count) => {
+                policy.endpoints_per_session = number(count) as u32;
+            }
+            _ => panic!("no option {option}"),
+        }
+    }
+    let (device, far): (Box<dyn Device>, _) = match tap {
+        Some(name) => {
+            let options = Options { name, offloads: true };
+            (Box::new(TapDevice::open(&options).expect("a TAP")), None)
+        }
+        None => {
+            let config = loopback::Config { tx_asynchronous: waits, ..Default::default() };
+            let (near, far) = loopback::pair(&config).expect("a loopback");
+            (Box::new(near), Some(far))
+        }
+    };
+    let count = Arc::new(AtomicUsize::new(0));
+    let store = Counted { store: MemoryStore::default(), count: count.clone() };
+    let config = Config {
+        socket: Some(socket.to_owned()),
+        policy,
+        subnets: Subnets {
+            ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
+            ipv6: Some(("fd77::1".parse().expect("an address"), 64)),
+        },
+        mode,
+        ..Config::default()
+    };
+    let server = Server::start(&config, device, Box::new(store)).expect("the server starts");
+    let mut kept = None;
+    let mut echoing = None;
+    match far {
+        Some(far) if echo => {
+            echoing = Some(std::thread::spawn(move || {
+                let mut far = Echo::new(Box::new(far));
+                while let Some(work) = far.turn() {
+                    if work == 0 {
+                        std::thread::sleep(Duration::from_micros(100));
+                    }
+                }
+            }));
+        }
+        other => kept = other,
+    }
+    println!("ready");
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        match line.as_str() {
+            "stored" => println!("{}", count.load(Ordering::SeqCst)),
+            "stop" => break,
+            _ => panic!("no such order: {line}"),
+        }
+    }
+    server.stop().expect("the server ends well");
+    if let Some(echoing) = echoing {
+        echoing.join().expect("the far end ends well");
+    }
+    drop(kept);
+    println!("stopped");
+}

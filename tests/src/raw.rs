@@ -1,0 +1,205 @@
+//! The control connection by hand: what no client library would send, and the handshake step by
+//! step.
+//!
+//! Unsafe lives here for `sendmsg` with whatever bytes and descriptors.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use towpath_protocol::channel::{Channel, Incoming};
+use towpath_protocol::message::{Attach, Attached, MAX_BYTES, Message, Open, Refusal, fixed_name};
+
+/// What came back.
+#[derive(Debug)]
+pub enum Reply {
+    /// A message that is no refusal.
+    Message(Message, Vec<OwnedFd>),
+    /// A refusal.
+    Refused(Refusal, String),
+    /// The server hung up.
+    HungUp,
+    /// Nothing, in the time given.
+    Nothing,
+}
+
+/// A control connection.
+#[derive(Debug)]
+pub struct Raw {
+    /// The connection.
+    pub channel: Channel,
+}
+
+/// A small session.
+#[must_use]
+pub fn attach(name: &str) -> Attach {
+    Attach {
+        queue_sets: 1,
+        endpoints: 4,
+        transmit_slots: 8,
+        receive_slots: 8,
+        transmit_frame_bytes: 2048,
+        receive_frame_bytes: 2048,
+        name: fixed_name(name),
+        ipv4: [0; 4],
+        reserved: 0,
+    }
+}
+
+/// An endpoint for everything to the session's address.
+#[must_use]
+pub fn open() -> Open {
+    Open {
+        given: 0,
+        queue_set: 0,
+        flags: 0,
+        vlan: 0,
+        ethertype: 0,
+        mac: [0; 6],
+        protocol: 0,
+        ip_version: 0,
+        ip: [0; 16],
+        port: 0,
+        reserved: 0,
+    }
+}
+
+/// A message's bytes.
+#[must_use]
+pub fn bytes(message: &Message) -> Vec<u8> {
+    let mut bytes = [0; MAX_BYTES];
+    let len = message.encode(&mut bytes);
+    bytes[..len].to_vec()
+}
+
+impl Raw {
+    /// Connects.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn connect(path: &Path) -> io::Result<Raw> {
+        let kind = SocketType::SEQPACKET;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Raw { channel: Channel::new(socket) })
+    }
+
+    /// Sends bytes, with descriptors. Does not wait for room.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let payload = size_of_val(descriptors);
+        // SAFETY: arithmetic on a number.
+        let space = unsafe { libc::CMSG_SPACE(payload as u32) } as usize;
+        let mut control = vec![0_u64; space.div_ceil(8)];
+        // SAFETY: numbers and null addresses, for which zero is a value.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = (&raw const part).cast_mut();
+        message.msg_iovlen = 1;
+        if !descriptors.is_empty() {
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = space;
+            // SAFETY: the control buffer is aligned and as long as CMSG_SPACE says; the numbers
+            // written are the descriptors', which are open for as long as they are borrowed.
+            unsafe {
+                let header = libc::CMSG_FIRSTHDR(&raw const message);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = libc::CMSG_LEN(payload as u32) as usize;
+                let data = libc::CMSG_DATA(header).cast::<i32>();
+                for (place, descriptor) in descriptors.iter().enumerate() {
+                    data.add(place).write_unaligned(descriptor.as_raw_fd());
+                }
+            }
+        }
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the message names live memory, which the kernel only reads.
+        let sent =
+            unsafe { libc::sendmsg(self.channel.as_fd().as_raw_fd(), &raw const message, flags) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn say(&self, message: &Message) -> io::Result<()> {
+        self.send(&bytes(message), &[])
+    }
+
+    /// Waits for an answer at most so long.
+    ///
+    /// # Panics
+    /// When what came is no message: the server would be wrong.
+    #[must_use]
+    pub fn hear(&self, at_most: Duration) -> Reply {
+        let timeout = Timespec {
+            tv_sec: at_most.as_secs() as i64,
+            tv_nsec: i64::from(at_most.subsec_nanos()),
+        };
+        let mut heard = [PollFd::new(&self.channel, PollFlags::IN)];
+        if poll(&mut heard, Some(&timeout)).unwrap_or(0) == 0 {
+            return Reply::Nothing;
+        }
+        // A hang-up before everything was read is told before what was said.
+        let heard = match self.channel.receive() {
+            Ok(Incoming::End) => self.channel.receive(),
+            other => other,
+        };
+        match heard {
+            Ok(Incoming::Message(Message::Error(body), _)) => {
+                Reply::Refused(body.refusal(), body.text())
+            }
+            Ok(Incoming::Message(message, descriptors)) => Reply::Message(message, descriptors),
+            Ok(Incoming::End | Incoming::Nothing) => Reply::HungUp,
+            Err(error) => panic!("the server sent what is no message: {error}"),
+        }
+    }
+
+    /// Sends a message and waits for the answer.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn ask(&self, message: &Message) -> io::Result<Reply> {
+        self.say(message)?;
+        Ok(self.hear(crate::PATIENCE))
+    }
+
+    /// Sends bytes and waits for the answer.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn ask_bytes(&self, bytes: &[u8]) -> io::Result<Reply> {
+        self.send(bytes, &[])?;
+        Ok(self.hear(crate::PATIENCE))
+    }
+
+    /// Asks for a session.
+    ///
+    /// # Errors
+    /// What else than a session came.
+    pub fn attach(&self, attach: Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
+        match self.ask(&Message::Attach(attach))? {
+            Reply::Message(Message::Attached(attached), descriptors) => Ok((attached, descriptors)),
+            other => Err(io::Error::other(format!("attach: {other:?}"))),
+        }
+    }
+
+    /// Asks for a session, says that its memory is mapped, and has it live.
+    ///
+    /// # Errors
+    /// What else came.
+    pub fn live(&self, attach: Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
+        let attached = self.attach(attach)?;
+        match self.ask(&Message::Mapped)? {
+            Reply::Message(Message::Done, _) => Ok(attached),
+            other => Err(io::Error::other(format!("mapped: {other:?}"))),
+        }
+    }
+}

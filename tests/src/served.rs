@@ -1,0 +1,195 @@
+//! A server in a process of its own, and what it holds.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use towpath_rig::{Census, User};
+
+use crate::PATIENCE;
+use crate::process::{Process, Program};
+
+/// What a server holds: after applications have gone, the same as before they came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    /// Descriptors by kind.
+    pub descriptors: Vec<(String, usize)>,
+    /// Descriptors of memory files by name.
+    pub memory_files: Vec<(String, usize)>,
+    /// Mappings of memory files.
+    pub mapped_files: usize,
+    /// Descriptors in its store.
+    pub stored: usize,
+    /// Sessions in its report.
+    pub sessions: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+/// A server in a process of its own.
+#[derive(Debug)]
+pub struct Served {
+    process: Process,
+    directory: PathBuf,
+    socket: PathBuf,
+}
+
+impl Served {
+    /// Starts a server with options of `towpath-tests-peer server`.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn start(program: &Program, options: &[&str]) -> Served {
+        Served::start_as(program, options, None)
+    }
+
+    /// Starts a server as a user.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn start_as(program: &Program, options: &[&str], user: Option<User>) -> Served {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("towpath-tests-{}-{count}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).expect("a directory for the socket");
+        if let Some(user) = user {
+            std::os::unix::fs::chown(&directory, Some(user.uid), Some(user.gid))
+                .expect("a directory for the server's user");
+        }
+        let socket = directory.join("socket");
+        let path = socket.to_str().expect("a path of characters").to_owned();
+        let arguments: Vec<&str> =
+            ["server", &path].into_iter().chain(options.iter().copied()).collect();
+        let mut process = program.start_as(&arguments, |command| {
+            if let Some(user) = user {
+                user.confine(command);
+            }
+        });
+        process.expect("ready");
+        Served { process, directory, socket }
+    }
+
+    /// Where applications find it.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The same, as an argument.
+    ///
+    /// # Panics
+    /// Never: the path was made of characters.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        self.socket.to_str().expect("a path of characters")
+    }
+
+    /// Its process' number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// The number of its thread of this name: `engine` or `control`.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn thread(&self, name: &str) -> u32 {
+        let times = towpath_rig::ProcessTimes::of(self.pid()).expect("it lives");
+        times.threads.iter().find(|thread| thread.name == name).expect("it has the thread").tid
+    }
+
+    /// What it reports.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn report(&self) -> serde_json::Value {
+        towpath_client::report(&self.socket).expect("it reports")
+    }
+
+    /// A counter of its device.
+    ///
+    /// # Panics
+    /// When there is none of that name.
+    #[must_use]
+    pub fn device_counter(&self, name: &str) -> u64 {
+        self.report()["device"]["counters"][name].as_u64().expect("a counter of that name")
+    }
+
+    /// What it holds now; the report that is looked at is not among it once the server has
+    /// noticed its end.
+    ///
+    /// # Panics
+    /// When it is gone.
+    pub fn holdings(&mut self) -> Holdings {
+        let sessions = self.report()["sessions"].as_array().map_or(0, Vec::len);
+        let stored = self.process.ask("stored").parse().expect("a number");
+        let census = Census::of(self.pid()).expect("it lives");
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).expect("it lives");
+        Holdings {
+            descriptors: census.descriptors.into_iter().collect(),
+            memory_files: census.memory_files.into_iter().collect(),
+            mapped_files: maps.lines().filter(|line| line.contains("/memfd:")).count(),
+            stored,
+            sessions,
+            threads: census.threads,
+        }
+    }
+
+    /// What it holds when nothing changes any more.
+    pub fn settled(&mut self) -> Holdings {
+        let mut last = self.holdings();
+        let mut same = 0;
+        while same < 3 {
+            std::thread::sleep(Duration::from_millis(10));
+            let now = self.holdings();
+            same = if now == last { same + 1 } else { 0 };
+            last = now;
+        }
+        last
+    }
+
+    /// Waits until it holds what it held before.
+    ///
+    /// # Panics
+    /// When it goes on holding something else.
+    pub fn holds_again(&mut self, before: &Holdings) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let now = self.holdings();
+            if now == *before {
+                return;
+            }
+            if Instant::now() > until {
+                assert_eq!(now, *before, "the server holds something else than before");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Says a line to it, and answers its answer.
+    pub fn ask(&mut self, line: &str) -> String {
+        self.process.ask(line)
+    }
+
+    /// Stops it.
+    ///
+    /// # Panics
+    /// When it does not end well.
+    pub fn stop(mut self) {
+        self.process.tell("stop");
+        self.process.expect("stopped");
+        assert!(self.process.wait().success());
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}

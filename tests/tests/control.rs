@@ -1,0 +1,505 @@
+//! The control connection, abused in every way; and applications that die at every step of it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use towpath_client::{Options, Rule, Session};
+use towpath_protocol::VERSION;
+use towpath_protocol::message::{
+    self, Attach, Attached, Close, ErrorBody, MAX_BYTES, Message, Open, Opened, Refusal, Set,
+};
+use towpath_tests::process::Program;
+use towpath_tests::random::{Random, seed};
+use towpath_tests::raw::{self, Raw, Reply, bytes};
+use towpath_tests::served::Served;
+use towpath_tests::{PATIENCE, eventually};
+use zerocopy::FromZeros;
+
+static PEER: Program = Program::at(env!("CARGO_BIN_EXE_towpath-tests-peer"));
+
+fn connect(server: &Served) -> Raw {
+    Raw::connect(server.socket()).unwrap()
+}
+
+fn refused(reply: Reply) -> (Refusal, String) {
+    match reply {
+        Reply::Refused(refusal, text) => (refusal, text),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// Refused, and the connection ended.
+fn cut_off(raw: &Raw, reply: Reply) -> (Refusal, String) {
+    let refused = refused(reply);
+    assert!(matches!(raw.hear(PATIENCE), Reply::HungUp), "{refused:?}");
+    refused
+}
+
+fn serves(server: &Served) {
+    let mut session = Session::attach(server.socket(), &Options::default()).unwrap();
+    session.open(&Rule::new()).unwrap();
+}
+
+#[test]
+fn what_is_no_message_is_refused_and_cut_off() {
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    let mut wrong_length = Vec::new();
+    for message in [
+        Message::Attach(raw::attach("short")),
+        Message::Open(raw::open()),
+        Message::Close(Close { endpoint: 0 }),
+        Message::Set(Set { setting: 1, value: 1 }),
+        Message::Mapped,
+        Message::Report,
+    ] {
+        let whole = bytes(&message);
+        // Half of it, a byte short, a byte long.
+        wrong_length.push((whole[..whole.len() / 2].to_vec(), ""));
+        wrong_length.push((whole[..whole.len() - 1].to_vec(), ""));
+        wrong_length.push(([whole, vec![0]].concat(), "bytes"));
+    }
+    let mut unknown = bytes(&Message::Mapped);
+    unknown[6..8].copy_from_slice(&999_u16.to_ne_bytes());
+    let mut cases = vec![
+        (b"hello".to_vec(), "not a Towpath message"),
+        (vec![0; 8], "not a Towpath message"),
+        (vec![0xff; MAX_BYTES], "not a Towpath message"),
+        (vec![0xff; MAX_BYTES + 1], "too long"),
+        (vec![7; 4096], "too long"),
+        (unknown, "no message has kind 999"),
+    ];
+    cases.extend(wrong_length);
+    for (bytes, wanted) in cases {
+        let raw = connect(&server);
+        let (refusal, text) = cut_off(&raw, raw.ask_bytes(&bytes).unwrap());
+        assert_eq!(refusal, Refusal::Malformed, "{} bytes: {text}", bytes.len());
+        assert!(text.contains(wanted), "{} bytes: {text}", bytes.len());
+    }
+    // Nothing at all is no message either: the end.
+    let raw = connect(&server);
+    raw.send(&[], &[]).unwrap();
+    assert!(matches!(raw.hear(PATIENCE), Reply::HungUp));
+    drop(raw);
+    // In the middle of a session too.
+    let raw = connect(&server);
+    raw.live(raw::attach("live")).unwrap();
+    cut_off(&raw, raw.ask_bytes(b"hello").unwrap());
+    drop(raw);
+    server.holds_again(&before);
+    serves(&server);
+    server.stop();
+}
+
+#[test]
+fn random_bytes_harm_nobody() {
+    let mut random = Random::new(seed(0xb17e5));
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    for round in 0..400 {
+        let raw = connect(&server);
+        if round % 2 == 0 {
+            raw.live(raw::attach("random")).unwrap();
+        }
+        for _ in 0..1 + random.below(4) {
+            let mut bytes: Vec<u8> = (0..random.below(600)).map(|_| random.draw() as u8).collect();
+            if bytes.len() >= 8 && random.below(4) > 0 {
+                bytes[..4].copy_from_slice(&message::MAGIC.to_ne_bytes());
+                bytes[4..6].copy_from_slice(&VERSION.to_ne_bytes());
+                bytes[6..8].copy_from_slice(&(random.below(13) as u16).to_ne_bytes());
+                // Often as long as it should be, so that its fields are looked at.
+                let len = [72, 8, 52, 12, 16, bytes.len()][random.below(6) as usize];
+                bytes.resize(len, random.draw() as u8);
+            }
+            if raw.send(&bytes, &[]).is_err() {
+                break;
+            }
+        }
+    }
+    server.holds_again(&before);
+    serves(&server);
+    server.stop();
+}
+
+#[test]
+fn another_version_is_told_both() {
+    let server = Served::start(&PEER, &[]);
+    for version in [0, VERSION + 1, 0x7fff, u16::MAX] {
+        for message in [Message::Attach(raw::attach("old")), Message::Report, Message::Mapped] {
+            let mut bytes = bytes(&message);
+            bytes[4..6].copy_from_slice(&version.to_ne_bytes());
+            let raw = connect(&server);
+            let (refusal, text) = cut_off(&raw, raw.ask_bytes(&bytes).unwrap());
+            assert_eq!(refusal, Refusal::Version);
+            for part in
+                [&format!("version {version} "), &format!("this side {VERSION}"), "matching builds"]
+            {
+                assert!(text.contains(part), "{text}");
+            }
+        }
+    }
+    server.stop();
+}
+
+#[test]
+fn what_is_the_servers_to_send_or_out_of_order_is_refused() {
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    let raw = connect(&server);
+    let theirs = [
+        Message::Attached(Attached::new_zeroed()),
+        Message::Opened(Opened { endpoint: 0 }),
+        Message::Reported,
+        Message::Done,
+        Message::Error(Box::new(ErrorBody::new(Refusal::Limit, "no"))),
+    ];
+    for message in theirs {
+        // `hear` takes an error for a refusal, and that is what it has to be.
+        let (refusal, text) = refused(raw.ask(&message).unwrap());
+        assert_eq!(refusal, Refusal::State, "{message:?}: {text}");
+    }
+    for message in [Message::Mapped, Message::Open(raw::open())] {
+        let (refusal, text) = refused(raw.ask(&message).unwrap());
+        assert_eq!(refusal, Refusal::State, "{message:?}: {text}");
+    }
+    let (refusal, _) = refused(raw.ask(&Message::Close(Close { endpoint: 0 })).unwrap());
+    assert_eq!(refusal, Refusal::NotFound);
+    // Between attached and mapped.
+    raw.attach(raw::attach("order")).unwrap();
+    for message in [Message::Attach(raw::attach("again")), Message::Open(raw::open())] {
+        let (refusal, text) = refused(raw.ask(&message).unwrap());
+        assert_eq!(refusal, Refusal::State, "{message:?}: {text}");
+    }
+    let done = raw.ask(&Message::Mapped).unwrap();
+    assert!(matches!(done, Reply::Message(Message::Done, _)), "{done:?}");
+    // And when it lives.
+    for message in [Message::Attach(raw::attach("again")), Message::Mapped] {
+        let (refusal, text) = refused(raw.ask(&message).unwrap());
+        assert_eq!(refusal, Refusal::State, "{message:?}: {text}");
+    }
+    // The connection was of use all the time.
+    let opened = raw.ask(&Message::Open(raw::open())).unwrap();
+    assert!(matches!(opened, Reply::Message(Message::Opened(_), _)), "{opened:?}");
+    drop(raw);
+    server.holds_again(&before);
+    server.stop();
+}
+
+#[test]
+fn each_field_of_attach_has_its_range() {
+    let options = ["session_bytes=4194304", "endpoints_per_session=64"];
+    let mut server = Served::start(&PEER, &options);
+    let before = server.settled();
+    let good = raw::attach("fields");
+    let [many, huge] = [u32::MAX, 1 << 30];
+    let malformed: Vec<Attach> = vec![
+        Attach { queue_sets: 0, ..good },
+        Attach { queue_sets: 16_385, ..good },
+        Attach { queue_sets: many, ..good },
+        Attach { endpoints: 0, ..good },
+        Attach { endpoints: 16_385, ..good },
+        Attach { endpoints: many, ..good },
+        Attach { transmit_slots: 0, ..good },
+        Attach { transmit_slots: 4, ..good },
+        Attach { transmit_slots: 9, ..good },
+        Attach { transmit_slots: huge, ..good },
+        Attach { receive_slots: 0, ..good },
+        Attach { receive_slots: 12, ..good },
+        Attach { receive_slots: 1 << 31, ..good },
+        Attach { transmit_frame_bytes: 0, ..good },
+        Attach { transmit_frame_bytes: 63, ..good },
+        Attach { transmit_frame_bytes: 1 << 18, ..good },
+        Attach { transmit_frame_bytes: many, ..good },
+        Attach { receive_frame_bytes: 1, ..good },
+        Attach { receive_frame_bytes: many, ..good },
+        Attach { queue_sets: 16_384, transmit_slots: 1 << 20, ..good },
+        Attach { transmit_slots: 1 << 20, transmit_frame_bytes: 1 << 17, ..good },
+        Attach { reserved: 1, ..good },
+    ];
+    let raw = connect(&server);
+    for attach in malformed {
+        let (refusal, text) = refused(raw.ask(&Message::Attach(attach)).unwrap());
+        assert_eq!(refusal, Refusal::Malformed, "{attach:?}: {text}");
+        assert!(text.starts_with("attach: "), "{text}");
+    }
+    for (attach, refusal, part) in [
+        (Attach { transmit_slots: 4096, ..good }, Refusal::Limit, "at most 4194304"),
+        (Attach { endpoints: 65, ..good }, Refusal::Limit, "at most 64"),
+        (Attach { ipv4: [10, 77, 0, 1], ..good }, Refusal::NotFound, "10.77.0.1"),
+        (Attach { ipv4: [10, 77, 0, 255], ..good }, Refusal::NotFound, "10.77.0.255"),
+        (Attach { ipv4: [10, 77, 1, 5], ..good }, Refusal::NotFound, "10.77.1.5"),
+        (Attach { ipv4: [255; 4], ..good }, Refusal::NotFound, "255.255.255.255"),
+    ] {
+        let (said, text) = refused(raw.ask(&Message::Attach(attach)).unwrap());
+        assert_eq!(said, refusal, "{text}");
+        assert!(text.contains(part), "{text}");
+    }
+    // None of that took anything; and a name of anything is shown as characters.
+    let attach = Attach { name: [0xff; 32], ipv4: [10, 77, 0, 9], ..good };
+    raw.live(attach).unwrap();
+    let report = server.report();
+    assert_eq!(report["sessions"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!(report["sessions"][0]["ipv4"], "10.77.0.9/24");
+    // What is given cannot be given again.
+    let other = connect(&server);
+    let (said, _) = refused(other.ask(&Message::Attach(attach)).unwrap());
+    assert_eq!(said, Refusal::InUse);
+    drop((raw, other));
+    server.holds_again(&before);
+    server.stop();
+}
+
+#[test]
+fn each_field_of_open_has_its_range() {
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    let raw = connect(&server);
+    let (attached, _files) = raw.live(raw::attach("fields")).unwrap();
+    let good = raw::open();
+    let (ip, port) = (message::RULE_IP, message::RULE_PORT | message::RULE_PROTOCOL);
+    let mut other_ip = [0; 16];
+    other_ip[..4].copy_from_slice(&[10, 77, 0, 99]);
+    let cases: Vec<(Open, Refusal)> = vec![
+        (Open { given: 64, ..good }, Refusal::Malformed),
+        (Open { given: u32::MAX, ..good }, Refusal::Malformed),
+        (Open { flags: 16, ..good }, Refusal::Malformed),
+        (Open { flags: u32::MAX, ..good }, Refusal::Malformed),
+        (Open { reserved: 1, ..good }, Refusal::Malformed),
+        (Open { queue_set: 1, ..good }, Refusal::NotFound),
+        (Open { queue_set: u32::MAX, ..good }, Refusal::NotFound),
+        (Open { flags: 12, ..good }, Refusal::Malformed),
+        (Open { flags: 4, given: message::RULE_VLAN, vlan: 5, ..good }, Refusal::Malformed),
+        (Open { flags: 8, given: ip, ip_version: 4, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_VLAN, vlan: 0, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_VLAN, vlan: 4095, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_ETHERTYPE, ethertype: 0x5ff, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_ETHERTYPE, ethertype: 0x8100, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_ETHERTYPE, ethertype: 0x88a8, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_PORT, port: 53, ..good }, Refusal::Malformed),
+        (Open { given: port, protocol: 1, port: 53, ..good }, Refusal::Malformed),
+        (Open { given: ip, ip_version: 5, ..good }, Refusal::Malformed),
+        (Open { given: ip, ip_version: 0, ..good }, Refusal::Malformed),
+        (Open { given: ip, ip_version: 4, ip: other_ip, ..good }, Refusal::Permission),
+        (Open { given: ip, ip_version: 6, ip: [7; 16], ..good }, Refusal::Permission),
+        (Open { given: message::RULE_MAC, mac: [1, 0, 0, 0, 0, 1], ..good }, Refusal::Permission),
+    ];
+    for (open, wanted) in cases {
+        let (refusal, text) = refused(raw.ask(&Message::Open(open)).unwrap());
+        assert_eq!(refusal, wanted, "{open:?}: {text}");
+        assert!(text.starts_with("open: "), "{text}");
+    }
+    // Each of these is right, until there are as many as asked for.
+    let mut own = [0; 16];
+    own[..4].copy_from_slice(&attached.ipv4);
+    let rights = [
+        good,
+        Open { given: message::RULE_VLAN, vlan: 4094, ..good },
+        Open { given: ip, ip_version: 4, ip: own, ..good },
+        Open { given: port, protocol: 132, port: 0, ..good },
+    ];
+    for open in rights {
+        let reply = raw.ask(&Message::Open(open)).unwrap();
+        assert!(matches!(reply, Reply::Message(Message::Opened(_), _)), "{reply:?}");
+    }
+    let (refusal, _) = refused(raw.ask(&Message::Open(raw::open())).unwrap());
+    assert_eq!(refusal, Refusal::Limit);
+    for (endpoint, there) in [(3, true), (3, false), (4, false), (u32::MAX, false), (0, true)] {
+        let reply = raw.ask(&Message::Close(Close { endpoint })).unwrap();
+        match reply {
+            Reply::Message(Message::Done, _) => assert!(there, "{endpoint}"),
+            Reply::Refused(Refusal::NotFound, _) => assert!(!there, "{endpoint}"),
+            other => panic!("{endpoint}: {other:?}"),
+        }
+    }
+    drop(raw);
+    server.holds_again(&before);
+    server.stop();
+}
+
+#[test]
+fn settings_that_are_none_are_refused() {
+    let server = Served::start(&PEER, &[]);
+    let raw = connect(&server);
+    for (setting, value) in [(0, 0), (1, 2), (1, u32::MAX), (2, 0), (u32::MAX, 0)] {
+        let (refusal, text) = refused(raw.ask(&Message::Set(Set { setting, value })).unwrap());
+        assert_eq!(refusal, Refusal::NotFound, "{text}");
+    }
+    assert_eq!(server.report()["device"]["mode"], "interrupt");
+    server.stop();
+}
+
+#[test]
+fn who_floods_or_never_reads_is_cut_off_and_holds_up_nobody() {
+    let mut server = Served::start(&PEER, &[]);
+    let mut neighbour = PEER.start(&["pair", server.path(), "6"]);
+    neighbour.expect("running");
+    let before = server.settled();
+    for message in [
+        // Each is answered: by refusals, by a memory file.
+        bytes(&Message::Mapped),
+        bytes(&Message::Open(Open { reserved: 1, ..raw::open() })),
+        bytes(&Message::Report),
+    ] {
+        let raw = connect(&server);
+        let until = Instant::now() + PATIENCE;
+        let mut sent = 0;
+        let error = loop {
+            match raw.send(&message, &[]) {
+                Ok(()) => sent += 1,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::yield_now();
+                }
+                Err(error) => break error,
+            }
+            assert!(Instant::now() < until, "{sent} messages, and still heard");
+            // Somebody else is served meanwhile.
+            if sent == 50 {
+                serves(&server);
+            }
+        };
+        let kind = error.kind();
+        let ended = [std::io::ErrorKind::BrokenPipe, std::io::ErrorKind::ConnectionReset];
+        assert!(ended.contains(&kind), "{error}");
+        drop(raw);
+        server.holds_again(&before);
+    }
+    let last = neighbour.finish();
+    assert!(last.last().unwrap().starts_with("exchanged "), "{last:?}");
+    server.stop();
+}
+
+#[test]
+fn who_does_not_go_on_is_cut_off_after_five_seconds() {
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    let start = Instant::now();
+    let silent = connect(&server);
+    let attached = connect(&server);
+    let files = attached.attach(raw::attach("never-maps")).unwrap();
+    // One that lives may be silent as long as it likes.
+    let lives = connect(&server);
+    let living = lives.live(raw::attach("lives")).unwrap();
+    for raw in [&silent, &attached] {
+        assert!(matches!(raw.hear(PATIENCE), Reply::HungUp));
+        let after = start.elapsed();
+        assert!(after > Duration::from_secs(5), "{after:?}");
+        assert!(after < Duration::from_secs(8), "{after:?}");
+    }
+    assert!(matches!(lives.hear(Duration::from_millis(500)), Reply::Nothing));
+    drop((files, living, silent, attached, lives));
+    server.holds_again(&before);
+    server.stop();
+}
+
+#[test]
+fn descriptors_sent_to_the_server_do_not_stay() {
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let raw = connect(&server);
+    let few: Vec<BorrowedFd<'_>> = (0..7).map(|_| write.as_fd()).collect();
+    // With a right message: it is answered, and they are closed.
+    for message in [Message::Attach(raw::attach("gifts")), Message::Mapped] {
+        raw.send(&bytes(&message), &few).unwrap();
+        let reply = raw.hear(PATIENCE);
+        assert!(matches!(reply, Reply::Message(..)), "{reply:?}");
+    }
+    for _ in 0..200 {
+        raw.send(&bytes(&Message::Open(Open { reserved: 1, ..raw::open() })), &few).unwrap();
+        refused(raw.hear(PATIENCE));
+    }
+    // More than any message has, and with what is no message: cut off.
+    for count in [8, 9, 64, 253] {
+        let other = connect(&server);
+        let many: Vec<BorrowedFd<'_>> = (0..count).map(|_| write.as_fd()).collect();
+        other.send(&bytes(&Message::Report), &many).unwrap();
+        cut_off(&other, other.hear(PATIENCE));
+    }
+    let other = connect(&server);
+    other.send(b"hello", &few).unwrap();
+    cut_off(&other, other.hear(PATIENCE));
+    // Sent, and never heard: the connection is closed with them in it.
+    let other = connect(&server);
+    for _ in 0..20 {
+        let _ = other.send(&bytes(&Message::Report), &few);
+    }
+    drop((raw, other, few));
+    drop(write);
+    server.holds_again(&before);
+    // No write end is left anywhere: the pipe is at its end.
+    assert_eq!(rustix::io::read(&read, &mut [0; 1]).unwrap(), 0);
+    server.stop();
+}
+
+#[test]
+fn connections_and_sessions_are_limited() {
+    let mut server = Served::start(&PEER, &["sessions_per_user=4", "connections=7"]);
+    let before = server.settled();
+    let uid = rustix::process::geteuid().as_raw();
+    let mut sessions: Vec<Session> =
+        (0..4).map(|_| Session::attach(server.socket(), &Options::default()).unwrap()).collect();
+    let error = Session::attach(server.socket(), &Options::default()).unwrap_err().to_string();
+    assert!(error.contains(&format!("user {uid} has 4 sessions")), "{error}");
+    // One that goes makes room for one.
+    drop(sessions.pop());
+    eventually("room for a session", || {
+        Session::attach(server.socket(), &Options::default()).map(|one| sessions.push(one)).is_ok()
+    });
+    // And all connections together: the sessions' own and three more.
+    let more: Vec<Raw> = (0..3).map(|_| connect(&server)).collect();
+    let raw = connect(&server);
+    let (refusal, text) = cut_off(&raw, raw.hear(PATIENCE));
+    assert_eq!(refusal, Refusal::Limit);
+    assert!(text.contains("too many connections"), "{text}");
+    drop((raw, more));
+    // Those that are there go on.
+    for session in &mut sessions {
+        session.open(&Rule::new()).unwrap();
+    }
+    drop(sessions);
+    server.holds_again(&before);
+    server.stop();
+}
+
+#[test]
+fn a_process_may_die_at_every_step() {
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    let address = |server: &Served| {
+        Session::attach(server.socket(), &Options::default()).unwrap().info().ipv4
+    };
+    let first = address(&server);
+    for _ in 0..3 {
+        for step in 0..10 {
+            let status = PEER.start(&["step", server.path(), &step.to_string()]).wait();
+            let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+            assert_eq!(signal, Some(9), "step {step}: {status}");
+        }
+    }
+    server.holds_again(&before);
+    assert_eq!(address(&server), first);
+    server.stop();
+}
+
+#[test]
+fn a_child_made_by_fork_has_no_session_and_the_parents_goes_on() {
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    let mut forked = PEER.start(&["forked", server.path()]);
+    let line = forked.line();
+    let child: i32 = line.strip_prefix("child ").expect("a child").parse().unwrap();
+    let sessions = |server: &Served| server.report()["sessions"].as_array().unwrap().len();
+    assert_eq!(sessions(&server), 1);
+    assert!(forked.leave().success());
+    // The child lives, with every descriptor of the parent's, and yet the session is over.
+    assert!(std::path::Path::new(&format!("/proc/{child}")).exists());
+    eventually("the session is over", || sessions(&server) == 0);
+    assert!(std::path::Path::new(&format!("/proc/{child}")).exists());
+    server.holds_again(&before);
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(child).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    server.stop();
+}

@@ -1,0 +1,227 @@
+//! A server within the test's own process, over devices that do what a test needs: keep packets,
+//! break.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use towpath_client::{Lost, Options, Rule, Session};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::{
+    Armed, Counters, Device, DeviceError, Info, Meta, Packet, Received, SpaceId, Spaces, loopback,
+};
+use towpath_protocol::channel::Channel;
+use towpath_protocol::layout::{SessionShape, own_words};
+use towpath_protocol::memory::SharedFile;
+use towpath_protocol::message::{self, Attached, Message};
+use towpath_protocol::store::MemoryStore;
+use towpath_queue::OwnWords;
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
+use towpath_queue::word::LINE_WORDS;
+use towpath_server::{Config, Mode, Server};
+use towpath_tests::memory::Places;
+use towpath_tests::raw::{self, Raw, Reply};
+use towpath_tests::{PATIENCE, eventually, frames};
+
+fn serve(device: Box<dyn Device>, mode: Mode) -> Server {
+    let config = Config { mode, ..Config::default() };
+    Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
+}
+
+/// A device that breaks when it is told to.
+struct Breaks {
+    inner: loopback::LoopbackDevice,
+    now: Arc<AtomicBool>,
+}
+
+impl Device for Breaks {
+    fn info(&self) -> &Info {
+        self.inner.info()
+    }
+    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
+        self.inner.start(spaces)
+    }
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.inner.rx_provide(spaces, space, frames)
+    }
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        assert!(!self.now.load(Ordering::Relaxed), "the test's device breaks here");
+        self.inner.rx_return(spaces, out, budget)
+    }
+    fn tx_provide(
+        &mut self,
+        spaces: &Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        self.inner.tx_provide(spaces, packets)
+    }
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        self.inner.tx_return(out, budget)
+    }
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.sleep_fd()
+    }
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        self.inner.arm(tx_waiting)
+    }
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.inner.reset(frames)
+    }
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+}
+
+#[test]
+fn an_engine_that_breaks_ends_the_server_and_applications_are_told() {
+    for mode in [Mode::Poll, Mode::Interrupt] {
+        let now = Arc::new(AtomicBool::new(false));
+        let (inner, far) = loopback::pair(&loopback::Config::default()).unwrap();
+        let server = serve(Box::new(Breaks { inner, now: now.clone() }), mode);
+        let mut far = DeviceFarEnd::new(Box::new(far));
+        let attach = |server: &Server| {
+            let socket = server.connect().unwrap();
+            Session::attach_over(socket, &Options::default())
+        };
+        let mut session = attach(&server).unwrap();
+        session.open(&Rule::new()).unwrap();
+        now.store(true, Ordering::Relaxed);
+        far.send(&[0; 60], Meta::FINISHED);
+        assert_eq!(session.wait(Some(PATIENCE)), Err(Lost::ServerGone));
+        let mut heard = [rustix::event::PollFd::new(server.over(), rustix::event::PollFlags::IN)];
+        let timeout = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+        let over = rustix::event::poll(&mut heard, Some(&timeout)).unwrap();
+        assert_eq!(over, 1, "the control thread goes on without an engine");
+        // And nobody who attaches waits for ever.
+        assert!(attach(&server).is_err());
+        let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.stop()));
+        assert!(stopped.is_err(), "the engine's panic is its owner's to know");
+    }
+}
+
+/// An application by hand, that writes its own words.
+struct Hand {
+    raw: Raw,
+    attached: Attached,
+    _files: Vec<OwnedFd>,
+    pages: OwnWords,
+    heap: towpath_protocol::memory::Mapping,
+    places: Places,
+    shape: SessionShape,
+    wake: OwnedFd,
+    head: u64,
+}
+
+impl Hand {
+    fn attach(server: &Server) -> Hand {
+        let raw = Raw { channel: Channel::new(server.connect().unwrap()) };
+        let (attached, mut files) = raw.attach(raw::attach("hand")).unwrap();
+        let wake = files.pop().unwrap();
+        let map = |file: &OwnedFd| {
+            SharedFile::adopt(file.try_clone().unwrap()).unwrap().map_writable().unwrap()
+        };
+        let pages = own_words(&Arc::new(map(&files[3])));
+        let heap = map(&files[4]);
+        let reply = raw.ask(&Message::Mapped).unwrap();
+        assert!(matches!(reply, Reply::Message(Message::Done, _)), "{reply:?}");
+        let shape = SessionShape::new(1, 4, 8, 8, 2048, 2048).unwrap();
+        let places = Places::of(&shape);
+        Hand { raw, attached, _files: files, pages, heap, places, shape, wake, head: 0 }
+    }
+
+    fn open(&self, ethertype: u16) -> Reply {
+        let open = message::Open { given: message::RULE_ETHERTYPE, ethertype, ..raw::open() };
+        self.raw.ask(&Message::Open(open)).unwrap()
+    }
+
+    /// Puts a descriptor into the transmit queue, and says so.
+    fn push(&mut self, words: [u64; 2]) {
+        let set = self.places.queue_sets[0];
+        let slot = (self.head & 7) as usize * 2;
+        self.pages.store(set.descriptors + slot, words[0]);
+        self.pages.store(set.descriptors + slot + 1, words[1]);
+        self.head += 1;
+        self.pages.publish(set.transmit_head, self.head);
+        self.pages.publish(self.places.events + LINE_WORDS, 0);
+        let events = self.pages.get(self.places.events);
+        self.pages.publish(self.places.events, events + 1);
+        rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).unwrap();
+    }
+
+    fn send(&mut self, frame: u32, bytes: &[u8]) {
+        let descriptor = Descriptor {
+            frame,
+            start: HEADROOM_BYTES,
+            len: bytes.len() as u32,
+            ..Descriptor::default()
+        };
+        assert!(self.heap.copy_in(descriptor.heap_offset(&self.shape.transmit_heap), bytes));
+        self.push(descriptor.to_words());
+    }
+}
+
+/// A session that is closed for a violation while packets of it are with the device is there until
+/// they come back. What it asks for meanwhile must not stay when it has gone.
+#[test]
+fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
+    let config = loopback::Config { ring_packets: 4, tx_asynchronous: true, ..Default::default() };
+    let (near, far) = loopback::pair(&config).unwrap();
+    let server = serve(Box::new(near), Mode::Interrupt);
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let mut hand = Hand::attach(&server);
+    let mac = hand.attached.mac;
+    assert!(matches!(hand.open(0x88b5), Reply::Message(Message::Opened(_), _)));
+    // The device holds four at its far end, which nobody takes, and the rest itself.
+    for number in 0..6 {
+        hand.send(number, &frames::frame(frames::ELSEWHERE, mac, 3, u64::from(number)));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    // A frame that does not exist: the end.
+    hand.push([0xff_ffff, 0]);
+    std::thread::sleep(Duration::from_millis(50));
+    // The server may have noticed or not: it answers, or has hung up.
+    let late = hand.open(0x88b6);
+    println!("opened while closing: {late:?}");
+    assert!(!matches!(late, Reply::HungUp), "packets were with the device, so it is not over yet");
+    // They come back, and it is over.
+    let mut seen = 0;
+    eventually("the device gives back what it has", || {
+        while far.receive().is_some() {
+            seen += 1;
+        }
+        matches!(hand.raw.hear(Duration::ZERO), Reply::HungUp)
+    });
+    drop(hand);
+    // Somebody else gets the place and the address, with other rules for the same numbers.
+    let socket = server.connect().unwrap();
+    let mut next = Session::attach_over(socket, &Options::default()).unwrap();
+    assert_eq!(next.info().mac, mac, "the address is given again");
+    let first = next.open(&Rule::new().ethertype(0x88b7)).unwrap();
+    let second = next.open(&Rule::new().ethertype(0x88b8)).unwrap();
+    let to = |ethertype: u16| {
+        let mut frame = frames::frame(mac, frames::ELSEWHERE, 3, 0);
+        frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+        frame
+    };
+    for ethertype in [0x88b5, 0x88b6, 0x88b7] {
+        assert!(far.send(&to(ethertype), Meta::FINISHED));
+    }
+    assert!(next.wait(Some(PATIENCE)).unwrap());
+    assert_eq!(next.receive_one(0).unwrap().unwrap(), to(0x88b7), "only what it asked for");
+    let count = |endpoint| {
+        next.counters(endpoint).into_iter().collect::<std::collections::BTreeMap<_, _>>()
+    };
+    assert_eq!(count(first)["rx_packets"], 1);
+    assert_eq!(count(second)["rx_packets"], 0);
+    // And the rule can be had.
+    next.open(&Rule::new().ethertype(0x88b6)).unwrap();
+    let _ = next.as_fd();
+    server.stop().unwrap();
+    println!("{seen} packets were with the device");
+}
