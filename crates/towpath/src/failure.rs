@@ -32,8 +32,16 @@ impl Failure {
         Failure { text: text.into(), status: towpath_rig::EXIT_UNAVAILABLE }
     }
 
+    /// Nothing is wrong, and nobody reads any more: status 0, and no line.
+    pub(crate) fn silent() -> Failure {
+        Failure { text: String::new(), status: 0 }
+    }
+
     /// Tells it on standard error.
     pub(crate) fn report(&self) -> ExitCode {
+        if self.text.is_empty() {
+            return ExitCode::from(self.status);
+        }
         // Nobody can be told when standard error is gone; the status still says it.
         let _ = writeln!(io::stderr(), "towpath: {}", one_line(&self.text));
         ExitCode::from(self.status)

@@ -3,11 +3,19 @@
 //! Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine. What goes wrong
 //! is told in one line on standard error that names the thing and what to do.
 
+mod bench;
+mod capture;
 mod demo;
 mod doctor;
 mod failure;
+mod find;
+mod ls;
+mod report;
 mod serve;
+mod set;
 mod signals;
+mod stat;
+mod table;
 
 use std::process::ExitCode;
 
@@ -27,7 +35,9 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine.
 Examples:
   towpath demo                                          show what it does
   towpath doctor                                        what this machine allows
-  towpath serve --tap tap0 --address 10.77.0.1/24       serve a TAP interface"
+  towpath serve --tap tap0 --address 10.77.0.1/24       serve a TAP interface
+  towpath ls                                            who is attached to it
+  towpath capture -w - | tcpdump -nr -                  what it receives and sends"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -39,12 +49,31 @@ enum Verb {
     /// Serve a network interface to applications, until SIGTERM or SIGINT
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
+    /// List who is attached to a server, and what each receives
+    #[command(after_help = ls::EXAMPLES)]
+    Ls(ls::Args),
+    /// Show what a server counted: packets, bytes, drops by reason
+    #[command(after_help = stat::EXAMPLES)]
+    Stat(stat::Args),
+    /// Write every packet that a server receives or sends to a pcapng file
+    #[command(after_help = capture::EXAMPLES)]
+    Capture(capture::Args),
+    /// Change a setting of a running server
+    #[command(after_help = set::EXAMPLES)]
+    Set(set::Args),
     /// Show Towpath at work on this machine, in a network of its own; nothing stays
     #[command(after_help = "\
 Examples:
   towpath demo
   towpath demo --embedded")]
     Demo(demo::Args),
+    /// Measure this machine, each figure beside what it is compared with
+    #[command(after_help = "\
+Examples:
+  towpath bench switch
+  towpath bench queue --quick --json
+  towpath bench isolation --check")]
+    Bench(bench::Args),
     /// Look at this machine: what it allows, what that means, what to do
     #[command(after_help = "\
 Examples:
@@ -60,6 +89,11 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.verb {
         Verb::Serve(args) => serve::run(&args),
+        Verb::Ls(args) => ls::run(&args),
+        Verb::Stat(args) => stat::run(&args),
+        Verb::Capture(args) => capture::run(&args),
+        Verb::Set(args) => set::run(&args),
+        Verb::Bench(args) => return bench::run(&args),
         Verb::Demo(args) => return demo::run(args),
         Verb::Doctor(args) => return doctor::run(args),
     };

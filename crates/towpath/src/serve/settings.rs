@@ -51,6 +51,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "ADDRESS/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) address: Vec<Subnet>,
+    /// The network that applications get their addresses from, with its gateway's address, where
+    /// the interface itself has none: as part of a bridge
+    #[arg(long, value_name = "GATEWAY/BITS")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) subnet: Vec<Subnet>,
     /// The largest IP packet, in bytes; as the interface has it, if not said
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -157,6 +162,7 @@ impl Settings {
         Settings {
             tap: self.tap.or(file.tap),
             address: list(self.address, file.address),
+            subnet: list(self.subnet, file.subnet),
             mtu: self.mtu.or(file.mtu),
             socket: self.socket.or(file.socket),
             user: self.user.or(file.user),
@@ -219,8 +225,9 @@ impl Settings {
         set(&mut config.receive_budget, self.receive_budget.map(Number::get));
         config.socket = Some(socket);
         config.policy = policy;
-        config.subnets =
-            subnets(&self.address).map_err(|text| Failure::usage(format!("--address: {text}")))?;
+        let given: Vec<Subnet> = self.address.iter().chain(&self.subnet).copied().collect();
+        config.subnets = subnets(&given)
+            .map_err(|text| Failure::usage(format!("--address and --subnet: {text}")))?;
         config.mode = match self.mode {
             Some(Waiting::Poll) => Mode::Poll,
             Some(Waiting::Interrupt) | None => Mode::Interrupt,
@@ -241,7 +248,8 @@ mod tests {
 
     const ALL: &str = r#"
 tap = "tap7"
-address = ["10.77.0.1/24", "fd77::1/64"]
+address = ["10.77.0.1/24"]
+subnet = ["fd77::1/64"]
 mtu = 9000
 socket = "/run/towpath/seven.sock"
 user = "61001:61001"
@@ -272,6 +280,7 @@ transmit-budget = 11
         let config = settings.config("/x".into()).unwrap();
         assert_eq!((config.policy.users, config.policy.groups), (vec![0, 61002], vec![61003]));
         assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (9, 10, 11));
+        assert!(config.subnets.ipv4.is_some() && config.subnets.ipv6.is_some());
         assert_eq!((config.mode, config.engine_cpu), (Mode::Poll, Some(1)));
         assert_eq!((config.policy.sessions_per_user, config.policy.session_bytes), (5, 1_000_000));
         assert_eq!((config.policy.endpoints_per_session, config.policy.connections), (7, 8));

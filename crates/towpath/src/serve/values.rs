@@ -134,7 +134,7 @@ pub(crate) fn subnets(given: &[Subnet]) -> Result<Subnets, String> {
         };
         if let Some(family) = twice {
             return Err(format!(
-                "{family} has two addresses; give one, and add others with ip address add"
+                "{family} has two networks; give one, and add other addresses with ip address add"
             ));
         }
     }
@@ -295,7 +295,7 @@ mod tests {
         }
         let both = ["10.77.0.1/24", "fd77::1/64", "10.78.0.1/24"].map(|one| one.parse().unwrap());
         assert!(subnets(&both[..2]).unwrap().ipv6.is_some());
-        assert!(subnets(&both).unwrap_err().contains("IPv4 has two addresses"));
+        assert!(subnets(&both).unwrap_err().contains("IPv4 has two networks"));
     }
 
     #[test]

@@ -1,0 +1,266 @@
+//! `towpath capture`: a copy of every packet, received or sent, as a pcapng file.
+#![forbid(unsafe_code)]
+
+mod out;
+
+use std::io::{self, BufWriter, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_client::{Endpoint, Options, Rule, Session};
+use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
+
+use crate::failure::{Failure, says};
+use crate::find::Target;
+use crate::signals::Signals;
+use out::Out;
+
+/// What follows the help.
+pub(crate) const EXAMPLES: &str = "\
+Only root and the server's user may. Ends at SIGINT, SIGTERM, the reader's end, -c or --seconds.
+
+Examples:
+  towpath capture -w wire.pcapng
+  towpath capture -w - | tcpdump -nr -
+  towpath capture --device tap0 -w - -c 1000 | tshark -r -
+  towpath capture --seconds 10 -w ten.pcapng";
+
+/// Packets that may wait to be written: what a disk's pause may take.
+const SLOTS: u32 = 16_384;
+/// Bytes of a piece of a packet in the queue; longer ones take several.
+const FRAME_BYTES: u32 = 2048;
+/// Packets taken from the queue before signals and the clock are looked at.
+const BATCH: usize = 256;
+/// Bytes gathered before they are written; what is there is written before each sleep.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Options of `towpath capture`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    target: Target,
+    /// The file to write, - for standard output
+    #[arg(short = 'w', long = "write", value_name = "FILE")]
+    write: String,
+    /// End after so many packets
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// End after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    seconds: Option<u64>,
+}
+
+/// Captures.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let socket = args.target.resolve()?;
+    let signals = Signals::block()
+        .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
+    let signals = Arc::new(signals);
+    let options = Options {
+        name: "towpath capture".to_owned(),
+        endpoints: 1,
+        transmit_slots: 8,
+        transmit_frame_bytes: 64,
+        receive_slots: SLOTS,
+        receive_frame_bytes: FRAME_BYTES,
+        ..Options::default()
+    };
+    let mut session = Session::attach(&socket, &options)
+        .map_err(|error| Failure::new(format!("capture: {error}")))?;
+    // Who is refused has not emptied a file.
+    let endpoint = session
+        .open(&Rule::capture())
+        .map_err(|error| Failure::new(format!("capture: {error}")))?;
+    let file = Out::open(&args.write, signals.clone()).map_err(|error| {
+        Failure::new(format!(
+            "capture: {}: {}; choose a file that can be written with -w",
+            args.write,
+            says(&error)
+        ))
+    })?;
+    let mut capture = Capture::new(file, &session.info().device)
+        .map_err(|error| Failure::new(format!("capture: {}: {}", args.write, says(&error))))?;
+    let limits = Limits {
+        packets: args.count.unwrap_or(u64::MAX),
+        until: args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+    };
+    let outcome = capture.run(&mut session, &signals, &limits);
+    let dropped = dropped(&session, endpoint);
+    let outcome = match outcome {
+        Err(End::Write(error)) => Err(End::Write(error)),
+        // What was captured until a server's end is worth having.
+        other => capture.finish(dropped).map_err(End::Write).and(other),
+    };
+    let packets = capture.packets;
+    let _ = writeln!(io::stderr(), "{packets} packets captured, {dropped} dropped");
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(End::Write(error))
+            if error.kind() == io::ErrorKind::BrokenPipe || out::was_asked(&error) =>
+        {
+            Ok(())
+        }
+        Err(End::Write(error)) => Err(Failure::new(format!(
+            "capture: {}: {}; what was captured until then is there, but for its end",
+            args.write,
+            says(&error)
+        ))),
+        Err(End::Failed(text)) => Err(Failure::new(format!("capture: {text}"))),
+    }
+}
+
+/// When a capture ends by itself.
+struct Limits {
+    packets: u64,
+    until: Option<Instant>,
+}
+
+/// What ended a capture that was not to end yet.
+enum End {
+    Write(io::Error),
+    Failed(String),
+}
+
+struct Capture {
+    writer: Writer<BufWriter<Out>>,
+    interface: InterfaceId,
+    /// Watched for its reader's end.
+    reader: Option<Arc<std::fs::File>>,
+    packets: u64,
+    /// A packet in one piece, where the queue has it in several.
+    whole: Vec<u8>,
+}
+
+impl Capture {
+    fn new(file: Out, device: &str) -> io::Result<Capture> {
+        let reader = file.waits().then(|| file.watched());
+        let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, file), "towpath")?;
+        let interface = writer.interface(device, 0)?;
+        // A reader knows at once that a capture began.
+        writer.flush()?;
+        Ok(Capture { writer, interface, reader, packets: 0, whole: Vec::new() })
+    }
+
+    /// Writes packets until it is time to end.
+    fn run(
+        &mut self,
+        session: &mut Session,
+        signals: &Signals,
+        limits: &Limits,
+    ) -> Result<(), End> {
+        let lost = |error: towpath_client::Lost| End::Failed(error.to_string());
+        loop {
+            let room = limits.packets - self.packets;
+            if room == 0 || limits.until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(());
+            }
+            let budget = BATCH.min(usize::try_from(room).unwrap_or(BATCH));
+            let taken = self.take(session, budget)?;
+            if taken == budget {
+                if asked(signals) {
+                    return Ok(());
+                }
+                continue;
+            }
+            self.writer.flush().map_err(End::Write)?;
+            if session.arm().map_err(lost)? {
+                session.disarm();
+                if asked(signals) {
+                    return Ok(());
+                }
+                continue;
+            }
+            let end = self.sleep(session, signals, limits);
+            session.disarm();
+            if end? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes up to `budget` packets that wait.
+    fn take(&mut self, session: &mut Session, budget: usize) -> Result<usize, End> {
+        let Capture { writer, interface, packets, whole, .. } = self;
+        let mut outcome = Ok(());
+        let taken = session.receive(0, budget, |packet| {
+            if outcome.is_err() {
+                return;
+            }
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let time_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+            let way = if packet.is_outgoing() { Direction::Outbound } else { Direction::Inbound };
+            let bytes = packet.contiguous().unwrap_or_else(|| {
+                whole.clear();
+                packet.append_to(whole);
+                whole
+            });
+            outcome = writer.packet(*interface, time_ns, way, &[bytes], packet.len());
+            *packets += u64::from(outcome.is_ok());
+        });
+        outcome.map_err(End::Write)?;
+        taken.map_err(|error| End::Failed(error.to_string()))
+    }
+
+    /// Sleeps until there is a packet; whether it is time to end.
+    fn sleep(
+        &self,
+        session: &mut Session,
+        signals: &Signals,
+        limits: &Limits,
+    ) -> Result<bool, End> {
+        let timeout = limits.until.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        let (rung, ended, gone) = {
+            let doorbell = session.as_fd();
+            let reader = self.reader.as_ref().map_or(doorbell, |reader| reader.as_fd());
+            let mut heard = [
+                PollFd::from_borrowed_fd(doorbell, PollFlags::IN),
+                PollFd::new(signals, PollFlags::IN),
+                // Nothing is asked for: what comes is an error or the end.
+                PollFd::from_borrowed_fd(reader, PollFlags::empty()),
+            ];
+            match poll(&mut heard, timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(End::Failed(format!("waiting: {}", says(&errno.into())))),
+            }
+            let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+            (
+                !heard[0].revents().is_empty(),
+                !heard[1].revents().is_empty(),
+                self.reader.is_some() && heard[2].revents().intersects(gone),
+            )
+        };
+        if rung {
+            session.take_rings();
+        }
+        Ok(ended || gone)
+    }
+
+    /// Writes what was counted, and the rest.
+    fn finish(&mut self, dropped: u64) -> io::Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        self.writer.statistics(self.interface, time_ns, self.packets + dropped, dropped)?;
+        self.writer.flush()
+    }
+}
+
+/// Whether somebody asked for the end.
+fn asked(signals: &Signals) -> bool {
+    let mut heard = [PollFd::new(signals, PollFlags::IN)];
+    poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
+}
+
+/// Packets that are missing in the capture.
+fn dropped(session: &Session, endpoint: Endpoint) -> u64 {
+    let counters = session.counters(endpoint);
+    counters
+        .iter()
+        .filter(|(name, _)| name.starts_with("rx_dropped_"))
+        .map(|(_, count)| count)
+        .sum()
+}

@@ -1,0 +1,95 @@
+//! Where a capture is written to: a file, or standard output and whoever reads it.
+#![forbid(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::FileType;
+
+use crate::signals::Signals;
+
+/// The bytes that a pipe which is ready for writing takes without blocking, at least (`pipe(7)`:
+/// there is room for a whole page).
+const PIPE_ROOM: usize = 4096;
+
+/// The end of a capture. Being asked to end comes before waiting for a reader that has stalled.
+pub(super) struct Out {
+    file: Arc<File>,
+    signals: Arc<Signals>,
+    /// It may have to be waited for: no file on a disk.
+    waits: bool,
+}
+
+/// Why a write was given up: somebody asked for the end.
+#[derive(Debug, thiserror::Error)]
+#[error("asked to end while the reader took nothing")]
+pub(super) struct Asked;
+
+impl Out {
+    /// A file that only this user may read: what is on the wire is nobody else's business. Or
+    /// standard output, for `-`.
+    pub(super) fn open(path: &str, signals: Arc<Signals>) -> io::Result<Out> {
+        let file = if path == "-" {
+            let copy: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
+            File::from(copy)
+        } else {
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?
+        };
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        Ok(Out { file: Arc::new(file), signals, waits: kind != FileType::RegularFile })
+    }
+
+    /// Whether it is somebody's who reads and may stop to.
+    pub(super) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// The same, to be watched for its reader's end.
+    pub(super) fn watched(&self) -> Arc<File> {
+        self.file.clone()
+    }
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.waits {
+            return (&*self.file).write(bytes);
+        }
+        loop {
+            let mut heard = [
+                PollFd::new(&*self.file, PollFlags::OUT),
+                PollFd::new(&*self.signals, PollFlags::IN),
+            ];
+            match poll(&mut heard, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+                Ok(_) => {}
+            }
+            if !heard[0].revents().is_empty() {
+                return (&*self.file).write(&bytes[..bytes.len().min(PIPE_ROOM)]);
+            }
+            if !heard[1].revents().is_empty() {
+                return Err(io::Error::other(Asked));
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Out {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Whether a write was given up because somebody asked for the end.
+pub(super) fn was_asked(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Asked>())
+}

@@ -1,0 +1,180 @@
+//! Which server is meant: by its device's name, by its socket's path, or the only one that runs.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::failure::Failure;
+
+/// Where servers of root and of system services listen.
+const SYSTEM: &str = "/run/towpath";
+const SUFFIX: &str = ".sock";
+/// The most entries of a directory that are looked at.
+const MOST_ENTRIES: usize = 4096;
+
+/// Options that say which server.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Target {
+    /// The server of this device; the only one that runs, if not said
+    #[arg(long, value_name = "NAME", conflicts_with = "socket")]
+    device: Option<String>,
+    /// The server that listens here
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+impl Target {
+    /// The socket of the server that is meant.
+    pub(crate) fn resolve(&self) -> Result<PathBuf, Failure> {
+        if let Some(socket) = &self.socket {
+            return Ok(socket.clone());
+        }
+        let directories = directories();
+        match &self.device {
+            Some(device) => of_device(device, &directories),
+            None => only(&directories),
+        }
+    }
+}
+
+/// The socket of a device's server, or a socket by its path, as `tap0` or `./tap0.sock`.
+pub(crate) fn named(name: &str) -> Result<PathBuf, Failure> {
+    if name.contains('/') {
+        return Ok(PathBuf::from(name));
+    }
+    of_device(name, &directories())
+}
+
+/// This user's directory, and the system's.
+fn directories() -> Vec<PathBuf> {
+    let own = towpath_client::default_socket("x").parent().map(Path::to_path_buf);
+    let mut all: Vec<PathBuf> = own.into_iter().collect();
+    if !all.iter().any(|one| one == Path::new(SYSTEM)) {
+        all.push(SYSTEM.into());
+    }
+    all
+}
+
+fn shown(directories: &[PathBuf]) -> String {
+    let all: Vec<_> = directories.iter().map(|one| one.display().to_string()).collect();
+    all.join(" and ")
+}
+
+fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> {
+    if device.contains('/') || device.is_empty() {
+        return Err(Failure::usage(format!(
+            "{device:?} is no device's name; a path is --socket's"
+        )));
+    }
+    let paths = directories.iter().map(|one| one.join(format!("{device}{SUFFIX}")));
+    let found: Vec<PathBuf> = paths.filter(|path| path.symlink_metadata().is_ok()).collect();
+    // One that answers, before one that was left behind.
+    let answers = found.iter().find(|path| answers(path));
+    answers.or(found.first()).cloned().ok_or_else(|| {
+        Failure::new(format!(
+            "no server of {device} in {}; start one with towpath serve --tap {device}, or give \
+             its --socket",
+            shown(directories)
+        ))
+    })
+}
+
+fn only(directories: &[PathBuf]) -> Result<PathBuf, Failure> {
+    let mut running = Vec::new();
+    for directory in directories {
+        let Ok(entries) = fs::read_dir(directory) else { continue };
+        for entry in entries.take(MOST_ENTRIES).flatten() {
+            let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+            if is_socket
+                && entry.file_name().to_string_lossy().ends_with(SUFFIX)
+                && answers(&entry.path())
+            {
+                running.push(entry.path());
+            }
+        }
+    }
+    running.sort();
+    match running.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(Failure::new(format!(
+            "no server runs: none in {}; start one with towpath serve, or give its --socket",
+            shown(directories)
+        ))),
+        several => {
+            let names: Vec<_> = several
+                .iter()
+                .filter_map(|path| {
+                    Some(path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.to_owned())
+                })
+                .collect();
+            Err(Failure::new(format!(
+                "several servers run: {}; say which with --device or --socket",
+                names.join(", ")
+            )))
+        }
+    }
+}
+
+/// Whether somebody listens there: also somebody who is not for us, who will say so.
+fn answers(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(socket) =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+    else {
+        return false;
+    };
+    let Ok(address) = SocketAddrUnix::new(path) else { return false };
+    matches!(
+        rustix::net::connect(&socket, &address),
+        Ok(()) | Err(Errno::ACCESS | Errno::PERM | Errno::AGAIN)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::OwnedFd;
+
+    fn listen(path: &Path) -> OwnedFd {
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 4).unwrap();
+        socket
+    }
+
+    #[test]
+    fn the_one_that_runs_or_the_one_named() {
+        let directory = std::env::temp_dir().join(format!("towpath-find-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let places = [directory.clone(), directory.join("absent")];
+        assert!(only(&places).unwrap_err() == only(&places).unwrap_err());
+        assert!(of_device("tap0", &places).is_err());
+
+        let dead = listen(&directory.join("dead.sock"));
+        drop(dead);
+        fs::write(directory.join("file.sock"), "").unwrap();
+        assert!(only(&places).is_err(), "what was left behind is no server");
+        let first = listen(&directory.join("tap0.sock"));
+        assert_eq!(only(&places).unwrap(), directory.join("tap0.sock"));
+        assert_eq!(of_device("dead", &places).unwrap(), directory.join("dead.sock"));
+        let second = listen(&directory.join("tap1.sock"));
+        let several = format!("{:?}", only(&places).unwrap_err());
+        assert!(several.contains("tap0, tap1"), "{several}");
+        assert_eq!(of_device("tap1", &places).unwrap(), directory.join("tap1.sock"));
+        for bad in ["", "../tap0"] {
+            assert!(of_device(bad, &places).is_err());
+        }
+        drop((first, second));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}
