@@ -1,0 +1,125 @@
+//! Nothing is allocated per packet: not by the engine, not by the control thread, not by an
+//! application, not by the far end of the device. Counted over the whole process, so this program
+//! has one test and no other threads than those.
+
+use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
+use towpath_device::loopback;
+use towpath_packet::build::{Flow, Tcp};
+use towpath_protocol::store::MemoryStore;
+use towpath_rig::{Allocations, CountingAllocator};
+use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_tests::far::Echo;
+use towpath_tests::{PATIENCE, frames};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+const BATCH: u64 = 16;
+
+struct Bench {
+    a: Session,
+    b: Session,
+    of_a: Endpoint,
+    far: Echo,
+    large: (Vec<u8>, Meta),
+}
+
+impl Bench {
+    fn send(&mut self, to: [u8; 6], number: u64) {
+        let own = self.a.info().mac;
+        self.a
+            .send(self.of_a, frames::len(1, number), Meta::FINISHED, |parts| {
+                frames::write(parts[0], to, own, 1, number);
+            })
+            .expect("there is room");
+    }
+
+    /// A batch to the other session, one through the device and back, and a large packet that is
+    /// cut on its way.
+    fn round(&mut self, number: u64) {
+        let (own, other) = (self.a.info().mac, self.b.info().mac);
+        for step in number..number + BATCH {
+            self.send(other, step);
+            self.send(frames::ELSEWHERE, step);
+        }
+        self.a.flush().expect("lives");
+        for (session, from) in [(&mut self.b, own), (&mut self.a, frames::ELSEWHERE)] {
+            let to = session.info().mac;
+            let mut next = number;
+            while next < number + BATCH {
+                self.far.turn().expect("the device is there");
+                session
+                    .receive(0, 64, |packet| {
+                        let seen = packet.contiguous().expect("frames are larger");
+                        frames::check(seen, to, from, 1, next).expect("what was sent");
+                        next += 1;
+                    })
+                    .expect("lives");
+            }
+        }
+        let (large, meta) = &self.large;
+        self.a
+            .send(self.of_a, large.len(), *meta, |parts| {
+                let mut rest = &large[..];
+                for part in parts {
+                    let (now, later) = rest.split_at(part.len());
+                    part.copy_from_slice(now);
+                    rest = later;
+                }
+            })
+            .expect("there is room");
+        self.a.flush().expect("lives");
+        let mut payload = 0;
+        while payload < 20_000 {
+            assert!(self.b.wait(Some(PATIENCE)).expect("lives"), "{payload} bytes came");
+            self.b.receive(0, 64, |packet| payload += packet.len() - 54).expect("lives");
+        }
+        assert_eq!(payload, 20_000);
+    }
+}
+
+fn of_packets(mode: Mode) -> Allocations {
+    let (near, far) = loopback::pair(&loopback::Config::default()).expect("a loopback");
+    let subnets = Subnets {
+        ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
+        ..Subnets::default()
+    };
+    let config = Config { mode, subnets, ..Config::default() };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default())
+        .expect("the server starts");
+    let attach = || {
+        let socket = server.connect().expect("a connection");
+        let mut session = Session::attach_over(socket, &Options::default()).expect("attaches");
+        let endpoint = session.open(&Rule::new()).expect("opens");
+        (session, endpoint)
+    };
+    let ((a, of_a), (b, _)) = (attach(), attach());
+    let ip = |session: &Session| session.info().ipv4.expect("an address").0;
+    let flow = Flow::v4().macs(a.info().mac, b.info().mac).addresses(ip(&a), ip(&b));
+    let large = flow.tcp_large(&Tcp::default(), &[7; 20_000], 1400);
+    assert_eq!(large.1.segmentation.map(|one| one.kind), Some(SegmentationKind::Tcp4));
+    let mut bench = Bench { a, b, of_a, far: Echo::new(Box::new(far)), large };
+    for round in 0..100 {
+        bench.round(round * BATCH);
+    }
+    let before = ALLOCATOR.of_process();
+    for round in 100..700 {
+        bench.round(round * BATCH);
+    }
+    let counted = ALLOCATOR.of_process().since(&before);
+    // The far end goes last: without it the device is gone.
+    let Bench { a, b, far, .. } = bench;
+    drop((a, b));
+    server.stop().expect("the server ends well");
+    drop(far);
+    counted
+}
+
+#[test]
+fn no_allocation_for_any_packet() {
+    assert!(CountingAllocator::is_installed());
+    for mode in [Mode::Poll, Mode::Interrupt] {
+        let counted = of_packets(mode);
+        assert_eq!(counted.calls(), 0, "{mode:?}: {counted:?}");
+    }
+}
