@@ -57,6 +57,17 @@ pub(crate) fn says(error: &io::Error) -> String {
     }
 }
 
+/// What to do about an error that means that something is used up; nothing for others.
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "; raise the limit of open files (ulimit -n)",
+        Some(libc::ENOMEM) => "; free memory, or raise its limit (ulimit -v, MemoryMax=)",
+        Some(libc::EAGAIN) => "; raise the limit of threads or of memory (ulimit -u, ulimit -v)",
+        Some(libc::EFBIG) => "; raise the limit of file sizes (ulimit -f)",
+        _ => "",
+    }
+}
+
 /// Prints what a verb was asked for. Whoever closed the pipe early has read enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();

@@ -83,6 +83,7 @@ Examples:
 }
 
 fn main() -> ExitCode {
+    signals::survive_file_limit();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return failure::usage(&error),

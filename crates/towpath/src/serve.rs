@@ -18,11 +18,11 @@ use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::Server;
+use towpath_server::{Server, StartError};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
-use crate::failure::{Failure, print, says};
+use crate::failure::{Failure, print, remedy, says};
 use crate::signals::Signals;
 use ready::Ready;
 use settings::{Level, Settings};
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long)]
     print_config: bool,
     /// Write a line to this open descriptor when applications can attach, and close it
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i32).range(0..))]
     ready_fd: Option<i32>,
     #[command(flatten)]
     settings: Settings,
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     confine::confine(settings.user.as_ref())?;
     let server = Server::start(&config, device, Box::<MemoryStore>::default())
-        .map_err(|error| Failure::new(error.to_string()))?;
+        .map_err(|error| explain(&error))?;
     info!(
         device = name,
         mtu = device_info.mtu,
@@ -110,12 +110,27 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     let outcome = server.stop();
     info!(device = name, "ended");
-    outcome.map_err(|error| match error {
+    outcome.map_err(|error| ended(&error))
+}
+
+/// What is to be done about a server that did not start.
+fn explain(error: &StartError) -> Failure {
+    let remedy = match error {
+        StartError::Resources { cause, .. } => remedy(cause),
+        StartError::Device(DeviceError::Failed { cause, .. }) => remedy(cause),
+        _ => "",
+    };
+    Failure::new(format!("{error}{remedy}"))
+}
+
+/// The same of one that ended by itself.
+fn ended(error: &DeviceError) -> Failure {
+    match error {
         DeviceError::Gone { .. } => Failure::new(format!(
             "{error}; serve again when the interface is back, or let the server make it"
         )),
-        DeviceError::Failed { .. } => Failure::new(error.to_string()),
-    })
+        DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
+    }
 }
 
 /// Returns when a signal asks for the end, or the server has ended by itself.

@@ -1,7 +1,7 @@
 //! Being asked to end: SIGTERM, SIGINT and SIGHUP as something to be waited for beside other
 //! things, so that no system call of any thread is interrupted by them.
 //!
-//! Unsafe lives here for three calls on signal sets, which rustix does not have.
+//! Unsafe lives here for calls on signals, which rustix does not have.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -57,6 +57,13 @@ impl Signals {
             libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.set, std::ptr::null_mut());
         }
     }
+}
+
+/// Makes a file that would become larger than `ulimit -f` allows an error that can be told, and
+/// no end of the process. Memory files count too.
+pub(crate) fn survive_file_limit() {
+    // SAFETY: no handler is installed: the signal is ignored.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 impl AsFd for Signals {

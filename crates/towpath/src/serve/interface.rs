@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::settings::Settings;
 use super::values::{Number, Subnet};
-use crate::failure::Failure;
+use crate::failure::{Failure, remedy};
 
 /// Opens the TAP interface, and configures it. One that this made vanishes with the device.
 pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure> {
@@ -91,6 +91,9 @@ fn check_addresses(netlink: &mut Netlink, name: &str, wanted: &[Subnet]) -> Resu
 fn explain(error: TapError) -> Failure {
     let text = error.to_string();
     match error {
+        TapError::NoTun { cause } if !remedy(&cause).is_empty() => {
+            Failure::new(format!("/dev/net/tun: {cause}{}", remedy(&cause)))
+        }
         TapError::NoTun { .. } | TapError::TunForbidden { .. } | TapError::NotPermitted { .. } => {
             Failure::unavailable(text)
         }

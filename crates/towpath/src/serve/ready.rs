@@ -25,7 +25,7 @@ impl Ready {
         if number < 3 {
             // Standard streams stay what they are: a duplicate is closed in their place.
             // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
-            let stream = unsafe { BorrowedFd::borrow_raw(number.max(0)) };
+            let stream = unsafe { BorrowedFd::borrow_raw(number) };
             let copy =
                 rustix::io::fcntl_dupfd_cloexec(stream, 3).map_err(|errno| bad(number, errno))?;
             return Ok(Ready { to: Some(File::from(copy)) });

@@ -1,0 +1,269 @@
+//! Captures of what a server receives and sends.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::UdpSocket;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pcap_file::pcapng::{Block, PcapNgReader};
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use rustix::process::Signal;
+use towpath_net::Network;
+
+use crate::running::*;
+
+/// Neither side talks by itself: what is captured is what the test sends.
+fn start(directory: &Directory) -> Running {
+    towpath_rig::Namespace::current().unwrap().silence().unwrap();
+    serve(directory, "s.sock", &["--tap", "opA", "--address", "10.77.0.1/24"])
+}
+
+/// A capture that has begun: its session is attached.
+fn capture(server: &Running, arguments: &[&str], out: Stdio) -> Child {
+    let child = server
+        .verb("capture", arguments)
+        .stdout(out)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("the capture begins", || {
+        server.report()["sessions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|one| one["name"] == "towpath capture" && one["endpoints"][0].is_object())
+    });
+    child
+}
+
+fn said(child: &mut Child) -> String {
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    said
+}
+
+struct Packet {
+    bytes: Vec<u8>,
+    inbound: bool,
+    time: Duration,
+}
+
+fn packets(file: &str) -> Vec<Packet> {
+    let mut reader = PcapNgReader::new(fs::File::open(file).unwrap()).unwrap();
+    let mut packets = Vec::new();
+    while let Some(block) = reader.next_block() {
+        let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+        let flags = packet.options.iter().find_map(|option| match option {
+            EnhancedPacketOption::Flags(flags) => Some(*flags),
+            _ => None,
+        });
+        packets.push(Packet {
+            bytes: packet.data.to_vec(),
+            inbound: flags.unwrap() & 3 == 1,
+            time: packet.timestamp,
+        });
+    }
+    packets
+}
+
+#[test]
+fn both_directions_with_times() {
+    towpath_rig::isolated!(|| {
+        if !tun("capturing::both_directions_with_times") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = start(&directory);
+        let network = Network::attach(&server.socket).unwrap();
+        let application = towpath_net::UdpSocket::bind(&network, "10.77.0.2:7").unwrap();
+        application.set_read_timeout(Some(LIMIT)).unwrap();
+        let file = directory.text("c.pcapng");
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let mut child = capture(&server, &["-w", &file], Stdio::null());
+
+        let kernel = UdpSocket::bind("10.77.0.1:1000").unwrap();
+        kernel.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut bytes = [0; 100];
+        for number in 0..50u32 {
+            kernel.send_to(format!("there {number}").as_bytes(), "10.77.0.2:7").unwrap();
+            let (_, from) = application.recv_from(&mut bytes).unwrap();
+            application.send_to(format!("back {number}").as_bytes(), from).unwrap();
+            kernel.recv(&mut bytes).unwrap();
+        }
+        until("the last one is written", || {
+            fs::read(&file).unwrap().windows(7).any(|window| window == b"back 49")
+        });
+        signal(&child, Signal::TERM);
+        let status = wait(&mut child);
+        let said = said(&mut child);
+        assert!(status.success(), "{said}");
+        let until = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+
+        let packets = packets(&file);
+        assert!(said.contains(&format!("{} packets captured, 0 dropped", packets.len())), "{said}");
+        assert!(packets.windows(2).all(|pair| pair[0].time <= pair[1].time), "in order");
+        assert!(packets.iter().all(|one| since <= one.time && one.time <= until));
+        for number in 0..50 {
+            for (what, inbound) in [(format!("there {number}"), true), (format!("back {number}"), false)] {
+                let found: Vec<&Packet> = packets
+                    .iter()
+                    .filter(|one| one.bytes.len() >= 42 + what.len() && &one.bytes[42..42 + what.len()] == what.as_bytes()
+                        && one.bytes[38..40] == (8 + what.len() as u16).to_be_bytes())
+                    .collect();
+                assert_eq!(found.len(), 1, "{what}");
+                assert_eq!(found[0].inbound, inbound, "{what}");
+                // The UDP checksum is finished: over pseudo header and datagram it sums to nothing.
+                let ip = &found[0].bytes[14..34];
+                let udp = &found[0].bytes[34..42 + what.len()];
+                let mut sum = 17 + udp.len() as u32;
+                let mut add = |bytes: &[u8]| {
+                    for pair in bytes.chunks(2) {
+                        sum += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
+                    }
+                };
+                add(&ip[12..]);
+                add(udp);
+                sum = (sum & 0xffff) + (sum >> 16);
+                assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "{what}");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_read_from_the_pipe_comes_at_once() {
+    towpath_rig::isolated!(|| {
+        let test = "capturing::what_is_read_from_the_pipe_comes_at_once";
+        if !tun(test) || !installed(test, "tcpdump", "tcpdump") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = start(&directory);
+        let mut child = capture(&server, &["-w", "-"], Stdio::piped());
+        // As root tcpdump changes its user, which a user namespace of one user does not let it:
+        // there it runs as nobody at all.
+        let mut reader = match users() {
+            Some(_) => Command::new("tcpdump"),
+            None => {
+                let mut command = Command::new("unshare");
+                command.args(["--user", "tcpdump"]);
+                command
+            }
+        };
+        let mut reader = reader
+            .args(["-l", "-n", "-c", "2", "-r", "-"])
+            .stdin(child.stdout.take().unwrap())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(reader.stdout.take().unwrap()).lines();
+        let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();
+        for number in [8, 9] {
+            let to = format!("10.77.0.{number}");
+            kernel.send_to(b"who is it", format!("{to}:9")).unwrap();
+            let line = lines.next().unwrap().unwrap();
+            assert!(line.contains(&format!("ARP, Request who-has {to}")), "{line}");
+        }
+        assert!(wait(&mut reader).success());
+        // Nobody reads any more, and nothing is sent: the capture ends all the same.
+        let status = wait(&mut child);
+        assert!(status.success(), "{}", said(&mut child));
+    });
+}
+
+#[test]
+fn counts_and_times_end_it() {
+    towpath_rig::isolated!(|| {
+        if !tun("capturing::counts_and_times_end_it") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = start(&directory);
+        let file = directory.text("c.pcapng");
+        let mut child = capture(&server, &["-w", &file, "-c", "3"], Stdio::null());
+        let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();
+        for number in 5..25 {
+            kernel.send_to(b"x", format!("10.77.0.{number}:9")).unwrap();
+        }
+        assert!(wait(&mut child).success());
+        assert!(said(&mut child).contains("3 packets captured"));
+        assert_eq!(packets(&file).len(), 3);
+        let output = finish(&mut server.verb("capture", &["-w", &file, "--seconds", "1"]));
+        assert!(output.status.success());
+        assert!(text(&output.stderr).contains("packets captured"));
+    });
+}
+
+#[test]
+fn full_disks_and_stalled_readers() {
+    towpath_rig::isolated!(|| {
+        if !tun("capturing::full_disks_and_stalled_readers") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = start(&directory);
+        let said_full = fails(&mut server.verb("capture", &["-w", "/dev/full"]), 1);
+        assert!(said_full.contains("/dev/full: No space left on device"), "{said_full}");
+        let said_dir = fails(&mut server.verb("capture", &["-w", &directory.text("")]), 1);
+        assert!(said_dir.contains("choose a file that can be written"), "{said_dir}");
+
+        // A disk that becomes full under it: a file system of 64 KiB.
+        let small = directory.text("small");
+        fs::create_dir(&small).unwrap();
+        let script = "mount -t tmpfs -o size=64k none \"$1\" && shift && exec \"$@\"";
+        let mut child = Command::new("unshare")
+            .args(["--mount", "sh", "-c", script, "sh", &small])
+            .arg(env!("CARGO_BIN_EXE_towpath"))
+            .args(["capture", "--socket", &server.socket, "-w", &format!("{small}/c.pcapng")])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        until("the capture begins", || server.report()["sessions"][0]["endpoints"][0].is_object());
+        let network = Network::attach(&server.socket).unwrap();
+        let sink = towpath_net::UdpSocket::bind(&network, "10.77.0.3:9").unwrap();
+        let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();
+        let mut sent = 0;
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            kernel.send_to(&[7; 1400], "10.77.0.3:9").unwrap();
+            sent += 1;
+            assert!(sent < 100_000, "the disk is never full");
+        };
+        let said_later = said(&mut child);
+        assert_eq!(status.code(), Some(1), "{said_later}");
+        assert!(said_later.contains("No space left on device"), "{said_later}");
+        drop(sink);
+
+        // A reader that takes nothing, with the pipe full: asked to end, it ends.
+        let mut child = capture(&server, &["-w", "-"], Stdio::piped());
+        for _ in 0..2000 {
+            kernel.send_to(&[7; 1400], "10.77.0.3:9").unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        signal(&child, Signal::TERM);
+        let status = wait(&mut child);
+        assert!(status.success(), "{}", said(&mut child));
+
+        // The server goes: what was captured is there, and can be read.
+        let file = directory.text("c.pcapng");
+        let mut child = capture(&server, &["-w", &file], Stdio::null());
+        kernel.send_to(b"last", "10.77.0.99:9").unwrap();
+        until("it is written", || packets_so_far(&file) > 0);
+        server.kill();
+        assert_eq!(wait(&mut child).code(), Some(1));
+        let said_end = said(&mut child);
+        assert!(said_end.contains("the driver server is gone"), "{said_end}");
+        assert!(!packets(&file).is_empty());
+    });
+}
+
+/// Packets in a file that is still being written.
+fn packets_so_far(file: &str) -> usize {
+    let bytes = fs::read(file).unwrap();
+    bytes.windows(8).filter(|window| window[..4] == 6u32.to_le_bytes()).count()
+}

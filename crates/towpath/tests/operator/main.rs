@@ -1,0 +1,8 @@
+//! The command as an operator uses it: servers started, looked at, captured from, bridged, ended
+//! and killed, in network namespaces of their own, as root and as an ordinary user.
+
+mod capturing;
+mod networks;
+mod refusals;
+mod running;
+mod serving;

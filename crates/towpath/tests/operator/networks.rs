@@ -1,0 +1,142 @@
+//! The recipes of docs/operations.md: applications on a real network, by a bridge and by routes.
+//! The real network is a veth pair, whose far end is a host of its own.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpStream as KernelStream};
+use std::process::Command;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use towpath_client::Session;
+use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream};
+use towpath_rig::{End, Namespace, connect};
+
+use crate::running::*;
+
+const AMOUNT: usize = 4 << 20;
+
+fn sh(line: &str) {
+    let output = finish(Command::new("sh").args(["-ec", line]));
+    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+}
+
+fn bytes(seed: u8) -> Vec<u8> {
+    (0..AMOUNT).map(|n| (n >> 8) as u8 ^ n as u8 ^ seed).collect()
+}
+
+/// A far host that sends `AMOUNT` bytes to whoever connects, after it received as many.
+fn far_host(far: &Namespace, address: IpAddr) -> JoinHandle<()> {
+    let listener = far.run(|| std::net::TcpListener::bind((address, 80)).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut got = vec![0; AMOUNT];
+        stream.read_exact(&mut got).unwrap();
+        assert!(got == bytes(1));
+        stream.write_all(&bytes(2)).unwrap();
+    })
+}
+
+/// TCP both ways: opened by the application, and by the far host.
+fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAddr) {
+    let host = far_host(far, far_address);
+    let mut stream = TcpStream::connect_timeout(network, &(far_address, 80).into(), LIMIT).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(&bytes(1)).unwrap();
+    let mut got = vec![0; AMOUNT];
+    stream.read_exact(&mut got).unwrap();
+    assert!(got == bytes(2));
+    host.join().unwrap();
+
+    let listener = TcpListener::bind(network, std::net::SocketAddr::new(own, 7)).unwrap();
+    let serving = std::thread::spawn(move || {
+        let (mut stream, from) = listener.accept().unwrap();
+        // No translation on the way: the far host is seen as itself.
+        assert_eq!(from.ip(), far_address);
+        let mut got = vec![0; AMOUNT];
+        stream.read_exact(&mut got).unwrap();
+        stream.write_all(&got).unwrap();
+    });
+    let mut stream = far
+        .run(|| KernelStream::connect_timeout(&(own, 7).into(), LIMIT))
+        .unwrap()
+        .unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut writer = stream.try_clone().unwrap();
+    let writing = std::thread::spawn(move || writer.write_all(&bytes(3)).unwrap());
+    let mut got = vec![0; AMOUNT];
+    stream.read_exact(&mut got).unwrap();
+    assert!(got == bytes(3));
+    writing.join().unwrap();
+    serving.join().unwrap();
+}
+
+/// The far host with its end of the wire; the near end is `uplink`.
+fn wire(far_addresses: &[&str], near_addresses: &[&str]) -> Namespace {
+    let (here, far) = (Namespace::current().unwrap(), Namespace::create().unwrap());
+    let parse = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<_>>();
+    connect(
+        &End { namespace: &here, name: "uplink", addresses: &parse(near_addresses) },
+        &End { namespace: &far, name: "far", addresses: &parse(far_addresses) },
+        None,
+    )
+    .unwrap();
+    far
+}
+
+#[test]
+fn a_bridge() {
+    towpath_rig::isolated!(|| {
+        let test = "networks::a_bridge";
+        if !tun(test) || !installed(test, "ip", "iproute2") {
+            return;
+        }
+        let far = wire(&["192.0.2.200/24", "2001:db8::200/64"], &[]);
+        let directory = Directory::new();
+        let arguments = ["--tap", "tap0", "--subnet", "192.0.2.200/24", "--subnet", "2001:db8::200/64"];
+        let server = serve(&directory, "s.sock", &arguments);
+        sh("ip link add br0 type bridge
+            ip link set uplink master br0
+            ip link set tap0 master br0
+            ip link set br0 up");
+        std::thread::sleep(Duration::from_millis(100));
+        let options = towpath_client::Options {
+            ipv4: Some("192.0.2.77".parse().unwrap()),
+            ..SessionLink::options("test")
+        };
+        let session = Session::attach(&server.socket, &options).unwrap();
+        let ipv6 = session.info().ipv6.unwrap().0;
+        let network = Network::over(session, Driving::Thread).unwrap();
+        both_ways(&network, "192.0.2.77".parse().unwrap(), &far, "192.0.2.200".parse().unwrap());
+        both_ways(&network, ipv6.into(), &far, "2001:db8::200".parse().unwrap());
+    });
+}
+
+#[test]
+fn routes() {
+    towpath_rig::isolated!(|| {
+        let test = "networks::routes";
+        if !tun(test) || !installed(test, "ip", "iproute2") {
+            return;
+        }
+        let here = Namespace::current().unwrap();
+        let far = wire(
+            &["192.0.2.200/24", "2001:db8::200/64"],
+            &["192.0.2.1/24", "2001:db8::1/64"],
+        );
+        let directory = Directory::new();
+        let arguments = ["--tap", "tap0", "--address", "10.77.0.1/24", "--address", "fd77::1/64"];
+        let server = serve(&directory, "s.sock", &arguments);
+        here.set("net.ipv4.ip_forward", "1").unwrap();
+        here.set("net.ipv6.conf.all.forwarding", "1").unwrap();
+        // On the far host, or on its router.
+        far.run(|| {
+            sh("ip route add 10.77.0.0/24 via 192.0.2.1
+                ip route add fd77::/64 via 2001:db8::1")
+        })
+        .unwrap();
+        let network = Network::attach(&server.socket).unwrap();
+        both_ways(&network, "10.77.0.2".parse().unwrap(), &far, "192.0.2.200".parse().unwrap());
+        both_ways(&network, "fd77::2".parse().unwrap(), &far, "2001:db8::200".parse().unwrap());
+    });
+}

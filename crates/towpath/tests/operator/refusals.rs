@@ -1,0 +1,178 @@
+//! What cannot be: one line that names the thing and what to do, and the right status.
+
+use std::process::Command;
+
+use crate::running::*;
+
+#[test]
+fn wrong_usage_is_one_line_and_status_2() {
+    let directory = Directory::new();
+    let file = directory.text("bad.toml");
+    let cases: &[(&[&str], &str)] = &[
+        (&["frobnicate"], "'frobnicate'"),
+        (&["serve"], "--tap NAME"),
+        (&["serve", "--tap"], "--tap"),
+        (&["serve", "--tap", "x", "--colour"], "'--colour'"),
+        (&["serve", "--tap", "x", "--address", "10.0.0.1"], "10.77.0.1/24"),
+        (&["serve", "--tap", "x", "--address", "10.0.0.1/24", "--address", "10.1.0.1/24"], "IPv4"),
+        (&["serve", "--tap", "x", "--mtu", "12"], "68 to 65521"),
+        (&["serve", "--tap", "x", "--allow-user", "no-such-user-here"], "no-such-user-here"),
+        (&["serve", "--tap", "x", "--user", "61001"], "USER:GROUP"),
+        (&["serve", "--tap", "x", "--fault", "lose=1"], "\"lose\""),
+        (&["serve", "--tap", "x", "--mode", "fast"], "interrupt"),
+        (&["serve", "--tap", "x", "--ready-fd", "77"], "--ready-fd 77"),
+        (&["serve", "--tap", "x", "--ready-fd=-1"], "--ready-fd"),
+        (&["serve", "--config", "/no/such/file"], "/no/such/file: No such file"),
+        (&["serve", "--config", "/"], "/: "),
+        (&["stat", "--count", "3"], "--watch"),
+        (&["stat", "--watch", "0"], "--watch"),
+        (&["ls", "--device", "a", "--socket", "b"], "--socket"),
+        (&["ls", "--device", "../x"], "--socket"),
+        (&["capture"], "-w"),
+        (&["capture", "-w", "-", "-c", "0"], "-c"),
+        (&["set", "x"], "<SETTING=VALUE>"),
+        (&["set", "x", "mode=fast"], "mode=poll"),
+    ];
+    for (arguments, part) in cases {
+        let said = fails(&mut towpath(arguments), 2);
+        assert!(said.contains(part), "{arguments:?}: {said}");
+    }
+    for (content, part) in [
+        ("tap = \"x\"\n\ncolour = 1\n", ":3: unknown field `colour`"),
+        ("mtu = 1\n", ":1: 1 is out of range"),
+        ("tap = \"x\"\nallow-user = [\"no-such-user-here\"]", ":2: no user no-such-user-here"),
+        ("tap = [", ":1: "),
+        ("tap = \"\u{fffd}\"\n\u{0}", ":2: "),
+    ] {
+        std::fs::write(&file, content).unwrap();
+        let said = fails(&mut towpath(&["serve", "--config", &file]), 2);
+        assert!(said.contains(&format!("{file}{part}")), "{content:?}: {said}");
+    }
+    std::fs::write(&file, [0xff, 0xfe]).unwrap();
+    let said = fails(&mut towpath(&["serve", "--config", &file]), 2);
+    assert!(said.contains("UTF-8"), "{said}");
+}
+
+#[test]
+fn help_has_examples_and_fits() {
+    for verb in ["serve", "ls", "stat", "capture", "set", "demo", "bench", "doctor"] {
+        let help = prints(&mut towpath(&[verb, "--help"]));
+        assert!(help.contains(&format!("Examples:\n  towpath {verb}")), "{help}");
+        assert!(help.lines().all(|line| line.chars().count() <= 120), "{help}");
+    }
+    assert!(prints(&mut towpath(&["--help"])).contains("Exit status: 0 done, 1 failed"));
+    assert!(prints(&mut towpath(&["--version"])).starts_with("towpath "));
+    assert_eq!(finish(&mut towpath(&[])).status.code(), Some(2));
+}
+
+#[test]
+fn names_paths_and_rights_are_checked() {
+    towpath_rig::isolated!(|| {
+        if !tun("refusals::names_paths_and_rights_are_checked") {
+            return;
+        }
+        let directory = Directory::new();
+        let socket = directory.text("s.sock");
+        let long = directory.text(&"x".repeat(120));
+        let file = directory.text("file");
+        std::fs::write(&file, "precious").unwrap();
+        let under_file = format!("{file}/s.sock");
+        for (arguments, status, part) in [
+            (&["--tap", "a b", "--socket", &socket][..], 2, "\"a b\" is no name"),
+            (&["--tap", "sixteen-bytes-xx", "--socket", &socket], 2, "1 to 15 bytes"),
+            (&["--tap", "lo", "--socket", &socket], 1, "lo exists and is not a TAP"),
+            (&["--tap", "opA", "--socket", &long], 2, "107 are possible"),
+            (&["--tap", "opA", "--socket", &under_file], 1, "--socket"),
+            (&["--tap", "opA", "--socket", "/proc/no/s.sock"], 1, "--socket"),
+            (&["--tap", "opA", "--socket", &file], 1, "exists, and is no socket"),
+            (&["--tap", "opA", "--socket", &socket, "--pcap", "/proc/no"], 1, "--pcap /proc/no"),
+        ] {
+            let mut command = towpath(&["serve"]);
+            let said = fails(command.args(arguments), status);
+            assert!(said.contains(part), "{arguments:?}: {said}");
+            let mut netlink = towpath_netlink::Netlink::open().unwrap();
+            assert!(netlink.link("opA").is_err(), "{arguments:?} left its interface");
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+        let left: Vec<_> = std::fs::read_dir(directory.join("")).unwrap().flatten().collect();
+        assert!(left.len() <= 2, "{left:?}");
+        for verb in ["ls", "stat", "capture"] {
+            let mut arguments = vec![verb, "--socket", &socket];
+            if verb == "capture" {
+                arguments.extend(["-w", "-"]);
+            }
+            let said = fails(&mut towpath(&arguments), 1);
+            assert!(said.contains("start a server with `towpath serve`"), "{said}");
+        }
+    });
+}
+
+/// Starts a server in a file system of its own that `change` was done to.
+fn serve_where(change: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    let script = format!("{change} && exec \"$@\"");
+    command.args(["--mount", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_towpath"), "serve"]);
+    command.args(arguments);
+    command
+}
+
+#[test]
+fn a_machine_without_tun_is_status_77() {
+    towpath_rig::isolated!(|| {
+        let test = "refusals::a_machine_without_tun_is_status_77";
+        if !tun(test) || !installed(test, "unshare", "util-linux") {
+            return;
+        }
+        let directory = Directory::new();
+        let socket = directory.text("s.sock");
+        let arguments = ["--tap", "opA", "--socket", &socket];
+        let said = fails(&mut serve_where("mount -t tmpfs none /dev/net", &arguments), 77);
+        assert!(said.contains("/dev/net/tun cannot be opened: No such file"), "{said}");
+        assert!(said.contains("load the kernel module tun"), "{said}");
+        assert!(!exists(&socket));
+        let Some(users) = users() else { return };
+        // As somebody without rights, with a copy of the program that he may start.
+        let program = directory.text("towpath");
+        std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
+        let uid = users.applications[0].uid;
+        let ordinary = |mode: &str, arguments: &[&str]| {
+            let script = format!(
+                "mount -t tmpfs none /dev/net && mknod /dev/net/tun c 10 200 && \
+                 chmod {mode} /dev/net/tun && \
+                 exec setpriv --reuid {uid} --regid {uid} --clear-groups \"$@\""
+            );
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", &script, "sh", &program, "serve"]).args(arguments);
+            fails(&mut command, 77)
+        };
+        let said = ordinary("0600", &arguments);
+        assert!(said.contains("may not be opened by this user"), "{said}");
+        let said = ordinary("0666", &arguments);
+        assert!(said.contains("needs CAP_NET_ADMIN") && said.contains("ip tuntap add"), "{said}");
+    });
+}
+
+#[test]
+fn too_few_descriptors_and_too_little_memory_are_said() {
+    towpath_rig::isolated!(|| {
+        let test = "refusals::too_few_descriptors_and_too_little_memory_are_said";
+        if !tun(test) || !installed(test, "prlimit", "util-linux") {
+            return;
+        }
+        let directory = Directory::new();
+        let socket = directory.text("s.sock");
+        for (limit, remedy) in [
+            ("--nofile=5:5", "ulimit -n"),
+            ("--nofile=9:9", "ulimit -n"),
+            ("--nofile=14:14", "ulimit -n"),
+            ("--as=12000000", "ulimit -v"),
+            ("--fsize=1000", "ulimit -f"),
+        ] {
+            let mut command = Command::new("prlimit");
+            command.args([limit, env!("CARGO_BIN_EXE_towpath"), "serve", "--tap", "opA"]);
+            let said = fails(command.args(["--socket", &socket]), 1);
+            assert!(said.contains(remedy), "{limit}: {said}");
+            assert!(!exists(&socket), "{limit}: {said}");
+        }
+    });
+}

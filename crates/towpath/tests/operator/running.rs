@@ -1,0 +1,255 @@
+//! Running the command: servers in a directory of their own, other verbs to their end.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_rig::{User, Users};
+
+/// How long anything may take that should take no time.
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+
+/// A directory that everybody may look into, and that goes with the test.
+pub(crate) struct Directory(PathBuf);
+
+impl Directory {
+    pub(crate) fn new() -> Directory {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("towpath-op-{}-{number}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Directory(path)
+    }
+
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The command, started as `user`, who need not be able to look into the build directory.
+pub(crate) fn towpath_as(user: Option<&User>, arguments: &[&str]) -> Command {
+    let flags = OFlags::PATH;
+    let file: OwnedFd =
+        rustix::fs::open(env!("CARGO_BIN_EXE_towpath"), flags, Mode::empty()).unwrap();
+    let mut command = match user {
+        None => Command::new(env!("CARGO_BIN_EXE_towpath")),
+        Some(user) => {
+            let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            user.confine(&mut command);
+            // Open as long as this process lives: what is started needs it for its exec.
+            std::mem::forget(file);
+            command
+        }
+    };
+    command.args(arguments).stdin(Stdio::null()).env_remove("RUST_LOG");
+    command
+}
+
+pub(crate) fn towpath(arguments: &[&str]) -> Command {
+    towpath_as(None, arguments)
+}
+
+/// Runs a command to its end; one that does not come to it is killed, and the test fails.
+pub(crate) fn finish(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    fn reading(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = from.read_to_end(&mut bytes);
+            bytes
+        })
+    }
+    let (out, err) = (reading(out), reading(err));
+    let status = wait(&mut child);
+    Output { status, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
+}
+
+/// Waits for a child, and kills it when that takes too long.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("it did not end within {LIMIT:?}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until something is so.
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !so() {
+        assert!(Instant::now() < deadline, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The one line that a command failed with; its status is checked too.
+pub(crate) fn fails(command: &mut Command, status: i32) -> String {
+    let output = finish(command);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{command:?}: {said}");
+    let lines: Vec<&str> = said.lines().filter(|line| !line.contains(" INFO ")).collect();
+    assert_eq!(lines.len(), 1, "{command:?} said: {said}");
+    assert!(lines[0].starts_with("towpath: "), "{said}");
+    assert!(!said.contains("panicked") && !said.contains("os error"), "{said}");
+    lines[0].to_owned()
+}
+
+/// What a command that succeeds prints.
+pub(crate) fn prints(command: &mut Command) -> String {
+    let output = finish(command);
+    assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// A server that applications can attach to. Killed with the test, unless it was ended before.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    pub(crate) socket: String,
+    log: PathBuf,
+    /// Where readiness was told; its other end is closed with it.
+    _ready: BufReader<std::process::ChildStdout>,
+}
+
+/// Starts a server whose socket is `socket`, and waits until it is ready.
+pub(crate) fn serve(directory: &Directory, socket: &str, arguments: &[&str]) -> Running {
+    try_serve(directory, socket, arguments).unwrap_or_else(|said| panic!("{said}"))
+}
+
+pub(crate) fn try_serve(
+    directory: &Directory,
+    socket: &str,
+    arguments: &[&str],
+) -> Result<Running, String> {
+    let path = directory.text(socket);
+    let log = directory.join(&format!("{}.log", socket.replace('/', "-")));
+    let mut child = towpath(&["serve", "--socket", &path, "--ready-fd", "1"])
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let mut ready = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    ready.read_line(&mut line).unwrap();
+    if !line.starts_with("ready ") {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(fs::read_to_string(&log).unwrap());
+    }
+    assert!(line.ends_with(&format!(" {path}\n")), "{line}");
+    Ok(Running { child, socket: path, log, _ready: ready })
+}
+
+impl Running {
+    /// What it logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Ends it in order.
+    pub(crate) fn stop(&mut self, by: Signal) -> ExitStatus {
+        signal(&self.child, by);
+        wait(&mut self.child)
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Another verb on this server.
+    pub(crate) fn verb(&self, verb: &str, arguments: &[&str]) -> Command {
+        self.verb_as(None, verb, arguments)
+    }
+
+    pub(crate) fn verb_as(&self, user: Option<&User>, verb: &str, arguments: &[&str]) -> Command {
+        let mut all = vec![verb, "--socket", &self.socket];
+        all.extend(arguments);
+        towpath_as(user, &all)
+    }
+
+    pub(crate) fn report(&self) -> serde_json::Value {
+        serde_json::from_str(&prints(&mut self.verb("stat", &["--json"]))).unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("the server logged:\n{}", self.log());
+        }
+    }
+}
+
+/// Three users, where this machine lets them be chosen.
+pub(crate) fn users() -> Option<Users> {
+    let users = Users::find();
+    users.distinct.then_some(users)
+}
+
+/// Whether a program is installed.
+pub(crate) fn installed(test: &str, program: &str, package: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    places.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    if places.iter().any(|place| place.join(program).exists()) {
+        return true;
+    }
+    let why = towpath_rig::Unavailable {
+        cause: format!("{program} is not installed"),
+        remedy: format!("apt-get install {package}"),
+    };
+    towpath_rig::skip(test, &why);
+    false
+}
+
+/// Whether TAP interfaces can be had here; says so if not.
+pub(crate) fn tun(test: &str) -> bool {
+    match towpath_rig::check_tun() {
+        Ok(()) => true,
+        Err(why) => {
+            towpath_rig::skip(test, &why);
+            false
+        }
+    }
+}
+
+pub(crate) fn exists(path: impl AsRef<Path>) -> bool {
+    path.as_ref().symlink_metadata().is_ok()
+}

@@ -1,0 +1,392 @@
+//! Servers: what they make, what they show, what they leave.
+
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use towpath_net::{Network, UdpSocket};
+use towpath_netlink::Netlink;
+
+use crate::running::*;
+
+fn link_exists(name: &str) -> bool {
+    Netlink::open().unwrap().link(name).is_ok()
+}
+
+/// One datagram there and back, between the kernel and an application on the server.
+fn round_trip(server: &Running, port: u16) {
+    let network = Network::attach(&server.socket).unwrap();
+    let own = network.addresses().into_iter().find(|address| address.is_ipv4()).unwrap();
+    let application = UdpSocket::bind(&network, format!("{own}:{port}")).unwrap();
+    application.set_read_timeout(Some(LIMIT)).unwrap();
+    let kernel = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    kernel.set_read_timeout(Some(LIMIT)).unwrap();
+    kernel.send_to(b"there", format!("{own}:{port}")).unwrap();
+    let mut bytes = [0; 16];
+    let (count, from) = application.recv_from(&mut bytes).unwrap();
+    assert_eq!(&bytes[..count], b"there");
+    application.send_to(b"back", from).unwrap();
+    let count = kernel.recv(&mut bytes).unwrap();
+    assert_eq!(&bytes[..count], b"back");
+}
+
+#[test]
+fn an_interface_is_made_shown_and_taken_away() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::an_interface_is_made_shown_and_taken_away") {
+            return;
+        }
+        let directory = Directory::new();
+        for end in [Signal::TERM, Signal::INT, Signal::HUP] {
+            let mut server = serve(
+                &directory,
+                "run/s.sock",
+                &["--tap", "opA", "--address", "10.77.0.1/24", "--address", "fd77::1/64", "--mtu",
+                  "9000"],
+            );
+            let mut netlink = Netlink::open().unwrap();
+            let link = netlink.link("opA").unwrap();
+            assert!(link.up && link.mtu == 9000, "{link:?}");
+            let addresses = netlink.addresses().unwrap();
+            for wanted in ["10.77.0.1/24", "fd77::1/64"] {
+                let wanted = wanted.parse().unwrap();
+                assert!(addresses.iter().any(|one| one.prefix == wanted && one.index == link.index));
+            }
+            round_trip(&server, 7);
+
+            let report = server.report();
+            assert_eq!(report["device"]["name"], "opA");
+            assert_eq!(report["device"]["mtu"], 9000);
+            assert_eq!(report["device"]["mode"], "interrupt");
+            assert!(report["device"]["counters"]["rx_packets"].as_u64().unwrap() >= 2);
+            let network = Network::attach(&server.socket).unwrap();
+            let listed = prints(&mut server.verb("ls", &[]));
+            assert!(listed.contains("opA") && listed.contains("9000"), "{listed}");
+            assert!(listed.contains("10.77.0.2/24"), "{listed}");
+            let json = prints(&mut server.verb("ls", &["--json"]));
+            assert!(json.contains("\"ipv4\": \"10.77.0.2/24\""), "{json}");
+            let counted = prints(&mut server.verb("stat", &[]));
+            assert!(counted.contains("rx_dropped_nobody"), "{counted}");
+            let rates = prints(&mut server.verb("stat", &["--watch", "1", "--count", "1"]));
+            assert!(rates.contains("PER SECOND") && rates.contains("opA"), "{rates}");
+            drop(network);
+
+            prints(&mut towpath(&["set", &server.socket, "mode=poll"]));
+            assert_eq!(server.report()["device"]["mode"], "poll");
+            prints(&mut towpath(&["set", &server.socket, "mode=interrupt"]));
+
+            assert!(server.stop(end).success(), "{}", server.log());
+            assert!(!link_exists("opA"), "the interface is still there");
+            assert_eq!(std::fs::read_dir(directory.join("run")).unwrap().count(), 0);
+            let log = server.log();
+            assert!(log.contains("serving") && log.contains("ended"), "{log}");
+        }
+    });
+}
+
+#[test]
+fn an_interface_that_was_there_stays() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::an_interface_that_was_there_stays") {
+            return;
+        }
+        let directory = Directory::new();
+        let made = Command::new("ip")
+            .args(["tuntap", "add", "dev", "opA", "mode", "tap", "vnet_hdr"])
+            .status()
+            .unwrap();
+        assert!(made.success());
+        for _ in 0..2 {
+            // The second time the address is there already.
+            let arguments = ["--tap", "opA", "--address", "10.77.0.1/24", "--mtu", "1400"];
+            let mut server = serve(&directory, "s.sock", &arguments);
+            round_trip(&server, 9);
+            assert_eq!(server.report()["device"]["mtu"], 1400);
+            assert!(server.stop(Signal::TERM).success());
+            assert!(link_exists("opA"));
+        }
+    });
+}
+
+#[test]
+fn a_second_server_is_told_so_and_the_first_goes_on() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::a_second_server_is_told_so_and_the_first_goes_on") {
+            return;
+        }
+        let directory = Directory::new();
+        let first = serve(&directory, "s.sock", &["--tap", "opA", "--address", "10.77.0.1/24"]);
+        let said = fails(&mut first.verb("serve", &["--tap", "opB"]), 1);
+        assert!(said.contains("another server serves here"), "{said}");
+        assert!(!link_exists("opB"), "what was made on the way is taken away");
+        let other = directory.text("other.sock");
+        let said = fails(&mut towpath(&["serve", "--tap", "opA", "--socket", &other]), 1);
+        assert!(said.contains("opA is in use"), "{said}");
+        let arguments = ["serve", "--tap", "opB", "--socket", &other, "--address", "10.77.0.1/24"];
+        let said = fails(&mut towpath(&arguments), 1);
+        assert!(said.contains("10.77.0.1 belongs to opA"), "{said}");
+        assert!(!exists(&other));
+        round_trip(&first, 7);
+        // Beside it, with its own device.
+        let second = serve(&directory, "t.sock", &["--tap", "opB", "--address", "10.78.0.1/24"]);
+        round_trip(&second, 7);
+        round_trip(&first, 7);
+    });
+}
+
+#[test]
+fn what_a_killed_server_left_is_taken_over() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::what_a_killed_server_left_is_taken_over") {
+            return;
+        }
+        let directory = Directory::new();
+        let plain = ["--tap", "opA", "--address", "10.77.0.1/24"];
+        let other_user = ["--tap", "opA", "--address", "10.77.0.1/24", "--user", "61001:61001"];
+        let both: &[&[&str]] =
+            if users().is_some() { &[&plain, &other_user] } else { &[&plain, &plain] };
+        std::fs::create_dir(directory.join("run")).unwrap();
+        if users().is_some() {
+            // As the server makes it where no directory is: for root and for the server's group.
+            std::os::unix::fs::chown(directory.join("run"), None, Some(61001)).unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1775);
+            std::fs::set_permissions(directory.join("run"), mode).unwrap();
+        }
+        for first in both {
+            for second in both {
+                let mut server = serve(&directory, "run/s.sock", first);
+                server.kill();
+                assert!(exists(&server.socket), "left behind");
+                let said = fails(&mut server.verb("ls", &[]), 1);
+                assert!(said.contains("Connection refused; start a server"), "{said}");
+                until("the interface goes", || !link_exists("opA"));
+                let mut server = serve(&directory, "run/s.sock", second);
+                round_trip(&server, 7);
+                assert!(server.stop(Signal::TERM).success());
+                assert!(!exists(&server.socket));
+            }
+        }
+    });
+}
+
+#[test]
+fn an_interface_that_vanishes_ends_the_server() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::an_interface_that_vanishes_ends_the_server") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = serve(&directory, "s.sock", &["--tap", "opA"]);
+        Netlink::open().unwrap().delete_link("opA").unwrap();
+        assert_eq!(wait(&mut server.child).code(), Some(1));
+        let log = server.log();
+        let line = log.lines().find(|line| line.starts_with("towpath: ")).unwrap_or(&log);
+        assert!(line.contains("device opA is gone"), "{log}");
+        assert!(!exists(&server.socket));
+    });
+}
+
+#[test]
+fn the_server_keeps_no_right_that_it_does_not_need() {
+    towpath_rig::isolated!(|| {
+        let test = "serving::the_server_keeps_no_right_that_it_does_not_need";
+        if !tun(test) {
+            return;
+        }
+        let directory = Directory::new();
+        let users = users();
+        let mut arguments = vec!["--tap", "opA", "--address", "10.77.0.1/24"];
+        let pcap = directory.text("run/p.pcapng");
+        std::fs::create_dir(directory.join("run")).unwrap();
+        arguments.extend(["--pcap", &pcap]);
+        if users.is_some() {
+            std::os::unix::fs::chown(directory.join("run"), Some(61001), Some(61001)).unwrap();
+            arguments.extend(["--user", "61001:61001", "--allow-user", "61002"]);
+        }
+        let mut server = serve(&directory, "run/s.sock", &arguments);
+        let path = format!("/proc/{}/status", server.child.id());
+        let status = std::fs::read_to_string(path).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+        };
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(field(set), "0000000000000000", "{set}");
+        }
+        assert_eq!(field("NoNewPrivs"), "1");
+        if let Some(users) = users {
+            for set in ["Uid", "Gid"] {
+                assert_eq!(field(set), "61001 61001 61001 61001", "{set}");
+            }
+            assert_eq!(field("Groups"), "61001");
+            assert_eq!(std::fs::metadata(&pcap).unwrap().uid(), 61001);
+            // A process of the server's own user may not open what it has open.
+            let mut look = Command::new("ls");
+            look.arg(format!("/proc/{}/fd", server.child.id()));
+            users.server.confine(&mut look);
+            assert!(!finish(&mut look).status.success(), "the server's descriptors can be opened");
+
+            let [allowed, stranger] = users.applications;
+            let listed = prints(&mut server.verb_as(Some(&allowed), "ls", &[]));
+            assert!(listed.contains("opA"), "{listed}");
+            let said = fails(&mut server.verb_as(Some(&stranger), "ls", &[]), 1);
+            assert!(said.contains("--allow-user 61003"), "{said}");
+            let file = directory.text("no.pcapng");
+            let capture = ["-w", &file, "-c", "1"];
+            let said = fails(&mut server.verb_as(Some(&allowed), "capture", &capture), 1);
+            assert!(said.contains("only root and the server's user"), "{said}");
+            assert!(!exists(&file));
+            let set = ["set", &server.socket, "mode=poll"];
+            let said = fails(&mut towpath_as(Some(&allowed), &set), 1);
+            assert!(said.contains("only root and the server's user"), "{said}");
+        }
+        round_trip(&server, 7);
+        assert!(server.stop(Signal::TERM).success());
+        assert!(!exists(&server.socket));
+        assert!(std::fs::metadata(&pcap).unwrap().len() > 500);
+    });
+}
+
+#[test]
+fn readiness_is_told_to_the_service_manager() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::readiness_is_told_to_the_service_manager") {
+            return;
+        }
+        let directory = Directory::new();
+        let manager = UnixDatagram::bind(directory.join("notify")).unwrap();
+        manager.set_read_timeout(Some(LIMIT)).unwrap();
+        let socket = directory.text("s.sock");
+        let mut child = towpath(&["serve", "--tap", "opA", "--socket", &socket, "--log", "error"])
+            .env("NOTIFY_SOCKET", directory.join("notify"))
+            .spawn()
+            .unwrap();
+        let mut bytes = [0; 256];
+        let count = manager.recv(&mut bytes).unwrap();
+        assert_eq!(text(&bytes[..count]).trim(), "READY=1");
+        prints(&mut towpath(&["ls", "--socket", &socket]));
+        signal(&child, Signal::TERM);
+        let count = manager.recv(&mut bytes).unwrap();
+        assert_eq!(text(&bytes[..count]).trim(), "STOPPING=1");
+        assert!(wait(&mut child).success());
+    });
+}
+
+#[test]
+fn a_file_configures_and_options_overrule_it() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::a_file_configures_and_options_overrule_it") {
+            return;
+        }
+        let directory = Directory::new();
+        let file = directory.text("op.toml");
+        std::fs::write(
+            &file,
+            "tap = \"opA\"\naddress = [\"10.77.0.1/24\"]\nmtu = 1300\nmode = \"poll\"\n\
+             fault = \"drop=0,seed=1\"\nlog = \"warn\"\nsessions-per-user = 1\n",
+        )
+        .unwrap();
+        let mut server = serve(&directory, "s.sock", &["--config", &file, "--mtu", "1400"]);
+        let report = server.report();
+        assert_eq!((&report["device"]["mtu"], &report["device"]["mode"]), (&1400.into(), &"poll".into()));
+        round_trip(&server, 7);
+        until("the first session is gone", || server.report()["sessions"] == serde_json::json!([]));
+        let _one = Network::attach(&server.socket).unwrap();
+        let second = Network::attach(&server.socket).unwrap_err().to_string();
+        assert!(second.contains("which is the limit"), "{second}");
+        assert!(server.stop(Signal::TERM).success());
+        assert_eq!(server.log(), "", "a server that logs warnings alone has none");
+
+        let printed = prints(&mut towpath(&[
+            "serve", "--config", &file, "--mtu", "1400", "--print-config",
+        ]));
+        for line in ["tap = \"opA\"", "mtu = 1400", "mode = \"poll\"", "batch = 64"] {
+            assert!(printed.lines().any(|one| one == line), "{line}: {printed}");
+        }
+        // What is printed is a file that says the same.
+        let again = directory.text("again.toml");
+        std::fs::write(&again, &printed).unwrap();
+        let arguments = ["serve", "--config", &again, "--print-config"];
+        assert_eq!(prints(&mut towpath(&arguments)), printed);
+    });
+}
+
+#[test]
+fn a_wire_that_loses_everything_and_a_full_disk_are_survived() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::a_wire_that_loses_everything_and_a_full_disk_are_survived") {
+            return;
+        }
+        let directory = Directory::new();
+        let arguments = ["--tap", "opA", "--address", "10.77.0.1/24", "--pcap", "/dev/full"];
+        let mut server = match try_serve(&directory, "s.sock", &arguments) {
+            Ok(server) => server,
+            Err(said) => panic!("{said}"),
+        };
+        for port in 7..20 {
+            round_trip(&server, port);
+        }
+        until("the full disk is told", || {
+            server.log().contains("--pcap /dev/full: No space left on device")
+        });
+        assert!(server.stop(Signal::TERM).success());
+
+        let arguments = ["--tap", "opA", "--address", "10.77.0.1/24", "--fault", "rx.drop=1"];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
+        for _ in 0..10 {
+            kernel.send_to(b"lost", "10.77.0.9:9").unwrap();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let received = &server.report()["device"]["counters"]["rx_packets"];
+        assert_eq!(received, &0, "all was lost on the way");
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+#[test]
+fn the_only_server_needs_no_name() {
+    towpath_rig::isolated!(|| {
+        let test = "serving::the_only_server_needs_no_name";
+        if !tun(test) || !installed(test, "unshare", "util-linux") {
+            return;
+        }
+        // A /run of its own: servers of the machine are not looked at.
+        let directory = Directory::new();
+        let script = r#"
+            set -e
+            mount -t tmpfs none /run
+            unset XDG_RUNTIME_DIR
+            serve() { mkfifo "$D/$1"; "$T" serve --tap "$1" --log warn --ready-fd 1 >"$D/$1" & read -r _ <"$D/$1"; }
+            "$T" ls 2>&1 && exit 3
+            serve opA; A=$!
+            "$T" ls | grep -q opA
+            "$T" ls --device opA | grep -q opA
+            "$T" set opA mode=poll
+            "$T" stat | grep -q poll
+            serve opB; B=$!
+            "$T" ls 2>&1 && exit 4
+            "$T" ls --device opB | grep -q opB
+            "$T" ls --device opC 2>&1 && exit 5
+            kill $B; wait $B
+            "$T" ls | grep -q opA
+            stat -c %a /run/towpath
+            kill $A; wait $A
+            ls -A /run/towpath
+        "#;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script]);
+        command.env("T", env!("CARGO_BIN_EXE_towpath")).env("D", directory.text(""));
+        let output = finish(&mut command);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), 4, "{said}");
+        assert!(lines[0].contains("no server runs"), "{said}");
+        assert!(lines[1].contains("several servers run: opA, opB"), "{said}");
+        assert!(lines[2].contains("no server of opC"), "{said}");
+        assert_eq!(lines[3], "755", "{said}");
+    });
+}
