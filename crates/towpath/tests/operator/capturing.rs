@@ -6,8 +6,8 @@ use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use pcap_file::pcapng::{Block, PcapNgReader};
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
 use rustix::process::Signal;
 use towpath_net::Network;
 
@@ -21,12 +21,8 @@ fn start(directory: &Directory) -> Running {
 
 /// A capture that has begun: its session is attached.
 fn capture(server: &Running, arguments: &[&str], out: Stdio) -> Child {
-    let child = server
-        .verb("capture", arguments)
-        .stdout(out)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child =
+        server.verb("capture", arguments).stdout(out).stderr(Stdio::piped()).spawn().unwrap();
     until("the capture begins", || {
         server.report()["sessions"]
             .as_array()
@@ -105,11 +101,16 @@ fn both_directions_with_times() {
         assert!(packets.windows(2).all(|pair| pair[0].time <= pair[1].time), "in order");
         assert!(packets.iter().all(|one| since <= one.time && one.time <= until));
         for number in 0..50 {
-            for (what, inbound) in [(format!("there {number}"), true), (format!("back {number}"), false)] {
+            for (what, inbound) in
+                [(format!("there {number}"), true), (format!("back {number}"), false)]
+            {
                 let found: Vec<&Packet> = packets
                     .iter()
-                    .filter(|one| one.bytes.len() >= 42 + what.len() && &one.bytes[42..42 + what.len()] == what.as_bytes()
-                        && one.bytes[38..40] == (8 + what.len() as u16).to_be_bytes())
+                    .filter(|one| {
+                        one.bytes.len() >= 42 + what.len()
+                            && &one.bytes[42..42 + what.len()] == what.as_bytes()
+                            && one.bytes[38..40] == (8 + what.len() as u16).to_be_bytes()
+                    })
                     .collect();
                 assert_eq!(found.len(), 1, "{what}");
                 assert_eq!(found[0].inbound, inbound, "{what}");
@@ -143,7 +144,7 @@ fn what_is_read_from_the_pipe_comes_at_once() {
         let mut child = capture(&server, &["-w", "-"], Stdio::piped());
         // As root tcpdump changes its user, which a user namespace of one user does not let it:
         // there it runs as nobody at all.
-        let mut reader = match users() {
+        let mut command = match users() {
             Some(_) => Command::new("tcpdump"),
             None => {
                 let mut command = Command::new("unshare");
@@ -151,14 +152,15 @@ fn what_is_read_from_the_pipe_comes_at_once() {
                 command
             }
         };
-        let mut reader = reader
+        command
             .args(["-l", "-n", "-c", "2", "-r", "-"])
             .stdin(child.stdout.take().unwrap())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
-            .spawn()
-            .unwrap();
+            .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
+        let mut reader = command.spawn().unwrap();
+        // The pipe's end is the reader's alone.
+        drop(command);
         let mut lines = BufReader::new(reader.stdout.take().unwrap()).lines();
         let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();
         for number in [8, 9] {

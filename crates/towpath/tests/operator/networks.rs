@@ -57,10 +57,8 @@ fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAdd
         stream.read_exact(&mut got).unwrap();
         stream.write_all(&got).unwrap();
     });
-    let mut stream = far
-        .run(|| KernelStream::connect_timeout(&(own, 7).into(), LIMIT))
-        .unwrap()
-        .unwrap();
+    let mut stream =
+        far.run(|| KernelStream::connect_timeout(&(own, 7).into(), LIMIT)).unwrap().unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut writer = stream.try_clone().unwrap();
     let writing = std::thread::spawn(move || writer.write_all(&bytes(3)).unwrap());
@@ -93,7 +91,8 @@ fn a_bridge() {
         }
         let far = wire(&["192.0.2.200/24", "2001:db8::200/64"], &[]);
         let directory = Directory::new();
-        let arguments = ["--tap", "tap0", "--subnet", "192.0.2.200/24", "--subnet", "2001:db8::200/64"];
+        let arguments =
+            ["--tap", "tap0", "--subnet", "192.0.2.200/24", "--subnet", "2001:db8::200/64"];
         let server = serve(&directory, "s.sock", &arguments);
         sh("ip link add br0 type bridge
             ip link set uplink master br0
@@ -120,10 +119,8 @@ fn routes() {
             return;
         }
         let here = Namespace::current().unwrap();
-        let far = wire(
-            &["192.0.2.200/24", "2001:db8::200/64"],
-            &["192.0.2.1/24", "2001:db8::1/64"],
-        );
+        let far =
+            wire(&["192.0.2.200/24", "2001:db8::200/64"], &["192.0.2.1/24", "2001:db8::1/64"]);
         let directory = Directory::new();
         let arguments = ["--tap", "tap0", "--address", "10.77.0.1/24", "--address", "fd77::1/64"];
         let server = serve(&directory, "s.sock", &arguments);

@@ -43,8 +43,16 @@ fn an_interface_is_made_shown_and_taken_away() {
             let mut server = serve(
                 &directory,
                 "run/s.sock",
-                &["--tap", "opA", "--address", "10.77.0.1/24", "--address", "fd77::1/64", "--mtu",
-                  "9000"],
+                &[
+                    "--tap",
+                    "opA",
+                    "--address",
+                    "10.77.0.1/24",
+                    "--address",
+                    "fd77::1/64",
+                    "--mtu",
+                    "9000",
+                ],
             );
             let mut netlink = Netlink::open().unwrap();
             let link = netlink.link("opA").unwrap();
@@ -52,7 +60,9 @@ fn an_interface_is_made_shown_and_taken_away() {
             let addresses = netlink.addresses().unwrap();
             for wanted in ["10.77.0.1/24", "fd77::1/64"] {
                 let wanted = wanted.parse().unwrap();
-                assert!(addresses.iter().any(|one| one.prefix == wanted && one.index == link.index));
+                assert!(
+                    addresses.iter().any(|one| one.prefix == wanted && one.index == link.index)
+                );
             }
             round_trip(&server, 7);
 
@@ -290,7 +300,10 @@ fn a_file_configures_and_options_overrule_it() {
         .unwrap();
         let mut server = serve(&directory, "s.sock", &["--config", &file, "--mtu", "1400"]);
         let report = server.report();
-        assert_eq!((&report["device"]["mtu"], &report["device"]["mode"]), (&1400.into(), &"poll".into()));
+        assert_eq!(
+            (&report["device"]["mtu"], &report["device"]["mode"]),
+            (&1400.into(), &"poll".into())
+        );
         round_trip(&server, 7);
         until("the first session is gone", || server.report()["sessions"] == serde_json::json!([]));
         let _one = Network::attach(&server.socket).unwrap();
@@ -299,9 +312,8 @@ fn a_file_configures_and_options_overrule_it() {
         assert!(server.stop(Signal::TERM).success());
         assert_eq!(server.log(), "", "a server that logs warnings alone has none");
 
-        let printed = prints(&mut towpath(&[
-            "serve", "--config", &file, "--mtu", "1400", "--print-config",
-        ]));
+        let printed =
+            prints(&mut towpath(&["serve", "--config", &file, "--mtu", "1400", "--print-config"]));
         for line in ["tap = \"opA\"", "mtu = 1400", "mode = \"poll\"", "batch = 64"] {
             assert!(printed.lines().any(|one| one == line), "{line}: {printed}");
         }
