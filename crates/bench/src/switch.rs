@@ -125,7 +125,8 @@ impl Load {
             name: name.into(),
             endpoints: u32::from(RULES),
             provided: Some(ON_THE_WAY as u32 + BATCH as u32),
-            receive_slots: 512,
+            transmit_slots: 1024,
+            receive_slots: 1024,
             ..Options::default()
         };
         let mut sender = Session::attach(socket, &options("generator"))?;

@@ -8,10 +8,9 @@
 use std::sync::Arc;
 
 use towpath_packet::Meta;
-use towpath_protocol::layout::peer_words;
 use towpath_protocol::memory::Mapping;
+use towpath_queue::HeapShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
-use towpath_queue::{HeapShape, PeerWords};
 
 /// A received packet, read in place. Its frames go back when this is dropped by whoever was
 /// handed it.
@@ -83,7 +82,6 @@ impl<'a> Received<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct ReceiveHeap {
     memory: Arc<Mapping>,
-    words: PeerWords,
     shape: HeapShape,
 }
 
@@ -91,16 +89,15 @@ impl ReceiveHeap {
     /// `None` when the memory is smaller than the shape says.
     pub(crate) fn new(memory: Mapping, shape: HeapShape) -> Option<ReceiveHeap> {
         let fits = memory.len() >= shape.heap_bytes();
-        let memory = Arc::new(memory);
-        fits.then(|| ReceiveHeap { words: peer_words(&memory), memory, shape })
+        fits.then(|| ReceiveHeap { memory: Arc::new(memory), shape })
     }
 
     /// Brings near the beginning of a frame that will be read soon: the server's core has it.
     #[inline]
     pub(crate) fn prefetch(&self, frame: u32) {
         let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
-        self.words.prefetch(start);
-        self.words.prefetch(start + 64);
+        self.memory.prefetch(start);
+        self.memory.prefetch(start + 64);
     }
 
     #[inline]
@@ -140,6 +137,13 @@ impl TransmitHeap {
 
     pub(crate) fn data_bytes(&self) -> usize {
         self.shape.data_bytes() as usize
+    }
+
+    /// Brings near the beginning of a frame that will be written soon: the server's core has it.
+    #[inline]
+    pub(crate) fn prefetch(&self, frame: u32) {
+        let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
+        self.memory.prefetch_to_write(start);
     }
 
     /// Lets `fill` write a finished packet of `len` bytes into one frame that it fits into.

@@ -30,7 +30,7 @@ use crate::heap::{ReceiveHeap, Received, TransmitHeap};
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::rule::Rule;
 
-/// How many frames ahead of the one being read are brought near.
+/// How many frames ahead of the one being read or written are brought near.
 const AHEAD: u32 = 8;
 
 pub(crate) struct QueueSet {
@@ -391,6 +391,9 @@ impl Session {
             }
         }
         // There are enough frames, as just looked at.
+        if let Some(frame) = self.transmit_free.next(AHEAD as usize) {
+            self.transmit_heap.prefetch(frame);
+        }
         let pushed = if needed == 1 && meta.is_finished() {
             let frame = self.transmit_free.take().unwrap_or(0);
             let descriptor = self.transmit_heap.write_one(frame, len, endpoint.number, fill);

@@ -158,6 +158,17 @@ pub(crate) fn piece<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
 }
 
 impl Headers {
+    /// Those of no frame: a place for [`Headers::read`].
+    pub const NONE: Headers = Headers {
+        destination: [0; 6],
+        source: [0; 6],
+        vlan: None,
+        ethertype: 0,
+        l3_offset: 14,
+        network: Network::Other,
+        malformed: None,
+    };
+
     /// Reads the headers of a frame that has `packet_len` bytes, of which `prefix` are the first:
     /// all of them, or at least [`PREFIX_BYTES`].
     ///
@@ -166,39 +177,48 @@ impl Headers {
     /// else is wrong is in [`Headers::malformed`], beside the fields that are good.
     #[inline]
     pub fn parse(prefix: &[u8], packet_len: usize) -> Result<Headers, Malformed> {
+        let mut headers = Headers::NONE;
+        headers.read(prefix, packet_len)?;
+        Ok(headers)
+    }
+
+    /// The same into a place that is there: who reads many needs not move each, which costs more
+    /// than the reading where a processor cannot forward small stores to large loads.
+    ///
+    /// # Errors
+    /// As [`Headers::parse`]; what the place holds then means nothing.
+    #[inline]
+    pub fn read(&mut self, prefix: &[u8], packet_len: usize) -> Result<(), Malformed> {
         let prefix = if prefix.len() > packet_len { &prefix[..packet_len] } else { prefix };
         let Some((ethernet, mut rest)) = prefix.split_first_chunk::<14>() else {
             return Err(Malformed::EthernetShort);
         };
-        let mut headers = Headers {
-            destination: piece(ethernet, 0),
-            source: piece(ethernet, 6),
-            vlan: None,
-            ethertype: be16(ethernet[12], ethernet[13]),
-            l3_offset: 14,
-            network: Network::Other,
-            malformed: None,
-        };
-        if matches!(headers.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN) {
+        self.destination = piece(ethernet, 0);
+        self.source = piece(ethernet, 6);
+        self.vlan = None;
+        self.ethertype = be16(ethernet[12], ethernet[13]);
+        self.l3_offset = 14;
+        self.network = Network::Other;
+        if matches!(self.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN) {
             let Some((&[v0, v1, t0, t1], after)) = rest.split_first_chunk() else {
-                headers.malformed = Some(Malformed::VlanShort.missing(18, packet_len));
-                return Ok(headers);
+                self.malformed = Some(Malformed::VlanShort.missing(18, packet_len));
+                return Ok(());
             };
-            headers.vlan = Some(be16(v0, v1) & 0xfff).filter(|&number| number != 0);
-            headers.ethertype = be16(t0, t1);
-            headers.l3_offset = 18;
+            self.vlan = Some(be16(v0, v1) & 0xfff).filter(|&number| number != 0);
+            self.ethertype = be16(t0, t1);
+            self.l3_offset = 18;
             rest = after;
         }
-        let offset = headers.l3_offset;
+        let offset = self.l3_offset;
         let in_packet = packet_len - usize::from(offset);
-        let network = &mut headers.network;
-        headers.malformed = match headers.ethertype {
+        let network = &mut self.network;
+        self.malformed = match self.ethertype {
             ETHERTYPE_IPV4 => ipv4(network, rest, in_packet, offset),
             ETHERTYPE_IPV6 => ipv6(network, rest, in_packet, offset),
             ETHERTYPE_ARP => arp(network, rest, in_packet),
             _ => None,
         };
-        Ok(headers)
+        Ok(())
     }
 
     /// Whether a VLAN tag is there, be it for its priority alone.

@@ -122,6 +122,14 @@ impl FreeFrames {
         self.stack.pop()
     }
 
+    /// The frame that will be taken after `ahead` others, if none comes back meanwhile.
+    #[inline]
+    #[must_use]
+    pub fn next(&self, ahead: usize) -> Option<u32> {
+        let place = self.stack.len().checked_sub(ahead + 1)?;
+        self.stack.get(place).copied()
+    }
+
     /// Gives a frame back.
     ///
     /// # Panics

@@ -186,22 +186,6 @@ impl PeerWords {
         true
     }
 
-    /// Asks the processor to bring a byte's line near, since it will be read soon. Nothing is read
-    /// and nothing is decided; a place outside is ignored.
-    #[inline]
-    pub fn prefetch(&self, offset: usize) {
-        #[cfg(all(target_arch = "x86_64", not(loom)))]
-        if offset < self.len * 8 {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint reads nothing; and the address is inside, as just checked.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(self.first.as_ptr().cast::<i8>().add(offset));
-            }
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
-        let _ = offset;
-    }
-
     #[inline]
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len, "a word outside of its view");

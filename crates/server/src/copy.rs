@@ -140,7 +140,7 @@ pub fn deliver(
     let memory: &Mapping = &session.receive_heap;
     if set.receive.available() > AHEAD {
         let frame = set.receive.frame(AHEAD);
-        bring_near(memory, heap.frame_offset(frame) + HEADROOM_BYTES as usize);
+        memory.prefetch_to_write(heap.frame_offset(frame) + HEADROOM_BYTES as usize);
     }
     let mut reader = Reader::new(source);
     for place in 0..frames {
@@ -186,20 +186,6 @@ pub fn deliver(
 
 /// How many frames ahead of the one being filled are brought near.
 const AHEAD: u32 = 8;
-
-/// Asks the processor for a byte's line, since it will be written soon: the application's core
-/// has it. A place outside is ignored.
-#[inline]
-fn bring_near(memory: &Mapping, offset: usize) {
-    #[cfg(target_arch = "x86_64")]
-    if offset < memory.len() {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        // SAFETY: a hint touches nothing; and the address is inside, as just checked.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(memory.start().as_ptr().cast::<i8>().add(offset)) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (memory, offset);
-}
 
 /// Where an endpoint's counter stands among its session's.
 #[inline]

@@ -95,14 +95,14 @@ impl Fields {
                 fields.protocol = ip.protocol;
                 fields.ip_version = 4;
                 fields.has |= IP | PROTOCOL;
-                ip.transport
+                &ip.transport
             }
             Network::Ipv6(ip) => {
                 fields.ip = ip.destination;
                 fields.protocol = ip.protocol;
                 fields.ip_version = 6;
                 fields.has |= IP | PROTOCOL;
-                ip.transport
+                &ip.transport
             }
             Network::Arp(_) | Network::Other => return fields,
         };
@@ -295,6 +295,13 @@ fn hash(seed: u64, key: &Key) -> usize {
     fold(low ^ seed, high ^ MIX) as usize
 }
 
+/// Word by word: a comparison of all at once would wait until the key, just written in words, has
+/// reached the cache.
+#[inline]
+fn same(found: &Key, key: &Key) -> bool {
+    found[0] == key[0] && found[1] == key[1] && found[2] == key[2] && found[3] == key[3]
+}
+
 impl Table {
     #[inline]
     fn lookup(&self, seed: u64, key: &Key) -> Option<Destination> {
@@ -304,7 +311,7 @@ impl Table {
         loop {
             match self.slots.get(place)? {
                 None => return None,
-                Some((found, destination)) if found == key => return Some(*destination),
+                Some((found, destination)) if same(found, key) => return Some(*destination),
                 Some(_) => place = (place + 1) & mask,
             }
         }

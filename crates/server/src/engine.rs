@@ -91,7 +91,8 @@ pub struct Engine {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) segment: SegmentPieces,
     pub(crate) found: Vec<Destination>,
-    pub(crate) group: Group,
+    /// Taken out while packets are sent.
+    pub(crate) group: Option<Box<Group>>,
     pub(crate) counters: OwnWords,
     pub(crate) settings: Settings,
     pub(crate) turn: u64,
@@ -201,7 +202,7 @@ impl Engine {
             pieces: Vec::with_capacity(MAX_CHAIN + 1),
             segment: SegmentPieces::new(),
             found: Vec::with_capacity(64),
-            group: Group::default(),
+            group: None,
             counters,
             settings,
             turn: 0,

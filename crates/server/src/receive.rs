@@ -159,6 +159,7 @@ struct To<'a> {
 }
 
 impl To<'_> {
+    #[inline(always)]
     fn hand_over(
         &mut self,
         packet: &Packet<'_>,
@@ -166,11 +167,10 @@ impl To<'_> {
         segment: &mut SegmentPieces,
     ) -> Delivered {
         let meta = packet.meta;
-        if offload {
-            return self.one(packet.source, meta, None);
-        }
-        if meta.segmentation.is_none() {
-            return self.one(packet.source, Meta::FINISHED, unfinished(&meta));
+        if offload || meta.segmentation.is_none() {
+            let (meta, finish) =
+                if offload { (meta, None) } else { (Meta::FINISHED, unfinished(&meta)) };
+            return self.one(packet.source, meta, finish);
         }
         match Segmenter::new(packet.looked, packet.source.len(), &meta) {
             Ok(segmenter) => self.segments(packet, segmenter, segment),
@@ -212,6 +212,7 @@ impl To<'_> {
         Delivered::Yes
     }
 
+    #[inline(always)]
     fn one(&mut self, source: Source<'_>, meta: Meta, finish: Option<(u16, u16)>) -> Delivered {
         let set = self.queue_set as usize;
         deliver(self.session, self.endpoint, set, source, meta, finish, self.flags)

@@ -110,7 +110,7 @@ impl Rights {
                 if self.addresses.ipv4 != Some(ip.source) {
                     return Err(Refused::TxSourceAddress);
                 }
-                (ip.protocol, ip.fragment, ip.transport)
+                (ip.protocol, ip.fragment, &ip.transport)
             }
             Network::Ipv6(ip) => {
                 if ip.protocol == PROTOCOL_ICMPV6 {
@@ -118,7 +118,7 @@ impl Rights {
                 } else if !self.addresses.ipv6.contains(&Some(ip.source)) {
                     return Err(Refused::TxSourceAddress);
                 }
-                (ip.protocol, ip.fragment, ip.transport)
+                (ip.protocol, ip.fragment, &ip.transport)
             }
         };
         if self.rule.protocol.is_some_and(|given| given != protocol) {

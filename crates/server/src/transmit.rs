@@ -38,6 +38,8 @@ struct Taken {
     slot: u32,
     /// It is there.
     fetched: bool,
+    /// It has an Ethernet header at least.
+    readable: bool,
 }
 
 /// Packets taken together, with their descriptors.
@@ -45,6 +47,7 @@ struct Taken {
 pub(crate) struct Group {
     descriptors: [Descriptor; GROUP + MAX_CHAIN],
     packets: [Taken; GROUP],
+    headers: [Headers; GROUP],
     count: usize,
 }
 
@@ -53,14 +56,9 @@ impl Default for Group {
         Group {
             descriptors: [Descriptor::default(); GROUP + MAX_CHAIN],
             packets: [Taken::default(); GROUP],
+            headers: [Headers::NONE; GROUP],
             count: 0,
         }
-    }
-}
-
-impl Group {
-    fn descriptors(&self, one: &Taken) -> &[Descriptor] {
-        self.descriptors.get(one.at..one.at + one.chain).unwrap_or(&[])
     }
 }
 
@@ -80,6 +78,16 @@ impl Engine {
     /// Takes packets from the queue sets that have some, one set after the other, within budgets.
     pub(crate) fn transmit(&mut self) -> Result<usize, DeviceError> {
         self.discover();
+        if self.active.is_empty() {
+            return Ok(0);
+        }
+        let mut group = self.group.take().unwrap_or_default();
+        let outcome = self.transmit_sets(&mut group);
+        self.group = Some(group);
+        outcome
+    }
+
+    fn transmit_sets(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
         let mut left = self.settings.turn_budget;
         let mut work = 0;
         for _ in 0..self.active.len() {
@@ -88,7 +96,7 @@ impl Engine {
             }
             let Some((place, queue_set)) = self.active.pop_front() else { break };
             let budget = self.settings.transmit_budget.min(left);
-            let (taken, go_on) = self.transmit_set(place, queue_set, budget)?;
+            let (taken, go_on) = self.transmit_set(group, place, queue_set, budget)?;
             work += taken;
             left -= taken;
             self.end_if_violated(place);
@@ -126,20 +134,20 @@ impl Engine {
     /// on: not when the device has no room. A set that has more to send stands in line again.
     fn transmit_set(
         &mut self,
+        group: &mut Group,
         place: u32,
         queue_set: u32,
         budget: usize,
     ) -> Result<(usize, ControlFlow<()>), DeviceError> {
         let mut done = 0;
         while done < budget {
-            let more = self.take_group(place, queue_set, budget - done);
-            let wanted = self.group.count;
-            self.fetch_group();
-            let (sent, outcome) = self.send_group()?;
+            let more = self.take_group(group, place, queue_set, budget - done);
+            self.fetch_group(group);
+            let (sent, outcome) = self.send_group(group)?;
             done += sent;
-            if sent < wanted && outcome.is_none() {
+            if sent < group.count && outcome.is_none() {
                 // First in line again: the device was full.
-                self.put_back(sent);
+                self.put_back(group, sent);
                 self.active.push_front((place, queue_set));
                 return Ok((done, ControlFlow::Break(())));
             }
@@ -160,11 +168,16 @@ impl Engine {
 
     /// Takes up to `budget` packets of a queue set together, and has their beginnings brought
     /// near. Answers whether there may be more. What was taken before a violation counts.
-    fn take_group(&mut self, place: u32, queue_set: u32, budget: usize) -> Result<bool, Violation> {
-        let group = &mut self.group;
+    fn take_group(
+        &mut self,
+        group: &mut Group,
+        place: u32,
+        queue_set: u32,
+        budget: usize,
+    ) -> Result<bool, Violation> {
         group.count = 0;
         let Some(session) = &mut self.sessions[place as usize] else { return Ok(false) };
-        let Some((_, heap_words)) = &self.heaps[place as usize] else { return Ok(false) };
+        let Some((heap_memory, _)) = &self.heaps[place as usize] else { return Ok(false) };
         let heap = session.shape.transmit_heap;
         let set = &mut session.queue_sets[queue_set as usize];
         let mut at = 0;
@@ -182,10 +195,10 @@ impl Engine {
                 return Ok(false);
             };
             let start = chain[0].heap_offset(&heap);
-            heap_words.prefetch(start);
+            heap_memory.prefetch(start);
             let len = chain[..count].iter().map(|one| one.len as usize).sum();
             if len > 64 {
-                heap_words.prefetch(start + 64);
+                heap_memory.prefetch(start + 64);
             }
             group.packets[group.count] = Taken {
                 place,
@@ -197,6 +210,7 @@ impl Engine {
                 len,
                 slot: NO_SLOT,
                 fetched: false,
+                readable: false,
             };
             group.count += 1;
             at += count;
@@ -205,8 +219,11 @@ impl Engine {
     }
 
     /// Fetches the beginnings of a group's packets into the stage, as far as it has room.
-    fn fetch_group(&mut self) {
-        let group = &mut self.group;
+    ///
+    /// Headers are read in a loop of their own: a processor that finds a value in several stores on
+    /// their way to its cache waits until all stores before them are made, and among those of a
+    /// delivery are some to lines that another core has.
+    fn fetch_group(&mut self, group: &mut Group) {
         for one in &mut group.packets[..group.count] {
             let Some(session) = &self.sessions[one.place as usize] else { return };
             let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return };
@@ -217,22 +234,27 @@ impl Engine {
             let looked = if one.len <= WHOLE_BYTES { one.len } else { PREFIX_BYTES };
             one.fetched = self.stage.fetch(slot, heap_words, heap, descriptors, looked);
         }
+        for (one, headers) in group.packets.iter_mut().zip(&mut group.headers).take(group.count) {
+            if one.fetched {
+                one.readable = headers.read(self.stage.bytes(one.slot), one.len).is_ok();
+            }
+        }
     }
 
     /// Sends what was fetched, one after the other. Answers how many are done with or on their way,
     /// and the violation that ended it; fewer than there are and none: there is no room.
-    fn send_group(&mut self) -> Result<(usize, Option<Violation>), DeviceError> {
+    fn send_group(&mut self, group: &mut Group) -> Result<(usize, Option<Violation>), DeviceError> {
         let mtu = self.device.info().mtu;
-        for place in 0..self.group.count {
-            let one = self.group.packets[place];
+        for place in 0..group.count {
+            let one = group.packets[place];
             if one.slot == NO_SLOT {
                 return Ok((place, None));
             }
-            let sent = self.check_and_send(&one, mtu);
+            let sent = self.check_and_send(group, place, mtu);
             // A packet on its way keeps its slot.
             if !matches!(sent, Ok(Sent::Later)) {
                 self.stage.give_back(one.slot);
-                self.group.packets[place].slot = NO_SLOT;
+                group.packets[place].slot = NO_SLOT;
             }
             match sent? {
                 Sent::Now => {
@@ -246,18 +268,18 @@ impl Engine {
                 Sent::Later => {}
                 Sent::NoRoom => return Ok((place, None)),
                 Sent::Violates(violation) => {
-                    self.drop_slots(place + 1);
+                    self.drop_slots(group, place + 1);
                     return Ok((place + 1, Some(violation)));
                 }
             }
         }
-        Ok((self.group.count, None))
+        Ok((group.count, None))
     }
 
     /// Gives the packets of a group from `from` on back to their queue, the last one first.
-    fn put_back(&mut self, from: usize) {
-        self.drop_slots(from);
-        for one in self.group.packets[from..self.group.count].iter().rev() {
+    fn put_back(&mut self, group: &mut Group, from: usize) {
+        self.drop_slots(group, from);
+        for one in group.packets[from..group.count].iter().rev() {
             if let Some(session) = &mut self.sessions[one.place as usize] {
                 let set = &mut session.queue_sets[one.queue_set as usize];
                 let ledger = &mut session.transmit_ledger;
@@ -266,8 +288,8 @@ impl Engine {
         }
     }
 
-    fn drop_slots(&mut self, from: usize) {
-        for one in &mut self.group.packets[from..self.group.count] {
+    fn drop_slots(&mut self, group: &mut Group, from: usize) {
+        for one in &mut group.packets[from..group.count] {
             if one.slot != NO_SLOT {
                 self.stage.give_back(one.slot);
                 one.slot = NO_SLOT;
@@ -283,14 +305,21 @@ impl Engine {
     }
 
     /// Checks a packet by its beginning in its slot, and sends what was checked.
-    fn check_and_send(&mut self, one: &Taken, mtu: usize) -> Result<Sent, DeviceError> {
-        let slot = one.slot;
+    fn check_and_send(
+        &mut self,
+        group: &mut Group,
+        place: usize,
+        mtu: usize,
+    ) -> Result<Sent, DeviceError> {
+        let one = group.packets[place];
+        let (one, slot) = (&one, one.slot);
         let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
         let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return Ok(Sent::Now) };
         if !one.fetched {
             return Ok(Sent::Violates(Violation::Range));
         }
-        let descriptors = self.group.descriptors(one);
+        let headers = &mut group.headers[place];
+        let descriptors = &group.descriptors[one.at..one.at + one.chain];
         let Some(endpoint) = session.endpoints.get(one.endpoint as usize) else {
             return Ok(Sent::Violates(Violation::Endpoint));
         };
@@ -318,24 +347,24 @@ impl Engine {
         if endpoint.queue_set != one.queue_set {
             return Ok(Sent::Violates(Violation::Endpoint));
         }
-        let mut headers = Headers::parse(self.stage.bytes(slot), one.len);
-        if let Ok(first) = &headers
-            && first.malformed == Some(Malformed::BeyondPrefix)
+        let mut readable = one.readable;
+        if readable
+            && headers.malformed == Some(Malformed::BeyondPrefix)
             && self.stage.bytes(slot).len() < one.len.min(WHOLE_BYTES)
         {
             let looked = one.len.min(WHOLE_BYTES);
             if !self.stage.fetch(slot, heap_words, &heap, descriptors, looked) {
                 return Ok(Sent::Violates(Violation::Range));
             }
-            headers = Headers::parse(self.stage.bytes(slot), one.len);
+            readable = headers.read(self.stage.bytes(slot), one.len).is_ok();
         }
-        let Ok(headers) = headers else {
+        if !readable {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
-        };
-        if let Err(count) = endpoint.rights.check(&headers) {
+        }
+        if let Err(count) = endpoint.rights.check(headers) {
             return Ok(self.refuse(one, count));
         }
-        if meta != Meta::FINISHED && offload::check(&meta, &headers).is_err() {
+        if meta != Meta::FINISHED && offload::check(&meta, headers).is_err() {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
         let meta = match meta.checksum {
@@ -343,7 +372,7 @@ impl Engine {
             Checksum::Verified => Meta::FINISHED,
             _ => meta,
         };
-        if wire_bytes(&meta, &headers, one.len) > mtu + usize::from(headers.l3_offset) {
+        if wire_bytes(&meta, headers, one.len) > mtu + usize::from(headers.l3_offset) {
             return Ok(self.refuse(one, EndpointCount::TxTooLong));
         }
         // What the slot holds needs not be read from the heap again.
@@ -360,7 +389,7 @@ impl Engine {
             }
         }
         let small = one.len <= WHOLE_BYTES;
-        self.route(one, slot, meta, &headers, small)
+        self.route(one, slot, meta, headers, small)
     }
 
     fn route(
@@ -572,6 +601,9 @@ impl Engine {
 
 /// How long the longest frame is that a packet becomes on the wire.
 fn wire_bytes(meta: &Meta, headers: &Headers, len: usize) -> usize {
+    if meta.segmentation.is_none() {
+        return len;
+    }
     match (meta.segmentation, headers.transport(), headers.l4_offset()) {
         (Some(segmentation), Transport::Tcp { header_bytes, .. }, Some(l4)) => {
             len.min(l4 + usize::from(header_bytes) + usize::from(segmentation.segment_bytes))
