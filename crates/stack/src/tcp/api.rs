@@ -143,6 +143,11 @@ impl Tcp {
         match read {
             Ok(0) if !buffer.is_empty() => Err(SocketError::WouldBlock),
             Ok(len) => {
+                if let Some(connection) = self.slots[id.index as usize].connection.as_mut()
+                    && !peek
+                {
+                    connection.window.read(len);
+                }
                 // Room was made: the peer may have to hear of it at once.
                 let poll_at = match (peek, self.slots[id.index as usize].connection.as_mut()) {
                     (false, Some(connection)) if !connection.detached => {

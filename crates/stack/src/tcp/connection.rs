@@ -7,7 +7,9 @@ use smoltcp::iface::{SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{self, State};
 
 use super::port::{Path, Sent};
+use super::recovery::Recovery;
 use super::segment::{self, Segment, before};
+use super::window::Window;
 use crate::config::{CongestionControl, TcpConfig};
 use crate::{Instant, ListenerId, SocketError};
 
@@ -57,6 +59,10 @@ pub(super) struct Connection {
     pub(super) acknowledged_to: u32,
     /// How far the peer's windows are to be shifted (RFC 7323, 2.2).
     pub(super) window_shift: u8,
+    /// The end of our own window.
+    pub(super) window: Window,
+    /// What is lost.
+    pub(super) recovery: Recovery,
     pub(super) last_heard: Instant,
     /// Since when something waits for the peer's acknowledgement.
     pub(super) waiting_since: Option<Instant>,
@@ -99,6 +105,8 @@ impl Connection {
             acknowledged: 0,
             acknowledged_to: 0,
             window_shift: 0,
+            window: Window::default(),
+            recovery: Recovery::default(),
             last_heard: now,
             waiting_since: None,
             give_up_at: None,
@@ -148,7 +156,8 @@ impl Connection {
     }
 
     /// Notes what was sent. True when it had been sent before.
-    pub(super) fn note_sent(&mut self, sent: &Sent) -> bool {
+    pub(super) fn note_sent(&mut self, now: Instant, sent: &Sent) -> bool {
+        self.window.note_sent(sent);
         if sent.flags & segment::ACK != 0 {
             self.acknowledged = sent.acknowledgement;
         }
@@ -158,10 +167,17 @@ impl Connection {
         let end = sent.sequence.wrapping_add(sent.len);
         match self.path.sent_to {
             // A keep-alive lies before what was sent, and is one byte long.
-            Some(to) if !before(to, end) => sent.len > 1 || before(end, to),
+            Some(to) if !before(to, end) => {
+                let again = sent.len > 1 || before(end, to);
+                if again {
+                    self.recovery.sent(now, end, true);
+                }
+                again
+            }
             _ => {
                 let again = self.path.sent_to.is_some_and(|to| before(sent.sequence, to));
                 self.path.sent_to = Some(end);
+                self.recovery.sent(now, end, again);
                 again
             }
         }

@@ -86,6 +86,11 @@ impl Tcp {
     /// A timer fired: gives up what has lasted too long.
     fn expire(&mut self, now: Instant, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        let (acknowledged, sent_to) = (connection.acknowledged_to, connection.path.sent_to);
+        if connection.recovery.expired(now, acknowledged, sent_to) {
+            self.tell_loss(now, host, index);
+        }
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         if connection.deadline(&host.config.tcp).is_none_or(|at| at > now) {
             return;
         }
@@ -164,7 +169,7 @@ impl Tcp {
                 let sent = port.sent;
                 if let Some(sent) = sent {
                     host.counters.tcp_sent += 1;
-                    if connection.note_sent(&sent) {
+                    if connection.note_sent(now, &sent) {
                         host.counters.tcp_retransmitted += 1;
                     }
                     *worked = true;
@@ -200,7 +205,8 @@ impl Tcp {
         }
         connection.note_time(now, &host.config.tcp);
         let deadline = connection.deadline(&host.config.tcp);
-        self.wheel.set(index, [next, deadline].into_iter().flatten().min());
+        let lost = connection.recovery.probe_at();
+        self.wheel.set(index, [next, lost, deadline].into_iter().flatten().min());
     }
 
     /// When to poll next; `now` when something waits to be sent.

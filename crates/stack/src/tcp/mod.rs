@@ -9,6 +9,8 @@
 //! | `lifecycle` | what follows from a connection's state, and how it ends |
 //! | `egress` | what is sent, and timers |
 //! | `answer` | resets and such, and ICMP errors |
+//! | `recovery` | what is lost, and when it is to be sent again |
+//! | `window` | the end of our own window, as the peer knows it |
 //! | `port` | between smoltcp and frames |
 //! | `sequence` | initial sequence numbers |
 //! | `time_wait` | what is left of connections |
@@ -20,9 +22,11 @@ mod egress;
 mod lifecycle;
 mod listener;
 mod port;
+mod recovery;
 mod segment;
 mod sequence;
 mod time_wait;
+mod window;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -198,6 +202,7 @@ impl Tcp {
                     let said = segment::clamp_mss(header, most).filter(|&mss| mss != 0);
                     connection.path.mss = said.unwrap_or(536).max(48).min(most);
                     connection.window_shift = segment::window_shift(header);
+                    connection.window.heard_syn(seg.sequence, segment::scales_windows(header));
                 }
             }
             bytes = &self.scratch;
@@ -208,23 +213,18 @@ impl Tcp {
         let delay = if large { std::time::Duration::ZERO } else { config.ack_delay };
         connection.socket_mut().set_ack_delay(Some(connection::smol(delay)));
         connection.last_heard = now;
+        let (acknowledged, sent_to) = (connection.acknowledged_to, connection.path.sent_to);
+        let expected = (connection.acknowledged, config.receive_buffer_bytes);
+        connection.recovery.note_peer(seg, expected);
+        let lost = connection.recovery.heard(now, seg, acknowledged, sent_to);
         connection.note_window(seg);
-        let mut reply = host.outbox.buffer();
-        let path = connection.path;
-        let mut port = Ingress {
-            packet: Some(bytes),
-            path: &path,
-            capabilities: &self.capabilities,
-            reply: &mut reply,
-            sent: None,
-        };
-        self.interface.poll_ingress_single(now.to_smoltcp(), &mut port, connection.sockets());
-        if let Some((sent, meta)) = port.sent {
-            connection.note_sent(&sent);
-            host.counters.tcp_sent += 1;
-            push_reply(host, reply, meta, connection.tuple.remote.ip());
-        } else {
-            host.outbox.recycle(reply);
+        let alone = connection.window.place_of_acknowledgement(seg, queued.0);
+        give(&mut self.interface, &self.capabilities, now, host, connection, bytes);
+        if let Some(sequence) = alone {
+            let said = (sequence, seg.acknowledgement, seg.window);
+            write_acknowledgement(&mut self.scratch, connection.tuple, said);
+            let bytes = &self.scratch;
+            give(&mut self.interface, &self.capabilities, now, host, connection, bytes);
         }
         if before != State::Closed && connection.state() == State::Closed && seg.has(RST) {
             host.counters.tcp_resets_received += 1;
@@ -236,6 +236,9 @@ impl Tcp {
         if connection.read_shut || connection.owner == Owner::Nobody {
             self.discard(host, index);
         }
+        if lost {
+            self.tell_loss(now, host, index);
+        }
         self.mark(index);
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         let after = (connection.socket().recv_queue(), connection.socket().send_queue());
@@ -245,6 +248,24 @@ impl Tcp {
         if self.slots[index as usize].connection.as_ref().is_some_and(|c| c.state() != before) {
             self.settle(now, host, index);
         }
+    }
+
+    /// Has smoltcp send the first segment again that is not acknowledged, in its own words: an
+    /// acknowledgement that comes again and again.
+    fn tell_loss(&mut self, now: Instant, host: &mut Host, index: u32) {
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
+        // Of a FIN alone it would forget that there is something to wait for.
+        if connection.detached || connection.connecting() || connection.socket().send_queue() == 0 {
+            return;
+        }
+        let (sequence, windows) = connection.recovery.tell();
+        for window in windows {
+            let said = (sequence, connection.acknowledged_to, window);
+            write_acknowledgement(&mut self.scratch, connection.tuple, said);
+            let bytes = &self.scratch;
+            give(&mut self.interface, &self.capabilities, now, host, connection, bytes);
+        }
+        self.mark(index);
     }
 
     /// Throws away what nobody will read. Data to a connection that the application has let go is
@@ -260,7 +281,9 @@ impl Tcp {
             connection.socket_mut().abort();
             return;
         }
-        while let Ok(1..) = connection.socket_mut().recv(|data| (data.len(), data.len())) {}
+        while let Ok(len @ 1..) = connection.socket_mut().recv(|data| (data.len(), data.len())) {
+            connection.window.read(len);
+        }
     }
 
     /// Puts a connection on the list of those to be looked at.
@@ -326,6 +349,49 @@ impl Tcp {
     /// Connections, TIME-WAIT entries.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.live, self.time_wait.len())
+    }
+}
+
+/// Makes a packet in which the peer acknowledges and says nothing else: its sequence number, its
+/// acknowledgement and its window, not shifted.
+fn write_acknowledgement(packet: &mut Vec<u8>, tuple: Tuple, said: (u32, u32, u16)) {
+    let (sequence, acknowledgement, window) = said;
+    let ports = (tuple.remote.port(), tuple.local.port());
+    let tcp = segment::bare(ports, sequence, acknowledgement, ACK, window);
+    let header = Header {
+        src: tuple.remote.ip(),
+        dst: tuple.local.ip(),
+        protocol: ip::TCP,
+        hop_limit: 64,
+        payload_bytes: tcp.len(),
+        fragment: None,
+    };
+    packet.clear();
+    packet.resize(header.len(), 0);
+    header.write(packet);
+    packet.extend_from_slice(&tcp);
+}
+
+/// Gives smoltcp a packet of a connection's, and sends what it answers at once.
+fn give(
+    interface: &mut Interface,
+    capabilities: &DeviceCapabilities,
+    now: Instant,
+    host: &mut Host,
+    connection: &mut Connection,
+    packet: &[u8],
+) {
+    let mut reply = host.outbox.buffer();
+    let path = connection.path;
+    let packet = Some(packet);
+    let mut port = Ingress { packet, path: &path, capabilities, reply: &mut reply, sent: None };
+    interface.poll_ingress_single(now.to_smoltcp(), &mut port, connection.sockets());
+    if let Some((sent, meta)) = port.sent {
+        connection.note_sent(now, &sent);
+        host.counters.tcp_sent += 1;
+        push_reply(host, reply, meta, connection.tuple.remote.ip());
+    } else {
+        host.outbox.recycle(reply);
     }
 }
 

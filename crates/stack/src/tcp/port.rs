@@ -107,6 +107,10 @@ pub(super) struct Sent {
     pub(super) len: u32,
     pub(super) acknowledgement: u32,
     pub(super) flags: u8,
+    /// As it is written, not shifted.
+    pub(super) window: u16,
+    /// In a SYN: how far later windows are shifted.
+    pub(super) window_shift: u8,
 }
 
 impl Sent {
@@ -117,6 +121,12 @@ impl Sent {
             len: segment.len(),
             acknowledgement: segment.acknowledgement,
             flags: segment.flags,
+            window: segment.window,
+            window_shift: if segment.has(segment::SYN) {
+                segment::window_shift(&tcp[..segment.header_bytes])
+            } else {
+                0
+            },
         })
     }
 }

@@ -94,6 +94,11 @@ pub(crate) fn mss_at(header: &[u8]) -> Option<usize> {
     option_at(header, 2, 4)
 }
 
+/// Whether a SYN has the option for shifted windows.
+pub(crate) fn scales_windows(header: &[u8]) -> bool {
+    option_at(header, 3, 3).is_some()
+}
+
 /// How far windows are shifted, at most 14 (RFC 7323, 2.3); not at all when nothing is said.
 pub(crate) fn window_shift(header: &[u8]) -> u8 {
     option_at(header, 3, 3).map_or(0, |at| header[at].min(14))
