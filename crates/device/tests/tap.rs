@@ -360,6 +360,11 @@ fn kernel_takes_large() {
     let mut got = vec![0; reply.len()];
     stream.read_exact(&mut got).unwrap();
     assert!(got == reply, "other bytes than were sent");
+    // The reply answers the handshake, and may be there before the peer has read a word.
+    let until = Instant::now() + Duration::from_secs(5);
+    while unacknowledged(&stream) > 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let (device, seen, _) = peer.stop();
     assert_eq!(seen.stream, b"go");
     assert_eq!(device.counters().tx_dropped, 0);
