@@ -216,7 +216,9 @@ impl Tcp {
         let (acknowledged, sent_to) = (connection.acknowledged_to, connection.path.sent_to);
         let expected = (connection.acknowledged, config.receive_buffer_bytes);
         connection.recovery.note_peer(seg, expected);
-        let lost = connection.recovery.heard(now, seg, acknowledged, sent_to);
+        let header = &packet.payload[..seg.header_bytes];
+        let selects = segment::selects_beyond(header, seg.acknowledgement);
+        let lost = connection.recovery.heard(now, seg, selects, acknowledged, sent_to);
         connection.note_window(seg);
         let alone = connection.window.place_of_acknowledgement(seg, queued.0);
         give(&mut self.interface, &self.capabilities, now, host, connection, bytes);

@@ -3,8 +3,8 @@
 //!
 //! smoltcp sends one segment again after three duplicate acknowledgements in a row, and else waits
 //! for its timeout, of a second at least. Two segments lost in one window cost it that second, and
-//! so does one that is lost while the peer sends data of its own, whose segments lie between the
-//! duplicates. Over a path of 100 microseconds that is most of the time.
+//! so does one that is lost while the peer sends data of its own, or reads and tells of a larger
+//! window: then no duplicates follow each other that smoltcp takes for such. Over a path of 100 microseconds that is most of the time.
 //!
 //! So the decision is made here, and smoltcp is told in the words that it understands: three
 //! duplicate acknowledgements. Its own timeout stays, for when all else fails.
@@ -60,11 +60,13 @@ impl Recovery {
     }
 
     /// Looks at a segment before the connection does: `acknowledged` and `sent_to` are where it
-    /// stood before. Whether the first segment that is not acknowledged is to be sent again.
+    /// stood before; `selects`: it says that something came beyond what it acknowledges. Whether
+    /// the first segment that is not acknowledged is to be sent again.
     pub(super) fn heard(
         &mut self,
         now: Instant,
         seg: &Segment,
+        selects: bool,
         acknowledged: u32,
         sent_to: Option<u32>,
     ) -> bool {
@@ -81,8 +83,10 @@ impl Recovery {
         if before(acknowledged, at) {
             return self.advanced(now, at, sent_to);
         }
-        // A segment with data says nothing of ours, but stands between those that do.
-        let duplicate = at != sent_to && seg.len() == 0 && same_window && seg.window != 0;
+        // A selective acknowledgement is one whatever else the segment says (RFC 6675, 2); others
+        // may be news of the window. A segment with data stands between duplicates and is none.
+        let duplicate = selects || (seg.len() == 0 && same_window);
+        let duplicate = duplicate && at != sent_to && seg.window != 0;
         if !duplicate {
             return false;
         }
@@ -215,12 +219,22 @@ mod tests {
     #[test]
     fn data_between_duplicates_does_not_hide_a_loss() {
         let mut recovery = Recovery::default();
-        let mut heard =
-            |ack, len| recovery.heard(at(1), &acknowledgement(ack, 9, len), 1000, Some(SENT));
+        let mut heard = |ack, len| {
+            recovery.heard(at(1), &acknowledgement(ack, 9, len), false, 1000, Some(SENT))
+        };
         heard(1000, 0);
         assert!(!heard(1000, 0) && !heard(1000, 700) && !heard(1000, 0));
         assert!(heard(1000, 0), "the third");
         assert!(!heard(1000, 0), "the fourth says nothing new");
+    }
+
+    #[test]
+    fn selective_acknowledgements_are_duplicates_with_any_window() {
+        let mut recovery = Recovery::default();
+        for (window, expected) in [(5, false), (6, false), (7, true)] {
+            let seg = acknowledgement(1000, window, 300);
+            assert_eq!(recovery.heard(at(1), &seg, true, 1000, Some(SENT)), expected);
+        }
     }
 
     #[test]
@@ -229,12 +243,12 @@ mod tests {
             let mut recovery = Recovery::default();
             for n in 0..10 {
                 let seg = acknowledgement(1000, window * (n + 1), 0);
-                assert!(!recovery.heard(at(1), &seg, 1000, Some(SENT)), "{window} {n}");
+                assert!(!recovery.heard(at(1), &seg, false, 1000, Some(SENT)), "{window} {n}");
             }
         }
         let mut recovery = Recovery::default();
         for _ in 0..10 {
-            assert!(!recovery.heard(at(1), &acknowledgement(SENT, 9, 0), SENT, Some(SENT)));
+            assert!(!recovery.heard(at(1), &acknowledgement(SENT, 9, 0), false, SENT, Some(SENT)));
         }
     }
 
@@ -242,7 +256,7 @@ mod tests {
     fn a_partial_acknowledgement_is_the_next_loss() {
         let mut recovery = Recovery::default();
         let mut heard =
-            |ack, una| recovery.heard(at(1), &acknowledgement(ack, 9, 0), una, Some(SENT));
+            |ack, una| recovery.heard(at(1), &acknowledgement(ack, 9, 0), false, una, Some(SENT));
         for expected in [false, false, false, true] {
             assert_eq!(heard(1000, 1000), expected);
         }
@@ -256,7 +270,7 @@ mod tests {
         let mut recovery = Recovery::default();
         recovery.sent(at(0), 2000, false);
         assert_eq!(recovery.probe_at(), None, "nothing is known");
-        assert!(!recovery.heard(at(1), &acknowledgement(2000, 9, 0), 1000, Some(2000)));
+        assert!(!recovery.heard(at(1), &acknowledgement(2000, 9, 0), false, 1000, Some(2000)));
         recovery.sent(at(10), SENT, false);
         assert_eq!(recovery.probe_at(), Some(at(210)));
         assert!(!recovery.expired(at(209), 2000, Some(SENT)));
@@ -267,14 +281,14 @@ mod tests {
         // An acknowledgement ends it. What was sent again is no measurement.
         recovery.tell();
         recovery.sent(at(611), 3000, true);
-        assert!(!recovery.heard(at(5000), &acknowledgement(SENT, 9, 0), 2000, Some(SENT)));
+        assert!(!recovery.heard(at(5000), &acknowledgement(SENT, 9, 0), false, 2000, Some(SENT)));
         assert_eq!(recovery.probe_at(), None);
         recovery.sent(at(6000), SENT + 1, false);
         assert_eq!(recovery.probe_at(), Some(at(6200)));
         // A path that takes long is given its time.
         let mut slow = Recovery::default();
         slow.sent(at(0), 2000, false);
-        slow.heard(at(400), &acknowledgement(2000, 9, 0), 1000, Some(2000));
+        slow.heard(at(400), &acknowledgement(2000, 9, 0), false, 1000, Some(2000));
         slow.sent(at(400), 3000, false);
         assert_eq!(slow.probe_at(), Some(at(400 + 400 + 4 * 200)));
     }
@@ -283,11 +297,11 @@ mod tests {
     fn after_smoltcps_own_timeout_nothing_is_added() {
         let mut recovery = Recovery::default();
         for _ in 0..4 {
-            recovery.heard(at(1), &acknowledgement(1000, 9, 0), 1000, Some(SENT));
+            recovery.heard(at(1), &acknowledgement(1000, 9, 0), false, 1000, Some(SENT));
         }
         recovery.tell();
         recovery.sent(at(2), 2000, true);
         recovery.sent(at(1002), 2000, true);
-        assert!(!recovery.heard(at(1003), &acknowledgement(2000, 9, 0), 1000, Some(SENT)));
+        assert!(!recovery.heard(at(1003), &acknowledgement(2000, 9, 0), false, 1000, Some(SENT)));
     }
 }

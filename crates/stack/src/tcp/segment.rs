@@ -89,6 +89,16 @@ fn option_at(header: &[u8], wanted: u8, wanted_len: usize) -> Option<usize> {
     None
 }
 
+/// Whether selective acknowledgements say that something came which lies beyond `at` (RFC 2018, 3).
+/// What lies before it came twice (RFC 2883).
+pub(crate) fn selects_beyond(header: &[u8], at: u32) -> bool {
+    let blocks = (1..=4).find_map(|count| {
+        let start = option_at(header, 5, 2 + 8 * count)?;
+        header.get(start..start + 8 * count)
+    });
+    blocks.is_some_and(|blocks| blocks.chunks_exact(8).any(|block| before(at, be32(block, 0))))
+}
+
 /// Where the maximum segment size stands.
 pub(crate) fn mss_at(header: &[u8]) -> Option<usize> {
     option_at(header, 2, 4)
@@ -146,6 +156,25 @@ mod tests {
             assert_eq!(Segment::parse(&bare((1, 2), 0, 0, flags, 0)).is_some(), ok);
         }
         assert!(Segment::parse(&bare((0, 2), 0, 0, SYN, 0)).is_none());
+    }
+
+    #[test]
+    fn selective_acknowledgements_are_found() {
+        let mut header = bare((1, 2), 0, 0, ACK, 0).to_vec();
+        assert!(!selects_beyond(&header, 100));
+        header.extend_from_slice(&[1, 1, 5, 18]);
+        for edge in [50_u32, 90, 200, 300] {
+            header.extend_from_slice(&edge.to_be_bytes());
+        }
+        assert!(selects_beyond(&header, 100));
+        // Of two blocks none lies beyond, or both.
+        assert!(!selects_beyond(&header, 200));
+        assert!(selects_beyond(&header, u32::MAX));
+        // A length that no blocks have, and one that goes beyond the header.
+        header[23] = 17;
+        assert!(!selects_beyond(&header, 100));
+        header[23] = 26;
+        assert!(!selects_beyond(&header, 100));
     }
 
     #[test]
