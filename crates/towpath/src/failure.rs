@@ -48,6 +48,27 @@ impl Failure {
     }
 }
 
+/// Has a defect of this program told in one line too, unless somebody asked for its trace; and a
+/// table that cannot be printed, which the standard library takes for a defect, be a failure.
+pub(crate) fn tell_defects_in_one_line() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |defect| {
+        let payload = defect.payload();
+        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+        if let Some(cause) = text.strip_prefix("failed printing to stdout: ") {
+            let _ = Failure::new(format!("standard output: {cause}")).report();
+            std::process::exit(1);
+        }
+        if std::env::var_os("RUST_BACKTRACE").is_some() {
+            return usual(defect);
+        }
+        let place = defect.location().map(ToString::to_string).unwrap_or_default();
+        let line = format!("a defect of this program, please report it: {place}: {text}");
+        let _ = Failure::new(line).report();
+    }));
+}
+
 /// What the system says of an error, without its number.
 pub(crate) fn says(error: &io::Error) -> String {
     let text = error.to_string();

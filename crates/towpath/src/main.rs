@@ -83,6 +83,7 @@ Examples:
 }
 
 fn main() -> ExitCode {
+    failure::tell_defects_in_one_line();
     signals::survive_file_limit();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -213,6 +213,8 @@ fn start_log(level: Level) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // A log that nobody can read any more is no reason to stop serving.
+        .log_internal_errors(false)
         .try_init();
     // Only a second start in one process could fail.
     debug_assert!(outcome.is_ok());

@@ -63,6 +63,12 @@ fn help_has_examples_and_fits() {
     assert!(prints(&mut towpath(&["--help"])).contains("Exit status: 0 done, 1 failed"));
     assert!(prints(&mut towpath(&["--version"])).starts_with("towpath "));
     assert_eq!(finish(&mut towpath(&[])).status.code(), Some(2));
+    for arguments in [&["serve", "--print-config"][..], &["doctor", "--quick"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = towpath(arguments).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(text(&output.stderr).lines().count() <= 1, "{}", text(&output.stderr));
+    }
 }
 
 #[test]

@@ -155,12 +155,27 @@ pub(crate) fn try_serve(
     socket: &str,
     arguments: &[&str],
 ) -> Result<Running, String> {
+    let file = fs::File::create(log_of(directory, socket)).unwrap();
+    serve_with_log(directory, socket, arguments, file.into())
+}
+
+fn log_of(directory: &Directory, socket: &str) -> PathBuf {
+    directory.join(&format!("{}.log", socket.replace('/', "-")))
+}
+
+/// As `serve`, its log going elsewhere. What it said, if it did not become ready.
+pub(crate) fn serve_with_log(
+    directory: &Directory,
+    socket: &str,
+    arguments: &[&str],
+    to: Stdio,
+) -> Result<Running, String> {
     let path = directory.text(socket);
-    let log = directory.join(&format!("{}.log", socket.replace('/', "-")));
+    let log = log_of(directory, socket);
     let mut child = towpath(&["serve", "--socket", &path, "--ready-fd", "1"])
         .args(arguments)
         .stdout(Stdio::piped())
-        .stderr(fs::File::create(&log).unwrap())
+        .stderr(to)
         .spawn()
         .unwrap();
     let mut ready = BufReader::new(child.stdout.take().unwrap());
@@ -169,7 +184,7 @@ pub(crate) fn try_serve(
     if !line.starts_with("ready ") {
         let _ = child.kill();
         let _ = child.wait();
-        return Err(fs::read_to_string(&log).unwrap());
+        return Err(fs::read_to_string(&log).unwrap_or_default());
     }
     assert!(line.ends_with(&format!(" {path}\n")), "{line}");
     Ok(Running { child, socket: path, log, _ready: ready })
@@ -178,7 +193,7 @@ pub(crate) fn try_serve(
 impl Running {
     /// What it logged.
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Ends it in order.

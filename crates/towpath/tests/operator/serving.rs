@@ -402,3 +402,84 @@ fn the_only_server_needs_no_name() {
         assert_eq!(lines[3], "755", "{said}");
     });
 }
+
+#[test]
+fn a_user_without_rights_serves_what_was_made_for_it() {
+    towpath_rig::isolated!(|| {
+        let test = "serving::a_user_without_rights_serves_what_was_made_for_it";
+        if !tun(test) || !installed(test, "unshare", "util-linux") {
+            return;
+        }
+        // Without other users the right to make interfaces is what the user has.
+        let Some(users) = users() else { return };
+        let user = users.server;
+        let script = r#"
+            set -e
+            mount -t tmpfs none /dev/net
+            mknod /dev/net/tun c 10 200
+            chmod 0666 /dev/net/tun
+            ip tuntap add dev opA mode tap user "$U" vnet_hdr
+            ip address add 10.77.0.1/24 dev opA
+            ip link set opA mtu 1400 up
+            as() { exec setpriv --reuid "$1" --regid "$1" --clear-groups env XDG_RUNTIME_DIR="$D/$1" "$T" $2; }
+            as "$U" "serve --tap opA --address 10.77.0.1/24 --mtu 1400 --allow-user $A --ready-fd 3" 3>"$D/ready" &
+            while ! [ -s "$D/ready" ]; do sleep 0.01; done
+            cat "$D/ready"
+            (as "$U" "ls --device opA")
+            (as "$U" "stat")
+            kill $!
+            wait $!
+            ls -A "$D/$U/towpath"
+            # Another MTU would need a right that it does not have.
+            (as "$U" "serve --tap opA --mtu 1500") && exit 1
+            ip link show opA >/dev/null
+        "#;
+        let directory = Directory::new();
+        let program = directory.text("towpath");
+        std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
+        let runtime = directory.join(&user.uid.to_string());
+        std::fs::create_dir(&runtime).unwrap();
+        std::os::unix::fs::chown(&runtime, Some(user.uid), Some(user.gid)).unwrap();
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", script])
+            .env("T", &program)
+            .env("D", directory.text("").trim_end_matches('/'))
+            .env("U", user.uid.to_string())
+            .env("A", users.applications[0].uid.to_string());
+        let output = finish(&mut command);
+        let (printed, said) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{printed}{said}");
+        let socket = runtime.join("towpath/opA.sock");
+        assert!(printed.starts_with(&format!("ready opA {}\n", socket.display())), "{printed}");
+        assert!(printed.contains("mode interrupt"), "{printed}");
+        assert!(said.contains("set the MTU of opA: Operation not permitted"), "{said}");
+    });
+}
+
+#[test]
+fn a_log_that_cannot_be_written_stops_nobody() {
+    towpath_rig::isolated!(|| {
+        if !tun("serving::a_log_that_cannot_be_written_stops_nobody") {
+            return;
+        }
+        let directory = Directory::new();
+        let (reader, gone) = std::io::pipe().unwrap();
+        drop(reader);
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        for log in [std::process::Stdio::from(gone), full.into()] {
+            let mut server = serve_with_log(
+                &directory,
+                "s.sock",
+                &["--tap", "opA", "--address", "10.77.0.1/24"],
+                log,
+            )
+            .unwrap();
+            for port in 7..10 {
+                round_trip(&server, port);
+            }
+            assert!(server.stop(Signal::TERM).success());
+            assert!(!exists(&server.socket));
+        }
+    });
+}
