@@ -71,7 +71,9 @@ fn anything_written_anywhere_harms_nobody_else() {
         said.last().unwrap().strip_prefix("rounds 100 violated ").unwrap().parse().unwrap();
     // Three of the five ways cannot fail to be noticed.
     assert!(violated >= 40, "{violated} of 100 sessions were closed");
-    assert_eq!(server.device_counter("violations"), violated);
+    // A peer that ends by itself may not hear any more that it was found out.
+    let counted = server.device_counter("violations");
+    assert!((violated..=100).contains(&counted), "{violated} told, {counted} counted");
     server.holds_again(&before);
     assert_eq!(next_address(&server), address);
     went_on(neighbour, count);
