@@ -17,6 +17,7 @@ use towpath_packet::transport::{Transport, tcp_flags};
 use towpath_protocol::store::MemoryStore;
 use towpath_rig::{isolated, skip};
 use towpath_server::{Config, Server, Subnets};
+use towpath_tests::frames::ELSEWHERE;
 use towpath_tests::random::{Random, seed};
 use towpath_tests::wire::Wire;
 use towpath_tests::{PATIENCE, eventually};
@@ -58,6 +59,14 @@ impl Bench {
         netlink.add_address(&name, Prefix::new(KERNEL4.into(), 24).unwrap()).unwrap();
         if ipv6 {
             netlink.add_address(&name, Prefix::new(KERNEL6.into(), 64).unwrap()).unwrap();
+            // The kernel takes what is sent to it only when this route is there, a little later.
+            let own = format!("{:032x} 80 ", KERNEL6.to_bits());
+            eventually("the kernel has its address", || {
+                std::fs::read_to_string("/proc/net/ipv6_route")
+                    .unwrap()
+                    .lines()
+                    .any(|line| line.starts_with(&own) && line.ends_with("lo"))
+            });
         }
         // Looked at once more, with its MTU.
         let device = TapDevice::from_fd(first.as_fd().try_clone_to_owned().unwrap(), true).unwrap();
@@ -278,7 +287,8 @@ fn vlans_are_apart_on_the_wire() {
             (Some(6), session.open(&rule.vlan(6)).unwrap()),
         ];
         let mut wire = bench.wire();
-        let flow = bench.flow4(&session);
+        // From and to somebody other than the kernel, which would answer what it gets.
+        let flow = Flow { source_mac: ELSEWHERE, ..bench.flow4(&session) };
         let tagged = |flow: Flow, tag: Option<u16>| tag.map_or(flow, |tag| flow.vlan(tag));
         for (vlan, endpoint) in endpoints {
             // A priority in the tag does not matter; on the way out neither.
@@ -610,7 +620,7 @@ fn what_the_kernel_leaves_undone_arrives_done() {
             (IpAddr::from(ipv4(&session)), bench.flow4(&session)),
             (ipv6(&session).into(), bench.flow6(&session)),
         ] {
-            let sent: Vec<u8> = (0..300_000_u32).map(|place| (place * 31 >> 3) as u8).collect();
+            let sent: Vec<u8> = (0..300_000_u32).map(|place| ((place * 31) >> 3) as u8).collect();
             for (port, endpoint, whole) in [(5000, endpoint, false), (5001, large, true)] {
                 let (seen, longest) = stream(&mut session, endpoint, to, port, flow, &sent);
                 assert_eq!(seen.len(), sent.len(), "to {to}");
