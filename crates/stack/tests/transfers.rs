@@ -79,6 +79,21 @@ fn faults_cost_time_but_no_byte() {
     }
 }
 
+/// Each loss that was found by smoltcp's timeout alone would cost a second.
+#[test]
+fn losses_cost_round_trips_and_not_seconds() {
+    for seed in 200..220 {
+        let faults = Faults { lost: 10, doubled: 10, late: 10, mangled: 1 };
+        let world = transfer(seed, seed % 2 == 0, [config(0), config(1)], faults, false, 2_000_000);
+        let counters = world.nodes.each_ref().map(|node| *node.stack.counters());
+        let again: u64 = counters.iter().map(|counters| counters.tcp_retransmitted).sum();
+        let seconds = world.now.as_micros() as f64 / 1e6;
+        println!("{seconds:.2} s, {again} segments again");
+        assert!(again >= 20, "{again}");
+        assert!(seconds < again as f64 * 0.1, "{seconds} s for {again} segments");
+    }
+}
+
 #[test]
 fn connections_end_and_leave_nothing_but_time_wait() {
     let mut world = World::new(30, [config(0), config(1)]);

@@ -107,6 +107,9 @@ impl Tcp {
         if connection.connecting() {
             return Err(SocketError::WouldBlock);
         }
+        if connection.finishing {
+            return Err(SocketError::Closed);
+        }
         let sent = connection.socket_mut().send_slice(data).map_err(|_| SocketError::Closed)?;
         if sent == 0 && !data.is_empty() {
             return Err(SocketError::WouldBlock);
@@ -181,7 +184,7 @@ impl Tcp {
             return Err(SocketError::NotConnected);
         }
         if how != Shutdown::Read {
-            connection.socket_mut().close();
+            connection.finish();
         }
         if how != Shutdown::Write {
             connection.read_shut = true;
@@ -209,7 +212,7 @@ impl Tcp {
         } else if unread && connection.state() != State::TimeWait {
             self.abort_now(now, host, id.index);
         } else {
-            connection.socket_mut().close();
+            connection.finish();
             connection.note_time(now, &host.config.tcp);
             self.mark(id.index);
             self.settle(now, host, id.index);
@@ -234,7 +237,9 @@ impl Tcp {
     }
 
     pub(crate) fn state(&mut self, id: TcpId) -> Result<TcpState, SocketError> {
-        Ok(match self.owned(id)?.state() {
+        let connection = self.owned(id)?;
+        Ok(match connection.state() {
+            _ if connection.finishing => TcpState::Over,
             State::Listen | State::SynSent | State::SynReceived => TcpState::Connecting,
             State::Established => TcpState::Established,
             State::CloseWait => TcpState::PeerClosed,

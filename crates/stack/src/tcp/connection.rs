@@ -47,6 +47,8 @@ pub(super) struct Connection {
     pub(super) established: bool,
     /// The application reads no more: what comes is thrown away.
     pub(super) read_shut: bool,
+    /// The application writes no more, and smoltcp is told so when everything has arrived.
+    pub(super) finishing: bool,
     /// The tuple is not ours any more: nothing comes and nothing is sent.
     pub(super) detached: bool,
     /// Queued to be looked at.
@@ -99,6 +101,7 @@ impl Connection {
             error: None,
             established: false,
             read_shut: false,
+            finishing: false,
             detached: false,
             dirty: false,
             told: false,
@@ -133,6 +136,16 @@ impl Connection {
     /// Waiting for the handshake's end.
     pub(super) fn connecting(&self) -> bool {
         matches!(self.state(), State::Listen | State::SynSent | State::SynReceived)
+    }
+
+    /// Closes our direction. In LAST-ACK smoltcp hears neither duplicate acknowledgements nor news
+    /// of the peer's window, so that what is lost there would wait for its long timeout. So the FIN
+    /// of the side that is last waits until everything before it has arrived.
+    pub(super) fn finish(&mut self) {
+        self.finishing = self.state() == State::CloseWait && self.socket().send_queue() > 0;
+        if !self.finishing {
+            self.socket_mut().close();
+        }
     }
 
     /// Bytes or a FIN that the peer has not acknowledged, sent or not.
@@ -221,7 +234,7 @@ impl Connection {
     /// Whether a write would not have to wait.
     pub(super) fn writable(&self) -> bool {
         let socket = self.socket();
-        !self.connecting() && (socket.can_send() || !socket.may_send())
+        !self.connecting() && (socket.can_send() || !socket.may_send() || self.finishing)
     }
 
     /// Both directions are over.

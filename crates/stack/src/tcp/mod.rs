@@ -241,6 +241,11 @@ impl Tcp {
         if lost {
             self.tell_loss(now, host, index);
         }
+        if let Some(connection) = self.slots[index as usize].connection.as_mut()
+            && connection.finishing
+        {
+            connection.finish();
+        }
         self.mark(index);
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         let after = (connection.socket().recv_queue(), connection.socket().send_queue());
@@ -260,7 +265,7 @@ impl Tcp {
         if connection.detached || connection.connecting() || connection.socket().send_queue() == 0 {
             return;
         }
-        let (sequence, windows) = connection.recovery.tell();
+        let (sequence, windows) = connection.recovery.tell(connection.acknowledged);
         for window in windows {
             let said = (sequence, connection.acknowledged_to, window);
             write_acknowledgement(&mut self.scratch, connection.tuple, said);

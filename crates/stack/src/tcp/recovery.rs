@@ -4,7 +4,8 @@
 //! smoltcp sends one segment again after three duplicate acknowledgements in a row, and else waits
 //! for its timeout, of a second at least. Two segments lost in one window cost it that second, and
 //! so does one that is lost while the peer sends data of its own, or reads and tells of a larger
-//! window: then no duplicates follow each other that smoltcp takes for such. Over a path of 100 microseconds that is most of the time.
+//! window: then no duplicates follow each other that smoltcp takes for such. Over a path of 100
+//! microseconds that is most of the time.
 //!
 //! So the decision is made here, and smoltcp is told in the words that it understands: three
 //! duplicate acknowledgements. Its own timeout stays, for when all else fails.
@@ -33,7 +34,7 @@ pub(super) struct Recovery {
     /// The window of the last segment, unshifted.
     window: u16,
     /// The end of what the peer sent, as far as it is believed.
-    heard_to: u32,
+    heard_to: Option<u32>,
     /// What had been sent when a loss was found. Until it is acknowledged, wherever an
     /// acknowledgement stops another segment is lost.
     recover: Option<u32>,
@@ -54,8 +55,9 @@ impl Recovery {
     pub(super) fn note_peer(&mut self, seg: &Segment, expected: (u32, usize)) {
         let end = seg.sequence.wrapping_add(seg.len());
         let believed = end.wrapping_sub(expected.0) as usize <= expected.1;
-        if believed && (before(self.heard_to, end) || before(self.heard_to, expected.0)) {
-            self.heard_to = end;
+        let further = |to| before(to, end) || before(to, expected.0);
+        if believed && self.heard_to.is_none_or(further) {
+            self.heard_to = Some(end);
         }
     }
 
@@ -185,11 +187,12 @@ impl Recovery {
 
     /// The segments that tell smoltcp of a loss: sequence number and windows. The first one's
     /// window differs, so that whatever smoltcp has counted it counts anew; the second's is the
-    /// true one again.
-    pub(super) fn tell(&mut self) -> (u32, [u16; 5]) {
+    /// true one again. `acknowledged`: the last acknowledgement of ours.
+    pub(super) fn tell(&mut self, acknowledged: u32) -> (u32, [u16; 5]) {
         self.told = true;
         let window = self.window;
-        (self.heard_to, [window ^ 1, window, window, window, window])
+        let heard_to = self.heard_to.filter(|&to| before(acknowledged, to));
+        (heard_to.unwrap_or(acknowledged), [window ^ 1, window, window, window, window])
     }
 }
 
@@ -238,6 +241,21 @@ mod tests {
     }
 
     #[test]
+    fn smoltcp_is_told_where_the_peer_is_wherever_it_began() {
+        for start in [0, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_fff0_u32] {
+            let mut recovery = Recovery::default();
+            assert_eq!(recovery.tell(start).0, start);
+            let seg = Segment { sequence: start.wrapping_add(100), ..acknowledgement(0, 9, 20) };
+            recovery.note_peer(&seg, (start, 1000));
+            assert_eq!(recovery.tell(start).0, start.wrapping_add(120));
+            // What lies outside every window is no word of the peer's.
+            let seg = Segment { sequence: start.wrapping_add(5000), ..acknowledgement(0, 9, 20) };
+            recovery.note_peer(&seg, (start, 1000));
+            assert_eq!(recovery.tell(start).0, start.wrapping_add(120));
+        }
+    }
+
+    #[test]
     fn window_updates_and_answers_to_probes_are_no_duplicates() {
         for window in [0, 1] {
             let mut recovery = Recovery::default();
@@ -279,7 +297,7 @@ mod tests {
         assert!(recovery.expired(at(610), 2000, Some(SENT)));
         assert_eq!(recovery.probe_at(), Some(at(1410)));
         // An acknowledgement ends it. What was sent again is no measurement.
-        recovery.tell();
+        recovery.tell(0);
         recovery.sent(at(611), 3000, true);
         assert!(!recovery.heard(at(5000), &acknowledgement(SENT, 9, 0), false, 2000, Some(SENT)));
         assert_eq!(recovery.probe_at(), None);
@@ -299,7 +317,7 @@ mod tests {
         for _ in 0..4 {
             recovery.heard(at(1), &acknowledgement(1000, 9, 0), false, 1000, Some(SENT));
         }
-        recovery.tell();
+        recovery.tell(0);
         recovery.sent(at(2), 2000, true);
         recovery.sent(at(1002), 2000, true);
         assert!(!recovery.heard(at(1003), &acknowledgement(2000, 9, 0), false, 1000, Some(SENT)));
