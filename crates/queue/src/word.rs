@@ -174,9 +174,9 @@ impl PeerWords {
         let Some(end) = first.checked_add(whole.len()).filter(|end| *end <= self.len) else {
             return false;
         };
-        for (piece, index) in whole.iter_mut().zip(first..end) {
-            // SAFETY: as in `word`; index < end <= len.
-            let word = unsafe { self.first.add(index).as_ref() };
+        for (index, piece) in whole.iter_mut().enumerate() {
+            // SAFETY: as in `word`; first + index < end <= len.
+            let word = unsafe { self.first.add(first + index).as_ref() };
             *piece = word.load(Ordering::Relaxed).to_le_bytes();
         }
         if !rest.is_empty() {

@@ -16,9 +16,10 @@ use towpath_device::{Meta, Part, SpaceId};
 use towpath_packet::checksum;
 use towpath_protocol::memory::Mapping;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META};
-use towpath_queue::{HeapShape, PeerWords};
+use towpath_queue::frames::Ledger;
+use towpath_queue::{HeapShape, PeerWords, Violation};
 
-use crate::session::Session;
+use crate::session::{QueueSet, Session};
 use towpath_protocol::counters::{self, Endpoint as Count};
 
 /// Bytes in one memory.
@@ -109,7 +110,89 @@ pub enum Delivered {
 
 /// Copies one packet into the next provided frames of a queue set. `finish`: where a checksum is
 /// to be finished in the copy, as [`towpath_device::Checksum::Unfinished`] has it.
+#[inline]
 pub fn deliver(
+    session: &mut Session,
+    endpoint: u32,
+    queue_set: usize,
+    source: Source<'_>,
+    meta: Meta,
+    finish: Option<(u16, u16)>,
+    flags: u16,
+) -> Delivered {
+    let len = source.len();
+    let one_frame = len.wrapping_sub(1) < session.shape.receive_heap.data_bytes() as usize;
+    let outcome = if one_frame && finish.is_none() && meta == Meta::FINISHED {
+        deliver_frame(session, endpoint, queue_set, source, len, flags)
+    } else {
+        deliver_chain(session, endpoint, queue_set, source, meta, finish, flags)
+    };
+    if outcome == Delivered::Yes {
+        for (count, by) in
+            [(Count::RxPackets, 1), (Count::RxBytes, len as u64), (Count::RxCopies, 1)]
+        {
+            counters::add(&mut session.counters, session_word(endpoint, count), by);
+        }
+    }
+    outcome
+}
+
+/// What most packets are: finished, and in one frame.
+#[inline]
+fn deliver_frame(
+    session: &mut Session,
+    endpoint: u32,
+    queue_set: usize,
+    source: Source<'_>,
+    len: usize,
+    flags: u16,
+) -> Delivered {
+    let heap = session.shape.receive_heap;
+    let set = &mut session.queue_sets[queue_set];
+    let available = set.receive.available();
+    if available == 0 && !observe(set, &mut session.receive_ledger, &mut session.violation, 1) {
+        return Delivered::NoFrames;
+    }
+    let memory: &Mapping = &session.receive_heap;
+    if available > AHEAD {
+        let frame = set.receive.frame(AHEAD);
+        memory.prefetch_to_write(heap.frame_offset(frame) + HEADROOM_BYTES as usize);
+    }
+    let frame = set.receive.frame(0);
+    let mut at = heap.frame_offset(frame) + HEADROOM_BYTES as usize;
+    let mut copied = memory.copy_in(at, source.prefix);
+    at += source.prefix.len();
+    for piece in source.pieces {
+        let (from, len) = (piece.offset as usize, piece.len as usize);
+        copied &= memory.copy_from(at, source.memory, from, len);
+        at += len;
+    }
+    if !copied {
+        return Delivered::Unusable;
+    }
+    let descriptor = Descriptor { frame, start: HEADROOM_BYTES, len: len as u32, endpoint, flags };
+    set.receive.push(&mut session.receive_ledger, descriptor);
+    Delivered::Yes
+}
+
+/// Looks what the application has provided since. Whether there are `frames`.
+#[inline(never)]
+fn observe(
+    set: &mut QueueSet,
+    ledger: &mut Ledger,
+    violated: &mut Option<Violation>,
+    frames: usize,
+) -> bool {
+    match set.receive.observe(ledger) {
+        Ok(available) => available as usize >= frames,
+        Err(violation) => {
+            violated.get_or_insert(violation);
+            false
+        }
+    }
+}
+
+fn deliver_chain(
     session: &mut Session,
     endpoint: u32,
     queue_set: usize,
@@ -121,27 +204,17 @@ pub fn deliver(
     let len = source.len();
     let heap = session.shape.receive_heap;
     let data_bytes = heap.data_bytes() as usize;
-    // Most packets fit into one frame, and a division is dear.
-    let frames = if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
+    let frames = len.div_ceil(data_bytes);
     if frames == 0 || frames > MAX_CHAIN {
         return Delivered::Unusable;
     }
     let set = &mut session.queue_sets[queue_set];
-    if (set.receive.available() as usize) < frames {
-        match set.receive.observe(&mut session.receive_ledger) {
-            Ok(available) if available as usize >= frames => {}
-            Ok(_) => return Delivered::NoFrames,
-            Err(violation) => {
-                session.violation.get_or_insert(violation);
-                return Delivered::NoFrames;
-            }
-        }
+    if (set.receive.available() as usize) < frames
+        && !observe(set, &mut session.receive_ledger, &mut session.violation, frames)
+    {
+        return Delivered::NoFrames;
     }
     let memory: &Mapping = &session.receive_heap;
-    if set.receive.available() > AHEAD {
-        let frame = set.receive.frame(AHEAD);
-        memory.prefetch_to_write(heap.frame_offset(frame) + HEADROOM_BYTES as usize);
-    }
     let mut reader = Reader::new(source);
     for place in 0..frames {
         let offset = heap.frame_offset(set.receive.frame(place as u32)) + HEADROOM_BYTES as usize;
@@ -150,7 +223,6 @@ pub fn deliver(
             return Delivered::Unusable;
         }
     }
-    counters::add(&mut session.counters, session_word(endpoint, Count::RxCopies), 1);
     if let Some((start, offset)) = finish
         && !finish_in_heap(memory, &heap, len, start, offset, |place| set.receive.frame(place))
     {
@@ -179,8 +251,6 @@ pub fn deliver(
         };
         set.receive.push(&mut session.receive_ledger, descriptor);
     }
-    counters::add(&mut session.counters, session_word(endpoint, Count::RxPackets), 1);
-    counters::add(&mut session.counters, session_word(endpoint, Count::RxBytes), len as u64);
     Delivered::Yes
 }
 

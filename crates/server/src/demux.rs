@@ -113,20 +113,41 @@ impl Fields {
         fields
     }
 
-    /// The key that a table of rules with these fields has for it.
+    /// All of it as a key; a table's mask leaves what its rules ask for.
     #[inline]
-    fn key(&self, fields: u8) -> Key {
-        let keep = |field: u8, value: u64| if fields & field != 0 { value } else { 0 };
+    fn key(&self) -> Key {
         [
             self.mac_and_vlan,
-            keep(ETHERTYPE, u64::from(self.ethertype))
-                | keep(PROTOCOL, u64::from(self.protocol) << 16)
-                | keep(IP, u64::from(self.ip_version) << 24)
-                | keep(PORT, u64::from(self.port) << 32),
-            keep(IP, self.ip as u64),
-            keep(IP, (self.ip >> 64) as u64),
+            u64::from(self.ethertype)
+                | u64::from(self.protocol) << 16
+                | u64::from(self.ip_version) << 24
+                | u64::from(self.port) << 32,
+            self.ip as u64,
+            (self.ip >> 64) as u64,
         ]
     }
+}
+
+/// What of a key counts in a table of rules that give these fields.
+const fn mask(fields: u8) -> Key {
+    const fn keep(given: bool, bits: u64) -> u64 {
+        if given { bits } else { 0 }
+    }
+    let ip = fields & IP != 0;
+    [
+        u64::MAX,
+        keep(fields & ETHERTYPE != 0, 0xffff)
+            | keep(fields & PROTOCOL != 0, 0xff << 16)
+            | keep(ip, 0xff << 24)
+            | keep(fields & PORT != 0, 0xffff << 32),
+        keep(ip, u64::MAX),
+        keep(ip, u64::MAX),
+    ]
+}
+
+#[inline]
+fn masked(key: &Key, mask: &Key) -> Key {
+    [key[0] & mask[0], key[1] & mask[1], key[2] & mask[2], key[3] & mask[3]]
 }
 
 #[inline]
@@ -153,10 +174,18 @@ struct Member {
     destination: Destination,
 }
 
+/// The rules that give the same fields.
+#[derive(Debug)]
+struct Rules {
+    has: u8,
+    mask: Key,
+    table: Table,
+}
+
 /// All flow rules of a device.
 #[derive(Debug)]
 pub struct FlowTable {
-    tables: Vec<(u8, Table)>,
+    tables: Vec<Rules>,
     members: Vec<Member>,
     /// Endpoints that receive every packet of the device.
     pub promiscuous: Vec<Destination>,
@@ -181,19 +210,20 @@ impl FlowTable {
     /// Adds a rule. Answers `false`, and changes nothing, when somebody has the same.
     pub fn insert(&mut self, rule: &Rule, group: bool, destination: Destination) -> bool {
         let fields = Fields::of_rule(rule);
-        let place = match self.tables.iter().position(|(has, _)| *has == fields.has) {
+        let place = match self.tables.iter().position(|rules| rules.has == fields.has) {
             Some(place) => place,
             None => {
                 let place = self
                     .tables
                     .iter()
-                    .position(|(has, _)| specificity(*has) < specificity(fields.has))
+                    .position(|rules| specificity(rules.has) < specificity(fields.has))
                     .unwrap_or(self.tables.len());
-                self.tables.insert(place, (fields.has, Table::default()));
+                let (has, mask) = (fields.has, mask(fields.has));
+                self.tables.insert(place, Rules { has, mask, table: Table::default() });
                 place
             }
         };
-        if !self.tables[place].1.insert(self.seed, fields.key(fields.has), destination) {
+        if !self.tables[place].table.insert(self.seed, fields.key(), destination) {
             return false;
         }
         if group {
@@ -211,9 +241,9 @@ impl FlowTable {
     /// Takes a rule away.
     pub fn remove(&mut self, rule: &Rule, destination: Destination) {
         let fields = Fields::of_rule(rule);
-        if let Some(place) = self.tables.iter().position(|(has, _)| *has == fields.has) {
-            let table = &mut self.tables[place].1;
-            table.remove(self.seed, fields.key(fields.has), destination);
+        if let Some(place) = self.tables.iter().position(|rules| rules.has == fields.has) {
+            let table = &mut self.tables[place].table;
+            table.remove(self.seed, fields.key(), destination);
             if table.used == 0 {
                 self.tables.remove(place);
             }
@@ -227,14 +257,22 @@ impl FlowTable {
         self.captures.retain(|one| *one != destination);
     }
 
+    /// Whether nobody gets packets beside those that rules name.
+    #[inline]
+    #[must_use]
+    pub fn has_no_taps(&self) -> bool {
+        self.promiscuous.is_empty() && self.captures.is_empty()
+    }
+
     /// The endpoint whose rule matches the packet's destination, the most specific rule first.
     #[inline]
     #[must_use]
     pub fn lookup(&self, headers: &Headers) -> Option<Destination> {
         let fields = Fields::of_packet(headers);
-        for (has, table) in &self.tables {
-            if has & !fields.has == 0
-                && let Some(found) = table.lookup(self.seed, &fields.key(*has))
+        let key = fields.key();
+        for rules in &self.tables {
+            if rules.has & !fields.has == 0
+                && let Some(found) = rules.table.lookup(self.seed, &masked(&key, &rules.mask))
             {
                 return Some(found);
             }
@@ -261,7 +299,7 @@ impl FlowTable {
     /// How many rules there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.tables.iter().map(|(_, table)| table.used).sum()
+        self.tables.iter().map(|rules| rules.table.used).sum()
     }
 
     /// Whether there are none.

@@ -119,7 +119,7 @@ pub(crate) struct Deliverer<'a> {
 
 impl Deliverer<'_> {
     /// Delivers to one endpoint, finished and cut where it did not ask for less.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn deliver_to(&mut self, destination: Destination, packet: &Packet<'_>, flags: u16) {
         let Some(session) = &mut self.sessions[destination.session as usize] else { return };
         let Some(endpoint) = &mut session.endpoints[destination.endpoint as usize] else { return };

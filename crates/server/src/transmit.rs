@@ -400,12 +400,19 @@ impl Engine {
         headers: &Headers,
         small: bool,
     ) -> Result<Sent, DeviceError> {
-        self.found.clear();
         let group = is_group(headers.destination);
-        if group {
-            self.flows.members(headers, &mut self.found);
-        } else if let Some(destination) = self.flows.lookup(headers) {
+        let destination = if group { None } else { self.flows.lookup(headers) };
+        self.found.clear();
+        if let Some(destination) = destination {
             self.found.push(destination);
+            if self.flows.has_no_taps() {
+                self.deliver_here(one, slot, meta);
+                self.count(Count::LocalPackets);
+                self.count_sent(one);
+                return Ok(Sent::Now);
+            }
+        } else if group {
+            self.flows.members(headers, &mut self.found);
         }
         let to_device = group || self.found.is_empty();
         let software = to_device && !self.device_takes(&meta);
@@ -435,15 +442,7 @@ impl Engine {
         if !group && local > 0 {
             self.count(Count::LocalPackets);
         }
-        if let Some(session) = &mut self.sessions[one.place as usize] {
-            for (count, by) in [
-                (EndpointCount::TxPackets, 1),
-                (EndpointCount::TxBytes, one.len as u64),
-                (EndpointCount::TxCopies, 1),
-            ] {
-                counters::add(&mut session.counters, session_word(one.endpoint, count), by);
-            }
-        }
+        self.count_sent(one);
         if !to_device {
             return Ok(Sent::Now);
         }
@@ -452,6 +451,19 @@ impl Engine {
             self.send_by_software(one, slot, meta)
         } else {
             self.send_as_it_is(one, slot, meta)
+        }
+    }
+
+    #[inline]
+    fn count_sent(&mut self, one: &Taken) {
+        if let Some(session) = &mut self.sessions[one.place as usize] {
+            for (count, by) in [
+                (EndpointCount::TxPackets, 1),
+                (EndpointCount::TxBytes, one.len as u64),
+                (EndpointCount::TxCopies, 1),
+            ] {
+                counters::add(&mut session.counters, session_word(one.endpoint, count), by);
+            }
         }
     }
 
