@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use towpath_rig::pin;
@@ -26,9 +26,9 @@ struct Line(AtomicU64);
 /// When there are no two cores, or no memory.
 pub fn measure(settings: Settings) -> anyhow::Result<Vec<Row>> {
     let cores = two_cores()?;
-    let round_trips = if settings.quick { 50_000 } else { 200_000 };
+    let window = Duration::from_millis(if settings.quick { 30 } else { 200 });
     let lines: Vec<_> =
-        (0..SAMPLES).map(|_| line_round_trip_ns(cores, round_trips)).collect::<Result<_, _>>()?;
+        (0..SAMPLES).map(|_| line_round_trip_ns(cores, window)).collect::<Result<_, _>>()?;
     let buffer = if settings.quick { 128 << 20 } else { 256 << 20 };
     let mut copy = Copy::new(buffer);
     let copies: Vec<_> = (0..SAMPLES).map(|_| copy.once()).collect();
@@ -41,11 +41,9 @@ pub fn measure(settings: Settings) -> anyhow::Result<Vec<Row>> {
             &copies,
         ),
     ];
-    for (frame_bytes, packets) in [(64, 2_000_000u64), (1500, 300_000)] {
-        let packets = if settings.quick { packets } else { packets * 4 };
-        let packets = packets.next_multiple_of(bare::BATCH as u64);
+    for frame_bytes in [64, 1500] {
         let runs: Vec<_> = (0..SAMPLES)
-            .map(|_| bare::run(cores, frame_bytes, packets))
+            .map(|_| bare::run(cores, frame_bytes, window))
             .collect::<Result<_, _>>()?;
         rows.push(Row::new(
             "bare ring, written and read",
@@ -57,37 +55,46 @@ pub fn measure(settings: Settings) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Two threads write a word in turn, each after it saw the other's.
-fn line_round_trip_ns(cores: (usize, usize), round_trips: u64) -> anyhow::Result<f64> {
+/// Two threads write a word in turn, each after it saw the other's, for a time.
+fn line_round_trip_ns(cores: (usize, usize), window: Duration) -> anyhow::Result<f64> {
+    const OVER: u64 = u64::MAX;
     let (ping, pong) = (Line::default(), Line::default());
-    let wait = |line: &Line, value: u64| {
-        while line.0.load(Ordering::Acquire) != value {
-            std::hint::spin_loop();
-        }
-    };
     thread::scope(|scope| {
         let echo = scope.spawn(|| {
             let pinned = pin(cores.1);
-            for value in 1..=round_trips {
-                wait(&ping, value);
-                pong.0.store(value, Ordering::Release);
+            let mut last = 0;
+            while last != OVER {
+                let now = ping.0.load(Ordering::Acquire);
+                if now == last {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                pong.0.store(now, Ordering::Release);
+                last = now;
             }
             pinned
         });
         let caller = scope.spawn(|| {
             let pinned = pin(cores.0);
-            ping.0.store(1, Ordering::Release);
-            wait(&pong, 1);
-            let start = Instant::now();
-            for value in 2..=round_trips {
+            let (mut value, mut start) = (0, Instant::now());
+            let took = loop {
+                value += 1;
                 ping.0.store(value, Ordering::Release);
-                wait(&pong, value);
-            }
-            pinned.map(|()| start.elapsed())
+                while pong.0.load(Ordering::Acquire) != value {
+                    std::hint::spin_loop();
+                }
+                if value == 1 {
+                    // Both are there.
+                    start = Instant::now();
+                } else if value % 64 == 0 && start.elapsed() >= window {
+                    break start.elapsed();
+                }
+            };
+            ping.0.store(OVER, Ordering::Release);
+            pinned.map(|()| took.as_nanos() as f64 / (value - 1) as f64)
         });
         echo.join().ok().context("a thread failed")??;
-        let took = caller.join().ok().context("a thread failed")??;
-        Ok(took.as_nanos() as f64 / (round_trips - 1) as f64)
+        Ok(caller.join().ok().context("a thread failed")??)
     })
 }
 

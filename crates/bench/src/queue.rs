@@ -6,6 +6,7 @@
 //! accounts for each frame as the server does.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use towpath_protocol::layout::{own_words, peer_words};
 use towpath_protocol::memory::{Mapping, SharedFile};
@@ -16,7 +17,7 @@ use towpath_queue::receive::{application_side, server_side};
 use towpath_queue::transmit::{TransmitConsumer, TransmitProducer};
 
 use crate::Settings;
-use crate::bare::{self, BATCH, SLOTS, race, read_frame, write_frame};
+use crate::bare::{self, BATCH, Finish, SLOTS, race, read_frame, write_frame};
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
@@ -34,13 +35,12 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    for (frame_bytes, packets) in [(64, 4_000_000u64), (1500, 600_000)] {
-        let packets = if settings.quick { packets } else { packets * 4 };
-        let packets = packets.next_multiple_of(BATCH as u64);
+    let window = Duration::from_millis(if settings.quick { 100 } else { 400 });
+    for frame_bytes in [64, 1500] {
         let pairs = Pairs::measure(
             settings.pairs(),
-            || run(cores, frame_bytes, packets),
-            || bare::run(cores, frame_bytes, packets),
+            || run(cores, frame_bytes, window),
+            || bare::run(cores, frame_bytes, window),
         )?;
         let parameters = [("frame_bytes", frame_bytes as f64)];
         outcome.rows.push(
@@ -104,41 +104,37 @@ impl Sides {
 }
 
 /// One run, in millions of packets a second.
-fn run(cores: (usize, usize), frame_bytes: usize, packets: u64) -> anyhow::Result<f64> {
+fn run(cores: (usize, usize), frame_bytes: usize, window: Duration) -> anyhow::Result<f64> {
     let Sides { mut producer, producer_heap, mut consumer, consumer_heap, mut ledger, heap } =
         Sides::new(frame_bytes)?;
     let payload = vec![0x5a; frame_bytes];
     let mut into = vec![0; frame_bytes];
     let mut free = FreeFrames::new(0, SLOTS as u32);
     let produce = move || {
-        let mut next = 0;
-        while next < packets {
-            if free.len() < BATCH {
-                let reclaimed = producer.reclaim(|frame| free.give_back(frame));
-                reclaimed.expect("the consumer is correct");
-                std::hint::spin_loop();
-                continue;
-            }
-            for _ in 0..BATCH {
-                let Some(frame) = free.take() else { break };
-                let descriptor = Descriptor {
-                    frame,
-                    start: HEADROOM_BYTES,
-                    len: frame_bytes as u32,
-                    endpoint: 0,
-                    flags: 0,
-                };
-                write_frame(&producer_heap, descriptor.heap_offset(&heap), &payload);
-                assert!(producer.push(&[descriptor]), "there are as many slots as frames");
-                next += 1;
-            }
-            producer.publish();
+        if free.len() < BATCH {
+            let reclaimed = producer.reclaim(|frame| free.give_back(frame));
+            reclaimed.expect("the consumer is correct");
+            return 0;
         }
+        for _ in 0..BATCH {
+            let Some(frame) = free.take() else { break };
+            let descriptor = Descriptor {
+                frame,
+                start: HEADROOM_BYTES,
+                len: frame_bytes as u32,
+                endpoint: 0,
+                flags: 0,
+            };
+            write_frame(&producer_heap, descriptor.heap_offset(&heap), &payload);
+            assert!(producer.push(&[descriptor]), "there are as many slots as frames");
+        }
+        producer.publish();
+        BATCH as u64
     };
-    let consume = move || {
+    let consume = move |finish: &Finish| {
         let mut packet = [Descriptor::default(); MAX_CHAIN];
         let mut got = 0;
-        while got < packets {
+        while finish.has_more(got) {
             let waiting = consumer.observe().expect("the producer is correct");
             for _ in 0..(waiting as usize).min(BATCH) {
                 let taken = consumer.take(&mut ledger, &mut packet);
@@ -152,8 +148,9 @@ fn run(cores: (usize, usize), frame_bytes: usize, packets: u64) -> anyhow::Resul
             }
             consumer.publish();
         }
+        got
     };
-    race(cores, packets, produce, consume)
+    race(cores, window, produce, consume)
 }
 
 #[cfg(test)]
@@ -168,10 +165,10 @@ mod tests {
         }
         let cores = two_cores().unwrap();
         for frame_bytes in [64, 1500] {
-            let packets = 64 * 500;
+            let window = Duration::from_millis(20);
             for mpps in [
-                run(cores, frame_bytes, packets).unwrap(),
-                bare::run(cores, frame_bytes, packets).unwrap(),
+                run(cores, frame_bytes, window).unwrap(),
+                bare::run(cores, frame_bytes, window).unwrap(),
             ] {
                 assert!(mpps.is_finite() && mpps > 0.0, "{mpps}");
             }

@@ -67,7 +67,6 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     // What generates is pinned; this thread stays free for the bare ring's.
     let window = Duration::from_millis(if settings.quick { 300 } else { 1000 });
     for (frame_bytes, goal) in SIZES {
-        let packets = if frame_bytes == 64 { 4_000_000 } else { 640_000 };
         let socket = directory.socket();
         let (pairs, checked) = std::thread::scope(|scope| {
             let measured = scope.spawn(|| -> anyhow::Result<_> {
@@ -79,7 +78,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
                     || {
                         // The engine would take the bare ring's core.
                         server.signal(Signal::STOP)?;
-                        let ring = bare::run(cores, frame_bytes, packets);
+                        let ring = bare::run(cores, frame_bytes, window / 4);
                         server.signal(Signal::CONT)?;
                         ring
                     },
