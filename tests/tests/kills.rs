@@ -46,7 +46,8 @@ fn a_thousand_kills_leave_nothing_behind() {
     for round in 0..kills() {
         let mut victim = PEER
             .command()
-            .args(["echoed", server.path(), "2"])
+            // Each with a seed of its own, so that it knows its own from its predecessor's.
+            .args(["echoed", server.path(), &(round + 100).to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
