@@ -12,13 +12,13 @@ use towpath_device::{
     Armed, Counters, Device, DeviceError, Info, Meta, Packet, Received, SpaceId, Spaces, loopback,
 };
 use towpath_protocol::channel::Channel;
-use towpath_protocol::layout::{SessionShape, own_words};
+use towpath_protocol::layout::{SessionShape, own_words, peer_words};
 use towpath_protocol::memory::SharedFile;
 use towpath_protocol::message::{self, Attached, Message};
 use towpath_protocol::store::MemoryStore;
-use towpath_queue::OwnWords;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
 use towpath_queue::word::LINE_WORDS;
+use towpath_queue::{OwnWords, PeerWords};
 use towpath_server::{Config, Mode, Server};
 use towpath_tests::memory::Places;
 use towpath_tests::raw::{self, Raw, Reply};
@@ -111,6 +111,8 @@ struct Hand {
     attached: Attached,
     _files: Vec<OwnedFd>,
     pages: OwnWords,
+    /// How many events the server took.
+    taken: PeerWords,
     heap: towpath_protocol::memory::Mapping,
     places: Places,
     shape: SessionShape,
@@ -126,13 +128,16 @@ impl Hand {
         let map = |file: &OwnedFd| {
             SharedFile::adopt(file.try_clone().unwrap()).unwrap().map_writable().unwrap()
         };
+        let server_pages =
+            SharedFile::adopt(files[0].try_clone().unwrap()).unwrap().map_readable().unwrap();
         let pages = own_words(&Arc::new(map(&files[3])));
         let heap = map(&files[4]);
         let reply = raw.ask(&Message::Mapped).unwrap();
         assert!(matches!(reply, Reply::Message(Message::Done, _)), "{reply:?}");
         let shape = SessionShape::new(1, 4, 8, 8, 2048, 2048).unwrap();
         let places = Places::of(&shape);
-        Hand { raw, attached, _files: files, pages, heap, places, shape, wake, head: 0 }
+        let taken = shape.server_peer(&peer_words(&Arc::new(server_pages))).acknowledgements;
+        Hand { raw, attached, _files: files, pages, taken, heap, places, shape, wake, head: 0 }
     }
 
     fn open(&self, ethertype: u16) -> Reply {
@@ -153,7 +158,10 @@ impl Hand {
         self.pages.publish(self.places.events, events + 1);
         rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).unwrap();
         // The event queue holds one event: the next may come when this one was taken.
-        std::thread::sleep(Duration::from_millis(50));
+        eventually("the event is taken", || {
+            self.taken.fetch(0) == events + 1
+                || matches!(self.raw.hear(Duration::ZERO), Reply::HungUp)
+        });
     }
 
     fn send(&mut self, frame: u32, bytes: &[u8]) {
@@ -183,11 +191,8 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
     for number in 0..6 {
         hand.send(number, &frames::frame(frames::ELSEWHERE, mac, 3, u64::from(number)));
     }
-    // Time for an engine that has to share its processor to take them.
-    std::thread::sleep(Duration::from_millis(50));
     // A frame that does not exist: the end.
     hand.push([0xff_ffff, 0]);
-    std::thread::sleep(Duration::from_millis(50));
     // The server may have noticed or not: it answers, or has hung up.
     let late = hand.open(0x88b6);
     println!("opened while closing: {late:?}");

@@ -76,12 +76,22 @@ impl Bench {
         Session::attach_over(self.server.connect().unwrap(), &options).unwrap()
     }
 
-    /// The kernel knows where a session is, without asking.
-    fn known(&mut self, session: &Session) {
+    /// The kernel knows where a session is, without asking, and takes what the session sends to
+    /// its new IPv6 address: at first it may not, and counts it as `Ip6InAddrErrors`.
+    fn known(&mut self, session: &mut Session) {
         for ip in [ipv4(session).into(), ipv6(session).into()] {
             let mac = session.info().mac;
             self.netlink.add_neighbour(&self.name, ip, mac).unwrap();
         }
+        let socket = UdpSocket::bind((KERNEL6, 9)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let endpoint = session.open(&Rule::new().udp(9)).unwrap();
+        let frame = self.flow6(session).ports(9, 9).reversed().udp(b"is it taken?");
+        eventually("the kernel has its address", || {
+            send(session, endpoint, &frame);
+            socket.recv(&mut [0; 64]).is_ok()
+        });
+        session.close(endpoint).unwrap();
     }
 
     fn wire(&self) -> Wire {
@@ -169,7 +179,7 @@ fn right(frame: &[u8]) -> Headers {
 fn udp_of_every_size(mtu: u32) {
     let Some(mut bench) = Bench::new("udp", mtu, true) else { return };
     let mut session = bench.attach();
-    bench.known(&session);
+    bench.known(&mut session);
     let endpoint = session.open(&Rule::new().udp(5000)).unwrap();
     let own = [IpAddr::from(ipv4(&session)), ipv6(&session).into()];
     let flows = [bench.flow4(&session), bench.flow6(&session)];
@@ -605,7 +615,7 @@ fn what_the_kernel_leaves_undone_arrives_done() {
     isolated!(|| {
         let Some(mut bench) = Bench::new("offload", 1500, true) else { return };
         let mut session = bench.attach();
-        bench.known(&session);
+        bench.known(&mut session);
         let endpoint = session.open(&Rule::new().tcp(5000)).unwrap();
         let large = session.open(&Rule::new().tcp(5001).with_offload()).unwrap();
         for (to, flow) in [
@@ -714,7 +724,7 @@ fn an_unfinished_checksum_arrives_finished() {
     isolated!(|| {
         let Some(mut bench) = Bench::new("checksum", 1500, true) else { return };
         let mut session = bench.attach();
-        bench.known(&session);
+        bench.known(&mut session);
         session.open(&Rule::new().udp(5000)).unwrap();
         session.open(&Rule::new().udp(5001).with_offload()).unwrap();
         for (kernel, to) in [

@@ -150,9 +150,12 @@ impl Hostile {
         while std::time::Instant::now() < until {
             match self.session.wait(Some(PATIENCE)) {
                 Err(lost) => return Some(lost),
+                // What came before the end is there to be taken first.
                 Ok(true) => {
-                    if let Err(lost) = self.session.receive(0, 64, |_| ()) {
-                        return Some(lost);
+                    for queue_set in 0..QUEUE_SETS {
+                        if let Err(lost) = self.session.receive(queue_set, 64, |_| ()) {
+                            return Some(lost);
+                        }
                     }
                 }
                 Ok(false) => return None,
