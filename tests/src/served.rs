@@ -22,6 +22,8 @@ pub struct Holdings {
     pub stored: usize,
     /// Sessions in its report.
     pub sessions: usize,
+    /// Addresses that sessions have, as its report says.
+    pub addresses_given: usize,
     /// Threads.
     pub threads: usize,
 }
@@ -127,7 +129,9 @@ impl Served {
     /// # Panics
     /// When it is gone.
     pub fn holdings(&mut self) -> Holdings {
-        let sessions = self.report()["sessions"].as_array().map_or(0, Vec::len);
+        let report = self.report();
+        let sessions = report["sessions"].as_array().map_or(0, Vec::len);
+        let given = report["device"]["addresses_given"].as_u64().expect("a number");
         let stored = self.process.ask("stored").parse().expect("a number");
         let census = Census::of(self.pid()).expect("it lives");
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).expect("it lives");
@@ -137,6 +141,7 @@ impl Served {
             mapped_files: maps.lines().filter(|line| line.contains("/memfd:")).count(),
             stored,
             sessions,
+            addresses_given: given as usize,
             threads: census.threads,
         }
     }

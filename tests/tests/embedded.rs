@@ -206,9 +206,11 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
         matches!(hand.raw.hear(Duration::ZERO), Reply::HungUp)
     });
     drop(hand);
-    // Somebody else gets the place and the address, with other rules for the same numbers.
+    // The next of the same name gets the place and the address, with other rules for the same
+    // numbers.
     let socket = server.connect().unwrap();
-    let mut next = Session::attach_over(socket, &Options::default()).unwrap();
+    let options = Options { name: "hand".into(), ..Options::default() };
+    let mut next = Session::attach_over(socket, &options).unwrap();
     assert_eq!(next.info().mac, mac, "the address is given again");
     let first = next.open(&Rule::new().ethertype(0x88b7)).unwrap();
     let second = next.open(&Rule::new().ethertype(0x88b8)).unwrap();

@@ -100,11 +100,13 @@ pub enum Device {
     DriverCalls,
     /// Packets to the device that the engine had to finish or cut in software.
     TxSoftware,
+    /// Dropped on transmit: they waited for the device when their session ended.
+    TxEnded,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 16] = [
+    pub const ALL: [(Device, &'static str); 17] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -121,6 +123,7 @@ impl Device {
         (Device::Violations, "violations"),
         (Device::DriverCalls, "driver_calls"),
         (Device::TxSoftware, "tx_finished_in_software"),
+        (Device::TxEnded, "tx_dropped_session_ended"),
     ];
 }
 

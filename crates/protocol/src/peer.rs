@@ -25,6 +25,19 @@ pub struct Peer {
 /// (`/proc/sys/kernel/overflowuid`).
 pub const OVERFLOW_UID: u32 = 65_534;
 
+/// Whether this process' user namespace has a number for every user, as that of a machine's start
+/// has (`/proc/self/uid_map`). Then [`OVERFLOW_UID`] is a user like any other, mostly `nobody`.
+#[must_use]
+pub fn every_user_has_a_number() -> bool {
+    std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_all(&map))
+}
+
+fn maps_all(map: &str) -> bool {
+    let lengths = map.lines().map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    // The highest number stands for "no user" (`chown(2)`).
+    lengths.sum::<Option<u64>>().is_some_and(|all| all >= u64::from(u32::MAX))
+}
+
 const SO_PEERGROUPS: i32 = 59;
 const SO_PEERPIDFD: i32 = 77;
 const MAX_GROUPS: usize = 1024;
@@ -76,6 +89,14 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: i32, values: &mut [T]) -> io::R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_map_of_a_part_leaves_users_out() {
+        assert!(maps_all("         0          0 4294967295\n"));
+        assert!(maps_all("0 100000 2147483647\n2147483647 5 2147483648\n"));
+        assert!(!maps_all("0 1000 1\n") && !maps_all("0 100000 65536\n"));
+        assert!(!maps_all("") && !maps_all("what\n"));
+    }
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     #[test]

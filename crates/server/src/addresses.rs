@@ -1,6 +1,10 @@
 //! Which addresses sessions get: a pool over the device's subnet.
+//!
+//! An application that comes again gets the addresses that it had, if they are free. Everybody else
+//! gets those that nobody has had for the longest time: packets for the last holder, and what
+//! neighbours remember of it, are still about for a while.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::rights::Addresses;
@@ -69,12 +73,28 @@ pub enum PoolError {
     Subnet(&'static str),
 }
 
+/// Who holds a lease: an application, by its user and what it calls itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its user.
+    pub uid: u32,
+    /// Its session's name.
+    pub name: String,
+}
+
+/// Leases given back that are remembered with their holders.
+const REMEMBERED: usize = 1024;
+
 /// The pool.
 #[derive(Debug)]
 pub struct Pool {
     subnets: Subnets,
     device_mac: [u8; 6],
     taken: BTreeSet<u32>,
+    /// Places given back and free, the last one at the back.
+    given_back: VecDeque<(u32, Holder)>,
+    /// Where the search for a place goes on: it goes around.
+    next: u32,
     last: u32,
 }
 
@@ -99,16 +119,27 @@ impl Pool {
             }
             last = last.min(((1u128 << (128 - u32::from(prefix)).min(32)) - 2) as u32);
         }
-        Ok(Pool { subnets, device_mac, taken: BTreeSet::new(), last })
+        Ok(Pool {
+            subnets,
+            device_mac,
+            taken: BTreeSet::new(),
+            given_back: VecDeque::new(),
+            next: 1,
+            last,
+        })
     }
 
-    /// Gives the lowest free addresses, or those wanted.
+    /// Gives those wanted; or those that the holder had last; or those free for the longest time.
     ///
     /// # Errors
     /// [`PoolError`].
-    pub fn lease(&mut self, wanted: Option<Ipv4Addr>) -> Result<Lease, PoolError> {
+    pub fn lease(&mut self, holder: &Holder, wanted: Option<Ipv4Addr>) -> Result<Lease, PoolError> {
         let place = match wanted {
-            None => self.first_free().ok_or(PoolError::Full)?,
+            None => self
+                .had_by(holder)
+                .or_else(|| self.free_for_long())
+                .or_else(|| self.given_back.front().map(|(place, _)| *place))
+                .ok_or(PoolError::Full)?,
             Some(wanted) => {
                 let place = self.place_of(wanted).ok_or(PoolError::Outside(wanted))?;
                 if self.taken.contains(&place) {
@@ -118,6 +149,7 @@ impl Pool {
             }
         };
         self.taken.insert(place);
+        self.given_back.retain(|(back, _)| *back != place);
         let [_, a, b, c] = place.to_be_bytes();
         let [d, e, f, g, h, i] = self.device_mac;
         Ok(Lease {
@@ -130,9 +162,14 @@ impl Pool {
         })
     }
 
-    /// Takes a lease back.
-    pub fn release(&mut self, lease: &Lease) {
-        self.taken.remove(&lease.place);
+    /// Takes a lease back from its holder.
+    pub fn release(&mut self, lease: &Lease, holder: Holder) {
+        if self.taken.remove(&lease.place) {
+            if self.given_back.len() == REMEMBERED {
+                self.given_back.pop_front();
+            }
+            self.given_back.push_back((lease.place, holder));
+        }
     }
 
     /// How many leases are given.
@@ -141,8 +178,36 @@ impl Pool {
         self.taken.len()
     }
 
-    fn first_free(&self) -> Option<u32> {
-        (1..=self.last).find(|place| !self.taken.contains(place) && !self.is_own(*place))
+    /// How many there are to give.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let own = [
+            self.subnets.ipv4.map(|(own, prefix)| own.to_bits() & !(u32::MAX << (32 - prefix))),
+            self.subnets.ipv6.and_then(|(own, prefix)| {
+                u32::try_from(own.to_bits() & !(u128::MAX << (128 - prefix))).ok()
+            }),
+        ];
+        let own: BTreeSet<u32> =
+            own.into_iter().flatten().filter(|place| (1..=self.last).contains(place)).collect();
+        self.last as usize - own.len()
+    }
+
+    fn had_by(&self, holder: &Holder) -> Option<u32> {
+        let mut theirs = self.given_back.iter().rev().filter(|(_, had)| had == holder);
+        theirs.next().map(|(place, _)| *place)
+    }
+
+    /// The next one around that nobody has, nor had lately. Looks at no more places than are taken,
+    /// remembered and the device's own, and one.
+    fn free_for_long(&mut self) -> Option<u32> {
+        let lately: BTreeSet<u32> = self.given_back.iter().map(|(place, _)| *place).collect();
+        let around = (self.next..=self.last).chain(1..self.next);
+        let free = |place: &u32| {
+            !self.taken.contains(place) && !lately.contains(place) && !self.is_own(*place)
+        };
+        let place = around.take(self.taken.len() + lately.len() + 3).find(free)?;
+        self.next = place % self.last + 1;
+        Some(place)
     }
 
     /// Whether the device itself has one of the addresses of a place.
@@ -174,6 +239,10 @@ fn ipv6_at(own: Ipv6Addr, prefix: u8, place: u32) -> Ipv6Addr {
 mod tests {
     use super::*;
 
+    fn holder(name: &str) -> Holder {
+        Holder { uid: 7, name: name.into() }
+    }
+
     fn pool() -> Pool {
         let subnets = Subnets {
             ipv4: Some(("10.77.0.1".parse().unwrap(), 29)),
@@ -183,34 +252,76 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_free_one_until_all_are_given() {
+    fn one_after_the_other_until_all_are_given() {
         let mut pool = pool();
-        let leases: Vec<_> = (0..5).map(|_| pool.lease(None).unwrap()).collect();
+        assert_eq!(pool.size(), 5);
+        let leases: Vec<_> = (0..5).map(|_| pool.lease(&holder("a"), None).unwrap()).collect();
         assert_eq!(leases[0].ipv4, Some(("10.77.0.2".parse().unwrap(), 29)));
         assert_eq!(leases[0].ipv6, Some(("fd77::2".parse().unwrap(), 64)));
         assert_eq!(leases[0].ipv4_gateway, Some("10.77.0.1".parse().unwrap()));
         assert_eq!(leases[4].ipv4, Some(("10.77.0.6".parse().unwrap(), 29)));
-        assert_eq!(pool.lease(None), Err(PoolError::Full));
-        pool.release(&leases[2]);
-        assert_eq!(pool.lease(None).unwrap(), leases[2]);
+        assert_eq!(pool.lease(&holder("a"), None), Err(PoolError::Full));
+        pool.release(&leases[2], holder("a"));
+        assert_eq!(pool.given(), 4);
+        assert_eq!(pool.lease(&holder("b"), None).unwrap(), leases[2], "there is no other");
+    }
+
+    #[test]
+    fn who_comes_again_gets_what_it_had_and_others_what_is_free_for_longest() {
+        let mut pool = pool();
+        let a = pool.lease(&holder("a"), None).unwrap();
+        let b = pool.lease(&holder("b"), None).unwrap();
+        pool.release(&b, holder("b"));
+        pool.release(&a, holder("a"));
+        let other_user = Holder { uid: 8, ..holder("a") };
+        let c = pool.lease(&other_user, None).unwrap();
+        assert!(c != a && c != b, "nobody had it before");
+        assert_eq!(pool.lease(&holder("a"), None).unwrap(), a);
+        pool.release(&a, holder("a"));
+        let rest: Vec<_> = (0..2).map(|_| pool.lease(&holder("c"), None).unwrap()).collect();
+        assert!(rest.iter().all(|one| *one != a && *one != b));
+        assert_eq!(pool.lease(&holder("c"), None).unwrap(), b, "given back before the other");
+        assert_eq!(pool.lease(&holder("c"), None).unwrap(), a);
+        assert_eq!(pool.lease(&holder("a"), None), Err(PoolError::Full));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_nothing_is_lost() {
+        let mut pool = Pool::new(Subnets::default(), [2; 6]).unwrap();
+        for round in 0..3 * REMEMBERED {
+            let holder = holder(&round.to_string());
+            let lease = pool.lease(&holder, None).unwrap();
+            assert_eq!(lease.place as usize, round + 1, "each another");
+            pool.release(&lease, holder);
+        }
+        assert_eq!((pool.given(), pool.given_back.len()), (0, REMEMBERED));
+        let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 20)), ipv6: None };
+        let mut pool = Pool::new(subnets, [2; 6]).unwrap();
+        for _ in 0..2 {
+            let leases: Vec<_> =
+                (0..pool.size()).map(|_| pool.lease(&holder("x"), None).unwrap()).collect();
+            assert_eq!(pool.lease(&holder("x"), None), Err(PoolError::Full));
+            leases.iter().for_each(|lease| pool.release(lease, holder("x")));
+        }
     }
 
     #[test]
     fn a_wanted_address() {
         let mut pool = pool();
         let wanted: Ipv4Addr = "10.77.0.5".parse().unwrap();
-        assert_eq!(pool.lease(Some(wanted)).unwrap().ipv4, Some((wanted, 29)));
-        assert_eq!(pool.lease(Some(wanted)), Err(PoolError::InUse(wanted)));
+        assert_eq!(pool.lease(&holder("a"), Some(wanted)).unwrap().ipv4, Some((wanted, 29)));
+        assert_eq!(pool.lease(&holder("a"), Some(wanted)), Err(PoolError::InUse(wanted)));
         for outside in ["10.77.0.0", "10.77.0.1", "10.77.0.7", "10.77.1.2", "8.8.8.8"] {
             let outside = outside.parse().unwrap();
-            assert_eq!(pool.lease(Some(outside)), Err(PoolError::Outside(outside)));
+            assert_eq!(pool.lease(&holder("a"), Some(outside)), Err(PoolError::Outside(outside)));
         }
     }
 
     #[test]
     fn without_subnets_there_are_still_macs() {
         let mut pool = Pool::new(Subnets::default(), [2; 6]).unwrap();
-        let (a, b) = (pool.lease(None).unwrap(), pool.lease(None).unwrap());
+        let (a, b) =
+            (pool.lease(&holder("a"), None).unwrap(), pool.lease(&holder("a"), None).unwrap());
         assert_ne!(a.mac, b.mac);
         assert_eq!(a.mac[0] & 3, 2, "unicast, locally administered");
         assert_eq!(a.ipv4, None);

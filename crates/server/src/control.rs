@@ -17,11 +17,11 @@ use towpath_device::{DeviceError, Info};
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
-use towpath_protocol::peer::Peer;
+use towpath_protocol::peer::{Peer, every_user_has_a_number};
 use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
-use crate::addresses::Pool;
+use crate::addresses::{Holder, Pool};
 use crate::connection::{Connection, Progress};
 use crate::demux::Rule;
 use crate::engine::Mode;
@@ -95,6 +95,7 @@ pub(crate) struct Control {
     pub(crate) state: OwnedFd,
     pub(crate) epoll: OwnedFd,
     pub(crate) own_uid: u32,
+    all_users_known: bool,
     pub(crate) started: Instant,
     pub(crate) connections: BTreeMap<u64, Connection>,
     pub(crate) next_token: u64,
@@ -129,6 +130,7 @@ impl Control {
             parts,
             epoll,
             own_uid: rustix::process::geteuid().as_raw(),
+            all_users_known: every_user_has_a_number(),
             started: Instant::now(),
             connections: BTreeMap::new(),
             next_token: 0,
@@ -261,7 +263,7 @@ impl Control {
                 return refuse(&channel, Refusal::Permission, &text);
             }
         };
-        let standing = match self.parts.policy.standing(&peer, self.own_uid) {
+        let standing = match self.parts.policy.standing(&peer, self.own_uid, self.all_users_known) {
             Ok(standing) => standing,
             Err((refusal, text)) => return refuse(&channel, refusal, &text),
         };
@@ -374,12 +376,13 @@ impl Control {
         let endpoints = std::mem::take(&mut connection.endpoints);
         let lease = connection.lease.take();
         let number = std::mem::take(&mut connection.number);
+        let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
         connection.pages = None;
         for opened in endpoints.iter().flatten() {
             self.forget_rule(opened);
         }
         if let Some(lease) = lease {
-            self.parts.pool.release(&lease);
+            self.parts.pool.release(&lease, holder);
         }
         self.parts.store.remove(&stored_name(number));
     }

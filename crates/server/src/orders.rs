@@ -186,6 +186,7 @@ impl Engine {
             }
             theirs
         });
+        counters::add(&mut self.counters, Count::TxEnded as usize, gone.len() as u64);
         for slot in gone {
             self.land(slot);
         }

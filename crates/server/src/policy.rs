@@ -44,14 +44,21 @@ pub enum Standing {
 }
 
 impl Policy {
-    /// What a peer may; `own` is the server's user.
+    /// What a peer may; `own` is the server's user, and `all_known` whether every user has a number
+    /// of its own in the server's user namespace.
     ///
     /// # Errors
     /// The line that the peer is told.
-    pub fn standing(&self, peer: &Peer, own: u32) -> Result<Standing, (Refusal, String)> {
-        if peer.uid == OVERFLOW_UID && own != OVERFLOW_UID {
-            let text = "your user has no number in the server's user namespace; run server and \
-                        application in one user namespace";
+    pub fn standing(
+        &self,
+        peer: &Peer,
+        own: u32,
+        all_known: bool,
+    ) -> Result<Standing, (Refusal, String)> {
+        if peer.uid == OVERFLOW_UID && !all_known {
+            let text = "your user has no number in the server's user namespace, or cannot be told \
+                        from those that have none; run server and application in one user \
+                        namespace, and not as user 65534";
             return Err((Refusal::Permission, text.into()));
         }
         if peer.uid == 0 || peer.uid == own {
@@ -82,13 +89,19 @@ mod tests {
     #[test]
     fn nobody_but_those_named() {
         let policy = Policy { users: vec![7], groups: vec![70], ..Policy::default() };
-        let standing = |peer: &Peer| policy.standing(peer, 500).map_err(|(refusal, _)| refusal);
+        let standing =
+            |peer: &Peer| policy.standing(peer, 500, false).map_err(|(refusal, _)| refusal);
         assert_eq!(standing(&peer(0, 0, &[])), Ok(Standing::Administrator));
         assert_eq!(standing(&peer(500, 1, &[])), Ok(Standing::Administrator));
         assert_eq!(standing(&peer(7, 1, &[])), Ok(Standing::Granted));
         assert_eq!(standing(&peer(8, 70, &[])), Ok(Standing::Granted));
         assert_eq!(standing(&peer(8, 1, &[5, 70])), Ok(Standing::Granted));
         assert_eq!(standing(&peer(8, 1, &[5])), Err(Refusal::Permission));
-        assert_eq!(standing(&peer(OVERFLOW_UID, 70, &[])), Err(Refusal::Permission));
+        let unknown = peer(OVERFLOW_UID, 70, &[]);
+        assert_eq!(standing(&unknown), Err(Refusal::Permission));
+        // A server of that very user takes for its own who may be anybody.
+        let standing = |all_known| policy.standing(&unknown, OVERFLOW_UID, all_known).ok();
+        assert_eq!(standing(false), None);
+        assert_eq!(standing(true), Some(Standing::Administrator));
     }
 }

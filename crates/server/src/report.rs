@@ -36,6 +36,10 @@ pub struct Device {
     pub epoch: u64,
     /// Seconds since it started.
     pub uptime_s: u64,
+    /// Addresses that its subnet has for sessions.
+    pub addresses: usize,
+    /// Of these, those that sessions have.
+    pub addresses_given: usize,
     /// Its counters.
     pub counters: BTreeMap<&'static str, u64>,
 }

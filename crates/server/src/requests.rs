@@ -7,6 +7,7 @@ use towpath_protocol::memory::SharedFile;
 use towpath_protocol::message::{self, Attached, Message, Open, Refusal, Set};
 use tracing::info;
 
+use crate::addresses::Holder;
 use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
 use crate::control::{Control, Reply};
 use crate::engine::Mode;
@@ -72,7 +73,8 @@ impl Control {
             let text = format!("attach: user {uid} has {theirs} sessions, which is the limit");
             return Err((Refusal::Limit, text));
         }
-        let lease = self.parts.pool.lease(wanted).map_err(|error| {
+        let holder = Holder { uid, name: name.clone() };
+        let lease = self.parts.pool.lease(&holder, wanted).map_err(|error| {
             let refusal = match error {
                 crate::addresses::PoolError::InUse(_) => Refusal::InUse,
                 crate::addresses::PoolError::Outside(_) => Refusal::NotFound,
@@ -85,7 +87,7 @@ impl Control {
         let (prepared, handed) = match outcome {
             Ok(both) => both,
             Err(error) => {
-                self.parts.pool.release(&lease);
+                self.parts.pool.release(&lease, holder);
                 self.parts.store.remove(&stored_name(number));
                 return Err((Refusal::Limit, format!("attach: memory for the session: {error}")));
             }
@@ -230,6 +232,8 @@ impl Control {
                 mode: report::mode_text(self.parts.mode),
                 epoch: self.parts.epoch,
                 uptime_s: self.started.elapsed().as_secs(),
+                addresses: self.parts.pool.size(),
+                addresses_given: self.parts.pool.given(),
                 counters: report::device_counters(&self.parts.state_mapping),
             },
             sessions: self

@@ -20,6 +20,9 @@ use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCoun
 /// memory once.
 const GROUP: usize = 32;
 
+/// Events of one session taken in a turn: the rest waits for the next one.
+const EVENTS: u32 = 256;
+
 /// No slot of the stage.
 const NO_SLOT: u32 = u32::MAX;
 
@@ -116,7 +119,7 @@ impl Engine {
                 continue;
             }
             let (active, sets) = (&mut self.active, &mut session.queue_sets);
-            let outcome = session.work.take(session.shape.queue_sets, |queue_set| {
+            let outcome = session.work.take(EVENTS, |queue_set| {
                 let set = &mut sets[queue_set as usize];
                 if !set.active {
                     set.active = true;
@@ -151,7 +154,9 @@ impl Engine {
                 self.active.push_front((place, queue_set));
                 return Ok((done, ControlFlow::Break(())));
             }
-            let Some(session) = &mut self.sessions[place as usize] else { break };
+            let Some(session) = &mut self.sessions[place as usize] else {
+                return Ok((done, ControlFlow::Continue(())));
+            };
             if let Some(violation) = outcome.or(more.err()) {
                 session.violation.get_or_insert(violation);
                 return Ok((done, ControlFlow::Continue(())));
@@ -596,6 +601,7 @@ impl Engine {
             entry.meta = Meta::FINISHED;
             entry.flight = flight;
             if !built {
+                self.refuse(one, EndpointCount::TxTooLong);
                 self.land(slot);
                 continue;
             }

@@ -37,7 +37,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn to_text(report: &Report) -> String {
     let device = &report.device;
-    let mut devices = Table::new(["DEVICE", "MAC", "MTU", "MODE", "UP (S)", "SESSIONS"]);
+    let mut devices =
+        Table::new(["DEVICE", "MAC", "MTU", "MODE", "UP (S)", "SESSIONS", "ADDRESSES"]);
     devices.row([
         device.name.clone(),
         device.mac.clone(),
@@ -45,6 +46,7 @@ fn to_text(report: &Report) -> String {
         device.mode.clone(),
         device.uptime_s.to_string(),
         report.sessions.len().to_string(),
+        format!("{} of {}", device.addresses_given, device.addresses),
     ]);
     let mut text = devices.to_text();
     if report.sessions.is_empty() {

@@ -28,6 +28,8 @@ pub(crate) struct Device {
     pub(crate) mode: String,
     pub(crate) epoch: u64,
     pub(crate) uptime_s: u64,
+    pub(crate) addresses: u64,
+    pub(crate) addresses_given: u64,
     pub(crate) counters: BTreeMap<String, u64>,
 }
 

@@ -2,12 +2,8 @@
 //! with `std::net`: `cargo run -p towpath-examples --bin web -- /run/towpath/tap0.sock public/`.
 #![forbid(unsafe_code)]
 
-use std::error::Error;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{error::Error, fs::File, path::Path, sync::Arc, time::Duration};
 
 use towpath_net::{Network, TcpListener, TcpStream};
 
