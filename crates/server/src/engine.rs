@@ -27,11 +27,12 @@ use towpath_queue::frames::FreeFrames;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 
-use crate::copy::{Piece, SegmentPieces, Stage, WHOLE_BYTES};
 use crate::demux::{Destination, FlowTable};
 use crate::handoff::Handoff;
 use crate::orders::{Event, Order};
 use crate::session::Session;
+use crate::source::{Piece, SegmentPieces};
+use crate::stage::{Stage, WHOLE_BYTES};
 use crate::transmit::Group;
 use towpath_protocol::counters::{self, Device as Count};
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use towpath_device::{Device, DeviceError, Packet, Spaces};
 
-use crate::copy::Stage;
+use crate::stage::Stage;
 
 /// Packets given to a device at once.
 pub const BATCH: usize = 32;

@@ -10,7 +10,10 @@
 //! | [`orders`] | what the control thread orders of the engine |
 //! | [`demux`] | flow rules, and which endpoint a packet is for |
 //! | [`rights`] | what an endpoint may send |
-//! | [`copy`] | the trust boundary: every copy between two sides' memory |
+//! | `receive`, `transmit` | the two directions, a batch or a group of packets at a time |
+//! | `send` | one packet of an application: checks, and where it goes |
+//! | [`copy`], [`stage`] | the trust boundary: every copy between two sides' memory |
+//! | [`source`] | where a packet's bytes are before they are copied |
 //! | [`handoff`] | how checked packets reach the device; the backlog |
 //! | [`session`] | what the engine has of a session |
 //! | `control` | connections, attach, endpoints, reports |
@@ -34,8 +37,12 @@ mod receive;
 pub mod report;
 mod requests;
 pub mod rights;
+mod send;
 mod server;
 pub mod session;
+pub mod source;
+#[allow(unsafe_code)]
+pub mod stage;
 mod transmit;
 
 pub use addresses::Subnets;

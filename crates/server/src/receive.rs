@@ -5,10 +5,11 @@ use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_queue::descriptor::OUTGOING;
 
-use crate::copy::{Delivered, Piece, SegmentPieces, Source, deliver, session_word};
+use crate::copy::{Delivered, deliver, session_word};
 use crate::demux::{Destination, is_group};
 use crate::engine::{Engine, touch};
 use crate::session::Session;
+use crate::source::{Piece, SegmentPieces, Source};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
 /// Headers are read from a copy of this many bytes first, and of 256 where they are longer.
@@ -194,7 +195,7 @@ impl To<'_> {
             let (header_bytes, meta) = one.leave_unfinished(&mut header);
             // The payload may start within the private beginning and go on behind it.
             let kept = whole.prefix.get(payload.start..payload.end.min(inside)).unwrap_or(&[]);
-            let mut start = [0; MAX_HEADER_BYTES + crate::copy::WHOLE_BYTES];
+            let mut start = [0; MAX_HEADER_BYTES + crate::stage::WHOLE_BYTES];
             let start_bytes = header_bytes + kept.len();
             let rest = payload.start + kept.len();
             let Some(cut) = pieces.cut(&whole, rest, payload.end) else {

@@ -1,20 +1,16 @@
-//! From the applications to the device, and to each other.
+//! From the applications to the device, and to each other: whose turn it is, and what is taken,
+//! a group of packets at a time. What becomes of each is in `send.rs`.
 
 use std::ops::ControlFlow;
 
-use towpath_device::{Checksum, DeviceError, Meta, Part};
-use towpath_packet::headers::{Headers, Malformed};
-use towpath_packet::offload;
-use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
-use towpath_packet::transport::Transport;
+use towpath_device::DeviceError;
+use towpath_packet::headers::Headers;
 use towpath_queue::Violation;
-use towpath_queue::descriptor::{Descriptor, MAX_CHAIN, META};
+use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 
-use crate::copy::{PREFIX_BYTES, Piece, Source, WHOLE_BYTES, session_word};
-use crate::demux::is_group;
-use crate::engine::{Engine, Flight, STAGE_SLOTS, touch};
-use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
-use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
+use crate::engine::{Engine, touch};
+use crate::send::Sent;
+use crate::stage::{PREFIX_BYTES, WHOLE_BYTES};
 
 /// Packets of one queue set that are fetched together, so that the processor waits for their
 /// memory once.
@@ -28,30 +24,30 @@ const NO_SLOT: u32 = u32::MAX;
 
 /// A packet taken from a queue and not done with.
 #[derive(Clone, Copy, Debug, Default)]
-struct Taken {
-    place: u32,
-    queue_set: u32,
-    first: u32,
-    chain: usize,
+pub(crate) struct Taken {
+    pub(crate) place: u32,
+    pub(crate) queue_set: u32,
+    pub(crate) first: u32,
+    pub(crate) chain: usize,
     /// Where its descriptors start among the group's.
-    at: usize,
-    endpoint: u32,
-    len: usize,
+    pub(crate) at: usize,
+    pub(crate) endpoint: u32,
+    pub(crate) len: usize,
     /// Where in the stage its beginning is.
-    slot: u32,
+    pub(crate) slot: u32,
     /// It is there.
-    fetched: bool,
+    pub(crate) fetched: bool,
     /// It has an Ethernet header at least.
-    readable: bool,
+    pub(crate) readable: bool,
 }
 
 /// Packets taken together, with their descriptors.
 #[derive(Debug)]
 pub(crate) struct Group {
-    descriptors: [Descriptor; GROUP + MAX_CHAIN],
-    packets: [Taken; GROUP],
-    headers: [Headers; GROUP],
-    count: usize,
+    pub(crate) descriptors: [Descriptor; GROUP + MAX_CHAIN],
+    pub(crate) packets: [Taken; GROUP],
+    pub(crate) headers: [Headers; GROUP],
+    pub(crate) count: usize,
 }
 
 impl Default for Group {
@@ -63,18 +59,6 @@ impl Default for Group {
             count: 0,
         }
     }
-}
-
-/// What became of it.
-enum Sent {
-    /// Done with: dropped, or delivered here.
-    Now,
-    /// On its way to the device.
-    Later,
-    /// No room for it now.
-    NoRoom,
-    /// No correct application sends it.
-    Violates(Violation),
 }
 
 impl Engine {
@@ -300,343 +284,5 @@ impl Engine {
                 one.slot = NO_SLOT;
             }
         }
-    }
-
-    fn refuse(&mut self, one: &Taken, count: EndpointCount) -> Sent {
-        if let Some(session) = &mut self.sessions[one.place as usize] {
-            counters::add(&mut session.counters, session_word(one.endpoint, count), 1);
-        }
-        Sent::Now
-    }
-
-    /// Checks a packet by its beginning in its slot, and sends what was checked.
-    fn check_and_send(
-        &mut self,
-        group: &mut Group,
-        place: usize,
-        mtu: usize,
-    ) -> Result<Sent, DeviceError> {
-        let one = group.packets[place];
-        let (one, slot) = (&one, one.slot);
-        let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
-        let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return Ok(Sent::Now) };
-        if !one.fetched {
-            return Ok(Sent::Violates(Violation::Range));
-        }
-        let headers = &mut group.headers[place];
-        let descriptors = &group.descriptors[one.at..one.at + one.chain];
-        let Some(endpoint) = session.endpoints.get(one.endpoint as usize) else {
-            return Ok(Sent::Violates(Violation::Endpoint));
-        };
-        if descriptors.iter().any(|descriptor| descriptor.endpoint != one.endpoint) {
-            return Ok(Sent::Violates(Violation::Endpoint));
-        }
-        let heap = session.shape.transmit_heap;
-        let meta = match descriptors {
-            [first, ..] if first.flags & META != 0 => {
-                let mut words = [0; 16];
-                let fetched = heap_words.fetch_bytes(heap.frame_offset(first.frame), &mut words);
-                let (low, high) = words.split_at(8);
-                let word = |bytes: &[u8]| bytes.try_into().map_or(u64::MAX, u64::from_ne_bytes);
-                match Meta::from_words([word(low), word(high)]) {
-                    Some(meta) if fetched => meta,
-                    _ => return Ok(Sent::Violates(Violation::Flags)),
-                }
-            }
-            _ => Meta::FINISHED,
-        };
-        // An endpoint that was closed while packets waited: they are dropped, that is no crime.
-        let Some(endpoint) = endpoint else {
-            return Ok(self.refuse(one, EndpointCount::TxOutsideRule));
-        };
-        if endpoint.queue_set != one.queue_set {
-            return Ok(Sent::Violates(Violation::Endpoint));
-        }
-        let mut readable = one.readable;
-        if readable
-            && headers.malformed == Some(Malformed::BeyondPrefix)
-            && self.stage.bytes(slot).len() < one.len.min(WHOLE_BYTES)
-        {
-            let looked = one.len.min(WHOLE_BYTES);
-            if !self.stage.fetch(slot, heap_words, &heap, descriptors, looked) {
-                return Ok(Sent::Violates(Violation::Range));
-            }
-            readable = headers.read(self.stage.bytes(slot), one.len).is_ok();
-        }
-        if !readable {
-            return Ok(self.refuse(one, EndpointCount::TxMalformed));
-        }
-        if let Err(count) = endpoint.rights.check(headers) {
-            return Ok(self.refuse(one, count));
-        }
-        if meta != Meta::FINISHED && offload::check(&meta, headers).is_err() {
-            return Ok(self.refuse(one, EndpointCount::TxMalformed));
-        }
-        let meta = match meta.checksum {
-            // That a device found it right is for devices to say.
-            Checksum::Verified => Meta::FINISHED,
-            _ => meta,
-        };
-        if wire_bytes(&meta, headers, one.len) > mtu + usize::from(headers.l3_offset) {
-            return Ok(self.refuse(one, EndpointCount::TxTooLong));
-        }
-        // What the slot holds needs not be read from the heap again.
-        let mut held = self.stage.bytes(slot).len();
-        self.pieces.clear();
-        if held < one.len {
-            for descriptor in descriptors {
-                let skip = held.min(descriptor.len as usize) as u32;
-                held -= skip as usize;
-                if skip < descriptor.len {
-                    let offset = descriptor.heap_offset(&heap) as u32 + skip;
-                    self.pieces.push(Piece { offset, len: descriptor.len - skip });
-                }
-            }
-        }
-        let small = one.len <= WHOLE_BYTES;
-        self.route(one, slot, meta, headers, small)
-    }
-
-    fn route(
-        &mut self,
-        one: &Taken,
-        slot: u32,
-        meta: Meta,
-        headers: &Headers,
-        small: bool,
-    ) -> Result<Sent, DeviceError> {
-        let group = is_group(headers.destination);
-        let destination = if group { None } else { self.flows.lookup(headers) };
-        self.found.clear();
-        if let Some(destination) = destination {
-            self.found.push(destination);
-            if self.flows.has_no_taps() {
-                self.deliver_here(one, slot, meta);
-                self.count(Count::LocalPackets);
-                self.count_sent(one);
-                return Ok(Sent::Now);
-            }
-        } else if group {
-            self.flows.members(headers, &mut self.found);
-        }
-        let to_device = group || self.found.is_empty();
-        let software = to_device && !self.device_takes(&meta);
-        if to_device {
-            let packets = if software { segments(&meta, headers, one.len) } else { 1 };
-            if packets > STAGE_SLOTS as usize / 2 || packets > crate::handoff::BACKLOG / 2 {
-                return Ok(self.refuse(one, EndpointCount::TxTooLong));
-            }
-            if !self.handoff.has_room(packets, small)
-                || self.stage.free() < packets
-                || self.free_flights.is_empty()
-            {
-                return Ok(Sent::NoRoom);
-            }
-        }
-        self.found.extend_from_slice(&self.flows.promiscuous);
-        let sender = |found: &crate::demux::Destination| {
-            found.session == one.place && found.endpoint == one.endpoint
-        };
-        if group || !self.flows.promiscuous.is_empty() {
-            self.found.retain(|found| !sender(found));
-        }
-        let local = self.found.len();
-        if local > 0 || !self.flows.captures.is_empty() {
-            self.deliver_here(one, slot, meta);
-        }
-        if !group && local > 0 {
-            self.count(Count::LocalPackets);
-        }
-        self.count_sent(one);
-        if !to_device {
-            return Ok(Sent::Now);
-        }
-        if software {
-            self.count(Count::TxSoftware);
-            self.send_by_software(one, slot, meta)
-        } else {
-            self.send_as_it_is(one, slot, meta)
-        }
-    }
-
-    #[inline]
-    fn count_sent(&mut self, one: &Taken) {
-        if let Some(session) = &mut self.sessions[one.place as usize] {
-            for (count, by) in [
-                (EndpointCount::TxPackets, 1),
-                (EndpointCount::TxBytes, one.len as u64),
-                (EndpointCount::TxCopies, 1),
-            ] {
-                counters::add(&mut session.counters, session_word(one.endpoint, count), by);
-            }
-        }
-    }
-
-    /// Delivers to the endpoints of this host in `found`, and to those that capture.
-    fn deliver_here(&mut self, one: &Taken, slot: u32, meta: Meta) {
-        let Some((memory, _)) = &self.heaps[one.place as usize] else { return };
-        let looked = self.stage.bytes(slot);
-        let source = Source { prefix: looked, memory, pieces: &self.pieces };
-        let packet = Packet { source, looked, meta };
-        let mut deliverer = Deliverer {
-            sessions: &mut self.sessions,
-            touched: &mut self.touched,
-            segment: &mut self.segment,
-            receive_budget: self.settings.receive_budget,
-            turn: self.turn,
-        };
-        for destination in &self.flows.captures {
-            deliverer.deliver_to(*destination, &packet, CAPTURED_OUTGOING);
-        }
-        for destination in &self.found {
-            deliverer.deliver_to(*destination, &packet, 0);
-        }
-    }
-
-    fn device_takes(&self, meta: &Meta) -> bool {
-        let can = self.device.info().can;
-        meta.is_finished()
-            || can.tx_checksum && (meta.segmentation.is_none() || can.tx_segmentation)
-    }
-
-    fn begin_flight(&mut self, one: &Taken, packets: u32) -> Option<u32> {
-        let number = self.free_flights.take()?;
-        self.flights[number as usize] = Flight {
-            session: one.place,
-            queue_set: one.queue_set,
-            first: one.first,
-            chain: one.chain as u32,
-            remaining: packets,
-        };
-        if let Some(session) = &mut self.sessions[one.place as usize] {
-            session.flights += 1;
-        }
-        Some(number)
-    }
-
-    /// The slot's bytes, and the rest in place where the device can take it so.
-    fn send_as_it_is(&mut self, one: &Taken, slot: u32, meta: Meta) -> Result<Sent, DeviceError> {
-        let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
-        let space = session.transmit_space;
-        let in_place = self.device.info().can.tx_in_place;
-        if !in_place && !self.append_rest(one, slot, None) {
-            return Ok(self.refuse(one, EndpointCount::TxTooLong));
-        }
-        let Some(flight) = self.begin_flight(one, 1) else { return Ok(Sent::NoRoom) };
-        let part = self.stage.part(slot);
-        let entry = &mut self.stage.slots[slot as usize];
-        entry.parts.clear();
-        entry.parts.push(part);
-        if in_place {
-            let rest = self.pieces.iter();
-            entry.parts.extend(rest.map(|p| Part { space, offset: p.offset, len: p.len }));
-        }
-        entry.meta = meta;
-        entry.flight = flight;
-        self.handoff.give(slot, &self.stage, &self.spaces, self.device.as_mut())?;
-        Ok(Sent::Later)
-    }
-
-    fn append_rest(&mut self, one: &Taken, slot: u32, finish: Option<(u16, u16)>) -> bool {
-        let Some((memory, _)) = &self.heaps[one.place as usize] else { return false };
-        let rest = Source { prefix: &[], memory, pieces: &self.pieces };
-        self.stage.append(slot, rest, finish)
-    }
-
-    /// Finishes and cuts in software: the device cannot.
-    fn send_by_software(
-        &mut self,
-        one: &Taken,
-        slot: u32,
-        meta: Meta,
-    ) -> Result<Sent, DeviceError> {
-        if meta.segmentation.is_none() {
-            let finish = match meta.checksum {
-                Checksum::Unfinished { start, offset } => Some((start, offset)),
-                _ => None,
-            };
-            if !self.append_rest(one, slot, finish) {
-                return Ok(self.refuse(one, EndpointCount::TxTooLong));
-            }
-            self.pieces.clear();
-            return self.send_as_it_is(one, slot, Meta::FINISHED);
-        }
-        let mut looked = [0; WHOLE_BYTES];
-        let held = self.stage.bytes(slot).len();
-        looked[..held].copy_from_slice(self.stage.bytes(slot));
-        let Ok(mut segmenter) = Segmenter::new(&looked[..held], one.len, &meta) else {
-            return Ok(self.refuse(one, EndpointCount::TxMalformed));
-        };
-        let packets = segmenter.remaining() as u32;
-        let Some(flight) = self.begin_flight(one, packets) else { return Ok(Sent::NoRoom) };
-        let Some((memory, _)) = self.heaps[one.place as usize].clone() else {
-            return Ok(Sent::Now);
-        };
-        let pieces = std::mem::take(&mut self.pieces);
-        let source = Source { prefix: &looked[..held], memory: &memory, pieces: &pieces };
-        let mut header = [0; MAX_HEADER_BYTES];
-        let mut own_slot = Some(slot);
-        let mut failed = None;
-        while let Some(segment) = segmenter.next(&mut header) {
-            let payload = segment.payload.clone();
-            let (header_bytes, unfinished) = segment.leave_unfinished(&mut header);
-            let finish = match unfinished.checksum {
-                Checksum::Unfinished { start, offset } => Some((start, offset)),
-                _ => None,
-            };
-            // The first takes the packet's own slot; that there are enough was looked at before.
-            let Some(slot) = own_slot.take().or_else(|| self.stage.take()) else { break };
-            let built = self.stage.build(
-                slot,
-                &header[..header_bytes],
-                source,
-                payload.start,
-                payload.len(),
-                finish,
-            );
-            let part = self.stage.part(slot);
-            let entry = &mut self.stage.slots[slot as usize];
-            entry.parts.clear();
-            entry.parts.push(part);
-            entry.meta = Meta::FINISHED;
-            entry.flight = flight;
-            if !built {
-                self.refuse(one, EndpointCount::TxTooLong);
-                self.land(slot);
-                continue;
-            }
-            if let Err(error) =
-                self.handoff.give(slot, &self.stage, &self.spaces, self.device.as_mut())
-            {
-                failed = Some(error);
-                break;
-            }
-        }
-        self.pieces = pieces;
-        failed.map_or(Ok(Sent::Later), Err)
-    }
-}
-
-/// How long the longest frame is that a packet becomes on the wire.
-fn wire_bytes(meta: &Meta, headers: &Headers, len: usize) -> usize {
-    if meta.segmentation.is_none() {
-        return len;
-    }
-    match (meta.segmentation, headers.transport(), headers.l4_offset()) {
-        (Some(segmentation), Transport::Tcp { header_bytes, .. }, Some(l4)) => {
-            len.min(l4 + usize::from(header_bytes) + usize::from(segmentation.segment_bytes))
-        }
-        _ => len,
-    }
-}
-
-/// How many frames a packet becomes on the wire.
-fn segments(meta: &Meta, headers: &Headers, len: usize) -> usize {
-    match (meta.segmentation, headers.transport(), headers.l4_offset()) {
-        (Some(segmentation), Transport::Tcp { header_bytes, .. }, Some(l4)) => {
-            let payload = len.saturating_sub(l4 + usize::from(header_bytes));
-            payload.div_ceil(usize::from(segmentation.segment_bytes)).max(1)
-        }
-        _ => 1,
     }
 }

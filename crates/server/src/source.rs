@@ -1,0 +1,170 @@
+//! Where a packet's bytes are before they are copied: a checked beginning in private memory, and
+//! pieces of one other memory.
+
+use towpath_protocol::memory::Mapping;
+use towpath_queue::descriptor::MAX_CHAIN;
+
+/// Bytes in one memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Piece {
+    /// From where.
+    pub offset: u32,
+    /// How many.
+    pub len: u32,
+}
+
+/// Where a packet's bytes are: a checked beginning in private memory, and pieces of one other
+/// memory, in order.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    /// The beginning, private.
+    pub prefix: &'a [u8],
+    /// The memory that the rest is in.
+    pub memory: &'a Mapping,
+    /// The rest.
+    pub pieces: &'a [Piece],
+}
+
+impl Source<'_> {
+    /// Length of the packet, in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
+    pub fn len(&self) -> usize {
+        self.prefix.len() + self.pieces.iter().map(|piece| piece.len as usize).sum::<usize>()
+    }
+}
+
+/// Reads a source from front to back.
+pub(crate) struct Reader<'a> {
+    source: Source<'a>,
+    at: usize,
+    piece: usize,
+    within: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(source: Source<'a>) -> Reader<'a> {
+        Reader { source, at: 0, piece: 0, within: 0 }
+    }
+
+    /// Copies the next `len` bytes to a place; `false` when there are not so many, or no such
+    /// place.
+    #[inline]
+    pub(crate) fn copy(&mut self, mut len: usize, to: &Mapping, mut offset: usize) -> bool {
+        if self.at < self.source.prefix.len() {
+            let now = len.min(self.source.prefix.len() - self.at);
+            if !to.copy_in(offset, &self.source.prefix[self.at..self.at + now]) {
+                return false;
+            }
+            self.at += now;
+            len -= now;
+            offset += now;
+        }
+        while len > 0 {
+            let Some(piece) = self.source.pieces.get(self.piece) else { return false };
+            let now = len.min(piece.len as usize - self.within);
+            let from = piece.offset as usize + self.within;
+            if !to.copy_from(offset, self.source.memory, from, now) {
+                return false;
+            }
+            self.within += now;
+            if self.within == piece.len as usize {
+                self.piece += 1;
+                self.within = 0;
+            }
+            len -= now;
+            offset += now;
+        }
+        true
+    }
+
+    /// Passes over the next `len` bytes; `false` when there are not so many.
+    pub(crate) fn skip(&mut self, mut len: usize) -> bool {
+        let now = len.min(self.source.prefix.len() - self.at);
+        self.at += now;
+        len -= now;
+        while len > 0 {
+            let Some(piece) = self.source.pieces.get(self.piece) else { return false };
+            let now = len.min(piece.len as usize - self.within);
+            self.within += now;
+            if self.within == piece.len as usize {
+                self.piece += 1;
+                self.within = 0;
+            }
+            len -= now;
+        }
+        true
+    }
+}
+
+/// Delivers a part of a source behind a header of its own: one segment of a large packet.
+#[derive(Debug, Default)]
+pub struct SegmentPieces {
+    pieces: Vec<Piece>,
+}
+
+impl SegmentPieces {
+    /// Room for the pieces of any packet.
+    #[must_use]
+    pub fn new() -> SegmentPieces {
+        SegmentPieces { pieces: Vec::with_capacity(MAX_CHAIN + 1) }
+    }
+
+    /// The pieces that hold bytes `from` to `to` of a source, counted behind its prefix; `None`
+    /// when the range reaches into the prefix or over the end.
+    pub fn cut(&mut self, source: &Source<'_>, from: usize, to: usize) -> Option<&[Piece]> {
+        self.pieces.clear();
+        let mut skip = from.checked_sub(source.prefix.len())?;
+        let mut left = to.checked_sub(from)?;
+        for piece in source.pieces {
+            let len = piece.len as usize;
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            let now = left.min(len - skip);
+            self.pieces.push(Piece { offset: piece.offset + skip as u32, len: now as u32 });
+            skip = 0;
+            left -= now;
+            if left == 0 {
+                break;
+            }
+        }
+        (left == 0).then_some(&self.pieces)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(bytes: &[u8]) -> Mapping {
+        let mapping = Mapping::private(4096).unwrap();
+        assert!(mapping.copy_in(0, bytes));
+        mapping
+    }
+
+    #[test]
+    fn a_source_is_read_in_order() {
+        let memory = mapping(b"0123456789");
+        let pieces = [Piece { offset: 8, len: 2 }, Piece { offset: 0, len: 3 }];
+        let source = Source { prefix: b"ab", memory: &memory, pieces: &pieces };
+        assert_eq!(source.len(), 7);
+        let to = Mapping::private(4096).unwrap();
+        let mut reader = Reader::new(source);
+        assert!(reader.copy(1, &to, 0) && reader.copy(3, &to, 1) && reader.copy(3, &to, 4));
+        assert!(!reader.copy(1, &to, 7), "past the end");
+        let mut out = [0; 7];
+        assert!(to.copy_out(0, &mut out));
+        assert_eq!(&out, b"ab89012");
+        let mut reader = Reader::new(source);
+        assert!(reader.skip(3) && reader.copy(2, &to, 0));
+        assert!(to.copy_out(0, &mut out[..2]));
+        assert_eq!(&out[..2], b"90");
+        let mut cut = SegmentPieces::new();
+        let got: Vec<_> =
+            cut.cut(&source, 3, 6).unwrap().iter().map(|p| (p.offset, p.len)).collect();
+        assert_eq!(got, [(9, 1), (0, 2)]);
+        assert!(cut.cut(&source, 3, 8).is_none() && cut.cut(&source, 1, 3).is_none());
+    }
+}

@@ -1,0 +1,258 @@
+//! The stage: the server's memory for what it sends.
+//!
+//! A packet's headers, or all of a small packet, are fetched from the application's memory into a
+//! slot, checked there and sent from there.
+//!
+//! Unsafe lives here because the slots are read and checksums finished in place; the stage is
+//! private memory.
+
+use std::io;
+use std::sync::Arc;
+
+use towpath_device::{Meta, Part, SpaceId};
+use towpath_packet::checksum;
+use towpath_protocol::memory::Mapping;
+use towpath_queue::descriptor::Descriptor;
+use towpath_queue::{HeapShape, PeerWords};
+
+use crate::source::{Reader, Source};
+
+/// Bytes of a packet's beginning that are copied and checked when the rest is sent in place.
+pub const PREFIX_BYTES: usize = 128;
+/// Packets up to this length are copied whole.
+pub const WHOLE_BYTES: usize = 256;
+
+/// A place in the stage, with what is sent from it.
+#[derive(Debug)]
+pub struct Slot {
+    /// How many bytes of the slot's memory count.
+    pub len: u32,
+    /// All parts of the packet; the first is in the stage.
+    pub parts: Vec<Part>,
+    /// What is left to the device.
+    pub meta: Meta,
+    /// Which flight it belongs to.
+    pub flight: u32,
+}
+
+/// The server's memory for what it sends: one slot a packet, from the check until the device is
+/// done with it.
+#[derive(Debug)]
+pub struct Stage {
+    memory: Arc<Mapping>,
+    slot_bytes: usize,
+    /// The slots.
+    pub slots: Vec<Slot>,
+    free: towpath_queue::frames::FreeFrames,
+    /// Which data space the memory is.
+    pub space: SpaceId,
+}
+
+impl Stage {
+    /// A stage of `slots` slots of `slot_bytes` each.
+    ///
+    /// # Errors
+    /// When the memory is not to be had.
+    pub fn new(slots: u32, slot_bytes: usize) -> io::Result<Stage> {
+        let memory = Mapping::private(slots as usize * slot_bytes)?;
+        let slot = || Slot {
+            len: 0,
+            parts: Vec::with_capacity(towpath_device::MAX_PARTS + 1),
+            meta: Meta::FINISHED,
+            flight: 0,
+        };
+        Ok(Stage {
+            memory: Arc::new(memory),
+            slot_bytes,
+            slots: (0..slots).map(|_| slot()).collect(),
+            free: towpath_queue::frames::FreeFrames::new(0, slots),
+            space: SpaceId(u32::MAX),
+        })
+    }
+
+    /// The memory, to be made a data space.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<Mapping> {
+        &self.memory
+    }
+
+    /// How long a slot is, in bytes.
+    #[must_use]
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Free slots.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a free slot.
+    #[inline]
+    pub fn take(&mut self) -> Option<u32> {
+        self.free.take()
+    }
+
+    /// Gives a slot back.
+    #[inline]
+    pub fn give_back(&mut self, slot: u32) {
+        self.free.give_back(slot);
+    }
+
+    #[inline]
+    fn start(&self, slot: u32) -> usize {
+        slot as usize * self.slot_bytes
+    }
+
+    /// Fetches the first `len` bytes of a packet into a slot; what was there before is not kept.
+    /// They will be checked, so they come by the fetch function. `false` when they do not fit, or
+    /// are not there.
+    #[inline]
+    pub fn fetch(
+        &mut self,
+        slot: u32,
+        from: &PeerWords,
+        heap: &HeapShape,
+        packet: &[Descriptor],
+        len: usize,
+    ) -> bool {
+        if len > self.slot_bytes {
+            return false;
+        }
+        self.slots[slot as usize].len = len as u32;
+        // SAFETY: the stage is private memory, and `&mut self` is the only way to it here. The
+        // device does not have this slot: it was taken for this packet.
+        let Some(bytes) = (unsafe { self.memory.bytes_mut(self.start(slot), len) }) else {
+            return false;
+        };
+        let mut at = 0;
+        for one in packet {
+            let now = (one.len as usize).min(len - at);
+            if !from.fetch_bytes(one.heap_offset(heap), &mut bytes[at..at + now]) {
+                return false;
+            }
+            at += now;
+            if at == len {
+                return true;
+            }
+        }
+        at == len
+    }
+
+    /// Appends payload to what a slot holds, and finishes a checksum in the whole. `false` when
+    /// it does not fit, or something is not inside.
+    pub fn append(&mut self, slot: u32, rest: Source<'_>, finish: Option<(u16, u16)>) -> bool {
+        let start = self.start(slot);
+        let held = self.slots[slot as usize].len as usize;
+        let len = held + rest.len();
+        if len > self.slot_bytes || !Reader::new(rest).copy(len - held, &self.memory, start + held)
+        {
+            return false;
+        }
+        self.slots[slot as usize].len = len as u32;
+        self.finish(slot, finish)
+    }
+
+    fn finish(&mut self, slot: u32, finish: Option<(u16, u16)>) -> bool {
+        let Some((checksum_start, offset)) = finish else { return true };
+        let len = self.slots[slot as usize].len as usize;
+        // SAFETY: as in `fetch`.
+        unsafe { self.memory.bytes_mut(self.start(slot), len) }
+            .is_some_and(|bytes| checksum::finish(bytes, checksum_start, offset).is_ok())
+    }
+
+    /// What is in a slot.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self, slot: u32) -> &[u8] {
+        let len = self.slots[slot as usize].len as usize;
+        // SAFETY: the stage is private memory, written only through `&mut self`.
+        unsafe { self.memory.bytes(self.start(slot), len) }.unwrap_or(&[])
+    }
+
+    /// Makes a slot a frame of `header` and of `payload` bytes of the source from `from` on, and
+    /// finishes its checksum. `false` when something is not inside.
+    pub fn build(
+        &mut self,
+        slot: u32,
+        header: &[u8],
+        source: Source<'_>,
+        from: usize,
+        payload: usize,
+        finish: Option<(u16, u16)>,
+    ) -> bool {
+        let len = header.len() + payload;
+        let start = self.start(slot);
+        if len > self.slot_bytes || !self.memory.copy_in(start, header) {
+            return false;
+        }
+        let mut reader = Reader::new(source);
+        if !reader.skip(from) || !reader.copy(payload, &self.memory, start + header.len()) {
+            return false;
+        }
+        self.slots[slot as usize].len = len as u32;
+        self.finish(slot, finish)
+    }
+
+    /// Where a slot's memory is, as a part to be sent.
+    #[inline]
+    #[must_use]
+    pub fn part(&self, slot: u32) -> Part {
+        Part {
+            space: self.space,
+            offset: self.start(slot) as u32,
+            len: self.slots[slot as usize].len,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath_queue::descriptor::HEADROOM_BYTES;
+
+    use crate::source::Piece;
+
+    fn mapping(bytes: &[u8]) -> Mapping {
+        let mapping = Mapping::private(4096).unwrap();
+        assert!(mapping.copy_in(0, bytes));
+        mapping
+    }
+
+    #[test]
+    fn a_slot_holds_what_was_put_there() {
+        let memory = Arc::new(mapping(b"0123456789"));
+        let pieces = [Piece { offset: 0, len: 10 }];
+        let source = Source { prefix: &[], memory: &memory, pieces: &pieces };
+        let heap = HeapShape::new(4, 256).unwrap();
+        let chain = [(0, 4), (1, 6)].map(|(frame, len)| Descriptor {
+            frame,
+            start: HEADROOM_BYTES,
+            len,
+            ..Descriptor::default()
+        });
+        let mut heap_bytes = vec![0; heap.heap_bytes()];
+        for (one, text) in chain.iter().zip([b"0123".as_slice(), b"456789"]) {
+            heap_bytes[one.heap_offset(&heap)..][..text.len()].copy_from_slice(text);
+        }
+        let frames = Arc::new(mapping(&heap_bytes));
+        let mut stage = Stage::new(2, 256).unwrap();
+        let slot = stage.take().unwrap();
+        let words = towpath_protocol::layout::peer_words(&frames);
+        assert!(stage.fetch(slot, &words, &heap, &chain, 9));
+        assert_eq!(stage.bytes(slot), b"012345678");
+        assert!(!stage.fetch(slot, &words, &heap, &chain, 257));
+        assert!(!stage.fetch(slot, &words, &heap, &chain, 11), "more than there is");
+        assert!(stage.fetch(slot, &words, &heap, &chain, 4));
+        assert_eq!(stage.bytes(slot), b"0123");
+        let rest = [Piece { offset: 8, len: 2 }];
+        assert!(stage.append(slot, Source { pieces: &rest, ..source }, None));
+        assert_eq!(stage.bytes(slot), b"012389");
+        assert!(stage.build(slot, b"head", source, 8, 2, None));
+        assert_eq!(stage.bytes(slot), b"head89");
+        assert!(!stage.build(slot, b"head", source, 8, 3, None));
+        stage.give_back(slot);
+        assert_eq!(stage.free(), 2);
+    }
+}
