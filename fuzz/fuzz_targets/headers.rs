@@ -6,6 +6,7 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use libfuzzer_sys::fuzz_target;
 use towpath_packet::checksum::verify;
 use towpath_packet::headers::{Headers, Malformed, Network, PREFIX_BYTES};
+use towpath_packet::plain::{self, Plain};
 
 fuzz_target!(|frame: &[u8]| {
     let Ok(whole) = Headers::parse(frame, frame.len()) else {
@@ -20,6 +21,10 @@ fuzz_target!(|frame: &[u8]| {
     let copied = &frame[..frame.len().min(PREFIX_BYTES)];
     let prefix = Headers::parse(copied, frame.len()).expect("as long as the whole's header");
     assert!(prefix == whole || prefix.malformed == Some(Malformed::BeyondPrefix));
+    assert_eq!(plain::read(frame, frame.len()), Plain::of(&whole));
+    let short = plain::read(&frame[..frame.len().min(60)], frame.len());
+    assert!(short.is_none() || short == Plain::of(&whole));
+    let _ = plain::read(frame, frame.len() / 2);
     // A caller that is wrong about the length gets some answer.
     let _ = Headers::parse(frame, frame.len() / 2);
     let _ = Headers::parse(frame, usize::MAX);

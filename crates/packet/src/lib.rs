@@ -13,6 +13,7 @@ mod malformed;
 pub mod meta;
 pub mod offload;
 pub mod pcapng;
+pub mod plain;
 pub mod quoted;
 pub mod segment;
 pub mod transport;

@@ -7,6 +7,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::headers::{
     Arp, Fragment, Headers, MAX_EXTENSION_HEADERS, Malformed, Network, PREFIX_BYTES,
 };
+use towpath_packet::plain::{self, Plain};
 use towpath_packet::quoted::{Quoted, QuotedFlow};
 use towpath_packet::transport::{Transport, tcp_flags};
 
@@ -21,6 +22,16 @@ fn config(cases: u32) -> ProptestConfig {
 
 fn parse(frame: &[u8]) -> Headers {
     Headers::parse(frame, frame.len()).expect("an Ethernet header")
+}
+
+/// The short way says what the long way says, or, of a prefix, nothing.
+fn plain_agrees(frame: &[u8]) {
+    let long = Headers::parse(frame, frame.len()).ok().and_then(|headers| Plain::of(&headers));
+    assert_eq!(plain::read(frame, frame.len()), long, "{frame:02x?}");
+    for copied in [0, 41, 42, 53, 54, 61, 62, 73, 74] {
+        let short = plain::read(&frame[..copied.min(frame.len())], frame.len());
+        assert!(short.is_none() || short == long, "{copied} of {frame:02x?}");
+    }
 }
 
 /// Every kind of frame the builder makes, tagged and not.
@@ -120,6 +131,29 @@ fn every_field_of_tcp_over_ipv6() {
     let expected =
         Transport::Tcp { source: 1000, destination: 2000, flags: 0x42, header_bytes: 32 };
     assert_eq!(ip.transport, expected);
+}
+
+#[test]
+fn most_frames_are_read_the_short_way() {
+    let keys = |flow: &Flow, frame: &[u8]| {
+        let plain = plain::read(frame, frame.len()).expect("a plain frame");
+        assert_eq!(plain.source[0], plain::link(flow.source_mac, None));
+        assert_eq!(plain.destination[0], plain::link(flow.destination_mac, None));
+        plain_agrees(frame);
+        plain
+    };
+    let v4 = keys(&Flow::v4(), &Flow::v4().udp(b"x"));
+    assert_eq!(v4.source[1..], [plain::kind(0x800, 17, 4, 1000), 0xc000_0201, 0]);
+    assert_eq!(v4.destination[1..], [plain::kind(0x800, 17, 4, 2000), 0xc000_0202, 0]);
+    let v6 = keys(&Flow::v6(), &Flow::v6().tcp(&Tcp::default(), b"x"));
+    assert_eq!(v6.source[1..], [plain::kind(0x86dd, 6, 6, 1000), 1, 0x2001_0db8 << 32]);
+    assert_eq!(v6.destination[1..], [plain::kind(0x86dd, 6, 6, 2000), 2, 0x2001_0db8 << 32]);
+    assert!(!v4.is_for_group());
+    let all = Flow { destination_mac: [0xff; 6], ..Flow::v4() };
+    assert!(keys(&all, &all.udp(b"x")).is_for_group());
+    let short = samples().iter().filter(|frame| plain::read(frame, frame.len()).is_some()).count();
+    assert_eq!(short, 8, "UDP and TCP, two of each, untagged, of both families");
+    samples().iter().for_each(|frame| plain_agrees(frame));
 }
 
 #[test]
@@ -478,6 +512,7 @@ proptest! {
         }
         frame.truncate(cut.unwrap_or(frame.len()));
         agrees(&frame);
+        plain_agrees(&frame);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 use std::net::IpAddr;
 
 use towpath_packet::headers::{Headers, Network};
+use towpath_packet::plain::{Key, Plain, kind, link};
 
 /// What a packet must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,12 +41,10 @@ const PROTOCOL: u8 = 2;
 const IP: u8 = 4;
 const PORT: u8 = 8;
 
-type Key = [u64; 4];
-
 /// What of a packet rules can ask for.
 #[derive(Clone, Copy)]
 struct Fields {
-    mac_and_vlan: u64,
+    link: u64,
     ethertype: u16,
     protocol: u8,
     ip_version: u8,
@@ -67,7 +66,7 @@ impl Fields {
         has |= if rule.ip.is_some() { IP } else { 0 };
         has |= if rule.port.is_some() { PORT } else { 0 };
         Fields {
-            mac_and_vlan: mac_and_vlan(rule.mac, rule.vlan),
+            link: link(rule.mac, rule.vlan),
             ethertype: rule.ethertype.unwrap_or(0),
             protocol: rule.protocol.unwrap_or(0),
             ip_version,
@@ -81,7 +80,7 @@ impl Fields {
     #[inline]
     fn of_packet(headers: &Headers) -> Fields {
         let mut fields = Fields {
-            mac_and_vlan: mac_and_vlan(headers.destination, headers.vlan),
+            link: link(headers.destination, headers.vlan),
             ethertype: headers.ethertype,
             protocol: 0,
             ip_version: 0,
@@ -117,11 +116,8 @@ impl Fields {
     #[inline]
     fn key(&self) -> Key {
         [
-            self.mac_and_vlan,
-            u64::from(self.ethertype)
-                | u64::from(self.protocol) << 16
-                | u64::from(self.ip_version) << 24
-                | u64::from(self.port) << 32,
+            self.link,
+            kind(self.ethertype, self.protocol, self.ip_version, self.port),
             self.ip as u64,
             (self.ip >> 64) as u64,
         ]
@@ -148,13 +144,6 @@ const fn mask(fields: u8) -> Key {
 #[inline]
 fn masked(key: &Key, mask: &Key) -> Key {
     [key[0] & mask[0], key[1] & mask[1], key[2] & mask[2], key[3] & mask[3]]
-}
-
-#[inline]
-fn mac_and_vlan(mac: [u8; 6], vlan: Option<u16>) -> u64 {
-    let [a, b, c, d, e, f] = mac;
-    let [g, h] = vlan.unwrap_or(0).to_be_bytes();
-    u64::from_be_bytes([g, h, a, b, c, d, e, f])
 }
 
 /// Whether a MAC address is broadcast or multicast.
@@ -269,10 +258,21 @@ impl FlowTable {
     #[must_use]
     pub fn lookup(&self, headers: &Headers) -> Option<Destination> {
         let fields = Fields::of_packet(headers);
-        let key = fields.key();
+        self.find(&fields.key(), fields.has)
+    }
+
+    /// The same for a plain packet.
+    #[inline]
+    #[must_use]
+    pub fn lookup_plain(&self, packet: &Plain) -> Option<Destination> {
+        self.find(&packet.destination, ETHERTYPE | PROTOCOL | IP | PORT)
+    }
+
+    #[inline]
+    fn find(&self, key: &Key, has: u8) -> Option<Destination> {
         for rules in &self.tables {
-            if rules.has & !fields.has == 0
-                && let Some(found) = rules.table.lookup(self.seed, &masked(&key, &rules.mask))
+            if rules.has & !has == 0
+                && let Some(found) = rules.table.lookup(self.seed, &masked(key, &rules.mask))
             {
                 return Some(found);
             }

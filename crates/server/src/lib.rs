@@ -11,6 +11,7 @@
 //! | [`demux`] | flow rules, and which endpoint a packet is for |
 //! | [`rights`] | what an endpoint may send |
 //! | `receive`, `transmit` | the two directions, a batch or a group of packets at a time |
+//! | `pass` | the short way of most packets: plain, and for an endpoint of this host |
 //! | `send` | one packet of an application: checks, and where it goes |
 //! | [`copy`], [`stage`] | the trust boundary: every copy between two sides' memory |
 //! | [`source`] | where a packet's bytes are before they are copied |
@@ -31,6 +32,7 @@ pub mod demux;
 pub mod engine;
 pub mod handoff;
 pub mod orders;
+mod pass;
 pub mod policy;
 mod prepare;
 mod receive;

@@ -21,9 +21,20 @@ use crate::session::{Endpoint, Session};
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Order {
     AddSession(Box<Session>),
-    RemoveSession { number: u32 },
-    AddEndpoint { session: u32, number: u32, endpoint: Endpoint, tap: Option<Tap>, group: bool },
-    RemoveEndpoint { session: u32, number: u32 },
+    RemoveSession {
+        number: u32,
+    },
+    AddEndpoint {
+        session: u32,
+        number: u32,
+        endpoint: Box<Endpoint>,
+        tap: Option<Tap>,
+        group: bool,
+    },
+    RemoveEndpoint {
+        session: u32,
+        number: u32,
+    },
     SetMode(Mode),
     Stop,
 }
@@ -104,7 +115,7 @@ impl Engine {
                     for word in first..first + ENDPOINT_COUNTERS {
                         session.counters.store(word, 0);
                     }
-                    session.endpoints[number as usize] = Some(endpoint);
+                    session.endpoints[number as usize] = Some(*endpoint);
                 }
             }
             Order::RemoveEndpoint { session, number } => {

@@ -122,23 +122,53 @@ impl Deliverer<'_> {
     /// Delivers to one endpoint, finished and cut where it did not ask for less.
     #[inline(always)]
     pub(crate) fn deliver_to(&mut self, destination: Destination, packet: &Packet<'_>, flags: u16) {
-        let Some(session) = &mut self.sessions[destination.session as usize] else { return };
-        let Some(endpoint) = &mut session.endpoints[destination.endpoint as usize] else { return };
-        if endpoint.turn != self.turn {
-            endpoint.turn = self.turn;
-            endpoint.received = 0;
-        }
-        endpoint.received += 1;
-        if endpoint.received > self.receive_budget {
-            let word = session_word(destination.endpoint, EndpointCount::RxOverBudget);
-            return counters::add(&mut session.counters, word, 1);
-        }
-        let (queue_set, offload) = (endpoint.queue_set, endpoint.offload);
-        let mut to = To { session, endpoint: destination.endpoint, queue_set, flags };
+        let Some((mut to, offload)) =
+            admit(self.sessions, destination, self.receive_budget, self.turn)
+        else {
+            return;
+        };
+        to.flags = flags;
         let outcome = to.hand_over(packet, offload, self.segment);
         to.count(outcome);
-        touch(self.touched, session, destination.session, queue_set);
+        touch(self.touched, to.session, destination.session, to.queue_set);
     }
+
+    /// The same for a packet that needs nothing done to it.
+    #[inline(always)]
+    pub(crate) fn deliver_finished(&mut self, destination: Destination, source: Source<'_>) {
+        let Some((mut to, _)) = admit(self.sessions, destination, self.receive_budget, self.turn)
+        else {
+            return;
+        };
+        let outcome = to.one(source, Meta::FINISHED, None);
+        to.count(outcome);
+        touch(self.touched, to.session, destination.session, to.queue_set);
+    }
+}
+
+/// The endpoint's session, unless the endpoint is over its budget for this turn; and whether it
+/// takes unfinished packets.
+#[inline(always)]
+fn admit(
+    sessions: &mut [Option<Box<Session>>],
+    destination: Destination,
+    receive_budget: u32,
+    turn: u64,
+) -> Option<(To<'_>, bool)> {
+    let session = sessions[destination.session as usize].as_mut()?;
+    let endpoint = session.endpoints[destination.endpoint as usize].as_mut()?;
+    if endpoint.turn != turn {
+        endpoint.turn = turn;
+        endpoint.received = 0;
+    }
+    endpoint.received += 1;
+    if endpoint.received > receive_budget {
+        let word = session_word(destination.endpoint, EndpointCount::RxOverBudget);
+        counters::add(&mut session.counters, word, 1);
+        return None;
+    }
+    let (queue_set, offload) = (endpoint.queue_set, endpoint.offload);
+    Some((To { session, endpoint: destination.endpoint, queue_set, flags: 0 }, offload))
 }
 
 /// Marks a packet as captured on its way out.

@@ -197,6 +197,7 @@ impl Control {
             self.rules.insert(opened.rule, session);
         }
         *slot = Some(opened);
+        let endpoint = Box::new(endpoint);
         let order = Order::AddEndpoint { session, number, endpoint, tap, group };
         self.order(order, Reply::Opened(token, number));
         Ok(())

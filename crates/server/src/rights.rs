@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use towpath_packet::headers::{
     ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, Fragment, Headers, Network, PROTOCOL_ICMPV6,
 };
+use towpath_packet::plain::{Plain, kind, link};
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
 use crate::demux::Rule;
@@ -43,6 +44,34 @@ pub struct Rights {
     rule: Rule,
     addresses: Addresses,
     nothing: bool,
+    plain: PlainRights,
+}
+
+/// The same for plain packets, made ready to be compared.
+#[derive(Clone, Copy, Debug)]
+struct PlainRights {
+    link: u64,
+    /// What counts of the second word, and what it must be.
+    mask: u64,
+    kind: u64,
+}
+
+impl PlainRights {
+    fn new(rule: &Rule) -> PlainRights {
+        let all = |given: bool, word: u64| if given { word } else { 0 };
+        PlainRights {
+            link: link(rule.mac, rule.vlan),
+            mask: all(rule.ethertype.is_some(), kind(u16::MAX, 0, 0, 0))
+                | all(rule.protocol.is_some(), kind(0, u8::MAX, 0, 0))
+                | all(rule.port.is_some(), kind(0, 0, 0, u16::MAX)),
+            kind: kind(
+                rule.ethertype.unwrap_or(0),
+                rule.protocol.unwrap_or(0),
+                0,
+                rule.port.unwrap_or(0),
+            ),
+        }
+    }
 }
 
 impl Rights {
@@ -54,13 +83,29 @@ impl Rights {
             Some(IpAddr::V4(ip)) => Addresses { ipv4: Some(ip.to_bits()), ipv6: [None; 2] },
             Some(IpAddr::V6(ip)) => Addresses { ipv4: None, ipv6: [Some(ip.to_bits()), None] },
         };
-        Rights { rule, addresses, nothing: false }
+        Rights { rule, addresses, nothing: false, plain: PlainRights::new(&rule) }
     }
 
     /// Nothing at all: endpoints that only capture.
     #[must_use]
     pub fn nothing(rule: Rule) -> Rights {
-        Rights { rule, addresses: Addresses::default(), nothing: true }
+        let plain = PlainRights::new(&rule);
+        Rights { rule, addresses: Addresses::default(), nothing: true, plain }
+    }
+
+    /// Whether a plain packet may be sent; why not is [`Rights::check`]'s to say.
+    #[inline]
+    #[must_use]
+    pub fn allow(&self, packet: &Plain) -> bool {
+        let [link, kind, low, high] = packet.source;
+        let ours = if kind >> 24 & 0xff == 4 {
+            self.addresses.ipv4.map(u64::from) == Some(low)
+        } else {
+            self.addresses.ipv6.contains(&Some(u128::from(high) << 64 | u128::from(low)))
+        };
+        ours && !self.nothing
+            && link == self.plain.link
+            && kind & self.plain.mask == self.plain.kind
     }
 
     /// Checks a packet by its headers.

@@ -15,7 +15,7 @@ use crate::engine::{Engine, Flight, STAGE_SLOTS};
 use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
 use crate::source::{Piece, Source};
 use crate::stage::WHOLE_BYTES;
-use crate::transmit::{Group, Taken};
+use crate::transmit::Group;
 
 /// What became of it.
 pub(crate) enum Sent {
@@ -29,8 +29,21 @@ pub(crate) enum Sent {
     Violates(Violation),
 }
 
+/// A packet on its way to be sent.
+#[derive(Clone, Copy)]
+struct Outgoing {
+    place: u32,
+    queue_set: u32,
+    endpoint: u32,
+    first: u32,
+    chain: u32,
+    len: usize,
+    /// Where in the stage its beginning is.
+    slot: u32,
+}
+
 impl Engine {
-    fn refuse(&mut self, one: &Taken, count: EndpointCount) -> Sent {
+    fn refuse(&mut self, one: &Outgoing, count: EndpointCount) -> Sent {
         if let Some(session) = &mut self.sessions[one.place as usize] {
             counters::add(&mut session.counters, session_word(one.endpoint, count), 1);
         }
@@ -44,15 +57,23 @@ impl Engine {
         place: usize,
         mtu: usize,
     ) -> Result<Sent, DeviceError> {
-        let one = group.packets[place];
-        let (one, slot) = (&one, one.slot);
+        let taken = group.packets[place];
+        let slot = group.slots[place];
+        let one = &Outgoing {
+            place: group.place,
+            queue_set: group.queue_set,
+            endpoint: taken.endpoint,
+            first: taken.first,
+            chain: taken.chain,
+            len: taken.len as usize,
+            slot,
+        };
         let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
         let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return Ok(Sent::Now) };
-        if !one.fetched {
+        if !taken.fetched {
             return Ok(Sent::Violates(Violation::Range));
         }
-        let headers = &mut group.headers[place];
-        let descriptors = &group.descriptors[one.at..one.at + one.chain];
+        let descriptors = &group.descriptors[taken.at as usize..][..taken.chain as usize];
         let Some(endpoint) = session.endpoints.get(one.endpoint as usize) else {
             return Ok(Sent::Violates(Violation::Endpoint));
         };
@@ -80,7 +101,8 @@ impl Engine {
         if endpoint.queue_set != one.queue_set {
             return Ok(Sent::Violates(Violation::Endpoint));
         }
-        let mut readable = one.readable;
+        let mut headers = Headers::NONE;
+        let mut readable = headers.read(self.stage.bytes(slot), one.len).is_ok();
         if readable
             && headers.malformed == Some(Malformed::BeyondPrefix)
             && self.stage.bytes(slot).len() < one.len.min(WHOLE_BYTES)
@@ -94,10 +116,10 @@ impl Engine {
         if !readable {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
-        if let Err(count) = endpoint.rights.check(headers) {
+        if let Err(count) = endpoint.rights.check(&headers) {
             return Ok(self.refuse(one, count));
         }
-        if meta != Meta::FINISHED && offload::check(&meta, headers).is_err() {
+        if meta != Meta::FINISHED && offload::check(&meta, &headers).is_err() {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
         let meta = match meta.checksum {
@@ -105,7 +127,7 @@ impl Engine {
             Checksum::Verified => Meta::FINISHED,
             _ => meta,
         };
-        if wire_bytes(&meta, headers, one.len) > mtu + usize::from(headers.l3_offset) {
+        if wire_bytes(&meta, &headers, one.len) > mtu + usize::from(headers.l3_offset) {
             return Ok(self.refuse(one, EndpointCount::TxTooLong));
         }
         // What the slot holds needs not be read from the heap again.
@@ -121,25 +143,23 @@ impl Engine {
                 }
             }
         }
-        let small = one.len <= WHOLE_BYTES;
-        self.route(one, slot, meta, headers, small)
+        self.route(one, meta, &headers)
     }
 
     fn route(
         &mut self,
-        one: &Taken,
-        slot: u32,
+        one: &Outgoing,
         meta: Meta,
         headers: &Headers,
-        small: bool,
     ) -> Result<Sent, DeviceError> {
+        let small = one.len <= WHOLE_BYTES;
         let group = is_group(headers.destination);
         let destination = if group { None } else { self.flows.lookup(headers) };
         self.found.clear();
         if let Some(destination) = destination {
             self.found.push(destination);
             if self.flows.has_no_taps() {
-                self.deliver_here(one, slot, meta);
+                self.deliver_here(one, meta);
                 self.count(Count::LocalPackets);
                 self.count_sent(one);
                 return Ok(Sent::Now);
@@ -170,7 +190,7 @@ impl Engine {
         }
         let local = self.found.len();
         if local > 0 || !self.flows.captures.is_empty() {
-            self.deliver_here(one, slot, meta);
+            self.deliver_here(one, meta);
         }
         if !group && local > 0 {
             self.count(Count::LocalPackets);
@@ -181,14 +201,14 @@ impl Engine {
         }
         if software {
             self.count(Count::TxSoftware);
-            self.send_by_software(one, slot, meta)
+            self.send_by_software(one, meta)
         } else {
-            self.send_as_it_is(one, slot, meta)
+            self.send_as_it_is(one, meta)
         }
     }
 
     #[inline]
-    fn count_sent(&mut self, one: &Taken) {
+    fn count_sent(&mut self, one: &Outgoing) {
         if let Some(session) = &mut self.sessions[one.place as usize] {
             for (count, by) in [
                 (EndpointCount::TxPackets, 1),
@@ -201,9 +221,9 @@ impl Engine {
     }
 
     /// Delivers to the endpoints of this host in `found`, and to those that capture.
-    fn deliver_here(&mut self, one: &Taken, slot: u32, meta: Meta) {
+    fn deliver_here(&mut self, one: &Outgoing, meta: Meta) {
         let Some((memory, _)) = &self.heaps[one.place as usize] else { return };
-        let looked = self.stage.bytes(slot);
+        let looked = self.stage.bytes(one.slot);
         let source = Source { prefix: looked, memory, pieces: &self.pieces };
         let packet = Packet { source, looked, meta };
         let mut deliverer = Deliverer {
@@ -227,13 +247,13 @@ impl Engine {
             || can.tx_checksum && (meta.segmentation.is_none() || can.tx_segmentation)
     }
 
-    fn begin_flight(&mut self, one: &Taken, packets: u32) -> Option<u32> {
+    fn begin_flight(&mut self, one: &Outgoing, packets: u32) -> Option<u32> {
         let number = self.free_flights.take()?;
         self.flights[number as usize] = Flight {
             session: one.place,
             queue_set: one.queue_set,
             first: one.first,
-            chain: one.chain as u32,
+            chain: one.chain,
             remaining: packets,
         };
         if let Some(session) = &mut self.sessions[one.place as usize] {
@@ -243,16 +263,16 @@ impl Engine {
     }
 
     /// The slot's bytes, and the rest in place where the device can take it so.
-    fn send_as_it_is(&mut self, one: &Taken, slot: u32, meta: Meta) -> Result<Sent, DeviceError> {
+    fn send_as_it_is(&mut self, one: &Outgoing, meta: Meta) -> Result<Sent, DeviceError> {
         let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
         let space = session.transmit_space;
         let in_place = self.device.info().can.tx_in_place;
-        if !in_place && !self.append_rest(one, slot, None) {
+        if !in_place && !self.append_rest(one, None) {
             return Ok(self.refuse(one, EndpointCount::TxTooLong));
         }
         let Some(flight) = self.begin_flight(one, 1) else { return Ok(Sent::NoRoom) };
-        let part = self.stage.part(slot);
-        let entry = &mut self.stage.slots[slot as usize];
+        let part = self.stage.part(one.slot);
+        let entry = &mut self.stage.slots[one.slot as usize];
         entry.parts.clear();
         entry.parts.push(part);
         if in_place {
@@ -261,37 +281,32 @@ impl Engine {
         }
         entry.meta = meta;
         entry.flight = flight;
-        self.handoff.give(slot, &self.stage, &self.spaces, self.device.as_mut())?;
+        self.handoff.give(one.slot, &self.stage, &self.spaces, self.device.as_mut())?;
         Ok(Sent::Later)
     }
 
-    fn append_rest(&mut self, one: &Taken, slot: u32, finish: Option<(u16, u16)>) -> bool {
+    fn append_rest(&mut self, one: &Outgoing, finish: Option<(u16, u16)>) -> bool {
         let Some((memory, _)) = &self.heaps[one.place as usize] else { return false };
         let rest = Source { prefix: &[], memory, pieces: &self.pieces };
-        self.stage.append(slot, rest, finish)
+        self.stage.append(one.slot, rest, finish)
     }
 
     /// Finishes and cuts in software: the device cannot.
-    fn send_by_software(
-        &mut self,
-        one: &Taken,
-        slot: u32,
-        meta: Meta,
-    ) -> Result<Sent, DeviceError> {
+    fn send_by_software(&mut self, one: &Outgoing, meta: Meta) -> Result<Sent, DeviceError> {
         if meta.segmentation.is_none() {
             let finish = match meta.checksum {
                 Checksum::Unfinished { start, offset } => Some((start, offset)),
                 _ => None,
             };
-            if !self.append_rest(one, slot, finish) {
+            if !self.append_rest(one, finish) {
                 return Ok(self.refuse(one, EndpointCount::TxTooLong));
             }
             self.pieces.clear();
-            return self.send_as_it_is(one, slot, Meta::FINISHED);
+            return self.send_as_it_is(one, Meta::FINISHED);
         }
         let mut looked = [0; WHOLE_BYTES];
-        let held = self.stage.bytes(slot).len();
-        looked[..held].copy_from_slice(self.stage.bytes(slot));
+        let held = self.stage.bytes(one.slot).len();
+        looked[..held].copy_from_slice(self.stage.bytes(one.slot));
         let Ok(mut segmenter) = Segmenter::new(&looked[..held], one.len, &meta) else {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         };
@@ -303,7 +318,7 @@ impl Engine {
         let pieces = std::mem::take(&mut self.pieces);
         let source = Source { prefix: &looked[..held], memory: &memory, pieces: &pieces };
         let mut header = [0; MAX_HEADER_BYTES];
-        let mut own_slot = Some(slot);
+        let mut own_slot = Some(one.slot);
         let mut failed = None;
         while let Some(segment) = segmenter.next(&mut header) {
             let payload = segment.payload.clone();

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use towpath_device::DeviceError;
-use towpath_packet::headers::Headers;
+use towpath_packet::plain::{self, Plain};
 use towpath_queue::Violation;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 
@@ -25,37 +25,43 @@ const NO_SLOT: u32 = u32::MAX;
 /// A packet taken from a queue and not done with.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Taken {
-    pub(crate) place: u32,
-    pub(crate) queue_set: u32,
     pub(crate) first: u32,
-    pub(crate) chain: usize,
+    pub(crate) chain: u32,
     /// Where its descriptors start among the group's.
-    pub(crate) at: usize,
+    pub(crate) at: u32,
     pub(crate) endpoint: u32,
-    pub(crate) len: usize,
-    /// Where in the stage its beginning is.
-    pub(crate) slot: u32,
-    /// It is there.
+    pub(crate) len: u32,
+    /// One finished frame, as far as its descriptor says.
+    pub(crate) single: bool,
+    /// Its beginning is in its slot.
     pub(crate) fetched: bool,
-    /// It has an Ethernet header at least.
-    pub(crate) readable: bool,
+    /// It is in [`Group::plain`].
+    pub(crate) plain: bool,
 }
 
-/// Packets taken together, with their descriptors.
+/// Packets of one queue set taken together, with their descriptors.
 #[derive(Debug)]
 pub(crate) struct Group {
+    pub(crate) place: u32,
+    pub(crate) queue_set: u32,
     pub(crate) descriptors: [Descriptor; GROUP + MAX_CHAIN],
     pub(crate) packets: [Taken; GROUP],
-    pub(crate) headers: [Headers; GROUP],
+    /// Their slots of the stage. A slot whose packet needs it no more is the next group's.
+    pub(crate) slots: [u32; GROUP],
+    /// The headers of those that are plain.
+    pub(crate) plain: [Plain; GROUP],
     pub(crate) count: usize,
 }
 
 impl Default for Group {
     fn default() -> Group {
         Group {
+            place: 0,
+            queue_set: 0,
             descriptors: [Descriptor::default(); GROUP + MAX_CHAIN],
             packets: [Taken::default(); GROUP],
-            headers: [Headers::NONE; GROUP],
+            slots: [NO_SLOT; GROUP],
+            plain: [Plain::default(); GROUP],
             count: 0,
         }
     }
@@ -164,7 +170,7 @@ impl Engine {
         queue_set: u32,
         budget: usize,
     ) -> Result<bool, Violation> {
-        group.count = 0;
+        (group.place, group.queue_set, group.count) = (place, queue_set, 0);
         let Some(session) = &mut self.sessions[place as usize] else { return Ok(false) };
         let Some((heap_memory, _)) = &self.heaps[place as usize] else { return Ok(false) };
         let heap = session.shape.transmit_heap;
@@ -185,21 +191,22 @@ impl Engine {
             };
             let start = chain[0].heap_offset(&heap);
             heap_memory.prefetch(start);
-            let len = chain[..count].iter().map(|one| one.len as usize).sum();
+            let mut len = chain[0].len;
+            for one in &chain[1..count] {
+                len += one.len;
+            }
             if len > 64 {
                 heap_memory.prefetch(start + 64);
             }
             group.packets[group.count] = Taken {
-                place,
-                queue_set,
                 first,
-                chain: count,
-                at,
+                chain: count as u32,
+                at: at as u32,
                 endpoint: chain[0].endpoint,
                 len,
-                slot: NO_SLOT,
+                single: chain[0].flags == 0,
                 fetched: false,
-                readable: false,
+                plain: false,
             };
             group.count += 1;
             at += count;
@@ -207,25 +214,35 @@ impl Engine {
         Ok(true)
     }
 
-    /// Fetches the beginnings of a group's packets into the stage, as far as it has room.
+    /// Fetches the beginnings of a group's packets into the stage, as far as it has room, and reads
+    /// the headers of those that are plain.
     ///
-    /// Headers are read in a loop of their own: a processor that finds a value in several stores on
+    /// They are read in a loop of their own: a processor that finds a value in several stores on
     /// their way to its cache waits until all stores before them are made, and among those of a
     /// delivery are some to lines that another core has.
     fn fetch_group(&mut self, group: &mut Group) {
-        for one in &mut group.packets[..group.count] {
-            let Some(session) = &self.sessions[one.place as usize] else { return };
-            let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return };
-            let Some(slot) = self.stage.take() else { return };
-            one.slot = slot;
-            let descriptors = &group.descriptors[one.at..one.at + one.chain];
-            let heap = &session.shape.transmit_heap;
-            let looked = if one.len <= WHOLE_BYTES { one.len } else { PREFIX_BYTES };
-            one.fetched = self.stage.fetch(slot, heap_words, heap, descriptors, looked);
+        let Some(session) = &self.sessions[group.place as usize] else { return };
+        let Some((_, heap_words)) = &self.heaps[group.place as usize] else { return };
+        let heap = session.shape.transmit_heap;
+        for (one, slot) in group.packets[..group.count].iter_mut().zip(&mut group.slots) {
+            if *slot == NO_SLOT {
+                let Some(free) = self.stage.take() else { continue };
+                *slot = free;
+            }
+            let descriptors = &group.descriptors[one.at as usize..][..one.chain as usize];
+            let len = one.len as usize;
+            let looked = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
+            one.fetched = self.stage.fetch(*slot, heap_words, &heap, descriptors, looked);
         }
-        for (one, headers) in group.packets.iter_mut().zip(&mut group.headers).take(group.count) {
-            if one.fetched {
-                one.readable = headers.read(self.stage.bytes(one.slot), one.len).is_ok();
+        for place in 0..group.count {
+            let one = &mut group.packets[place];
+            if one.single
+                && one.fetched
+                && let Some(plain) =
+                    plain::read(self.stage.bytes(group.slots[place]), one.len as usize)
+            {
+                group.plain[place] = plain;
+                one.plain = true;
             }
         }
     }
@@ -234,55 +251,39 @@ impl Engine {
     /// and the violation that ended it; fewer than there are and none: there is no room.
     fn send_group(&mut self, group: &mut Group) -> Result<(usize, Option<Violation>), DeviceError> {
         let mtu = self.device.info().mtu;
-        for place in 0..group.count {
-            let one = group.packets[place];
-            if one.slot == NO_SLOT {
+        let mut place = 0;
+        loop {
+            place += self.pass_on(group, place, mtu);
+            if place == group.count {
                 return Ok((place, None));
             }
-            let sent = self.check_and_send(group, place, mtu);
-            // A packet on its way keeps its slot.
-            if !matches!(sent, Ok(Sent::Later)) {
-                self.stage.give_back(one.slot);
-                group.packets[place].slot = NO_SLOT;
+            if group.slots[place] == NO_SLOT {
+                return Ok((place, None));
             }
-            match sent? {
+            match self.check_and_send(group, place, mtu)? {
                 Sent::Now => {
-                    if let Some(session) = &mut self.sessions[one.place as usize] {
-                        let set = &mut session.queue_sets[one.queue_set as usize];
-                        let ledger = &mut session.transmit_ledger;
-                        set.transmit.complete(ledger, one.first, one.chain as u32);
-                        touch(&mut self.touched, session, one.place, one.queue_set);
+                    let one = group.packets[place];
+                    if let Some(session) = &mut self.sessions[group.place as usize] {
+                        let set = &mut session.queue_sets[group.queue_set as usize];
+                        set.transmit.complete(&mut session.transmit_ledger, one.first, one.chain);
+                        touch(&mut self.touched, session, group.place, group.queue_set);
                     }
                 }
-                Sent::Later => {}
+                // A packet on its way keeps its slot.
+                Sent::Later => group.slots[place] = NO_SLOT,
                 Sent::NoRoom => return Ok((place, None)),
-                Sent::Violates(violation) => {
-                    self.drop_slots(group, place + 1);
-                    return Ok((place + 1, Some(violation)));
-                }
+                Sent::Violates(violation) => return Ok((place + 1, Some(violation))),
             }
+            place += 1;
         }
-        Ok((group.count, None))
     }
 
     /// Gives the packets of a group from `from` on back to their queue, the last one first.
-    fn put_back(&mut self, group: &mut Group, from: usize) {
-        self.drop_slots(group, from);
+    fn put_back(&mut self, group: &Group, from: usize) {
+        let Some(session) = &mut self.sessions[group.place as usize] else { return };
+        let set = &mut session.queue_sets[group.queue_set as usize];
         for one in group.packets[from..group.count].iter().rev() {
-            if let Some(session) = &mut self.sessions[one.place as usize] {
-                let set = &mut session.queue_sets[one.queue_set as usize];
-                let ledger = &mut session.transmit_ledger;
-                set.transmit.put_back(ledger, one.first, one.chain as u32);
-            }
-        }
-    }
-
-    fn drop_slots(&mut self, group: &mut Group, from: usize) {
-        for one in &mut group.packets[from..group.count] {
-            if one.slot != NO_SLOT {
-                self.stage.give_back(one.slot);
-                one.slot = NO_SLOT;
-            }
+            set.transmit.put_back(&mut session.transmit_ledger, one.first, one.chain);
         }
     }
 }

@@ -1,0 +1,83 @@
+//! The short way of most packets: plain, finished, in one frame, and for an endpoint of this host.
+//!
+//! Nothing is decided here that `send.rs` would decide otherwise: whatever is in the least unusual,
+//! may not be sent, or has no receiver here, is left to it.
+
+use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
+
+use crate::copy::session_word;
+use crate::engine::{Engine, touch};
+use crate::receive::Deliverer;
+use crate::source::{Piece, Source};
+use crate::transmit::Group;
+
+/// What a frame has around its IP packet.
+const ETHERNET_BYTES: usize = 14;
+
+impl Engine {
+    /// Passes on the packets of a group from `from` to the first that is not for this way. Answers
+    /// how many.
+    pub(crate) fn pass_on(&mut self, group: &Group, from: usize, mtu: usize) -> usize {
+        if !self.flows.has_no_taps() {
+            return 0;
+        }
+        let Some((memory, _)) = &self.heaps[group.place as usize] else { return 0 };
+        let (mut passed, mut first, mut slots) = (0, 0u32, 0u32);
+        for place in from..group.count {
+            let (one, plain) = (&group.packets[place], &group.plain[place]);
+            // Packets whose slots do not follow each other were taken around one that a
+            // predecessor had done with.
+            if !one.plain || slots > 0 && one.first != first.wrapping_add(slots) {
+                break;
+            }
+            let len = one.len as usize;
+            let Some(sender) = &mut self.sessions[group.place as usize] else { break };
+            let Some(Some(endpoint)) = sender.endpoints.get(one.endpoint as usize) else { break };
+            if endpoint.queue_set != group.queue_set
+                || !endpoint.rights.allow(plain)
+                || plain.is_for_group()
+                || len > mtu + ETHERNET_BYTES
+            {
+                break;
+            }
+            let Some(destination) = self.flows.lookup_plain(plain) else { break };
+            for (count, by) in [
+                (EndpointCount::TxPackets, 1),
+                (EndpointCount::TxBytes, len as u64),
+                (EndpointCount::TxCopies, 1),
+            ] {
+                counters::add(&mut sender.counters, session_word(one.endpoint, count), by);
+            }
+            let prefix = self.stage.bytes(group.slots[place]);
+            let heap = sender.shape.transmit_heap;
+            let rest = [Piece {
+                offset: (group.descriptors[one.at as usize].heap_offset(&heap) + prefix.len())
+                    as u32,
+                len: (len - prefix.len()) as u32,
+            }];
+            let pieces = if rest[0].len > 0 { &rest[..] } else { &[] };
+            let mut deliverer = Deliverer {
+                sessions: &mut self.sessions,
+                touched: &mut self.touched,
+                segment: &mut self.segment,
+                receive_budget: self.settings.receive_budget,
+                turn: self.turn,
+            };
+            deliverer.deliver_finished(destination, Source { prefix, memory, pieces });
+            if slots == 0 {
+                first = one.first;
+            }
+            slots += 1;
+            passed += 1;
+        }
+        if let Some(sender) = &mut self.sessions[group.place as usize]
+            && passed > 0
+        {
+            let set = &mut sender.queue_sets[group.queue_set as usize];
+            set.transmit.complete(&mut sender.transmit_ledger, first, slots);
+            touch(&mut self.touched, sender, group.place, group.queue_set);
+            counters::add(&mut self.counters, Count::LocalPackets as usize, u64::from(slots));
+        }
+        passed
+    }
+}
