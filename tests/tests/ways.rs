@@ -1,0 +1,179 @@
+//! The engine has a short way for most packets and a long one for all. Which of them a packet goes
+//! must make no difference to anybody: here it goes both, and what everybody got and counted is
+//! compared. Whoever captures makes all packets go the long way.
+
+use std::net::IpAddr;
+
+use towpath_client::{Endpoint, Options, Rule, Session};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::loopback;
+use towpath_packet::build::{Flow, Tcp};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_tests::random::{Random, seed};
+use towpath_tests::{eventually, frames};
+
+/// What came of some packets: what each endpoint got, in order; what left through the device; and
+/// all counters.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Outcome {
+    /// By whom, for which endpoint, and what.
+    received: Vec<(usize, u32, Vec<u8>)>,
+    left: Vec<Vec<u8>>,
+    counters: Vec<Vec<(&'static str, u64)>>,
+}
+
+fn attach(server: &Server, name: &str) -> Session {
+    let options = Options { name: name.into(), ..Options::default() };
+    Session::attach_over(server.connect().unwrap(), &options).unwrap()
+}
+
+/// From one to the other, of both families.
+fn flows(from: &Session, to: &Session) -> Vec<Flow> {
+    let ends = |session: &Session| {
+        let (v4, v6) = (session.info().ipv4.unwrap().0, session.info().ipv6.unwrap().0);
+        [IpAddr::from(v4), IpAddr::from(v6)]
+    };
+    let pairs = ends(from).into_iter().zip(ends(to)).zip([Flow::v4(), Flow::v6()]);
+    pairs
+        .map(|((source, destination), flow)| {
+            flow.macs(from.info().mac, to.info().mac).addresses(source, destination)
+        })
+        .collect()
+}
+
+fn samples(from: &Session, to: &Session) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    let mut both = flows(from, to);
+    both.extend(flows(from, from));
+    for flow in both {
+        let flow = flow.ports(1000, 2000);
+        let body = |len: usize| (0..len).map(|n| n as u8).collect::<Vec<_>>();
+        // Around what is copied whole, around the MTU, and above it.
+        let headers = flow.udp(&[]).len();
+        for len in [0, 1, 22, 64, 255 - headers, 256 - headers, 257 - headers, 1400] {
+            all.push(flow.udp(&body(len)));
+            all.push(flow.tcp(&Tcp::default(), &body(len)));
+        }
+        all.extend((1510..1520).map(|len| flow.udp(&body(len - headers))));
+        for (source, destination) in [(1001, 2000), (1000, 2001), (1000, 80), (0, 0), (9, 9)] {
+            all.push(flow.ports(source, destination).udp(b"another port"));
+            all.push(flow.ports(source, destination).tcp(&Tcp::default(), b"another port"));
+        }
+        let elsewhere = Flow { destination_mac: frames::ELSEWHERE, ..flow };
+        let everybody = Flow { destination_mac: [0xff; 6], ..flow };
+        let forged = Flow { source_mac: frames::ELSEWHERE, ..flow };
+        let forged_ip = Flow { source: flow.destination, ..flow };
+        let other_ip = Flow { destination: flow.source, ..flow };
+        for flow in [elsewhere, everybody, forged, forged_ip, other_ip, flow.vlan(7)] {
+            all.push(flow.udp(b"unusual"));
+        }
+        all.push(flow.echo(true, 1, 1, b"ping"));
+        all.push(flow.who_has());
+        all.push(flow.ethernet(0x88b5, b"another protocol, as long as a frame must be at least"));
+    }
+    all
+}
+
+fn go(capturing: bool, seed: u64) -> Outcome {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let config = Config {
+        mode: Mode::Interrupt,
+        subnets: Subnets {
+            ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
+            ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+        },
+        ..Config::default()
+    };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let (mut from, mut to) = (attach(&server, "from"), attach(&server, "to"));
+    let mut captures = capturing.then(|| attach(&server, "capture"));
+    if let Some(session) = &mut captures {
+        session.open(&Rule::capture()).unwrap();
+    }
+    let senders: Vec<Endpoint> = [
+        Rule::new(),
+        Rule::new().udp(1000),
+        Rule::new().tcp(1000),
+        Rule::new().ip(from.info().ipv6.unwrap().0.into()).udp(1000),
+    ]
+    .iter()
+    .map(|rule| from.open(rule).unwrap())
+    .collect();
+    let receivers: Vec<Endpoint> = [
+        Rule::new().with_group(),
+        Rule::new().udp(2000),
+        Rule::new().tcp(80),
+        Rule::new().ip(to.info().ipv4.unwrap().0.into()),
+        Rule::new().udp(2001).with_offload(),
+    ]
+    .iter()
+    .map(|rule| to.open(rule).unwrap())
+    .collect();
+
+    let samples = samples(&from, &to);
+    let mut random = Random::new(seed);
+    let mut packets: Vec<(usize, Vec<u8>)> =
+        samples.iter().flat_map(|frame| (0..4).map(|by| (by, frame.clone()))).collect();
+    for _ in 0..8000 {
+        let mut frame = samples[random.below(samples.len() as u64) as usize].clone();
+        for _ in 0..=random.below(2) {
+            let at = random.below(80.min(frame.len() as u64)) as usize;
+            frame[at] = random.draw() as u8;
+        }
+        frame.truncate(if random.below(10) == 0 { 1 + random.below(90) as usize } else { 2000 });
+        packets.push((random.below(4) as usize, frame));
+    }
+    let mut outcome = Outcome::default();
+    let mut got = [0u64; 2];
+    for group in packets.chunks(24) {
+        for (by, frame) in group {
+            from.send_bytes(senders[*by], frame).unwrap();
+        }
+        from.flush().unwrap();
+        eventually("all is sent", || {
+            while let Some((frame, _)) = far.receive() {
+                outcome.left.push(frame);
+            }
+            from.unsent(0).unwrap() == 0
+        });
+        // Counted before the sender heard that all is done with.
+        for (place, (session, endpoints)) in
+            [(&mut from, &senders), (&mut to, &receivers)].into_iter().enumerate()
+        {
+            let delivered = count(session, endpoints, "rx_packets");
+            eventually("what was delivered is received", || {
+                let taken = session
+                    .receive(0, 64, |packet| {
+                        let bytes = packet.parts().flatten().copied().collect();
+                        outcome.received.push((place, packet.endpoint(), bytes));
+                    })
+                    .unwrap();
+                got[place] += taken as u64;
+                got[place] == delivered
+            });
+        }
+        if let Some(session) = &mut captures {
+            while session.receive(0, 64, |_| {}).unwrap() > 0 {}
+        }
+    }
+    outcome.counters = senders.iter().map(|one| from.counters(*one)).collect();
+    outcome.counters.extend(receivers.iter().map(|one| to.counters(*one)));
+    outcome
+}
+
+fn count(session: &Session, endpoints: &[Endpoint], name: &str) -> u64 {
+    let all = endpoints.iter().flat_map(|one| session.counters(*one));
+    all.filter(|(counter, _)| *counter == name).map(|(_, value)| value).sum()
+}
+
+#[test]
+fn both_ways_lead_to_the_same() {
+    let seed = seed(0x5407);
+    let (short, long) = (go(false, seed), go(true, seed));
+    println!("{} received, {} left", short.received.len(), short.left.len());
+    assert!(short.received.len() > 1000 && short.left.len() > 100);
+    assert_eq!(short.counters, long.counters);
+    assert!(short == long, "the same counters, and yet something else was received");
+}
