@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use towpath_client::{Endpoint, Lost, Options, Rule, Session, Violation};
+use towpath_packet::build::Flow;
 use towpath_protocol::layout::SessionShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, META, MORE, OUTGOING};
 use towpath_queue::word::LINE_WORDS;
@@ -221,6 +222,20 @@ const ACTS: &[(&str, Violation, Act)] = &[
     }),
     ("an endpoint of another queue set", Violation::Endpoint, |h| {
         h.push_one(Descriptor { endpoint: h.other.number(), ..h.correct() });
+    }),
+    ("a plain packet by an endpoint of another queue set", Violation::Endpoint, |h| {
+        let (mac, ip) = (h.session.info().mac, h.session.info().ipv4.expect("an address").0);
+        let rule = Rule::new().udp(7).queue_set(1);
+        let other = h.session.open(&rule).expect("opens");
+        let flow = Flow::v4().macs(mac, mac).addresses(ip, ip).ports(7, 7);
+        let frame = flow.udp(b"to whoever sent it");
+        let start = h.correct().heap_offset(&h.shape.transmit_heap) / 8;
+        for (place, bytes) in frame.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            h.heap.store(start + place, u64::from_le_bytes(word));
+        }
+        h.push_one(Descriptor { len: frame.len() as u32, endpoint: other.number(), ..h.correct() });
     }),
     ("a chain of two endpoints", Violation::Endpoint, |h| {
         let first = Descriptor { flags: MORE, ..h.correct() };
