@@ -105,7 +105,7 @@ impl ReceiveConsumer {
             }
             let index = self.taken.wrapping_add(count as u32);
             let slot = (index & (self.capacity - 1)) as usize * 2;
-            let words = [self.descriptors.fetch(slot), self.descriptors.fetch(slot + 1)];
+            let words = self.descriptors.fetch_pair(slot);
             let descriptor = Descriptor::check(words, &self.heap, MORE | META | OUTGOING)?;
             if descriptor.frame != self.slots.get(index) {
                 return Err(Violation::Ownership);
@@ -183,9 +183,7 @@ impl ReceiveProducer {
         let index = self.commit.now();
         debug_assert!(self.available() > 0 && descriptor.frame == self.slots.get(index));
         let slot = (index & (self.capacity - 1)) as usize * 2;
-        let words = descriptor.to_words();
-        self.descriptors.store(slot, words[0]);
-        self.descriptors.store(slot + 1, words[1]);
+        self.descriptors.store_pair(slot, descriptor.to_words());
         ledger.give_back(descriptor.frame);
         self.commit.advance(1);
     }

@@ -74,9 +74,7 @@ impl TransmitProducer {
             descriptor.flags = descriptor.flags & !MORE | if position < last { MORE } else { 0 };
             let index = self.head.now();
             let slot = (index & (self.capacity - 1)) as usize * 2;
-            let words = descriptor.to_words();
-            self.descriptors.store(slot, words[0]);
-            self.descriptors.store(slot + 1, words[1]);
+            self.descriptors.store_pair(slot, descriptor.to_words());
             self.slots.set(index, descriptor.frame);
             self.head.advance(1);
         }
@@ -203,29 +201,37 @@ impl TransmitConsumer {
         ledger: &mut Ledger,
         packet: &mut [Descriptor; MAX_CHAIN],
     ) -> Result<Option<(usize, u32)>, Violation> {
+        let first = self.taken;
+        if self.waiting() == 0 {
+            return Ok(None);
+        }
+        packet[0] = self.take_frame(ledger, first)?;
+        if packet[0].goes_on() || self.noted > 0 {
+            return self.take_more(ledger, packet);
+        }
+        self.taken = first.wrapping_add(1);
+        Ok(Some((1, first)))
+    }
+
+    /// Goes on with a packet of several frames, or when there are packets done with before; the
+    /// first frame is taken.
+    #[inline(never)]
+    fn take_more(
+        &mut self,
+        ledger: &mut Ledger,
+        packet: &mut [Descriptor; MAX_CHAIN],
+    ) -> Result<Option<(usize, u32)>, Violation> {
         loop {
             let first = self.taken;
             let waiting = self.waiting();
-            if waiting == 0 {
-                return Ok(None);
-            }
-            let done_before = self.noted > 0 && self.is_done(first);
-            let mut count = 0;
-            loop {
+            let done_before = self.is_done(first);
+            let mut count = 1;
+            while packet[count - 1].goes_on() {
                 if count == MAX_CHAIN || count as u32 == waiting {
                     return Err(Violation::Chain);
                 }
-                let index = first.wrapping_add(count as u32);
-                let slot = (index & (self.capacity - 1)) as usize * 2;
-                let words = [self.descriptors.fetch(slot), self.descriptors.fetch(slot + 1)];
-                let descriptor = Descriptor::check(words, &self.heap, MORE | META)?;
-                ledger.take(descriptor.frame)?;
-                self.slots.set(index, descriptor.frame);
-                packet[count] = descriptor;
+                packet[count] = self.take_frame(ledger, first.wrapping_add(count as u32))?;
                 count += 1;
-                if !descriptor.goes_on() {
-                    break;
-                }
             }
             self.taken = first.wrapping_add(count as u32);
             if !done_before {
@@ -233,7 +239,22 @@ impl TransmitConsumer {
             }
             // A predecessor had sent this one out of order before it died.
             self.complete(ledger, first, count as u32);
+            if self.waiting() == 0 {
+                return Ok(None);
+            }
+            packet[0] = self.take_frame(ledger, self.taken)?;
         }
+    }
+
+    /// Fetches one descriptor, checks it and takes its frame.
+    #[inline]
+    fn take_frame(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
+        let slot = (index & (self.capacity - 1)) as usize * 2;
+        let words = self.descriptors.fetch_pair(slot);
+        let descriptor = Descriptor::check(words, &self.heap, MORE | META)?;
+        ledger.take(descriptor.frame)?;
+        self.slots.set(index, descriptor.frame);
+        Ok(descriptor)
     }
 
     /// Gives the packet taken last back to the queue, untouched: there is no room for it now. It

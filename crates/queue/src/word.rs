@@ -130,6 +130,14 @@ impl PeerWords {
         self.word(index).load(Ordering::Relaxed)
     }
 
+    /// Fetches two words that follow each other, each once: a descriptor.
+    #[inline]
+    #[must_use]
+    pub fn fetch_pair(&self, index: usize) -> [u64; 2] {
+        let [first, second] = self.words(index);
+        [first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)]
+    }
+
     /// Fetches an index: what the peer wrote before it published this is seen after it.
     /// Pairs with [`OwnWords::publish`].
     #[inline]
@@ -184,6 +192,13 @@ impl PeerWords {
             rest.copy_from_slice(&word[..rest.len()]);
         }
         true
+    }
+
+    #[inline]
+    fn words<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
+        assert!(N <= self.len && index <= self.len - N, "words outside of their view");
+        // SAFETY: inside, as just checked; else as in `word`.
+        unsafe { self.first.add(index).cast().as_ref() }
     }
 
     #[inline]
@@ -244,6 +259,14 @@ impl OwnWords {
         #[cfg(all(test, not(loom)))]
         crate::stop_tests::before_store();
         self.word(index).store(value, Ordering::Relaxed);
+    }
+
+    /// Stores two words that follow each other: a descriptor.
+    #[inline]
+    pub fn store_pair(&mut self, index: usize, values: [u64; 2]) {
+        assert!(index + 1 < self.len, "words outside of their view");
+        self.store(index, values[0]);
+        self.store(index + 1, values[1]);
     }
 
     /// Stores an index: whoever observes it sees everything stored before.
