@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use towpath_protocol::layout::{own_words, peer_words};
 use towpath_protocol::memory::{Mapping, SharedFile};
-use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN};
+use towpath_queue::descriptor::{
+    Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN, prefetch_distance,
+};
 use towpath_queue::frames::{FreeFrames, Ledger};
 use towpath_queue::layout::QueueShape;
 use towpath_queue::receive::{application_side, server_side};
@@ -22,9 +24,6 @@ use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
 
-/// How many packets ahead whoever sends has the frame brought near that it will write, as the
-/// client library does. The bare ring's frames follow each other, which a processor sees by itself.
-const AHEAD: usize = 8;
 /// What the ratio must reach.
 const AT_LEAST: f64 = 0.85;
 
@@ -121,8 +120,10 @@ fn run(cores: (usize, usize), frame_bytes: usize, window: Duration) -> anyhow::R
         }
         for _ in 0..BATCH {
             let Some(frame) = free.take() else { break };
-            if let Some(frame) = free.next(AHEAD) {
-                producer_heap.prefetch_to_write(heap.frame_offset(frame) + HEADROOM_BYTES as usize);
+            // As the client library does.
+            if let Some(frame) = free.next(prefetch_distance(frame_bytes) as usize) {
+                let start = heap.frame_offset(frame) + HEADROOM_BYTES as usize;
+                producer_heap.prefetch_to_write(start, frame_bytes);
             }
             let descriptor = Descriptor {
                 frame,

@@ -92,12 +92,11 @@ impl ReceiveHeap {
         fits.then(|| ReceiveHeap { memory: Arc::new(memory), shape })
     }
 
-    /// Brings near the beginning of a frame that will be read soon: the server's core has it.
+    /// Brings near `len` bytes of a frame that will be read soon: the server's core has them.
     #[inline]
-    pub(crate) fn prefetch(&self, frame: u32) {
+    pub(crate) fn prefetch(&self, frame: u32, len: usize) {
         let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
-        self.memory.prefetch(start);
-        self.memory.prefetch(start + 64);
+        self.memory.prefetch(start, len.min(self.shape.data_bytes() as usize));
     }
 
     #[inline]
@@ -139,11 +138,11 @@ impl TransmitHeap {
         self.shape.data_bytes() as usize
     }
 
-    /// Brings near the beginning of a frame that will be written soon: the server's core has it.
+    /// Brings near `len` bytes of a frame that will be written soon: the server's core has them.
     #[inline]
-    pub(crate) fn prefetch(&self, frame: u32) {
+    pub(crate) fn prefetch(&self, frame: u32, len: usize) {
         let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
-        self.memory.prefetch_to_write(start);
+        self.memory.prefetch_to_write(start, len.min(self.data_bytes()));
     }
 
     /// Lets `fill` write a finished packet of `len` bytes into one frame that it fits into.

@@ -15,7 +15,7 @@ use towpath_protocol::layout::{
 };
 use towpath_protocol::memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, Attach, Message};
-use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
+use towpath_queue::descriptor::{Descriptor, MAX_CHAIN, prefetch_distance};
 use towpath_queue::doorbell::{Ringer, Sleeper};
 use towpath_queue::events::{self, Acknowledger, Marker};
 use towpath_queue::frames::FreeFrames;
@@ -29,9 +29,6 @@ use crate::fork::ForkGuard;
 use crate::heap::{ReceiveHeap, Received, TransmitHeap};
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::rule::Rule;
-
-/// How many frames ahead of the one being read or written are brought near.
-const AHEAD: u32 = 8;
 
 pub(crate) struct QueueSet {
     pub(crate) transmit: TransmitProducer,
@@ -66,6 +63,8 @@ pub struct Session {
     /// Queue sets that want room.
     pub(crate) wanting: Vec<u32>,
     packet: [Descriptor; MAX_CHAIN],
+    /// How long the first frame of the packet received last was.
+    length: usize,
     pub(crate) statistics: Statistics,
     pub(crate) lost: Option<Lost>,
     /// The doorbell's other end is closed; what is in the queues is there to be taken first.
@@ -179,6 +178,7 @@ impl Session {
             dirty: Vec::with_capacity(shape.queue_sets as usize),
             wanting: Vec::new(),
             packet: [Descriptor::default(); MAX_CHAIN],
+            length: 64,
             statistics: Statistics::default(),
             lost: None,
             hung_up: false,
@@ -313,12 +313,13 @@ impl Session {
             let mut looked = Ok(0);
             if set.receive.waiting() == 0 {
                 looked = set.receive.observe();
-                for frame in (0..AHEAD).map_while(|ahead| set.receive.waiting_frame(ahead)) {
-                    self.receive_heap.prefetch(frame);
+                let first = prefetch_distance(self.length);
+                for frame in (0..first).map_while(|ahead| set.receive.waiting_frame(ahead)) {
+                    self.receive_heap.prefetch(frame, self.length);
                 }
             }
-            if let Some(frame) = set.receive.waiting_frame(AHEAD) {
-                self.receive_heap.prefetch(frame);
+            if let Some(frame) = set.receive.waiting_frame(prefetch_distance(self.length)) {
+                self.receive_heap.prefetch(frame, self.length);
             }
             let taken = looked.and_then(|_| set.receive.take(&mut self.packet));
             let count = match taken {
@@ -328,6 +329,8 @@ impl Session {
             if count == 0 {
                 break;
             }
+            // What comes next is mostly as long as this.
+            self.length = self.packet[0].len as usize;
             each(Received::new(&self.receive_heap, &self.packet[..count]));
             for descriptor in &self.packet[..count] {
                 self.receive_free.give_back(descriptor.frame);
@@ -391,8 +394,8 @@ impl Session {
             }
         }
         // There are enough frames, as just looked at.
-        if let Some(frame) = self.transmit_free.next(AHEAD as usize) {
-            self.transmit_heap.prefetch(frame);
+        if let Some(frame) = self.transmit_free.next(prefetch_distance(len) as usize) {
+            self.transmit_heap.prefetch(frame, len);
         }
         let pushed = if needed == 1 && meta.is_finished() {
             let frame = self.transmit_free.take().unwrap_or(0);

@@ -130,6 +130,9 @@ impl AsFd for SharedFile {
     }
 }
 
+/// What processors move between their caches, in bytes.
+const CACHE_LINE_BYTES: usize = 64;
+
 /// A mapped file. The addresses stay good for as long as this lives.
 #[derive(Debug)]
 pub struct Mapping {
@@ -282,35 +285,41 @@ impl Mapping {
         true
     }
 
-    /// Asks the processor to bring a byte's line near, since it will be read soon: another core has
-    /// it. Nothing is read and nothing decided; a place outside is ignored.
+    /// Asks the processor to bring the lines of a range near, since they will be read soon: another
+    /// core has them. Nothing is read and nothing decided; a range that is not inside is ignored.
     #[inline]
-    pub fn prefetch(&self, offset: usize) {
+    pub fn prefetch(&self, offset: usize, len: usize) {
         #[cfg(target_arch = "x86_64")]
-        if offset < self.len {
+        if self.inside(offset, len) {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint touches nothing; the address is inside, as just checked.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.as_ptr().add(offset).cast::<i8>()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
-    }
-
-    /// The same for a line that will be written soon.
-    #[inline]
-    pub fn prefetch_to_write(&self, offset: usize) {
-        // Not the intrinsic: compiled for any x86-64 it asks for the line to be read, and the
-        // store then waits for it a second time. Processors without the instruction ignore it.
-        #[cfg(target_arch = "x86_64")]
-        if offset < self.len {
-            // SAFETY: as above.
-            unsafe {
-                let line = self.start.as_ptr().add(offset);
-                std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags));
+            for at in (offset..offset + len).step_by(CACHE_LINE_BYTES) {
+                // SAFETY: a hint touches nothing; the address is inside, as just checked.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.as_ptr().add(at).cast::<i8>()) };
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
+        let _ = (offset, len);
+    }
+
+    /// The same for lines that will be written soon.
+    #[inline]
+    pub fn prefetch_to_write(&self, offset: usize, len: usize) {
+        // Not the intrinsic: compiled for any x86-64 it asks for the line to be read, and the
+        // store then waits for it a second time. Processors without the instruction ignore it.
+        #[cfg(target_arch = "x86_64")]
+        if self.inside(offset, len) {
+            for at in (offset..offset + len).step_by(CACHE_LINE_BYTES) {
+                // SAFETY: as above.
+                unsafe {
+                    let line = self.start.as_ptr().add(at);
+                    std::arch::asm!(
+                        "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
+                    );
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (offset, len);
     }
 
     /// The bytes of a range, to be changed in place; `None` when it is not inside, or read-only.

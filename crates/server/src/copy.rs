@@ -9,7 +9,7 @@ use towpath_device::Meta;
 use towpath_packet::checksum;
 use towpath_protocol::memory::Mapping;
 use towpath_queue::Violation;
-use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META};
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, prefetch_distance};
 use towpath_queue::frames::Ledger;
 
 use crate::session::{QueueSet, Session};
@@ -73,9 +73,10 @@ fn deliver_frame(
         return Delivered::NoFrames;
     }
     let memory: &Mapping = &session.receive_heap;
-    if available > AHEAD {
-        let frame = set.receive.frame(AHEAD);
-        memory.prefetch_to_write(heap.frame_offset(frame) + HEADROOM_BYTES as usize);
+    let ahead = prefetch_distance(len);
+    if available > ahead {
+        let start = heap.frame_offset(set.receive.frame(ahead)) + HEADROOM_BYTES as usize;
+        memory.prefetch_to_write(start, len);
     }
     let frame = set.receive.frame(0);
     let mut at = heap.frame_offset(frame) + HEADROOM_BYTES as usize;
@@ -172,9 +173,6 @@ fn deliver_chain(
     }
     Delivered::Yes
 }
-
-/// How many frames ahead of the one being filled are brought near.
-const AHEAD: u32 = 8;
 
 /// Where an endpoint's counter stands among its session's.
 #[inline]

@@ -190,14 +190,11 @@ impl Engine {
                 return Ok(false);
             };
             let start = chain[0].heap_offset(&heap);
-            heap_memory.prefetch(start);
             let mut len = chain[0].len;
             for one in &chain[1..count] {
                 len += one.len;
             }
-            if len > 64 {
-                heap_memory.prefetch(start + 64);
-            }
+            heap_memory.prefetch(start, chain[0].len as usize);
             group.packets[group.count] = Taken {
                 first,
                 chain: count as u32,
