@@ -273,43 +273,55 @@ fn without_the_acknowledgers_barrier_an_event_is_lost() {
 }
 
 /// A sender that waits for room is told: the commit is published, the wish read after a fence.
+fn room() {
+    let pair = Pair::new(8, 16);
+    let shape = EventShape::new(1).unwrap();
+    let marker_words = Memory::new(shape.marker_words());
+    let acknowledger_words = Memory::new(shape.acknowledger_words());
+    let flag = Memory::new(1);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let mut marker = Marker::new(shape, marker_words.own(), &acknowledger_words.peer());
+    let (mut sleeper, mut ringer) = (Sleeper::new(flag.own()), Ringer::new(flag.peer()));
+    assert!(producer.push(&[descriptor(0)]));
+    producer.publish();
+    let far = bell;
+    let worker = thread::spawn(move || {
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        server.transmit.observe().unwrap();
+        let (count, first) =
+            server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().unwrap();
+        server.transmit.complete(&mut server.transmit_ledger, first, count as u32);
+        server.transmit.publish();
+        let fenced = events::fence();
+        if server.transmit.is_wanted() {
+            marker.mark(fenced, 0).unwrap();
+        }
+        if marker.publish() && ringer.must_ring(doorbell::fence()) {
+            far.ring();
+        }
+    });
+    producer.want(1);
+    sleeper.prepare();
+    if producer.reclaim(|_| {}).unwrap() == 0 {
+        bell.sleep();
+        assert_eq!(producer.reclaim(|_| {}).unwrap(), 1);
+    }
+    worker.join().unwrap();
+}
+
 #[test]
 fn room_that_is_waited_for_is_told() {
-    model(|| {
-        let pair = Pair::new(8, 16);
-        let shape = EventShape::new(1).unwrap();
-        let marker_words = Memory::new(shape.marker_words());
-        let acknowledger_words = Memory::new(shape.acknowledger_words());
-        let flag = Memory::new(1);
-        let bell = Bell::new();
-        let (mut producer, _) = pair.application();
-        let mut server = pair.server();
-        let mut marker = Marker::new(shape, marker_words.own(), &acknowledger_words.peer());
-        let (mut sleeper, mut ringer) = (Sleeper::new(flag.own()), Ringer::new(flag.peer()));
-        assert!(producer.push(&[descriptor(0)]));
-        producer.publish();
-        let far = bell;
-        let worker = thread::spawn(move || {
-            let mut packet = [Descriptor::default(); MAX_CHAIN];
-            server.transmit.observe().unwrap();
-            let (count, first) =
-                server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().unwrap();
-            server.transmit.complete(&mut server.transmit_ledger, first, count as u32);
-            server.transmit.publish();
-            let fenced = events::fence();
-            if server.transmit.is_wanted() {
-                marker.mark(fenced, 0).unwrap();
-            }
-            if marker.publish() && ringer.must_ring(doorbell::fence()) {
-                far.ring();
-            }
-        });
-        producer.want(1);
-        sleeper.prepare();
-        if producer.reclaim(|_| {}).unwrap() == 0 {
-            bell.sleep();
-            assert_eq!(producer.reclaim(|_| {}).unwrap(), 1);
-        }
-        worker.join().unwrap();
-    });
+    model(room);
+}
+
+#[test]
+fn without_the_markers_barrier_a_wish_for_room_is_overlooked() {
+    without(Barrier::MarkerLooks, room);
+}
+
+#[test]
+fn without_the_sleepers_barrier_room_is_overlooked() {
+    without(Barrier::SleeperLooks, room);
 }

@@ -50,6 +50,7 @@ impl ReceiveConsumer {
             return false;
         }
         let index = self.head.now();
+        self.provided.prefetch_ring((index & (self.capacity - 1)) as usize, self.capacity as usize);
         self.provided.store((index & (self.capacity - 1)) as usize, u64::from(frame));
         self.slots.set(index, frame);
         self.head.advance(1);
@@ -183,6 +184,7 @@ impl ReceiveProducer {
         let index = self.commit.now();
         debug_assert!(self.available() > 0 && descriptor.frame == self.slots.get(index));
         let slot = (index & (self.capacity - 1)) as usize * 2;
+        self.descriptors.prefetch_ring(slot, self.capacity as usize * 2);
         self.descriptors.store_pair(slot, descriptor.to_words());
         ledger.give_back(descriptor.frame);
         self.commit.advance(1);

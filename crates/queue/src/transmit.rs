@@ -74,6 +74,7 @@ impl TransmitProducer {
             descriptor.flags = descriptor.flags & !MORE | if position < last { MORE } else { 0 };
             let index = self.head.now();
             let slot = (index & (self.capacity - 1)) as usize * 2;
+            self.descriptors.prefetch_ring(slot, self.capacity as usize * 2);
             self.descriptors.store_pair(slot, descriptor.to_words());
             self.slots.set(index, descriptor.frame);
             self.head.advance(1);

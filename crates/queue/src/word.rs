@@ -20,6 +20,14 @@ const _: () = assert!(cfg!(target_endian = "little"), "bytes in words are little
 /// fetch lines in pairs.
 pub const LINE_WORDS: usize = 16;
 
+/// Words in a single cache line.
+#[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+const CACHE_LINE_WORDS: usize = 8;
+
+/// How many lines ahead of a store [`OwnWords::prefetch_ring`] looks.
+#[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+const LINES_AHEAD: usize = 4;
+
 /// The four places where a store must be seen before a load is made, in two pairs. Of each pair,
 /// one side is certain to see what the other stored; with either barrier taken out, neither may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,6 +284,30 @@ impl OwnWords {
         #[cfg(all(test, not(loom)))]
         crate::stop_tests::before_store();
         self.word(index).store(value, Ordering::Release);
+    }
+
+    /// To be called before word `index` of a ring of `words` is stored, which is done in order: when
+    /// it is the first of its line, asks the processor to bring near the line that will be stored
+    /// to some lines later. The other side's core has it, and a store that waits holds up all
+    /// stores after it.
+    #[inline]
+    pub(crate) fn prefetch_ring(&self, index: usize, words: usize) {
+        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+        if index.is_multiple_of(CACHE_LINE_WORDS) {
+            let ahead = (index + LINES_AHEAD * CACHE_LINE_WORDS) & (words - 1);
+            if ahead < self.len {
+                // SAFETY: a hint touches nothing; the address is inside, as just checked.
+                // Processors without the instruction ignore it.
+                unsafe {
+                    let line = self.first.add(ahead).as_ptr();
+                    core::arch::asm!(
+                        "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
+                    );
+                }
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+        let _ = (index, words);
     }
 
     #[inline]

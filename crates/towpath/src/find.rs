@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -52,11 +52,24 @@ pub(crate) fn named(name: &str) -> Result<PathBuf, Failure> {
 /// This user's directory, and the system's.
 fn directories() -> Vec<PathBuf> {
     let own = towpath_client::default_socket("x").parent().map(Path::to_path_buf);
-    let mut all: Vec<PathBuf> = own.into_iter().collect();
+    let mut all: Vec<PathBuf> = own.into_iter().filter(|own| is_ours(own)).collect();
     if !all.iter().any(|one| one == Path::new(SYSTEM)) {
         all.push(SYSTEM.into());
     }
     all
+}
+
+/// Below /tmp anybody may have made a directory of that name, and have a server of theirs listen
+/// in it.
+fn is_ours(directory: &Path) -> bool {
+    match directory.symlink_metadata() {
+        Ok(found) => {
+            let owner = found.uid();
+            found.is_dir() && (owner == 0 || owner == rustix::process::geteuid().as_raw())
+        }
+        // Named in messages: a server would be there.
+        Err(_) => true,
+    }
 }
 
 fn shown(directories: &[PathBuf]) -> String {
@@ -150,6 +163,22 @@ mod tests {
         rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
         rustix::net::listen(&socket, 4).unwrap();
         socket
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_not_looked_into() {
+        let directory = std::env::temp_dir().join(format!("towpath-ours-{}", std::process::id()));
+        assert!(is_ours(&directory), "none yet");
+        fs::create_dir(&directory).unwrap();
+        assert!(is_ours(&directory));
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&directory, Some(4242), None).unwrap();
+            assert!(!is_ours(&directory));
+        }
+        fs::remove_dir(&directory).unwrap();
+        std::os::unix::fs::symlink("/", &directory).unwrap();
+        assert!(!is_ours(&directory), "a link may lead anywhere");
+        fs::remove_file(&directory).unwrap();
     }
 
     #[test]
