@@ -1,6 +1,6 @@
 # The verbs; each is one command, that can as well be given by itself. See CONTRIBUTING.md.
 
-.PHONY: build test test-ordinary-user loom fuzz bench demo ci
+.PHONY: build test test-ordinary-user loom fuzz bench figures demo ci
 
 build:
 	cargo build --release
@@ -18,7 +18,13 @@ fuzz:
 	fuzz/short
 
 bench:
-	cargo run --release -- bench
+	for name in queue switch isolation tcp; do cargo run --release -- bench $$name || exit 1; done
+
+# Measures anew what docs/benchmarks.md shows.
+figures:
+	for name in queue switch isolation tcp; do \
+	    cargo run --release -- bench $$name --json >docs/benchmarks/$$name.json || exit 1; done
+	cargo run --release -- bench report
 
 demo:
 	cargo run --release -- demo

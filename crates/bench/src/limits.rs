@@ -56,7 +56,7 @@ pub fn measure(settings: Settings) -> anyhow::Result<Vec<Row>> {
 }
 
 /// Two threads write a word in turn, each after it saw the other's, for a time.
-fn line_round_trip_ns(cores: (usize, usize), window: Duration) -> anyhow::Result<f64> {
+pub(crate) fn line_round_trip_ns(cores: (usize, usize), window: Duration) -> anyhow::Result<f64> {
     const OVER: u64 = u64::MAX;
     let (ping, pong) = (Line::default(), Line::default());
     thread::scope(|scope| {

@@ -28,9 +28,10 @@ fn question(experiment: &str) -> &'static str {
     }
 }
 
-/// The page, in Markdown.
+/// The page, in Markdown. Each report comes with what people who looked into it had to say; that
+/// may be nothing.
 #[must_use]
-pub fn page(reports: &[Report]) -> String {
+pub fn page(reports: &[(Report, String)]) -> String {
     let mut page = String::from(
         "# Benchmarks\n\n\
          Machines differ, and virtual ones differ from minute to minute. So what is compared was \
@@ -39,9 +40,9 @@ pub fn page(reports: &[Report]) -> String {
          the same run. Absolute figures are context; ratios are what to look at.\n\n\
          Measure your own machine with `towpath bench NAME` (`--quick` for a first look, `--json` \
          for a file, `--check` to fail where a limit is missed). This page is made by \
-         `towpath bench report` from the files in `benchmarks/`.\n",
+         `towpath bench report` from the files in `benchmarks/`: figures and remarks.\n",
     );
-    for report in reports {
+    for (report, remarks) in reports {
         // Writing to a string cannot fail.
         let _ = write!(
             page,
@@ -66,6 +67,9 @@ pub fn page(reports: &[Report]) -> String {
                 let _ = writeln!(page, "| {} |", cells.join(" | "));
             }
         }
+        if !remarks.is_empty() {
+            let _ = write!(page, "\n{}\n", remarks.trim());
+        }
     }
     page
 }
@@ -88,9 +92,15 @@ mod tests {
         report.how = "pinned".into();
         report.rows =
             vec![Row::new("rate", &[("frame_bytes", 64.0)], "Mpps", &[20.5]).at_least(20.0)];
-        let page = page(&[report.clone()]);
-        for part in ["## switch", &report.date, &report.commit, "| 20.5 | Mpps |", "≥ 20.0 holds"]
-        {
+        let page = page(&[(report.clone(), "What holds it: the cache.\n".into())]);
+        for part in [
+            "## switch",
+            &report.date,
+            &report.commit,
+            "| 20.5 | Mpps |",
+            "≥ 20.0 holds",
+            "\nWhat holds it: the cache.\n",
+        ] {
             assert!(page.contains(part), "{part} in\n{page}");
         }
     }

@@ -20,6 +20,7 @@ use towpath_server::{Config, Mode, Server, Subnets};
 use crate::Settings;
 use crate::bare;
 use crate::child::{Child, Directory, Role, tell, wait_for_end};
+use crate::limits::line_round_trip_ns;
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
@@ -68,6 +69,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let window = Duration::from_millis(if settings.quick { 300 } else { 1000 });
     for (frame_bytes, goal) in SIZES {
         let socket = directory.socket();
+        let mut trips = Vec::new();
         let (pairs, checked) = std::thread::scope(|scope| {
             let measured = scope.spawn(|| -> anyhow::Result<_> {
                 pin(cores.1)?;
@@ -79,7 +81,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
                         // The engine would take the bare ring's core.
                         server.signal(Signal::STOP)?;
                         let ring = bare::run(cores, frame_bytes, window / 4);
+                        let trip = line_round_trip_ns(cores, window / 20);
                         server.signal(Signal::CONT)?;
+                        trips.push(trip?);
                         ring
                     },
                 )?;
@@ -93,6 +97,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         );
         outcome.context.push(Row::new("to a bare ring", &parameters, "ratio", &pairs.ratios()));
         outcome.context.push(Row::new("bare ring", &parameters, "Mpps", &pairs.base));
+        // Virtual cores move: at one time they share a cache, at another they do not.
+        let row = Row::new("cache line round trip meanwhile", &parameters, "ns", &trips);
+        outcome.context.push(row);
         let delivered = [checked as f64];
         outcome.context.push(Row::new("all delivered", &parameters, "packets", &delivered));
     }

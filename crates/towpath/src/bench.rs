@@ -77,7 +77,7 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-/// Makes `benchmarks.md` of `benchmarks/NAME.json`.
+/// Makes `benchmarks.md` of `benchmarks/NAME.json`, and of `benchmarks/NAME.md` where that is.
 fn write_page(docs: &Path) -> anyhow::Result<()> {
     let mut reports = Vec::new();
     for experiment in Experiment::ALL {
@@ -86,7 +86,12 @@ fn write_page(docs: &Path) -> anyhow::Result<()> {
             Ok(text) => {
                 let report: Report =
                     serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-                reports.push(report);
+                let remarks = match std::fs::read_to_string(path.with_extension("md")) {
+                    Ok(remarks) => remarks,
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+                    Err(error) => return Err(error).with_context(|| path.display().to_string()),
+                };
+                reports.push((report, remarks));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| path.display().to_string()),
