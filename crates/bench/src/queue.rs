@@ -116,7 +116,9 @@ fn run(cores: (usize, usize), frame_bytes: usize, window: Duration) -> anyhow::R
         if free.len() < BATCH {
             let reclaimed = producer.reclaim(|frame| free.give_back(frame));
             reclaimed.expect("the consumer is correct");
-            return 0;
+            if free.len() < BATCH {
+                return 0;
+            }
         }
         for _ in 0..BATCH {
             let Some(frame) = free.take() else { break };

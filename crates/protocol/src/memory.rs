@@ -292,9 +292,11 @@ impl Mapping {
         #[cfg(target_arch = "x86_64")]
         if self.inside(offset, len) {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            for at in (offset..offset + len).step_by(CACHE_LINE_BYTES) {
+            let mut at = offset;
+            while at < offset + len {
                 // SAFETY: a hint touches nothing; the address is inside, as just checked.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.as_ptr().add(at).cast::<i8>()) };
+                at += CACHE_LINE_BYTES;
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -308,7 +310,8 @@ impl Mapping {
         // store then waits for it a second time. Processors without the instruction ignore it.
         #[cfg(target_arch = "x86_64")]
         if self.inside(offset, len) {
-            for at in (offset..offset + len).step_by(CACHE_LINE_BYTES) {
+            let mut at = offset;
+            while at < offset + len {
                 // SAFETY: as above.
                 unsafe {
                     let line = self.start.as_ptr().add(at);
@@ -316,6 +319,7 @@ impl Mapping {
                         "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
                     );
                 }
+                at += CACHE_LINE_BYTES;
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

@@ -58,6 +58,30 @@ impl Ledger {
         Ok(())
     }
 
+    /// The server gives frames back, in this order. Each word is stored once for as many of them as
+    /// follow each other in it.
+    #[inline]
+    pub fn give_back_all(&mut self, frames: impl Iterator<Item = u32>) {
+        let mut current: Option<(usize, u64)> = None;
+        for frame in frames {
+            let (index, bit) = (frame as usize / 64, 1u64 << (frame % 64));
+            let word = match current {
+                Some((at, word)) if at == index => word,
+                other => {
+                    if let Some((at, word)) = other {
+                        self.words.store(at, word);
+                    }
+                    self.words.get(index)
+                }
+            };
+            debug_assert!(word & bit != 0, "a frame given back that was not there");
+            current = Some((index, word & !bit));
+        }
+        if let Some((at, word)) = current {
+            self.words.store(at, word);
+        }
+    }
+
     /// The server gives the frame back.
     #[inline]
     pub fn give_back(&mut self, frame: u32) {

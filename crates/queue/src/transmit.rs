@@ -319,9 +319,8 @@ impl TransmitConsumer {
 
     #[inline]
     fn give_back(&mut self, ledger: &mut Ledger, count: u32) {
-        for step in 0..count {
-            ledger.give_back(self.slots.get(self.commit.now().wrapping_add(step)));
-        }
+        let first = self.commit.now();
+        ledger.give_back_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
         self.commit.advance(count);
     }
 
