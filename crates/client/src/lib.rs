@@ -28,8 +28,10 @@ mod error;
 mod fork;
 mod heap;
 mod options;
+mod receive;
 mod report;
 mod rule;
+mod send;
 mod session;
 mod wait;
 

@@ -1,6 +1,6 @@
 //! The trust boundary on receive: a packet is copied once, into frames of a heap that only the
-//! server writes. (On transmit it is the [`crate::stage`].) Copies are counted here and in
-//! [`crate::transmit`] and nowhere else.
+//! server writes. (On transmit it is the [`crate::stage`].) Copies are counted by the
+//! routines that make them, here and there, and nowhere else.
 //!
 //! Unsafe lives here because checksums are finished in place, in receive heaps, which applications
 //! have mapped for reading alone.

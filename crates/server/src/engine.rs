@@ -21,8 +21,7 @@ use towpath_protocol::layout::{
 };
 use towpath_protocol::memory::Mapping;
 use towpath_queue::descriptor::MAX_CHAIN;
-use towpath_queue::doorbell::{self, Sleeper};
-use towpath_queue::events;
+use towpath_queue::doorbell::Sleeper;
 use towpath_queue::frames::FreeFrames;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
@@ -297,69 +296,6 @@ impl Engine {
         }
     }
 
-    /// Notes a queue set to be published at the end of the turn.
-    #[inline]
-    pub(crate) fn touch(&mut self, session: u32, queue_set: u32) {
-        if let Some(one) = &mut self.sessions[session as usize] {
-            touch(&mut self.touched, one, session, queue_set);
-        }
-    }
-
-    /// Publishes all that the turn did, marks events, and rings who must be woken: each fence once
-    /// for all sessions.
-    fn publish_and_ring(&mut self) {
-        if self.touched.is_empty() {
-            return;
-        }
-        for (place, queue_set) in &self.touched {
-            if let Some(session) = &mut self.sessions[*place as usize] {
-                let set = &mut session.queue_sets[*queue_set as usize];
-                set.transmit.publish();
-                set.touched = set.receive.publish();
-            }
-        }
-        let fenced = events::fence();
-        for (place, queue_set) in &self.touched {
-            if let Some(session) = &mut self.sessions[*place as usize] {
-                let set = &mut session.queue_sets[*queue_set as usize];
-                if set.touched || set.transmit.is_wanted() {
-                    match session.marker.mark(fenced, *queue_set) {
-                        Ok(new) => session.marked |= new,
-                        Err(violation) => {
-                            session.violation.get_or_insert(violation);
-                        }
-                    }
-                }
-                set.touched = false;
-            }
-        }
-        for (place, _) in &self.touched {
-            if let Some(session) = &mut self.sessions[*place as usize]
-                && session.marked
-            {
-                session.marker.publish();
-            }
-        }
-        let fenced = doorbell::fence();
-        let mut rings = 0;
-        let mut touched = std::mem::take(&mut self.touched);
-        for (place, _) in &touched {
-            let Some(session) = &mut self.sessions[*place as usize] else { continue };
-            if std::mem::take(&mut session.marked) && session.ringer.must_ring(fenced) {
-                session.ring();
-                rings += 1;
-            }
-        }
-        for (place, _) in &touched {
-            self.end_if_violated(*place);
-        }
-        touched.clear();
-        self.touched = touched;
-        if rings > 0 {
-            counters::add(&mut self.counters, Count::Rings as usize, rings);
-        }
-    }
-
     /// Nothing was done: what the mode says.
     fn wait(&mut self) -> Result<(), DeviceError> {
         if self.mode == Mode::Poll {
@@ -439,18 +375,3 @@ impl Engine {
 }
 
 const _: () = assert!(POOL_HEADROOM_BYTES.is_multiple_of(64));
-
-/// Notes a queue set to be published at the end of the turn.
-#[inline]
-pub(crate) fn touch(
-    touched: &mut Vec<(u32, u32)>,
-    session: &mut Session,
-    place: u32,
-    queue_set: u32,
-) {
-    let set = &mut session.queue_sets[queue_set as usize];
-    if !set.touched {
-        set.touched = true;
-        touched.push((place, queue_set));
-    }
-}

@@ -7,6 +7,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`engine`] | the turn: orders, receive, transmit, complete, publish and ring, sleep |
+//! | `publish` | the end of a turn: queues, events, rings |
 //! | [`orders`] | what the control thread orders of the engine |
 //! | [`demux`] | flow rules, and which endpoint a packet is for |
 //! | [`rights`] | what an endpoint may send |
@@ -35,6 +36,7 @@ pub mod orders;
 mod pass;
 pub mod policy;
 mod prepare;
+mod publish;
 mod receive;
 pub mod report;
 mod requests;

@@ -6,7 +6,8 @@
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
 use crate::copy::session_word;
-use crate::engine::{Engine, touch};
+use crate::engine::Engine;
+use crate::publish::touch;
 use crate::receive::Deliverer;
 use crate::source::{Piece, Source};
 use crate::transmit::Group;
@@ -41,10 +42,11 @@ impl Engine {
                 break;
             }
             let Some(destination) = self.flows.lookup_plain(plain) else { break };
+            let copies = u64::from(self.stage.slots[group.slots[place] as usize].copies);
             for (count, by) in [
                 (EndpointCount::TxPackets, 1),
                 (EndpointCount::TxBytes, len as u64),
-                (EndpointCount::TxCopies, 1),
+                (EndpointCount::TxCopies, copies),
             ] {
                 counters::add(&mut sender.counters, session_word(one.endpoint, count), by);
             }

@@ -7,7 +7,8 @@ use towpath_queue::descriptor::OUTGOING;
 
 use crate::copy::{Delivered, deliver, session_word};
 use crate::demux::{Destination, is_group};
-use crate::engine::{Engine, touch};
+use crate::engine::Engine;
+use crate::publish::touch;
 use crate::session::Session;
 use crate::source::{Piece, SegmentPieces, Source};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};

@@ -108,7 +108,7 @@ impl Engine {
             && self.stage.bytes(slot).len() < one.len.min(WHOLE_BYTES)
         {
             let looked = one.len.min(WHOLE_BYTES);
-            if !self.stage.fetch(slot, heap_words, &heap, descriptors, looked) {
+            if !self.stage.fetch_again(slot, heap_words, &heap, descriptors, looked) {
                 return Ok(Sent::Violates(Violation::Range));
             }
             readable = headers.read(self.stage.bytes(slot), one.len).is_ok();
@@ -209,11 +209,12 @@ impl Engine {
 
     #[inline]
     fn count_sent(&mut self, one: &Outgoing) {
+        let copies = u64::from(self.stage.slots[one.slot as usize].copies);
         if let Some(session) = &mut self.sessions[one.place as usize] {
             for (count, by) in [
                 (EndpointCount::TxPackets, 1),
                 (EndpointCount::TxBytes, one.len as u64),
-                (EndpointCount::TxCopies, 1),
+                (EndpointCount::TxCopies, copies),
             ] {
                 counters::add(&mut session.counters, session_word(one.endpoint, count), by);
             }

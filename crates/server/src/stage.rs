@@ -27,6 +27,8 @@ pub const WHOLE_BYTES: usize = 256;
 pub struct Slot {
     /// How many bytes of the slot's memory count.
     pub len: u32,
+    /// How often bytes of the packet were fetched.
+    pub copies: u32,
     /// All parts of the packet; the first is in the stage.
     pub parts: Vec<Part>,
     /// What is left to the device.
@@ -57,6 +59,7 @@ impl Stage {
         let memory = Mapping::private(slots as usize * slot_bytes)?;
         let slot = || Slot {
             len: 0,
+            copies: 0,
             parts: Vec::with_capacity(towpath_device::MAX_PARTS + 1),
             meta: Meta::FINISHED,
             flight: 0,
@@ -120,7 +123,8 @@ impl Stage {
         if len > self.slot_bytes {
             return false;
         }
-        self.slots[slot as usize].len = len as u32;
+        let entry = &mut self.slots[slot as usize];
+        (entry.len, entry.copies) = (len as u32, 1);
         // SAFETY: the stage is private memory, and `&mut self` is the only way to it here. The
         // device does not have this slot: it was taken for this packet.
         let Some(bytes) = (unsafe { self.memory.bytes_mut(self.start(slot), len) }) else {
@@ -138,6 +142,21 @@ impl Stage {
             }
         }
         at == len
+    }
+
+    /// Fetches again, and more, what was too short to be read.
+    pub fn fetch_again(
+        &mut self,
+        slot: u32,
+        from: &PeerWords,
+        heap: &HeapShape,
+        packet: &[Descriptor],
+        len: usize,
+    ) -> bool {
+        let copies = self.slots[slot as usize].copies;
+        let fetched = self.fetch(slot, from, heap, packet, len);
+        self.slots[slot as usize].copies += copies;
+        fetched
     }
 
     /// Appends payload to what a slot holds, and finishes a checksum in the whole. `false` when

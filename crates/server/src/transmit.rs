@@ -8,7 +8,8 @@ use towpath_packet::plain::{self, Plain};
 use towpath_queue::Violation;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 
-use crate::engine::{Engine, touch};
+use crate::engine::Engine;
+use crate::publish::touch;
 use crate::send::Sent;
 use crate::stage::{PREFIX_BYTES, WHOLE_BYTES};
 

@@ -1,0 +1,92 @@
+//! A session's receive side: packets read in place, and empty frames provided.
+
+use towpath_queue::descriptor::prefetch_distance;
+
+use crate::error::Lost;
+use crate::heap::Received;
+use crate::session::Session;
+
+impl Session {
+    /// Gives the server as many empty frames as it is to have.
+    pub(crate) fn provide(&mut self, queue_set: u32) {
+        let set = &mut self.queue_sets[queue_set as usize];
+        let limit = self.provided;
+        while set.receive.in_flight() < limit {
+            let Some(frame) = self.receive_free.take() else { break };
+            if !set.receive.provide(frame) {
+                self.receive_free.give_back(frame);
+                break;
+            }
+        }
+    }
+
+    /// Gives up to `budget` received packets of a queue set to `each`, to be read in place; each
+    /// one's frames go back to the server after it. Answers how many there were.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    ///
+    /// # Panics
+    /// When there is no such queue set.
+    pub fn receive(
+        &mut self,
+        queue_set: u32,
+        budget: usize,
+        mut each: impl FnMut(Received<'_>),
+    ) -> Result<usize, Lost> {
+        self.check()?;
+        let mut got = 0;
+        while got < budget {
+            let set = &mut self.queue_sets[queue_set as usize];
+            let mut looked = Ok(0);
+            if set.receive.waiting() == 0 {
+                looked = set.receive.observe();
+                let first = prefetch_distance(self.length);
+                for frame in (0..first).map_while(|ahead| set.receive.waiting_frame(ahead)) {
+                    self.receive_heap.prefetch(frame, self.length);
+                }
+            }
+            if let Some(frame) = set.receive.waiting_frame(prefetch_distance(self.length)) {
+                self.receive_heap.prefetch(frame, self.length);
+            }
+            let taken = looked.and_then(|_| set.receive.take(&mut self.packet));
+            let count = match taken {
+                Ok(count) => count,
+                Err(violation) => return Err(self.wrong(violation)),
+            };
+            if count == 0 {
+                break;
+            }
+            // What comes next is mostly as long as this.
+            self.length = self.packet[0].len as usize;
+            each(Received::new(&self.receive_heap, &self.packet[..count]));
+            for descriptor in &self.packet[..count] {
+                self.receive_free.give_back(descriptor.frame);
+            }
+            got += 1;
+        }
+        if got == 0 && self.hung_up {
+            return Err(self.over());
+        }
+        if got > 0 {
+            self.statistics.received += got as u64;
+            self.provide(queue_set);
+            self.queue_sets[queue_set as usize].receive.publish();
+        }
+        Ok(got)
+    }
+
+    /// Receives one packet of a queue set, copied; `None` when nothing waits.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn receive_one(&mut self, queue_set: u32) -> Result<Option<Vec<u8>>, Lost> {
+        let mut packet = None;
+        self.receive(queue_set, 1, |received| {
+            let mut bytes = Vec::new();
+            received.append_to(&mut bytes);
+            packet = Some(bytes);
+        })?;
+        Ok(packet)
+    }
+}
