@@ -116,7 +116,7 @@ pub fn read(prefix: &[u8], len: usize) -> Option<Plain> {
     } else if first >> 44 == 0x8_6dd6 {
         let header = prefix.first_chunk::<54>()?;
         let payload = usize::from(number!(u16, header, 18));
-        if payload + 54 > len {
+        if payload + 54 > len || payload + 40 > 0xffff {
             return None;
         }
         plain.source[2] = number!(u64, header, 30);

@@ -141,6 +141,10 @@ fn tcp(bytes: &[u8], payload: usize) -> Read {
     if header_bytes < 20 || usize::from(header_bytes) > payload {
         return (Transport::None, Some(Malformed::TcpHeaderLength));
     }
+    // Whoever cuts the packet needs the options, too.
+    if usize::from(header_bytes) > bytes.len() {
+        return short(usize::from(header_bytes), payload);
+    }
     let tcp = Transport::Tcp {
         source: be16(h[0], h[1]),
         destination: be16(h[2], h[3]),

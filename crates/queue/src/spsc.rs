@@ -43,7 +43,7 @@ impl Published {
     /// Tells the other side. Answers whether there was anything to tell.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let news = self.told != self.now;
+        let news = self.has_news();
         if news {
             // SYNC: what was stored before is seen by whoever observes this index
             // (`Observed::look`).
@@ -51,6 +51,13 @@ impl Published {
             self.told = self.now;
         }
         news
+    }
+
+    /// Whether the other side has yet to be told something.
+    #[inline]
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        self.told != self.now
     }
 
     /// The other words of the same line: a side's notes beside its index.

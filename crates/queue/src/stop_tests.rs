@@ -48,23 +48,42 @@ struct Wire {
     arrived: u32,
 }
 
-/// One turn of a server: takes all that waits, sends it, completes in the given order, then
-/// delivers two packets (one of them a chain of two), and publishes.
-fn turn(server: &mut ServerSide, wire: &mut Wire, backwards: bool) {
+/// How a server goes about a turn: so many packets together, completed in which order.
+#[derive(Clone, Copy)]
+struct Manner {
+    together: usize,
+    backwards: bool,
+}
+
+/// One turn of a server: takes all that waits, a group after the other, of which it puts the last
+/// packet back once; sends it and completes it; then delivers two packets (one of them a chain of
+/// two), and publishes.
+fn turn(server: &mut ServerSide, wire: &mut Wire, manner: Manner) {
     let mut packet = [Descriptor::default(); MAX_CHAIN];
-    let mut taken = Vec::new();
+    let mut put_back = false;
     server.transmit.observe().unwrap();
-    while let Some((count, first)) =
-        server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap()
-    {
-        *wire.sent.entry(packet[0].len).or_default() += 1;
-        taken.push((first, count as u32));
-    }
-    if backwards {
-        taken.reverse();
-    }
-    for (first, count) in taken {
-        server.transmit.complete(&mut server.transmit_ledger, first, count);
+    loop {
+        let mut taken = Vec::new();
+        while taken.len() < manner.together {
+            let one = server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap();
+            let Some((count, first)) = one else { break };
+            taken.push((first, count as u32, packet[0].len));
+        }
+        if taken.is_empty() {
+            break;
+        }
+        if taken.len() > 1 && !put_back {
+            put_back = true;
+            let (first, ..) = taken.pop().unwrap();
+            server.transmit.put_back(&mut server.transmit_ledger, first);
+        }
+        if manner.backwards {
+            taken.reverse();
+        }
+        for (first, count, number) in taken {
+            *wire.sent.entry(number).or_default() += 1;
+            server.transmit.complete(&mut server.transmit_ledger, first, count);
+        }
     }
     server.transmit.publish();
     server.receive.observe(&mut server.receive_ledger).unwrap();
@@ -89,10 +108,19 @@ fn turn(server: &mut ServerSide, wire: &mut Wire, backwards: bool) {
 
 #[test]
 fn stopped_at_every_store() {
-    for backwards in [false, true] {
+    for (together, backwards, after) in [
+        (usize::MAX, false, usize::MAX),
+        (usize::MAX, true, usize::MAX),
+        (usize::MAX, true, 1),
+        (usize::MAX, true, 2),
+        (2, true, 3),
+        (3, true, 1),
+    ] {
+        let before = Manner { together, backwards };
+        let after = Manner { together: after, backwards };
         for round in 0..4 {
             let mut stops = 0;
-            while one_life_and_its_successor(round, stops, backwards) {
+            while one_life_and_its_successor(round, stops, before, after) {
                 stops += 1;
             }
             // A turn has at least twenty stores; each was a place to stop.
@@ -102,7 +130,12 @@ fn stopped_at_every_store() {
 }
 
 /// Answers whether the server was stopped; else its turn has fewer stores than that.
-fn one_life_and_its_successor(stopped_round: u32, stores: u64, backwards: bool) -> bool {
+fn one_life_and_its_successor(
+    stopped_round: u32,
+    stores: u64,
+    before: Manner,
+    after: Manner,
+) -> bool {
     let pair = Pair::new(16, FRAMES);
     let (mut producer, mut consumer) = pair.application();
     let mut transmit_free = FreeFrames::new(0, FRAMES);
@@ -112,7 +145,7 @@ fn one_life_and_its_successor(stopped_round: u32, stores: u64, backwards: bool) 
     let mut received = Vec::new();
     let mut stopped = false;
     let mut server = pair.server();
-    for round in 0..6 {
+    for round in 0..12 {
         // The application does what applications do.
         for frames in [1, 2, 1] {
             if transmit_free.len() < frames || (producer.room() as usize) < frames {
@@ -139,12 +172,12 @@ fn one_life_and_its_successor(stopped_round: u32, stores: u64, backwards: bool) 
         }
         consumer.publish();
         if round == stopped_round {
-            stopped = !run_stopped(stores, || turn(&mut server, &mut wire, backwards));
+            stopped = !run_stopped(stores, || turn(&mut server, &mut wire, before));
             if stopped {
                 server = pair.server();
             }
         } else {
-            turn(&mut server, &mut wire, backwards);
+            turn(&mut server, &mut wire, if stopped { after } else { before });
         }
         producer.reclaim(|frame| transmit_free.give_back(frame)).unwrap();
         consumer.observe().unwrap();
@@ -176,6 +209,7 @@ fn one_life_and_its_successor(stopped_round: u32, stores: u64, backwards: bool) 
             assert!(!server.receive_ledger.holds(*frame), "frame {frame} is in two places");
         }
     }
+    assert!(number > 16, "slots were used again");
     // Everything accepted was sent, at least once, and at most once but for the stopped turn.
     producer.reclaim(|frame| transmit_free.give_back(frame)).unwrap();
     assert_eq!(transmit_free.len() as u32, FRAMES);
@@ -226,4 +260,55 @@ fn done_out_of_order_is_not_sent_again() {
     successor.transmit.publish();
     assert_eq!(again, [0, 1, 3]);
     assert_eq!(producer.reclaim(|_| {}), Ok(4));
+}
+
+/// A note on a packet that its successor comes to with a group of its own goes when it is passed
+/// over: the next packet in that slot is sent.
+#[test]
+fn a_note_is_for_one_packet() {
+    let pair = Pair::new(8, FRAMES);
+    let (mut producer, _) = pair.application();
+    let mut push = |frame| {
+        let one = Descriptor { frame, start: HEADROOM_BYTES, len: 60, ..Default::default() };
+        assert!(producer.push(&[one]), "frame {frame}");
+        producer.publish();
+    };
+    (0..8).for_each(&mut push);
+    let mut server = pair.server();
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    let take = |server: &mut ServerSide, packet: &mut [Descriptor; MAX_CHAIN]| {
+        server.transmit.observe().unwrap();
+        let taken = server.transmit.take(&mut server.transmit_ledger, packet).unwrap();
+        taken.map(|(_, first)| (first, packet[0].frame))
+    };
+    let firsts: Vec<u32> =
+        std::iter::from_fn(|| take(&mut server, &mut packet)).map(|(first, _)| first).collect();
+    server.transmit.complete(&mut server.transmit_ledger, firsts[1], 1);
+    drop(server);
+    let mut successor = pair.server();
+    // The first alone, and done with; then one is taken around the noted one, and put back.
+    let (first, frame) = take(&mut successor, &mut packet).unwrap();
+    assert_eq!(frame, 0);
+    let (second, frame) = take(&mut successor, &mut packet).unwrap();
+    assert_eq!(frame, 2);
+    successor.transmit.put_back(&mut successor.transmit_ledger, second);
+    assert_eq!(successor.transmit_ledger.held(), 2, "the first, and the noted one behind it");
+    successor.transmit.put_back(&mut successor.transmit_ledger, first);
+    assert_eq!(successor.transmit_ledger.held(), 0);
+    for expected in [0, 2, 3, 4, 5, 6, 7] {
+        let (first, frame) = take(&mut successor, &mut packet).unwrap();
+        assert_eq!(frame, expected);
+        successor.transmit.complete(&mut successor.transmit_ledger, first, 1);
+    }
+    assert!(successor.transmit.has_news());
+    successor.transmit.publish();
+    assert_eq!(producer.reclaim(|_| {}), Ok(8));
+    for frame in 8..16 {
+        let one = Descriptor { frame, start: HEADROOM_BYTES, len: 60, ..Default::default() };
+        assert!(producer.push(&[one]));
+        producer.publish();
+        let (first, got) = take(&mut successor, &mut packet).expect("it is sent");
+        assert_eq!(got, frame);
+        successor.transmit.complete(&mut successor.transmit_ledger, first, 1);
+    }
 }

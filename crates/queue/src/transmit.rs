@@ -258,13 +258,12 @@ impl TransmitConsumer {
         Ok(descriptor)
     }
 
-    /// Gives the packet taken last back to the queue, untouched: there is no room for it now. It
-    /// will be fetched and checked again.
-    pub fn put_back(&mut self, ledger: &mut Ledger, first: u32, count: u32) {
-        debug_assert_eq!(first.wrapping_add(count), self.taken);
-        for step in 0..count {
-            ledger.give_back(self.slots.get(first.wrapping_add(step)));
-        }
+    /// Gives all that was taken from index `first` on back to the queue, untouched: there is no
+    /// room for it now. It will be fetched and checked again. Nothing of it is done with, but for
+    /// what a predecessor had done with, which will be passed over again.
+    pub fn put_back(&mut self, ledger: &mut Ledger, first: u32) {
+        let count = self.taken.wrapping_sub(first);
+        ledger.give_back_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
         self.taken = first;
     }
 
@@ -287,6 +286,10 @@ impl TransmitConsumer {
             }
             return;
         }
+        // A predecessor that died may have noted a part of this.
+        for step in 0..count {
+            self.set_done(first.wrapping_add(step), false);
+        }
         self.give_back(ledger, count);
         while self.commit.now() != self.taken && self.is_done(self.commit.now()) {
             // The note goes before the index advances: the other way round, a crash between the
@@ -300,6 +303,13 @@ impl TransmitConsumer {
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.commit.publish()
+    }
+
+    /// Whether there is something to be published.
+    #[inline]
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        self.commit.has_news()
     }
 
     /// After publishing and [`crate::events::fence`]: whether the application waits for
@@ -335,6 +345,9 @@ impl TransmitConsumer {
         let (word, bit) = (slot as usize / 64, 1u64 << (slot % 64));
         let before = self.done.get(word);
         let after = if done { before | bit } else { before & !bit };
+        if after == before {
+            return;
+        }
         self.noted = self.noted + after.count_ones() - before.count_ones();
         self.done.store(word, after);
     }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
 
 use crate::rights::Addresses;
 
@@ -63,6 +64,9 @@ pub enum PoolError {
     /// The wanted one is given.
     #[error("address {0} belongs to another session")]
     InUse(Ipv4Addr),
+    /// The wanted one was another user's until just now.
+    #[error("address {0} was another user's until just now; ask again in a minute")]
+    Lately(Ipv4Addr),
     /// The wanted one is not to be had here.
     #[error("address {0} is not one that this device's subnet has for applications")]
     Outside(Ipv4Addr),
@@ -85,6 +89,17 @@ pub struct Holder {
 /// Leases given back that are remembered with their holders.
 const REMEMBERED: usize = 1024;
 
+/// How long after it was given back a lease is not for another user that names its address:
+/// packets for the last holder are still on their way.
+const STILL_THEIRS: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+struct GivenBack {
+    place: u32,
+    holder: Holder,
+    at: Instant,
+}
+
 /// The pool.
 #[derive(Debug)]
 pub struct Pool {
@@ -92,7 +107,7 @@ pub struct Pool {
     device_mac: [u8; 6],
     taken: BTreeSet<u32>,
     /// Places given back and free, the last one at the back.
-    given_back: VecDeque<(u32, Holder)>,
+    given_back: VecDeque<GivenBack>,
     /// Where the search for a place goes on: it goes around.
     next: u32,
     last: u32,
@@ -138,18 +153,24 @@ impl Pool {
             None => self
                 .had_by(holder)
                 .or_else(|| self.free_for_long())
-                .or_else(|| self.given_back.front().map(|(place, _)| *place))
+                .or_else(|| self.given_back.front().map(|one| one.place))
                 .ok_or(PoolError::Full)?,
             Some(wanted) => {
                 let place = self.place_of(wanted).ok_or(PoolError::Outside(wanted))?;
                 if self.taken.contains(&place) {
                     return Err(PoolError::InUse(wanted));
                 }
+                let lately = self.given_back.iter().find(|one| one.place == place);
+                if lately.is_some_and(|one| {
+                    one.holder.uid != holder.uid && one.at.elapsed() < STILL_THEIRS
+                }) {
+                    return Err(PoolError::Lately(wanted));
+                }
                 place
             }
         };
         self.taken.insert(place);
-        self.given_back.retain(|(back, _)| *back != place);
+        self.given_back.retain(|one| one.place != place);
         let [_, a, b, c] = place.to_be_bytes();
         let [d, e, f, g, h, i] = self.device_mac;
         Ok(Lease {
@@ -168,7 +189,7 @@ impl Pool {
             if self.given_back.len() == REMEMBERED {
                 self.given_back.pop_front();
             }
-            self.given_back.push_back((lease.place, holder));
+            self.given_back.push_back(GivenBack { place: lease.place, holder, at: Instant::now() });
         }
     }
 
@@ -193,14 +214,13 @@ impl Pool {
     }
 
     fn had_by(&self, holder: &Holder) -> Option<u32> {
-        let mut theirs = self.given_back.iter().rev().filter(|(_, had)| had == holder);
-        theirs.next().map(|(place, _)| *place)
+        self.given_back.iter().rev().find(|one| one.holder == *holder).map(|one| one.place)
     }
 
     /// The next one around that nobody has, nor had lately. Looks at no more places than are taken,
     /// remembered and the device's own, and one.
     fn free_for_long(&mut self) -> Option<u32> {
-        let lately: BTreeSet<u32> = self.given_back.iter().map(|(place, _)| *place).collect();
+        let lately: BTreeSet<u32> = self.given_back.iter().map(|one| one.place).collect();
         let around = (self.next..=self.last).chain(1..self.next);
         let free = |place: &u32| {
             !self.taken.contains(place) && !lately.contains(place) && !self.is_own(*place)
@@ -311,6 +331,12 @@ mod tests {
         let wanted: Ipv4Addr = "10.77.0.5".parse().unwrap();
         assert_eq!(pool.lease(&holder("a"), Some(wanted)).unwrap().ipv4, Some((wanted, 29)));
         assert_eq!(pool.lease(&holder("a"), Some(wanted)), Err(PoolError::InUse(wanted)));
+        let lease = pool.lease(&holder("b"), Some("10.77.0.6".parse().unwrap())).unwrap();
+        pool.release(&lease, holder("b"));
+        let other = Holder { uid: 8, name: "b".into() };
+        let address = lease.ipv4.unwrap().0;
+        assert_eq!(pool.lease(&other, Some(address)), Err(PoolError::Lately(address)));
+        assert_eq!(pool.lease(&holder("another"), Some(address)), Ok(lease), "the same user");
         for outside in ["10.77.0.0", "10.77.0.1", "10.77.0.7", "10.77.1.2", "8.8.8.8"] {
             let outside = outside.parse().unwrap();
             assert_eq!(pool.lease(&holder("a"), Some(outside)), Err(PoolError::Outside(outside)));

@@ -29,6 +29,7 @@ use towpath_queue::{OwnWords, PeerWords};
 use crate::demux::{Destination, FlowTable};
 use crate::handoff::Handoff;
 use crate::orders::{Event, Order};
+use crate::publish::Finished;
 use crate::session::Session;
 use crate::source::{Piece, SegmentPieces};
 use crate::stage::{Stage, WHOLE_BYTES};
@@ -86,6 +87,7 @@ pub struct Engine {
     pub(crate) free_flights: FreeFrames,
     pub(crate) active: VecDeque<(u32, u32)>,
     pub(crate) touched: Vec<(u32, u32)>,
+    pub(crate) finished: Vec<Finished>,
     pub(crate) received: Vec<Received>,
     pub(crate) tokens: Vec<u64>,
     pub(crate) pieces: Vec<Piece>,
@@ -197,6 +199,7 @@ impl Engine {
             free_flights: FreeFrames::new(0, STAGE_SLOTS),
             active: VecDeque::with_capacity(1024),
             touched: Vec::with_capacity(1024),
+            finished: Vec::with_capacity(settings.turn_budget),
             received: Vec::with_capacity(settings.batch),
             tokens: Vec::with_capacity(STAGE_SLOTS as usize),
             pieces: Vec::with_capacity(MAX_CHAIN + 1),

@@ -7,7 +7,6 @@ use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCoun
 
 use crate::copy::session_word;
 use crate::engine::Engine;
-use crate::publish::touch;
 use crate::receive::Deliverer;
 use crate::source::{Piece, Source};
 use crate::transmit::Group;
@@ -72,12 +71,8 @@ impl Engine {
             slots += 1;
             passed += 1;
         }
-        if let Some(sender) = &mut self.sessions[group.place as usize]
-            && passed > 0
-        {
-            let set = &mut sender.queue_sets[group.queue_set as usize];
-            set.transmit.complete(&mut sender.transmit_ledger, first, slots);
-            touch(&mut self.touched, sender, group.place, group.queue_set);
+        if slots > 0 {
+            self.finish(group, first, slots);
             counters::add(&mut self.counters, Count::LocalPackets as usize, u64::from(slots));
         }
         passed

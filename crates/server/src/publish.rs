@@ -8,6 +8,16 @@ use towpath_queue::{doorbell, events};
 
 use crate::engine::Engine;
 use crate::session::Session;
+use crate::transmit::Group;
+
+/// Slots of a transmit queue whose packets need nothing more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Finished {
+    place: u32,
+    queue_set: u32,
+    first: u32,
+    slots: u32,
+}
 
 impl Engine {
     /// Notes a queue set to be published at the end of the turn.
@@ -16,6 +26,15 @@ impl Engine {
         if let Some(one) = &mut self.sessions[session as usize] {
             touch(&mut self.touched, one, session, queue_set);
         }
+    }
+
+    /// Packets of a group were delivered here, or dropped. They are done with once those who got
+    /// them can know: at the end of the turn.
+    #[inline]
+    pub(crate) fn finish(&mut self, group: &Group, first: u32, slots: u32) {
+        let (place, queue_set) = (group.place, group.queue_set);
+        self.finished.push(Finished { place, queue_set, first, slots });
+        self.touch(place, queue_set);
     }
 
     /// Publishes all that the turn did, marks events, and rings who must be woken: each fence once
@@ -27,8 +46,19 @@ impl Engine {
         for (place, queue_set) in &self.touched {
             if let Some(session) = &mut self.sessions[*place as usize] {
                 let set = &mut session.queue_sets[*queue_set as usize];
-                set.transmit.publish();
                 set.touched = set.receive.publish();
+            }
+        }
+        // A successor sends again what is not done with: rather twice than never.
+        for one in self.finished.drain(..) {
+            if let Some(session) = &mut self.sessions[one.place as usize] {
+                let set = &mut session.queue_sets[one.queue_set as usize];
+                set.transmit.complete(&mut session.transmit_ledger, one.first, one.slots);
+            }
+        }
+        for (place, queue_set) in &self.touched {
+            if let Some(session) = &mut self.sessions[*place as usize] {
+                session.queue_sets[*queue_set as usize].transmit.publish();
             }
         }
         let fenced = events::fence();

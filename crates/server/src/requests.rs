@@ -76,7 +76,9 @@ impl Control {
         let holder = Holder { uid, name: name.clone() };
         let lease = self.parts.pool.lease(&holder, wanted).map_err(|error| {
             let refusal = match error {
-                crate::addresses::PoolError::InUse(_) => Refusal::InUse,
+                crate::addresses::PoolError::InUse(_) | crate::addresses::PoolError::Lately(_) => {
+                    Refusal::InUse
+                }
                 crate::addresses::PoolError::Outside(_) => Refusal::NotFound,
                 _ => Refusal::Limit,
             };

@@ -10,7 +10,7 @@ use towpath_queue::Violation;
 use towpath_queue::descriptor::META;
 
 use crate::copy::session_word;
-use crate::demux::is_group;
+use crate::demux::{Destination, is_group};
 use crate::engine::{Engine, Flight, STAGE_SLOTS};
 use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
 use crate::source::{Piece, Source};
@@ -164,8 +164,12 @@ impl Engine {
                 self.count_sent(one);
                 return Ok(Sent::Now);
             }
-        } else if group {
+        }
+        let sender =
+            |found: &Destination| found.session == one.place && found.endpoint == one.endpoint;
+        if group {
             self.flows.members(headers, &mut self.found);
+            self.found.retain(|found| !sender(found));
         }
         let to_device = group || self.found.is_empty();
         let software = to_device && !self.device_takes(&meta);
@@ -181,13 +185,7 @@ impl Engine {
                 return Ok(Sent::NoRoom);
             }
         }
-        self.found.extend_from_slice(&self.flows.promiscuous);
-        let sender = |found: &crate::demux::Destination| {
-            found.session == one.place && found.endpoint == one.endpoint
-        };
-        if group || !self.flows.promiscuous.is_empty() {
-            self.found.retain(|found| !sender(found));
-        }
+        self.found.extend(self.flows.promiscuous.iter().filter(|found| !sender(found)));
         let local = self.found.len();
         if local > 0 || !self.flows.captures.is_empty() {
             self.deliver_here(one, meta);

@@ -1,8 +1,6 @@
 //! From the applications to the device, and to each other: whose turn it is, and what is taken,
 //! a group of packets at a time. What becomes of each is in `send.rs`.
 
-use std::ops::ControlFlow;
-
 use towpath_device::DeviceError;
 use towpath_packet::plain::{self, Plain};
 use towpath_queue::Violation;
@@ -16,6 +14,10 @@ use crate::stage::{PREFIX_BYTES, WHOLE_BYTES};
 /// Packets of one queue set that are fetched together, so that the processor waits for their
 /// memory once.
 const GROUP: usize = 32;
+
+/// As much of a packet is brought near before it is looked at: nobody knows yet whether it may be
+/// sent.
+const PREFETCH_BYTES: usize = 2048;
 
 /// Events of one session taken in a turn: the rest waits for the next one.
 const EVENTS: u32 = 256;
@@ -90,13 +92,10 @@ impl Engine {
             }
             let Some((place, queue_set)) = self.active.pop_front() else { break };
             let budget = self.settings.transmit_budget.min(left);
-            let (taken, go_on) = self.transmit_set(group, place, queue_set, budget)?;
+            let taken = self.transmit_set(group, place, queue_set, budget)?;
             work += taken;
             left -= taken;
             self.end_if_violated(place);
-            if go_on.is_break() {
-                break;
-            }
         }
         Ok(work)
     }
@@ -124,42 +123,41 @@ impl Engine {
         }
     }
 
-    /// Sends from one queue set. Answers how many packets were taken, and whether others may go
-    /// on: not when the device has no room. A set that has more to send stands in line again.
+    /// Sends from one queue set. Answers how many packets were taken. A set that has more to send
+    /// stands in line again, last: its share is used up, or the device has no room for it. What
+    /// others have for each other needs no room there.
     fn transmit_set(
         &mut self,
         group: &mut Group,
         place: u32,
         queue_set: u32,
         budget: usize,
-    ) -> Result<(usize, ControlFlow<()>), DeviceError> {
+    ) -> Result<usize, DeviceError> {
         let mut done = 0;
         while done < budget {
             let more = self.take_group(group, place, queue_set, budget - done);
             self.fetch_group(group);
             let (sent, outcome) = self.send_group(group)?;
             done += sent;
-            if sent < group.count && outcome.is_none() {
-                // First in line again: the device was full.
+            let no_room = sent < group.count && outcome.is_none();
+            if no_room {
                 self.put_back(group, sent);
-                self.active.push_front((place, queue_set));
-                return Ok((done, ControlFlow::Break(())));
             }
-            let Some(session) = &mut self.sessions[place as usize] else {
-                return Ok((done, ControlFlow::Continue(())));
-            };
+            let Some(session) = &mut self.sessions[place as usize] else { return Ok(done) };
             if let Some(violation) = outcome.or(more.err()) {
                 session.violation.get_or_insert(violation);
-                return Ok((done, ControlFlow::Continue(())));
+                return Ok(done);
+            }
+            if no_room {
+                break;
             }
             if more == Ok(false) {
                 session.queue_sets[queue_set as usize].active = false;
-                return Ok((done, ControlFlow::Continue(())));
+                return Ok(done);
             }
         }
-        // Last in line: its share is used up.
         self.active.push_back((place, queue_set));
-        Ok((done, ControlFlow::Continue(())))
+        Ok(done)
     }
 
     /// Takes up to `budget` packets of a queue set together, and has their beginnings brought
@@ -186,8 +184,12 @@ impl Engine {
             if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
                 return Ok(false);
             }
-            let Some((count, first)) = set.transmit.take(&mut session.transmit_ledger, chain)?
-            else {
+            let taken = set.transmit.take(&mut session.transmit_ledger, chain)?;
+            let Some((count, first)) = taken else {
+                // Passed over what a predecessor had done with.
+                if set.transmit.has_news() {
+                    touch(&mut self.touched, session, place, queue_set);
+                }
                 return Ok(false);
             };
             let start = chain[0].heap_offset(&heap);
@@ -195,7 +197,7 @@ impl Engine {
             for one in &chain[1..count] {
                 len += one.len;
             }
-            heap_memory.prefetch(start, chain[0].len as usize);
+            heap_memory.prefetch(start, PREFETCH_BYTES.min(chain[0].len as usize));
             group.packets[group.count] = Taken {
                 first,
                 chain: count as u32,
@@ -261,11 +263,7 @@ impl Engine {
             match self.check_and_send(group, place, mtu)? {
                 Sent::Now => {
                     let one = group.packets[place];
-                    if let Some(session) = &mut self.sessions[group.place as usize] {
-                        let set = &mut session.queue_sets[group.queue_set as usize];
-                        set.transmit.complete(&mut session.transmit_ledger, one.first, one.chain);
-                        touch(&mut self.touched, session, group.place, group.queue_set);
-                    }
+                    self.finish(group, one.first, one.chain);
                 }
                 // A packet on its way keeps its slot.
                 Sent::Later => group.slots[place] = NO_SLOT,
@@ -276,12 +274,10 @@ impl Engine {
         }
     }
 
-    /// Gives the packets of a group from `from` on back to their queue, the last one first.
+    /// Gives the packets of a group from `from` on back to their queue.
     fn put_back(&mut self, group: &Group, from: usize) {
         let Some(session) = &mut self.sessions[group.place as usize] else { return };
         let set = &mut session.queue_sets[group.queue_set as usize];
-        for one in group.packets[from..group.count].iter().rev() {
-            set.transmit.put_back(&mut session.transmit_ledger, one.first, one.chain);
-        }
+        set.transmit.put_back(&mut session.transmit_ledger, group.packets[from].first);
     }
 }
