@@ -235,3 +235,25 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
     server.stop().unwrap();
     println!("{seen} packets were with the device");
 }
+
+/// A device that cannot take packets out of applications' memory gets them out of the server's.
+#[test]
+fn a_device_that_sends_out_of_one_memory_is_served() {
+    let config = loopback::Config { tx_in_place: false, offloads: false, ..Default::default() };
+    let (near, far) = loopback::pair(&config).unwrap();
+    let server = serve(Box::new(near), Mode::Interrupt);
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let mut session = Session::attach_over(server.connect().unwrap(), &Options::default()).unwrap();
+    let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
+    let mac = session.info().mac;
+    for number in 0..200 {
+        let sent = frames::frame(frames::ELSEWHERE, mac, 5, number);
+        session.send_bytes(endpoint, &sent).unwrap();
+        session.flush().unwrap();
+        eventually("it leaves", || far.receive().is_some_and(|(seen, _)| seen == sent));
+        let back = frames::frame(mac, frames::ELSEWHERE, 6, number);
+        assert!(far.send(&back, Meta::FINISHED));
+        assert!(session.wait(Some(PATIENCE)).unwrap());
+        assert_eq!(session.receive_one(0).unwrap().unwrap(), back);
+    }
+}

@@ -154,19 +154,19 @@ impl Engine {
         let mut spaces = Spaces::default();
         let pool_frame_bytes = info.rx_frame_bytes.next_multiple_of(128) as u32;
         let pool_frames = (settings.batch * 2).clamp(64, 4096) as u32;
-        let pool = Mapping::private(pool_frames as usize * pool_frame_bytes as usize)
-            .map_err(failed("memory for its pool"))?;
-        let pool = Arc::new(pool);
-        let pool_space = spaces.add(Space::new(pool.clone()));
         let can = info.can;
         let slot_bytes = if can.tx_in_place && can.tx_checksum && can.tx_segmentation {
             WHOLE_BYTES
         } else {
             (info.mtu + 18).next_multiple_of(128).max(WHOLE_BYTES)
         };
-        let mut stage =
-            Stage::new(STAGE_SLOTS, slot_bytes).map_err(failed("memory for its stage"))?;
-        stage.space = spaces.add(Space::new(stage.memory().clone()));
+        // One space for both: a device that does not send in place sends out of this one alone.
+        let pool_bytes = pool_frames as usize * pool_frame_bytes as usize;
+        let pool = Mapping::private(pool_bytes + STAGE_SLOTS as usize * slot_bytes)
+            .map_err(failed("memory for its packets"))?;
+        let pool = Arc::new(pool);
+        let pool_space = spaces.add(Space::new(pool.clone()));
+        let stage = Stage::new(pool.clone(), pool_space, pool_bytes, STAGE_SLOTS, slot_bytes);
         device.start(&mut spaces)?;
         let mut words = own_words(state);
         let mut header = words.split_off_front(LINE_WORDS);

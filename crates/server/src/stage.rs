@@ -6,7 +6,6 @@
 //! Unsafe lives here because the slots are read and checksums finished in place; the stage is
 //! private memory.
 
-use std::io;
 use std::sync::Arc;
 
 use towpath_device::{Meta, Part, SpaceId};
@@ -42,21 +41,26 @@ pub struct Slot {
 #[derive(Debug)]
 pub struct Stage {
     memory: Arc<Mapping>,
+    /// Where in the memory the first slot is.
+    base: usize,
     slot_bytes: usize,
     /// The slots.
     pub slots: Vec<Slot>,
     free: towpath_queue::frames::FreeFrames,
-    /// Which data space the memory is.
-    pub space: SpaceId,
+    space: SpaceId,
 }
 
 impl Stage {
-    /// A stage of `slots` slots of `slot_bytes` each.
-    ///
-    /// # Errors
-    /// When the memory is not to be had.
-    pub fn new(slots: u32, slot_bytes: usize) -> io::Result<Stage> {
-        let memory = Mapping::private(slots as usize * slot_bytes)?;
+    /// A stage of `slots` slots of `slot_bytes` each, in private memory from `base` on that nothing
+    /// else uses; the memory is the data space `space`.
+    #[must_use]
+    pub fn new(
+        memory: Arc<Mapping>,
+        space: SpaceId,
+        base: usize,
+        slots: u32,
+        slot_bytes: usize,
+    ) -> Stage {
         let slot = || Slot {
             len: 0,
             copies: 0,
@@ -64,19 +68,14 @@ impl Stage {
             meta: Meta::FINISHED,
             flight: 0,
         };
-        Ok(Stage {
-            memory: Arc::new(memory),
+        Stage {
+            memory,
+            base,
             slot_bytes,
             slots: (0..slots).map(|_| slot()).collect(),
             free: towpath_queue::frames::FreeFrames::new(0, slots),
-            space: SpaceId(u32::MAX),
-        })
-    }
-
-    /// The memory, to be made a data space.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<Mapping> {
-        &self.memory
+            space,
+        }
     }
 
     /// How long a slot is, in bytes.
@@ -105,7 +104,7 @@ impl Stage {
 
     #[inline]
     fn start(&self, slot: u32) -> usize {
-        slot as usize * self.slot_bytes
+        self.base + slot as usize * self.slot_bytes
     }
 
     /// Fetches the first `len` bytes of a packet into a slot; what was there before is not kept.
@@ -256,7 +255,8 @@ mod tests {
             heap_bytes[one.heap_offset(&heap)..][..text.len()].copy_from_slice(text);
         }
         let frames = Arc::new(mapping(&heap_bytes));
-        let mut stage = Stage::new(2, 256).unwrap();
+        let memory = Arc::new(Mapping::private(4096).unwrap());
+        let mut stage = Stage::new(memory, SpaceId(0), 1024, 2, 256);
         let slot = stage.take().unwrap();
         let words = towpath_protocol::layout::peer_words(&frames);
         assert!(stage.fetch(slot, &words, &heap, &chain, 9));

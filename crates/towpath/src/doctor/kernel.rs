@@ -8,9 +8,8 @@ use towpath_rig::probe;
 
 use super::{Finding, Standing, read, says};
 
-/// The oldest kernel that has all that is needed: `pidfd_open` is of 5.3, sealing against future
-/// writers of 5.1.
-const OLDEST: (u32, u32) = (5, 3);
+/// The oldest kernel that has all that is needed: sealing against future writers.
+const OLDEST: (u32, u32) = (5, 1);
 
 /// From here on there is everything: `SO_PEERPIDFD` of 6.5 is the youngest.
 const FULL: (u32, u32) = (6, 5);
@@ -24,7 +23,7 @@ pub(super) struct Kernel {
 pub(super) fn look() -> Kernel {
     let seals = seals();
     let pidfd = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop);
-    let suffices = seals.is_ok() && pidfd.is_ok();
+    let suffices = seals.is_ok();
     let findings = vec![version(), memory_files(seals), peers(pidfd), io_uring(), landlock()];
     Kernel { findings, suffices }
 }
@@ -95,9 +94,9 @@ fn peers(pidfd: Result<(), Errno>) -> Finding {
     if let Err(errno) = pidfd {
         return Finding::new(
             "peers",
-            Standing::Missing,
+            Standing::Limited,
             format!("pidfd_open: {}", says(errno)),
-            "the end of a server cannot be told for certain, so that none can follow it",
+            "users and groups of a peer are certain, its process number may be used again",
         )
         .remedy("Linux 5.3 or younger; in a container, a seccomp filter that allows pidfd_open");
     }
@@ -149,13 +148,13 @@ fn landlock() -> Finding {
             "Landlock",
             Standing::Ok,
             format!("interface version {version}"),
-            "the server can shut itself out of the file system",
+            "not used yet; it could shut the server out of the file system",
         ),
         Err(errno) => Finding::new(
             "Landlock",
             Standing::Limited,
             says(errno),
-            "the server is confined by its user, its capabilities and seccomp alone",
+            "nothing: the server does not use it yet",
         )
         .remedy("Linux 5.13 or younger with landlock in the lsm= list of its command line"),
     }

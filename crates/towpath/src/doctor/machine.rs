@@ -7,16 +7,12 @@ use towpath_rig::{cores, probe};
 
 use super::{Finding, Standing, read};
 
-/// What one device's memory comes to at the start, in bytes: 16 384 frames of 2 KiB, and its rings.
-const DEVICE_PINNED_BYTES: u64 = 40 << 20;
-
 pub(super) fn look() -> Vec<Finding> {
     vec![huge_pages(), transparent_huge_pages(), locked_memory(), cpus(), virtual_machine()]
 }
 
 fn huge_pages() -> Finding {
     let mut sizes = Vec::new();
-    let mut free_pages = 0;
     let pools = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
     for pool in pools.take(16) {
         let name = pool.file_name().to_string_lossy().into_owned();
@@ -25,7 +21,6 @@ fn huge_pages() -> Finding {
             text.trim().parse().unwrap_or(0)
         };
         let (all, free) = (number("nr_hugepages"), number("free_hugepages"));
-        free_pages += free;
         let size = name.strip_prefix("hugepages-").unwrap_or(&name);
         sizes.push(format!("{size}: {free} of {all} free"));
     }
@@ -35,13 +30,8 @@ fn huge_pages() -> Finding {
     } else {
         sizes.join(", ")
     };
-    if free_pages > 0 {
-        let means = "a device's memory can be kept in few page table entries";
-        return Finding::new("huge pages", Standing::Ok, found, means);
-    }
-    let means = "pages of 4 KiB are used; all works, at some cost for each frame";
-    Finding::new("huge pages", Standing::Limited, found, means)
-        .remedy("sysctl -w vm.nr_hugepages=64 gives 128 MiB of them on x86-64")
+    let means = "not used yet: all memory has pages of 4 KiB, or transparent huge ones";
+    Finding::new("huge pages", Standing::Ok, found, means)
 }
 
 fn transparent_huge_pages() -> Finding {
@@ -85,24 +75,8 @@ fn locked_memory() -> Finding {
         None => "no limit".to_owned(),
         Some(bytes) => format!("{} KiB", bytes / 1024),
     };
-    match limit {
-        None => Finding::new("locked memory", Standing::Ok, found, "devices pin what they need"),
-        Some(_) if exempt => {
-            let means = "CAP_IPC_LOCK makes the limit void for a server started now";
-            Finding::new("locked memory", Standing::Ok, found, means)
-        }
-        Some(bytes) if bytes >= DEVICE_PINNED_BYTES => {
-            let means = "enough for the memory of one AF_XDP device";
-            Finding::new("locked memory", Standing::Ok, found, means)
-        }
-        Some(_) => Finding::new(
-            "locked memory",
-            Standing::Limited,
-            found,
-            "too little for an AF_XDP device's memory; TAP pins none",
-        )
-        .remedy("ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"),
-    }
+    let found = if exempt { found + ", void with CAP_IPC_LOCK" } else { found };
+    Finding::new("locked memory", Standing::Ok, found, "not needed: TAP pins none")
 }
 
 fn cpus() -> Finding {
@@ -125,14 +99,14 @@ fn cpus() -> Finding {
             "cores",
             Standing::Limited,
             found,
-            "server and applications share one core: they have to sleep, not to spin",
+            "server and applications share one core: take mode interrupt, not poll",
         )
-        .remedy("a machine, container or affinity with two cores, for spinning"),
+        .remedy("a machine, container or affinity with two cores, for mode poll"),
         _ => Finding::new(
             "cores",
             Standing::Ok,
             found,
-            "a server and an application can each have a core, and spin while traffic is dense",
+            "a server and an application can each have a core: mode poll is possible",
         ),
     }
 }
@@ -155,13 +129,13 @@ fn virtual_machine() -> Finding {
             "machine",
             Standing::Ok,
             format!("virtual ({vendor}){described}, {processor}"),
-            "waking a sleeping core takes the hypervisor's time: spin before sleep pays",
+            "waking a sleeping core takes the hypervisor's time, which mode poll never pays",
         ),
         None => Finding::new(
             "machine",
             Standing::Ok,
             format!("no hypervisor{described}, {processor}"),
-            "waking a sleeping core is cheap: little is gained by spinning",
+            "waking a sleeping core is cheap: mode interrupt costs little",
         ),
     }
 }

@@ -90,10 +90,7 @@ fn wake_up(here: usize, there: usize) -> Finding {
             micros(on_one.median / 2),
             across.samples,
         ),
-        format!(
-            "spinning for up to {} before going to sleep costs no more than it saves",
-            micros(cost)
-        ),
+        format!("about {} for each sleep in mode interrupt; mode poll never pays it", micros(cost)),
     )
 }
 
@@ -122,7 +119,7 @@ fn not_measured(name: &'static str) -> Finding {
         name,
         Standing::Limited,
         "not measured: threads cannot be started or placed",
-        "the server chooses by what it measures while it runs",
+        "choose the mode yourself: towpath serve --mode",
     )
     .remedy("allow sched_setaffinity and eventfd to this process")
 }

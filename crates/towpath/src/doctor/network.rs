@@ -17,8 +17,7 @@ pub(super) fn look() -> Network {
     let own = rustix::thread::capabilities(None)
         .map_or(CapabilitySet::empty(), |capabilities| capabilities.effective);
     let mut ways = Vec::new();
-    let findings =
-        vec![capabilities(own), namespaces(), tap(own, &mut ways), xdp(own, &mut ways), bpf()];
+    let findings = vec![capabilities(own), namespaces(), tap(own, &mut ways), xdp(own), bpf()];
     Network { findings, ways }
 }
 
@@ -34,8 +33,7 @@ fn capabilities(own: CapabilitySet) -> Finding {
         "capabilities",
         Standing::Limited,
         found,
-        "a server on the host's interfaces needs CAP_NET_ADMIN, and for AF_XDP CAP_NET_RAW and \
-         CAP_BPF as well; applications need none",
+        "a server on the host's interfaces needs CAP_NET_ADMIN; applications need none",
     )
     .remedy("start the server as root or from a unit with AmbientCapabilities=")
 }
@@ -118,23 +116,23 @@ fn tap(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
     }
 }
 
-fn xdp(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
+fn xdp(own: CapabilitySet) -> Finding {
     let (socket, map) = (probe::xdp_socket(), probe::xdp_map());
     let needed = "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF of the host itself";
     match (socket, map) {
-        (Ok(()), Ok(())) if own.contains(CapabilitySet::NET_ADMIN) => {
-            ways.push("AF_XDP on an interface of this host".to_owned());
-            Finding::new(
-                "AF_XDP",
-                Standing::Ok,
-                "sockets and their maps can be made",
-                "a server shares an interface with the kernel, flow by flow",
-            )
-        }
-        (Err(Errno::AFNOSUPPORT), _) => {
-            Finding::new("AF_XDP", Standing::Missing, "this kernel has none", "no device but TAP")
-                .remedy("a kernel with CONFIG_XDP_SOCKETS")
-        }
+        (Ok(()), Ok(())) if own.contains(CapabilitySet::NET_ADMIN) => Finding::new(
+            "AF_XDP",
+            Standing::Ok,
+            "sockets and their maps can be made",
+            "not used yet: there is no AF_XDP driver so far",
+        ),
+        (Err(Errno::AFNOSUPPORT), _) => Finding::new(
+            "AF_XDP",
+            Standing::Missing,
+            "this kernel has none",
+            "nothing: there is no AF_XDP driver so far",
+        )
+        .remedy("a kernel with CONFIG_XDP_SOCKETS"),
         (socket, map) => {
             let refused = |what, result: Result<(), Errno>| match result {
                 Ok(()) => format!("{what}: can be made"),
@@ -144,7 +142,7 @@ fn xdp(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
                 "AF_XDP",
                 Standing::Limited,
                 format!("{}; {}", refused("socket", socket), refused("map", map)),
-                format!("for root alone, or for whom is given {needed}"),
+                format!("not used yet: no AF_XDP driver so far; it will need {needed}"),
             )
             .remedy("start the server as root or from a unit with AmbientCapabilities=")
         }
