@@ -82,7 +82,7 @@ pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 100.0 => 0,
         size if size >= 10.0 => 1,
-        size if size >= 0.1 => 2,
+        size if size >= 1.0 => 2,
         _ => 3,
     };
     format!("{value:.digits$}")

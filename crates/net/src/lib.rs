@@ -33,6 +33,9 @@
 //! [`Network::drive`] does.
 //!
 //! # Locks
+//! A network with a thread of its own makes a program one with threads: a child made by `fork` has no
+//! such thread and no session, and may do what any such child may (fork(2)), end or `exec`.
+//!
 //! One lock guards the stack, another the link; a call to the kernel is made under the link's at
 //! most. Whoever wants to send while another holds the link leaves word, and the holder sends it.
 //! Each socket has its own condition variable, and nobody is woken who does not wait.

@@ -45,8 +45,9 @@
 //! (`vm.overcommit_memory=2`), give smaller ones.
 //!
 //! # TCP
-//! The state machine is smoltcp's: retransmission by RFC 6298 (at least one second), fast
-//! retransmit, CUBIC, window scaling, selective acknowledgements as a receiver. Around it this crate has its
+//! The state machine is smoltcp's: CUBIC, window scaling, selective acknowledgements as a receiver.
+//! Losses are found here (`tcp/recovery.rs`): NewReno (RFC 6582), and a timeout by RFC 6298 of at
+//! least 200 ms. Around it this crate has its
 //! own demultiplexer, listeners, timers, TIME-WAIT and path MTU, so that the cost of an event does
 //! not grow with the number of connections.
 

@@ -19,7 +19,7 @@ use out::Out;
 
 /// What follows the help.
 pub(crate) const EXAMPLES: &str = "\
-Only root and the server's user may. Ends at SIGINT, SIGTERM, the reader's end, -c or --seconds.
+Only root and the server's user may. Ends at SIGINT, SIGTERM, SIGHUP, the reader's end, -c or --seconds.
 
 Examples:
   towpath capture -w wire.pcapng

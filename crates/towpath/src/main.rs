@@ -46,7 +46,7 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Verb {
-    /// Serve a network interface to applications, until SIGTERM or SIGINT
+    /// Serve a network interface to applications, until SIGTERM, SIGINT or SIGHUP
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
     /// List who is attached to a server, and what each receives

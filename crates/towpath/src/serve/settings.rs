@@ -42,7 +42,7 @@ pub(crate) enum Level {
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// TAP interface to serve: taken if it exists, made otherwise, and taken away at the end
+    /// TAP interface to serve: taken if it exists, and left at the end; made otherwise, and taken away
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tap: Option<String>,
