@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use towpath_device::virtio;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, RST, SYN};
 use towpath_packet::{Checksum, Meta};
@@ -61,10 +62,10 @@ fn with_words(meta: &Meta, packet: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn offloads() -> Vec<(&'static str, Vec<u8>)> {
+fn offloads() -> Vec<(&'static str, (Vec<u8>, Meta))> {
     let last = Tcp { flags: ACK | PSH | FIN | CWR, ..Tcp::default() };
     let payload = [0x5a; 500];
-    let made = [
+    Vec::from([
         ("udp4", Flow::v4().udp_unfinished(b"payload")),
         ("udp6-vlan", Flow::v6().vlan(5).udp_unfinished(b"payload")),
         ("tcp4", Flow::v4().tcp_unfinished(&last, b"payload")),
@@ -77,8 +78,7 @@ fn offloads() -> Vec<(&'static str, Vec<u8>)> {
             "verified",
             (Flow::v4().udp(b""), Meta { checksum: Checksum::Verified, segmentation: None }),
         ),
-    ];
-    made.into_iter().map(|(name, (packet, meta))| (name, with_words(&meta, &packet))).collect()
+    ])
 }
 
 /// One conversation: each frame after what is to be done to it (see the target), how long after
@@ -225,8 +225,17 @@ fn write(target: &str, seeds: &[(&str, Vec<u8>)]) -> std::io::Result<()> {
 
 fn main() -> std::io::Result<()> {
     write("headers", &frames())?;
-    write("segment", &offloads())?;
-    write("meta", &offloads())?;
+    let words: Vec<_> = offloads()
+        .into_iter()
+        .map(|(name, (packet, meta))| (name, with_words(&meta, &packet)))
+        .collect();
+    write("segment", &words)?;
+    write("meta", &words)?;
+    let virtio: Vec<_> = offloads()
+        .into_iter()
+        .map(|(name, (packet, meta))| (name, [&virtio::header(meta)[..], &packet].concat()))
+        .collect();
+    write("virtio", &virtio)?;
     write("stack_input", &conversations())?;
     write("control", &control())
 }

@@ -18,7 +18,7 @@ pub mod loopback;
 mod random;
 mod space;
 pub mod tap;
-mod virtio;
+pub mod virtio;
 mod wire;
 
 pub use space::{Space, SpaceError, SpaceId, Spaces};

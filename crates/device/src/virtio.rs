@@ -5,7 +5,7 @@
 use crate::{Checksum, Meta, Segmentation, SegmentationKind};
 
 /// Size of the header with the field for merged receive buffers, in bytes.
-pub(crate) const HEADER_BYTES: usize = 12;
+pub const HEADER_BYTES: usize = 12;
 
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM.
 const NEEDS_CHECKSUM: u8 = 1;
@@ -21,7 +21,8 @@ const GSO_TCP6: u8 = 4;
 const GSO_ECN: u8 = 0x80;
 
 /// The header of a packet to be sent.
-pub(crate) fn header(meta: Meta) -> [u8; HEADER_BYTES] {
+#[must_use]
+pub fn header(meta: Meta) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     match meta.checksum {
         Checksum::Finished => {}
@@ -45,7 +46,8 @@ pub(crate) fn header(meta: Meta) -> [u8; HEADER_BYTES] {
 
 /// What a received header says of a packet of `len` bytes; `None` for a kind of segmentation that
 /// was not asked for, and for places outside of the packet.
-pub(crate) fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
+#[must_use]
+pub fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let checksum = if header[0] & NEEDS_CHECKSUM != 0 {
         let (start, offset) = (field(6), field(8));
