@@ -13,6 +13,9 @@ use crate::spsc::{Observed, Published};
 use crate::transmit::{TransmitConsumer, TransmitProducer};
 use crate::word::{OwnWords, PeerWords};
 
+/// So many descriptors are brought near before they are fetched.
+const AHEAD: u32 = 64;
+
 /// The application's side. It checks the server's words too: a server that has gone wrong must
 /// not make it read outside of its heap.
 #[derive(Debug)]
@@ -70,7 +73,11 @@ impl ReceiveConsumer {
     #[inline]
     pub fn observe(&mut self) -> Result<u32, Violation> {
         let commit = self.commit.look(self.head.now())?;
-        Ok(commit.wrapping_sub(self.taken))
+        let waiting = commit.wrapping_sub(self.taken);
+        let slot = (self.taken & (self.capacity - 1)) as usize * 2;
+        let words = self.capacity as usize * 2;
+        self.descriptors.prefetch_ring(slot, waiting.min(AHEAD) as usize * 2, words);
+        Ok(waiting)
     }
 
     /// Descriptors that wait, as last observed.
@@ -143,7 +150,10 @@ impl ReceiveProducer {
     pub fn observe(&mut self, ledger: &mut Ledger) -> Result<u32, Violation> {
         let before = self.head.seen();
         let head = self.head.look(self.commit.now().wrapping_add(self.capacity))?;
-        for step in 0..head.wrapping_sub(before) {
+        let new = head.wrapping_sub(before);
+        let first = (before & (self.capacity - 1)) as usize;
+        self.provided.prefetch_ring(first, new as usize, self.capacity as usize);
+        for step in 0..new {
             let index = before.wrapping_add(step);
             let word = self.provided.fetch((index & (self.capacity - 1)) as usize);
             let taken = u32::try_from(word)

@@ -16,6 +16,9 @@ use crate::word::{OwnWords, PeerWords};
 const WANTED: u64 = 1 << 32;
 const WANTED_WORD: usize = 1;
 
+/// So many descriptors are brought near before they are fetched.
+const AHEAD: u32 = 32;
+
 /// The application's side.
 #[derive(Debug)]
 pub struct TransmitProducer {
@@ -178,7 +181,17 @@ impl TransmitConsumer {
     #[inline]
     pub fn observe(&mut self) -> Result<u32, Violation> {
         let head = self.head.look(self.commit.now().wrapping_add(self.capacity))?;
-        Ok(head.wrapping_sub(self.taken))
+        let waiting = head.wrapping_sub(self.taken);
+        self.prefetch(self.taken, waiting);
+        Ok(waiting)
+    }
+
+    /// Brings near the descriptors of at most [`AHEAD`] that wait, from `index` on.
+    #[inline]
+    fn prefetch(&self, index: u32, waiting: u32) {
+        let slot = (index & (self.capacity - 1)) as usize * 2;
+        let count = waiting.min(AHEAD) as usize * 2;
+        self.descriptors.prefetch_ring(slot, count, self.capacity as usize * 2);
     }
 
     /// Descriptors that wait, as last observed.
@@ -251,6 +264,10 @@ impl TransmitConsumer {
     #[inline]
     fn take_frame(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
         let slot = (index & (self.capacity - 1)) as usize * 2;
+        // Once a line: the one that comes so much later, if it is known to be there.
+        if slot.is_multiple_of(8) && self.head.seen().wrapping_sub(index) > AHEAD {
+            self.prefetch(index.wrapping_add(AHEAD), 1);
+        }
         let words = self.descriptors.fetch_pair(slot);
         let descriptor = Descriptor::check(words, &self.heap, MORE | META)?;
         ledger.take(descriptor.frame)?;

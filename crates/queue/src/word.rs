@@ -146,6 +146,27 @@ impl PeerWords {
         [first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)]
     }
 
+    /// Asks the processor to bring near the lines of `count` words of a ring of `words`, from word
+    /// `index` on: the peer is known to have written them, and its core has them. Nothing is read.
+    #[inline]
+    pub(crate) fn prefetch_ring(&self, index: usize, count: usize, words: usize) {
+        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+        {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let mut ahead = 0;
+            while ahead < count.min(words) {
+                let at = (index + ahead) & (words - 1);
+                if at < self.len {
+                    // SAFETY: a hint touches nothing; the address is inside, as just checked.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(self.first.add(at).as_ptr().cast()) };
+                }
+                ahead += CACHE_LINE_WORDS;
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+        let _ = (index, count, words);
+    }
+
     /// Fetches an index: what the peer wrote before it published this is seen after it.
     /// Pairs with [`OwnWords::publish`].
     #[inline]
