@@ -145,14 +145,19 @@ impl Hand {
         self.raw.ask(&Message::Open(open)).unwrap()
     }
 
-    /// Puts a descriptor into the transmit queue, and says so.
-    fn push(&mut self, words: [u64; 2]) {
+    /// Writes a descriptor, and does not say so.
+    fn put(&mut self, words: [u64; 2]) {
         let set = self.places.queue_sets[0];
         let slot = (self.head & 7) as usize * 2;
         self.pages.store(set.descriptors + slot, words[0]);
         self.pages.store(set.descriptors + slot + 1, words[1]);
         self.head += 1;
-        self.pages.publish(set.transmit_head, self.head);
+    }
+
+    /// Puts a descriptor into the transmit queue, and says so.
+    fn push(&mut self, words: [u64; 2]) {
+        self.put(words);
+        self.pages.publish(self.places.queue_sets[0].transmit_head, self.head);
         self.pages.publish(self.places.events + LINE_WORDS, 0);
         let events = self.pages.get(self.places.events);
         self.pages.publish(self.places.events, events + 1);
@@ -255,5 +260,44 @@ fn a_device_that_sends_out_of_one_memory_is_served() {
         assert!(far.send(&back, Meta::FINISHED));
         assert!(session.wait(Some(PATIENCE)).unwrap());
         assert_eq!(session.receive_one(0).unwrap().unwrap(), back);
+    }
+}
+
+/// What a session had done in the turn of its end is not taken for its successor's in the place.
+#[test]
+fn nothing_of_a_session_that_ended_in_the_middle_of_a_turn_is_left_to_the_next() {
+    let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let server = serve(Box::new(near), Mode::Interrupt);
+    for round in 0..20 {
+        let mut hand = Hand::attach(&server);
+        let mac = hand.attached.mac;
+        assert!(matches!(hand.open(frames::ETHERTYPE), Reply::Message(Message::Opened(_), _)));
+        // Some that may not be sent, and in the same batch the end.
+        for frame in 0..round % 5 {
+            let bytes = frames::frame(mac, frames::ELSEWHERE, 3, 0);
+            let one = Descriptor {
+                frame,
+                start: HEADROOM_BYTES,
+                len: bytes.len() as u32,
+                ..Descriptor::default()
+            };
+            assert!(hand.heap.copy_in(one.heap_offset(&hand.shape.transmit_heap), &bytes));
+            hand.put(one.to_words());
+        }
+        hand.push([0xff_ffff, 0]);
+        eventually("it is over", || matches!(hand.raw.hear(Duration::ZERO), Reply::HungUp));
+        drop(hand);
+        let socket = server.connect().unwrap();
+        let mut next = Session::attach_over(socket, &Options::default()).unwrap();
+        let endpoint = next.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
+        let mac = next.info().mac;
+        for number in 0..40 {
+            let sent = frames::frame(mac, mac, 4, number);
+            next.send_bytes(endpoint, &sent).unwrap();
+            next.flush().unwrap();
+            assert!(next.wait(Some(PATIENCE)).unwrap(), "round {round}, number {number}");
+            assert_eq!(next.receive_one(0).unwrap().unwrap(), sent);
+        }
+        eventually("all is given back", || next.unsent(0).unwrap() == 0);
     }
 }

@@ -188,6 +188,8 @@ impl Engine {
         }
         self.active.retain(|(session, _)| *session != place);
         self.touched.retain(|(session, _)| *session != place);
+        // The place may be another's before it is looked at again.
+        self.finished.retain(|one| one.place != place);
         let mut gone = Vec::new();
         let (stage, flights) = (&self.stage, &self.flights);
         self.handoff.forget(|slot| {

@@ -13,7 +13,7 @@ use crate::transmit::Group;
 /// Slots of a transmit queue whose packets need nothing more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
-    place: u32,
+    pub(crate) place: u32,
     queue_set: u32,
     first: u32,
     slots: u32,
@@ -41,6 +41,7 @@ impl Engine {
     /// for all sessions.
     pub(crate) fn publish_and_ring(&mut self) {
         if self.touched.is_empty() {
+            debug_assert!(self.finished.is_empty(), "what is finished was touched");
             return;
         }
         for (place, queue_set) in &self.touched {
