@@ -106,7 +106,7 @@ impl Segmenter {
             Network::Arp(_) | Network::Other => return Err(OffloadError::Kind),
         };
         let mut header = [0; MAX_HEADER_BYTES];
-        // The headers may end after the prefix: TCP's options are not looked at on parsing.
+        // All of them: a caller may say of a packet what it likes.
         let real = prefix.get(..large.payload).ok_or(OffloadError::Headers)?;
         header[..large.payload].copy_from_slice(real);
         Ok(Segmenter { header, large, pseudo, at: Some(large.payload), made: 0 })

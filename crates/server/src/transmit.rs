@@ -1,6 +1,8 @@
 //! From the applications to the device, and to each other: whose turn it is, and what is taken,
 //! a group of packets at a time. What becomes of each is in `send.rs`.
 
+use std::ops::ControlFlow;
+
 use towpath_device::DeviceError;
 use towpath_packet::plain::{self, Plain};
 use towpath_queue::Violation;
@@ -92,10 +94,13 @@ impl Engine {
             }
             let Some((place, queue_set)) = self.active.pop_front() else { break };
             let budget = self.settings.transmit_budget.min(left);
-            let taken = self.transmit_set(group, place, queue_set, budget)?;
+            let (taken, go_on) = self.transmit_set(group, place, queue_set, budget)?;
             work += taken;
             left -= taken;
             self.end_if_violated(place);
+            if go_on.is_break() {
+                break;
+            }
         }
         Ok(work)
     }
@@ -123,19 +128,26 @@ impl Engine {
         }
     }
 
-    /// Sends from one queue set. Answers how many packets were taken. A set that has more to send
-    /// stands in line again, last: its share is used up, or the device has no room for it. What
-    /// others have for each other needs no room there.
+    /// Sends from one queue set. Answers how many packets were taken, and whether others may go on:
+    /// not when the device has no room. A set that has more to send stands in line again: last if it
+    /// sent something, and first if there was no room for any of it, so that nobody whose packets are
+    /// smaller is always before it.
     fn transmit_set(
         &mut self,
         group: &mut Group,
         place: u32,
         queue_set: u32,
         budget: usize,
-    ) -> Result<usize, DeviceError> {
+    ) -> Result<(usize, ControlFlow<()>), DeviceError> {
         let mut done = 0;
         while done < budget {
             let more = self.take_group(group, place, queue_set, budget - done);
+            // What was passed over is to be told as well.
+            if let Some(session) = &mut self.sessions[place as usize]
+                && session.queue_sets[queue_set as usize].transmit.has_news()
+            {
+                touch(&mut self.touched, session, place, queue_set);
+            }
             self.fetch_group(group);
             let (sent, outcome) = self.send_group(group)?;
             done += sent;
@@ -143,21 +155,28 @@ impl Engine {
             if no_room {
                 self.put_back(group, sent);
             }
-            let Some(session) = &mut self.sessions[place as usize] else { return Ok(done) };
+            let Some(session) = &mut self.sessions[place as usize] else {
+                return Ok((done, ControlFlow::Continue(())));
+            };
             if let Some(violation) = outcome.or(more.err()) {
                 session.violation.get_or_insert(violation);
-                return Ok(done);
+                return Ok((done, ControlFlow::Continue(())));
             }
             if no_room {
-                break;
+                if done > 0 {
+                    self.active.push_back((place, queue_set));
+                } else {
+                    self.active.push_front((place, queue_set));
+                }
+                return Ok((done, ControlFlow::Break(())));
             }
             if more == Ok(false) {
                 session.queue_sets[queue_set as usize].active = false;
-                return Ok(done);
+                return Ok((done, ControlFlow::Continue(())));
             }
         }
         self.active.push_back((place, queue_set));
-        Ok(done)
+        Ok((done, ControlFlow::Continue(())))
     }
 
     /// Takes up to `budget` packets of a queue set together, and has their beginnings brought
@@ -185,13 +204,9 @@ impl Engine {
                 return Ok(false);
             }
             let taken = set.transmit.take(&mut session.transmit_ledger, chain)?;
-            let Some((count, first)) = taken else {
-                // Passed over what a predecessor had done with.
-                if set.transmit.has_news() {
-                    touch(&mut self.touched, session, place, queue_set);
-                }
-                return Ok(false);
-            };
+            // What a predecessor had done with was passed over; what came behind it meanwhile is
+            // looked at.
+            let Some((count, first)) = taken else { continue };
             let start = chain[0].heap_offset(&heap);
             let mut len = chain[0].len;
             for one in &chain[1..count] {
