@@ -301,3 +301,50 @@ fn nothing_of_a_session_that_ended_in_the_middle_of_a_turn_is_left_to_the_next()
         eventually("all is given back", || next.unsent(0).unwrap() == 0);
     }
 }
+
+/// A device that takes a packet now and then serves two senders, one of large packets and one of
+/// small ones that may have the last places.
+#[test]
+fn a_slow_device_starves_neither_large_nor_small() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let config = loopback::Config { ring_packets: 4, ..Default::default() };
+        let (near, far) = loopback::pair(&config).unwrap();
+        let server = serve(Box::new(near), mode);
+        let mut far = DeviceFarEnd::new(Box::new(far));
+        let mut senders: Vec<_> = [60, 1400]
+            .into_iter()
+            .map(|len| {
+                let socket = server.connect().unwrap();
+                let mut session = Session::attach_over(socket, &Options::default()).unwrap();
+                let rule = Rule::new().ethertype(frames::ETHERTYPE);
+                let endpoint = session.open(&rule).unwrap();
+                let mut frame = vec![0; len];
+                frame[..6].copy_from_slice(&frames::ELSEWHERE);
+                frame[6..12].copy_from_slice(&session.info().mac);
+                frame[12..14].copy_from_slice(&frames::ETHERTYPE.to_be_bytes());
+                (session, endpoint, frame)
+            })
+            .collect();
+        let (mut seen, mut first) = ([0; 2], None);
+        eventually("packets of both", || {
+            for (session, endpoint, frame) in &mut senders {
+                // Its queue is never empty.
+                while session.send_bytes(*endpoint, frame).is_ok() {}
+                session.flush().unwrap();
+            }
+            while let Some((frame, _)) = far.receive() {
+                seen[usize::from(frame.len() > 60)] += 1;
+            }
+            let all = seen[0] + seen[1];
+            if all >= 2000 {
+                first.get_or_insert(seen);
+            }
+            all >= 6000
+        });
+        // What was in the backlog at the start does not count.
+        let first = first.expect("2000 come before 6000");
+        let later = [seen[0] - first[0], seen[1] - first[1]];
+        println!("{mode:?}: {first:?}, then {later:?}");
+        assert!(later.iter().all(|count| *count >= 200), "{mode:?}: {later:?}");
+    }
+}
