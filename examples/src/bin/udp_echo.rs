@@ -16,12 +16,13 @@ use towpath_net::{Network, UdpSocket};
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("usage: udp_echo SOCKET")?;
     let network = Network::attach(path)?;
+    // An address of the other family is another socket, as the standard library has it.
+    let v4 = UdpSocket::bind(&network, "0.0.0.0:7")?;
+    let v6 = UdpSocket::bind(&network, "[::]:7")?;
     println!("answering at {:?}, port 7", network.addresses());
 
-    // An address of the other family is another socket, as the standard library has it.
-    let v6 = UdpSocket::bind(&network, "[::]:7")?;
     std::thread::spawn(move || echo(&v6));
-    Ok(echo(&UdpSocket::bind(&network, "0.0.0.0:7")?)?)
+    Ok(echo(&v4)?)
 }
 
 fn echo(socket: &UdpSocket) -> io::Result<()> {

@@ -16,10 +16,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [_, path, root] = &arguments[..] else { return Err("usage: web SOCKET DIRECTORY".into()) };
     let root: Arc<Path> = Path::new(root).canonicalize()?.into();
     let network = Network::attach(path)?;
-    println!("serving {} at {:?}, port 80", root.display(), network.addresses());
+    let v4 = TcpListener::bind(&network, "0.0.0.0:80")?;
     let (v6, same) = (TcpListener::bind(&network, "[::]:80")?, root.clone());
+    println!("serving {} at {:?}, port 80", root.display(), network.addresses());
     std::thread::spawn(move || accept(&v6, &same));
-    Ok(accept(&TcpListener::bind(&network, "0.0.0.0:80")?, &root)?)
+    Ok(accept(&v4, &root)?)
 }
 
 /// A thread for each connection. The listener keeps those waiting that are too many.
