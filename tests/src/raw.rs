@@ -52,19 +52,7 @@ pub fn attach(name: &str) -> Attach {
 /// An endpoint for everything to the session's address.
 #[must_use]
 pub fn open() -> Open {
-    Open {
-        given: 0,
-        queue_set: 0,
-        flags: 0,
-        vlan: 0,
-        ethertype: 0,
-        mac: [0; 6],
-        protocol: 0,
-        ip_version: 0,
-        ip: [0; 16],
-        port: 0,
-        reserved: 0,
-    }
+    Open::default()
 }
 
 /// A message's bytes.

@@ -9,9 +9,7 @@
 //! use std::io::{Read, Write};
 //! use towpath_net::{Config, Driving, Network, TcpListener};
 //!
-//! # fn link() -> Box<dyn towpath_net::Link> { unimplemented!() }
-//! # fn main() -> std::io::Result<()> {
-//! let link = link();
+//! # fn serve(link: Box<dyn towpath_net::Link>) -> std::io::Result<()> {
 //! let mut config = Config::new(link.info().mac);
 //! config.ipv4 = Some(("10.0.0.2".parse().unwrap(), 24));
 //! let network = Network::new(link, config, Driving::Thread)?;

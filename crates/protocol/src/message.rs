@@ -108,7 +108,9 @@ pub const CAN_SEGMENT: u32 = 2;
 pub const TRUSTED: u32 = 1;
 
 /// Asks for an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct Open {
     /// Which of the following fields count: `RULE_…`.

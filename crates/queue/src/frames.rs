@@ -85,10 +85,7 @@ impl Ledger {
     /// The server gives the frame back.
     #[inline]
     pub fn give_back(&mut self, frame: u32) {
-        let (index, bit) = (frame as usize / 64, 1u64 << (frame % 64));
-        let word = self.words.get(index);
-        debug_assert!(word & bit != 0, "a frame given back that was not there");
-        self.words.store(index, word & !bit);
+        self.give_back_all(core::iter::once(frame));
     }
 
     /// Whether the server has the frame.

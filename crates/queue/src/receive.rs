@@ -16,6 +16,10 @@ use crate::word::{OwnWords, PeerWords};
 /// So many descriptors are brought near before they are fetched.
 const AHEAD: u32 = 64;
 
+/// So many provided frames' numbers are brought near: an application says how many there are, and
+/// more than a cache holds would only be in the way.
+const AHEAD_PROVIDED: u32 = 512;
+
 /// The application's side. It checks the server's words too: a server that has gone wrong must
 /// not make it read outside of its heap.
 #[derive(Debug)]
@@ -152,7 +156,8 @@ impl ReceiveProducer {
         let head = self.head.look(self.commit.now().wrapping_add(self.capacity))?;
         let new = head.wrapping_sub(before);
         let first = (before & (self.capacity - 1)) as usize;
-        self.provided.prefetch_ring(first, new as usize, self.capacity as usize);
+        let near = new.min(AHEAD_PROVIDED) as usize;
+        self.provided.prefetch_ring(first, near, self.capacity as usize);
         for step in 0..new {
             let index = before.wrapping_add(step);
             let word = self.provided.fetch((index & (self.capacity - 1)) as usize);

@@ -3,11 +3,11 @@
 //! Nothing is decided here that `send.rs` would decide otherwise: whatever is in the least unusual,
 //! may not be sent, or has no receiver here, is left to it.
 
-use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
+use towpath_protocol::counters::{self, Device as Count};
 
-use crate::copy::session_word;
 use crate::engine::Engine;
 use crate::receive::Deliverer;
+use crate::send::count_sent;
 use crate::source::{Piece, Source};
 use crate::transmit::Group;
 
@@ -22,7 +22,8 @@ impl Engine {
             return 0;
         }
         let Some((memory, _)) = &self.heaps[group.place as usize] else { return 0 };
-        let (mut passed, mut first, mut slots) = (0, 0u32, 0u32);
+        // Each packet of this way has one slot.
+        let (mut first, mut slots) = (0u32, 0u32);
         for place in from..group.count {
             let (one, plain) = (&group.packets[place], &group.plain[place]);
             // Packets whose slots do not follow each other were taken around one that a
@@ -42,13 +43,7 @@ impl Engine {
             }
             let Some(destination) = self.flows.lookup_plain(plain) else { break };
             let copies = u64::from(self.stage.slots[group.slots[place] as usize].copies);
-            for (count, by) in [
-                (EndpointCount::TxPackets, 1),
-                (EndpointCount::TxBytes, len as u64),
-                (EndpointCount::TxCopies, copies),
-            ] {
-                counters::add(&mut sender.counters, session_word(one.endpoint, count), by);
-            }
+            count_sent(&mut sender.counters, one.endpoint, len, copies);
             let prefix = self.stage.bytes(group.slots[place]);
             let heap = sender.shape.transmit_heap;
             let rest = [Piece {
@@ -69,12 +64,11 @@ impl Engine {
                 first = one.first;
             }
             slots += 1;
-            passed += 1;
         }
         if slots > 0 {
             self.finish(group, first, slots);
             counters::add(&mut self.counters, Count::LocalPackets as usize, u64::from(slots));
         }
-        passed
+        slots as usize
     }
 }

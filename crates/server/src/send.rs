@@ -6,8 +6,8 @@ use towpath_packet::offload;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_packet::transport::Transport;
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
-use towpath_queue::Violation;
 use towpath_queue::descriptor::META;
+use towpath_queue::{OwnWords, Violation};
 
 use crate::copy::session_word;
 use crate::demux::{Destination, is_group};
@@ -209,13 +209,7 @@ impl Engine {
     fn count_sent(&mut self, one: &Outgoing) {
         let copies = u64::from(self.stage.slots[one.slot as usize].copies);
         if let Some(session) = &mut self.sessions[one.place as usize] {
-            for (count, by) in [
-                (EndpointCount::TxPackets, 1),
-                (EndpointCount::TxBytes, one.len as u64),
-                (EndpointCount::TxCopies, copies),
-            ] {
-                counters::add(&mut session.counters, session_word(one.endpoint, count), by);
-            }
+            count_sent(&mut session.counters, one.endpoint, one.len, copies);
         }
     }
 
@@ -356,6 +350,18 @@ impl Engine {
         }
         self.pieces = pieces;
         failed.map_or(Ok(Sent::Later), Err)
+    }
+}
+
+/// Counts a packet that was sent, to the device or to an endpoint of this host.
+#[inline]
+pub(crate) fn count_sent(words: &mut OwnWords, endpoint: u32, len: usize, copies: u64) {
+    for (count, by) in [
+        (EndpointCount::TxPackets, 1),
+        (EndpointCount::TxBytes, len as u64),
+        (EndpointCount::TxCopies, copies),
+    ] {
+        counters::add(words, session_word(endpoint, count), by);
     }
 }
 

@@ -78,12 +78,6 @@ impl Stage {
         }
     }
 
-    /// How long a slot is, in bytes.
-    #[must_use]
-    pub fn slot_bytes(&self) -> usize {
-        self.slot_bytes
-    }
-
     /// Free slots.
     #[must_use]
     pub fn free(&self) -> usize {
@@ -124,8 +118,9 @@ impl Stage {
         }
         let entry = &mut self.slots[slot as usize];
         (entry.len, entry.copies) = (len as u32, 1);
-        // SAFETY: the stage is private memory, and `&mut self` is the only way to it here. The
-        // device does not have this slot: it was taken for this packet.
+        // SAFETY: the slots are private memory that nothing else uses (`new`), and `&mut self` is
+        // the only way to them here. The device does not have this one: it was taken for this
+        // packet. What else is in the mapping, the pool, lies before them.
         let Some(bytes) = (unsafe { self.memory.bytes_mut(self.start(slot), len) }) else {
             return false;
         };
@@ -185,7 +180,7 @@ impl Stage {
     #[must_use]
     pub fn bytes(&self, slot: u32) -> &[u8] {
         let len = self.slots[slot as usize].len as usize;
-        // SAFETY: the stage is private memory, written only through `&mut self`.
+        // SAFETY: as in `fetch`; the slots are written only through `&mut self`.
         unsafe { self.memory.bytes(self.start(slot), len) }.unwrap_or(&[])
     }
 

@@ -114,24 +114,10 @@ struct Flip {
 
 const FORGED_MAC: [u8; 6] = [2, 0xba, 0xdb, 0xad, 0, 1];
 
-const ANYTHING: Open = Open {
-    given: 0,
-    queue_set: 0,
-    flags: 0,
-    vlan: 0,
-    ethertype: 0,
-    mac: [0; 6],
-    protocol: 0,
-    ip_version: 0,
-    ip: [0; 16],
-    port: 0,
-    reserved: 0,
-};
-
 /// Frames of a protocol of their own go the long way through the server.
 #[test]
 fn what_was_checked_is_what_arrives() {
-    let open = Open { given: message::RULE_ETHERTYPE, ethertype: 0x88b5, ..ANYTHING };
+    let open = Open { given: message::RULE_ETHERTYPE, ethertype: 0x88b5, ..Open::default() };
     flip(open, &Rule::new().ethertype(0x88b5), |raw, to, len| {
         let mut frame = [&to.info().mac[..], &raw.mac, &[0x88, 0xb5]].concat();
         frame.resize(len, 0);
@@ -144,7 +130,7 @@ fn what_was_checked_is_what_arrives() {
 #[test]
 fn what_was_checked_of_plain_packets_is_what_arrives() {
     let given = message::RULE_PROTOCOL | message::RULE_PORT;
-    let open = Open { given, protocol: 17, port: 1000, ..ANYTHING };
+    let open = Open { given, protocol: 17, port: 1000, ..Open::default() };
     flip(open, &Rule::new().udp(2000), |raw, to, len| {
         let flow = Flow::v4()
             .macs(raw.mac, to.info().mac)

@@ -82,23 +82,22 @@ fn write_page(docs: &Path) -> anyhow::Result<()> {
     let mut reports = Vec::new();
     for experiment in Experiment::ALL {
         let path = docs.join("benchmarks").join(experiment.name()).with_extension("json");
-        match std::fs::read_to_string(&path) {
-            Ok(text) => {
-                let report: Report =
-                    serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-                let remarks = match std::fs::read_to_string(path.with_extension("md")) {
-                    Ok(remarks) => remarks,
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-                    Err(error) => return Err(error).with_context(|| path.display().to_string()),
-                };
-                reports.push((report, remarks));
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| path.display().to_string()),
-        }
+        let Some(text) = read_if_there(&path)? else { continue };
+        let report: Report =
+            serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        let remarks = read_if_there(&path.with_extension("md"))?.unwrap_or_default();
+        reports.push((report, remarks));
     }
     anyhow::ensure!(!reports.is_empty(), "no reports in {}", docs.join("benchmarks").display());
     let page = docs.join("benchmarks.md");
     std::fs::write(&page, towpath_bench::page::page(&reports))
         .with_context(|| page.display().to_string())
+}
+
+fn read_if_there(path: &Path) -> anyhow::Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
 }
