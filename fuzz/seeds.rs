@@ -9,8 +9,8 @@ use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, RST, SYN};
 use towpath_packet::{Checksum, Meta};
 use towpath_protocol::VERSION;
 use towpath_protocol::message::{
-    Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, ErrorBody, MAX_BYTES, MODE_INTERRUPT,
-    Message, OPEN_ALL, Open, Opened, RULE_ALL, Refusal, SETTING_MODE, Set, TRUSTED, fixed_name,
+    Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, ErrorBody, MAX_BYTES, Message, OPEN_ALL,
+    Open, Opened, RULE_ALL, Refusal, Set, TRUSTED, fixed_name,
 };
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
@@ -192,7 +192,11 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         ("close", Message::Close(Close { endpoint: 2 }), 0),
         ("report", Message::Report, 0),
         ("reported", Message::Reported, 1),
-        ("set", Message::Set(Set { setting: SETTING_MODE, value: MODE_INTERRUPT }), 0),
+        (
+            "set",
+            Message::Set(Set { setting: 0, session: 1, endpoint: 2, reserved: 0, value: 1 }),
+            0,
+        ),
         ("done", Message::Done, 0),
         ("done-too-many-descriptors", Message::Done, 8),
         ("error", refused.clone(), 0),

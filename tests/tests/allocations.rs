@@ -84,7 +84,7 @@ fn of_packets(mode: Mode) -> Allocations {
         ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
         ..Subnets::default()
     };
-    let config = Config { mode, subnets, ..Config::default() };
+    let config = Config { settings: mode.into(), subnets, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default())
         .expect("the server starts");
     let attach = || {

@@ -8,6 +8,7 @@ use towpath_protocol::VERSION;
 use towpath_protocol::message::{
     self, Attach, Attached, Close, ErrorBody, MAX_BYTES, Message, Open, Opened, Refusal, Set,
 };
+use towpath_protocol::settings::{Kind, Scope, Setting};
 use towpath_tests::process::Program;
 use towpath_tests::random::{Random, seed};
 use towpath_tests::raw::{self, Raw, Reply, bytes};
@@ -49,7 +50,7 @@ fn what_is_no_message_is_refused_and_cut_off() {
         Message::Attach(raw::attach("short")),
         Message::Open(raw::open()),
         Message::Close(Close { endpoint: 0 }),
-        Message::Set(Set { setting: 1, value: 1 }),
+        Message::Set(set(0, 1)),
         Message::Mapped,
         Message::Report,
     ] {
@@ -316,14 +317,36 @@ fn each_field_of_open_has_its_range() {
     server.stop();
 }
 
+fn set(setting: u32, value: u64) -> Set {
+    Set { setting, session: 0, endpoint: 0, reserved: 0, value }
+}
+
 #[test]
 fn settings_that_are_none_are_refused() {
     let server = Served::start(&PEER, &[]);
     let raw = connect(&server);
-    for (setting, value) in [(0, 0), (1, 2), (1, u32::MAX), (2, 0), (u32::MAX, 0)] {
-        let (refusal, text) = refused(raw.ask(&Message::Set(Set { setting, value })).unwrap());
-        assert_eq!(refusal, Refusal::NotFound, "{text}");
+    let none = Setting::ALL.len() as u32;
+    let mut wrong = vec![set(none, 0), set(u32::MAX, 0)];
+    for (setting, spec) in &Setting::ALL {
+        let number = *setting as u32;
+        let over = match spec.kind {
+            Kind::Number { most, .. } => most.saturating_add(1),
+            Kind::Word(words) => words.len() as u64,
+        };
+        let of_device = spec.scope == Scope::Device;
+        wrong.push(Set { session: u32::from(!of_device), ..set(number, over) });
+        wrong.push(Set { session: u32::from(!of_device), ..set(number, u64::MAX) });
+        // The device has no such setting, or no endpoint has it, or there is no such endpoint.
+        wrong.push(Set { session: u32::from(of_device), ..set(number, spec.default) });
+        wrong.push(Set { session: 77, endpoint: 1, ..set(number, spec.default) });
     }
+    for one in wrong {
+        let (refusal, text) = refused(raw.ask(&Message::Set(one)).unwrap());
+        assert_eq!(refusal, Refusal::NotFound, "{one:?}: {text}");
+    }
+    let odd = Set { reserved: 1, ..set(0, 0) };
+    let (refusal, _) = refused(raw.ask(&Message::Set(odd)).unwrap());
+    assert_eq!(refusal, Refusal::Malformed);
     assert_eq!(server.report()["device"]["mode"], "interrupt");
     server.stop();
 }

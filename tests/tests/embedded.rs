@@ -25,7 +25,7 @@ use towpath_tests::raw::{self, Raw, Reply};
 use towpath_tests::{PATIENCE, eventually, frames};
 
 fn serve(device: Box<dyn Device>, mode: Mode) -> Server {
-    let config = Config { mode, ..Config::default() };
+    let config = Config { settings: mode.into(), ..Config::default() };
     Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
 }
 

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use towpath_client::{MODE_INTERRUPT, MODE_POLL};
+use towpath_client::Setting;
 use towpath_tests::process::{Process, Program};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::served::Served;
@@ -104,10 +104,11 @@ fn a_change_of_mode_under_load_loses_nothing() {
     let mut pair = start("pair", &server, "6");
     let mut echoed = start("echoed", &server, "7");
     for round in 0..300 {
-        let mode = if round % 2 == 0 { MODE_POLL } else { MODE_INTERRUPT };
-        towpath_client::set_mode(server.socket(), mode).unwrap();
+        let mode = if round % 2 == 0 { "poll" } else { "interrupt" };
+        let value = Setting::Mode.parse(mode).unwrap();
+        towpath_client::set(server.socket(), None, Setting::Mode, value).unwrap();
         let shown = server.report()["device"]["mode"].as_str().unwrap().to_owned();
-        assert_eq!(shown, if mode == MODE_POLL { "poll" } else { "interrupt" });
+        assert_eq!(shown, mode);
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         if round % 30 == 0 {
             // Nobody stands still in either mode.

@@ -78,7 +78,7 @@ fn samples(from: &Session, to: &Session) -> Vec<Vec<u8>> {
 fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let config = Config {
-        mode: Mode::Interrupt,
+        settings: Mode::Interrupt.into(),
         subnets: Subnets {
             ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
             ipv6: Some(("fd77::1".parse().unwrap(), 64)),

@@ -41,7 +41,7 @@ pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
     let (near, _far) = loopback::pair(&loopback::Config::default())?;
     let config = Config {
         socket: Some(socket),
-        mode: Mode::Poll,
+        settings: Mode::Poll.into(),
         engine_cpu: Some(engine_cpu),
         subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 24)), ipv6: None },
         ..Config::default()

@@ -41,7 +41,7 @@ pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
     netlink.set_up(TAP)?;
     let config = Config {
         socket: Some(socket),
-        mode: Mode::Interrupt,
+        settings: Mode::Interrupt.into(),
         subnets: Subnets { ipv4: Some((KERNEL, 24)), ipv6: None },
         ..Config::default()
     };

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use towpath_protocol::channel::Channel;
 use towpath_protocol::memory::SharedFile;
-use towpath_protocol::message::{Message, SETTING_MODE, Set};
+use towpath_protocol::message::{Message, Set};
+use towpath_protocol::settings::Setting;
 
 use crate::control::{Answer, ask, connect};
 use crate::error::AttachError;
@@ -56,14 +57,22 @@ pub fn report_over(socket: OwnedFd) -> Result<serde_json::Value, AttachError> {
         .map_err(|error| AttachError::Protocol(format!("the report is no JSON: {error}")))
 }
 
-/// Changes how the engine waits: [`crate::MODE_POLL`] or [`crate::MODE_INTERRUPT`]. For root and
-/// the server's user.
+/// Changes a setting of the device, or of an endpoint, which is named by its session and its number
+/// there. For root and the server's user; an application changes its own endpoints' by
+/// [`crate::Session::set`].
 ///
 /// # Errors
-/// As attaching; the old mode stands then.
-pub fn set_mode(path: impl AsRef<Path>, mode: u32) -> Result<(), AttachError> {
+/// As attaching; the old value stands then.
+pub fn set(
+    path: impl AsRef<Path>,
+    endpoint: Option<(u32, u32)>,
+    setting: Setting,
+    value: u64,
+) -> Result<(), AttachError> {
     let channel = Channel::new(connect(path.as_ref())?);
-    expect(&channel, &Message::Set(Set { setting: SETTING_MODE, value: mode })).map(|_| ())
+    let (session, endpoint) = endpoint.unwrap_or((0, 0));
+    let set = Set { setting: setting as u32, session, endpoint, reserved: 0, value };
+    expect(&channel, &Message::Set(set)).map(|_| ())
 }
 
 fn expect(channel: &Channel, message: &Message) -> Result<(Message, Vec<OwnedFd>), AttachError> {

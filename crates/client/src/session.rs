@@ -14,6 +14,7 @@ use towpath_protocol::layout::{
 };
 use towpath_protocol::memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, Attach, Message};
+use towpath_protocol::settings::Setting;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 use towpath_queue::doorbell::{Ringer, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
@@ -235,6 +236,28 @@ impl Session {
     pub fn close(&mut self, endpoint: Endpoint) -> Result<(), OpenError> {
         self.check()?;
         self.ask(&Message::Close(message::Close { endpoint: endpoint.number })).map(|_| ())
+    }
+
+    /// Changes a setting of one of this session's endpoints. Applications may change those whose
+    /// [`Scope`](crate::Scope) is `OwnEndpoint`.
+    ///
+    /// # Errors
+    /// [`OpenError`] says why not; the old value stands then.
+    pub fn set(
+        &mut self,
+        endpoint: Endpoint,
+        setting: Setting,
+        value: u64,
+    ) -> Result<(), OpenError> {
+        self.check()?;
+        self.ask(&Message::Set(message::Set {
+            setting: setting as u32,
+            session: self.info.session,
+            endpoint: endpoint.number,
+            reserved: 0,
+            value,
+        }))
+        .map(|_| ())
     }
 
     fn ask(&mut self, message: &Message) -> Result<Message, OpenError> {

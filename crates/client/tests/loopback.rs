@@ -15,7 +15,7 @@ fn serve(mode: Mode) -> (Server, loopback::LoopbackDevice) {
         ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
         ipv6: Some(("fd77::1".parse().unwrap(), 64)),
     };
-    let config = Config { mode, subnets, ..Config::default() };
+    let config = Config { settings: mode.into(), subnets, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
     (server, far)
 }

@@ -9,6 +9,7 @@
 //! | [`message`] | the control messages, their numbers and their checks |
 //! | [`channel`] | a socket that carries messages with descriptors |
 //! | [`peer`] | who is at the other end |
+//! | [`settings`] | what can be changed while a server runs |
 //! | [`store`] | where objects are kept that must outlive the server |
 
 pub mod channel;
@@ -17,8 +18,9 @@ pub mod layout;
 pub mod memory;
 pub mod message;
 pub mod peer;
+pub mod settings;
 pub mod store;
 
 /// The version of messages and layout together. Raised whenever either changes; a peer of another
 /// version is refused with both numbers.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;

@@ -14,7 +14,7 @@
 //! | opened | server | [`Opened`] | |
 //! | close | application | [`Close`] | done, or error |
 //! | report | anyone allowed | none | report with one descriptor: a memory file with JSON |
-//! | set | administrator | [`Set`] | done, or error |
+//! | set | administrator; an application for its own endpoints | [`Set`] | done, or error |
 //! | done | server | none | |
 //! | error | server | [`ErrorBody`] | |
 
@@ -179,22 +179,21 @@ pub struct Close {
     pub endpoint: u32,
 }
 
-/// Changes a setting of the device.
+/// Changes a setting of the device, or of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Set {
-    /// `SETTING_…`.
+    /// A [`crate::settings::Setting`] by its number.
     pub setting: u32,
-    /// The value; for [`SETTING_MODE`] `MODE_…`.
-    pub value: u32,
+    /// The session whose endpoint it is about; 0: the device.
+    pub session: u32,
+    /// The endpoint's number in the session; 0 for the device.
+    pub endpoint: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// The value.
+    pub value: u64,
 }
-
-/// The engine's mode.
-pub const SETTING_MODE: u32 = 1;
-/// The engine never sleeps.
-pub const MODE_POLL: u32 = 0;
-/// The engine sleeps when there is nothing to do.
-pub const MODE_INTERRUPT: u32 = 1;
 
 /// Why something was refused. This layout never changes.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -272,6 +271,7 @@ const _: () = {
     assert!(size_of::<Attach>() == 64);
     assert!(size_of::<Attached>() == 88);
     assert!(size_of::<Open>() == 44);
+    assert!(size_of::<Set>() == 24);
     assert!(size_of::<ErrorBody>() == 248);
 };
 
@@ -437,7 +437,7 @@ mod tests {
             Message::Close(Close { endpoint: 3 }),
             Message::Report,
             Message::Reported,
-            Message::Set(Set { setting: SETTING_MODE, value: MODE_POLL }),
+            Message::Set(Set { setting: 1, session: 2, endpoint: 3, reserved: 0, value: 4 }),
             Message::Done,
             Message::Error(Box::new(ErrorBody::new(Refusal::Limit, "no"))),
         ]

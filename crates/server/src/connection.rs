@@ -11,6 +11,7 @@ use towpath_protocol::layout::SessionShape;
 use towpath_protocol::memory::Mapping;
 use towpath_protocol::message::{self, Attach, ErrorBody, Message, Open, Refusal};
 use towpath_protocol::peer::Peer;
+use towpath_protocol::settings::Values;
 
 use crate::addresses::Lease;
 use crate::demux::Rule;
@@ -76,6 +77,8 @@ pub(crate) struct Opened {
     pub(crate) offload: bool,
     /// Its queue set.
     pub(crate) queue_set: u32,
+    /// Its settings.
+    pub(crate) settings: Values,
 }
 
 impl Connection {
@@ -232,5 +235,6 @@ pub(crate) fn read_open(
         group: open.flags & message::OPEN_GROUP != 0,
         offload: open.flags & message::OPEN_OFFLOAD != 0,
         queue_set: open.queue_set,
+        settings: Values::default(),
     })
 }

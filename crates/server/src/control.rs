@@ -18,13 +18,13 @@ use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{Peer, every_user_has_a_number};
+use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
 use crate::addresses::{Holder, Pool};
 use crate::connection::{Connection, Progress};
 use crate::demux::Rule;
-use crate::engine::Mode;
 use crate::orders::{Event, Order};
 use crate::policy::Policy;
 use crate::prepare::stored_name;
@@ -73,8 +73,8 @@ pub(crate) struct Parts {
     pub(crate) pool: Pool,
     /// No subnet was given: administrators may use any address.
     pub(crate) free_addresses: bool,
-    /// How the engine waits.
-    pub(crate) mode: Mode,
+    /// The device's settings.
+    pub(crate) settings: Values,
     /// Keeps what must outlive the server.
     pub(crate) store: Box<dyn Store>,
     /// To the engine.

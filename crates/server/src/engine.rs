@@ -20,6 +20,7 @@ use towpath_protocol::layout::{
     own_words,
 };
 use towpath_protocol::memory::Mapping;
+use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::descriptor::MAX_CHAIN;
 use towpath_queue::doorbell::Sleeper;
 use towpath_queue::frames::FreeFrames;
@@ -45,9 +46,28 @@ pub enum Mode {
     Interrupt,
 }
 
-/// Limits and sizes of an engine; see [`crate::Config`].
+impl Mode {
+    const ALL: [Mode; 2] = [Mode::Poll, Mode::Interrupt];
+
+    /// As the setting's value has it.
+    pub(crate) fn of(value: u64) -> Mode {
+        Mode::ALL.get(value as usize).copied().unwrap_or(Mode::Interrupt)
+    }
+}
+
+impl From<Mode> for Values {
+    /// Everything as nobody set it, but the mode.
+    fn from(mode: Mode) -> Values {
+        let mut values = Values::default();
+        let set = values.set(Setting::Mode, mode as u64);
+        debug_assert!(set.is_ok(), "the table has all modes");
+        values
+    }
+}
+
+/// How much is done in one turn; see [`crate::Config`].
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct Budgets {
     /// Packets taken from the device in one turn.
     pub batch: usize,
     /// Packets that an endpoint may receive in one turn.
@@ -96,7 +116,7 @@ pub struct Engine {
     /// Taken out while packets are sent.
     pub(crate) group: Option<Box<Group>>,
     pub(crate) counters: OwnWords,
-    pub(crate) settings: Settings,
+    pub(crate) budgets: Budgets,
     pub(crate) turn: u64,
     header: OwnWords,
     sleeper: Sleeper,
@@ -142,8 +162,8 @@ impl Engine {
         state: &Arc<Mapping>,
         epoch: u64,
         seed: u64,
-        mode: Mode,
-        settings: Settings,
+        values: &Values,
+        budgets: Budgets,
         link: Link,
     ) -> Result<Engine, DeviceError> {
         let info = device.info().clone();
@@ -153,7 +173,7 @@ impl Engine {
         };
         let mut spaces = Spaces::default();
         let pool_frame_bytes = info.rx_frame_bytes.next_multiple_of(128) as u32;
-        let pool_frames = (settings.batch * 2).clamp(64, 4096) as u32;
+        let pool_frames = (budgets.batch * 2).clamp(64, 4096) as u32;
         let can = info.can;
         let slot_bytes = if can.tx_in_place && can.tx_checksum && can.tx_segmentation {
             WHOLE_BYTES
@@ -199,19 +219,19 @@ impl Engine {
             free_flights: FreeFrames::new(0, STAGE_SLOTS),
             active: VecDeque::with_capacity(1024),
             touched: Vec::with_capacity(1024),
-            finished: Vec::with_capacity(settings.turn_budget),
-            received: Vec::with_capacity(settings.batch),
+            finished: Vec::with_capacity(budgets.turn_budget),
+            received: Vec::with_capacity(budgets.batch),
             tokens: Vec::with_capacity(STAGE_SLOTS as usize),
             pieces: Vec::with_capacity(MAX_CHAIN + 1),
             segment: SegmentPieces::new(),
             found: Vec::with_capacity(64),
             group: None,
             counters,
-            settings,
+            budgets,
             turn: 0,
             header,
             sleeper: Sleeper::new(flag),
-            mode,
+            mode: Mode::of(values.get(Setting::Mode)),
             orders: link.orders,
             events: link.events,
             control_wake: link.control_wake,

@@ -53,3 +53,4 @@ pub use addresses::Subnets;
 pub use engine::Mode;
 pub use policy::Policy;
 pub use server::{Config, Server, StartError};
+pub use towpath_protocol::settings::{Setting, SettingError, Values};

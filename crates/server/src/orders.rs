@@ -10,6 +10,7 @@ use rustix::event::epoll;
 use towpath_device::{DeviceError, Space};
 use towpath_protocol::counters::{self, Device as Count};
 use towpath_protocol::layout::{ENDPOINT_COUNTERS, peer_words};
+use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
 use crate::demux::{Destination, Rule};
@@ -35,7 +36,13 @@ pub enum Order {
         session: u32,
         number: u32,
     },
-    SetMode(Mode),
+    /// A checked value of a setting; session 0: the device's.
+    Set {
+        setting: Setting,
+        session: u32,
+        endpoint: u32,
+        value: u64,
+    },
     Stop,
 }
 
@@ -123,7 +130,9 @@ impl Engine {
                     self.remove_endpoint(place, number);
                 }
             }
-            Order::SetMode(mode) => self.mode = mode,
+            Order::Set { setting, value, .. } => match setting {
+                Setting::Mode => self.mode = Mode::of(value),
+            },
             Order::Stop => self.stop = true,
         }
     }

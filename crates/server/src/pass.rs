@@ -56,7 +56,7 @@ impl Engine {
                 sessions: &mut self.sessions,
                 touched: &mut self.touched,
                 segment: &mut self.segment,
-                receive_budget: self.settings.receive_budget,
+                receive_budget: self.budgets.receive_budget,
                 turn: self.turn,
             };
             deliverer.deliver_finished(destination, Source { prefix, memory, pieces });

@@ -22,7 +22,7 @@ impl Engine {
         self.provide();
         let mut received = std::mem::take(&mut self.received);
         received.clear();
-        let outcome = self.device.rx_return(&self.spaces, &mut received, self.settings.batch);
+        let outcome = self.device.rx_return(&self.spaces, &mut received, self.budgets.batch);
         let mut bytes = 0;
         for one in &received {
             bytes += u64::from(one.len);
@@ -80,7 +80,7 @@ impl Engine {
             sessions: &mut self.sessions,
             touched: &mut self.touched,
             segment: &mut self.segment,
-            receive_budget: self.settings.receive_budget,
+            receive_budget: self.budgets.receive_budget,
             turn: self.turn,
         };
         for destination in &self.flows.captures {

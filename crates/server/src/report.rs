@@ -8,7 +8,6 @@ use towpath_protocol::memory::Mapping;
 
 use crate::connection::{Connection, Opened, Progress};
 use crate::demux::Rule;
-use crate::engine::Mode;
 use crate::orders::Tap;
 use towpath_protocol::counters;
 
@@ -31,7 +30,9 @@ pub struct Device {
     /// Its MTU, in bytes.
     pub mtu: usize,
     /// How the engine waits.
-    pub mode: &'static str,
+    pub mode: String,
+    /// Its settings, as people write them.
+    pub settings: BTreeMap<&'static str, String>,
     /// Which server this is.
     pub epoch: u64,
     /// Seconds since it started.
@@ -82,6 +83,9 @@ pub struct Endpoint {
     pub queue_set: u32,
     /// What it receives, as text.
     pub receives: String,
+    /// Its settings that are not as they were at first, as people write them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<&'static str, String>,
     /// Its counters.
     pub counters: BTreeMap<&'static str, u64>,
 }
@@ -90,15 +94,6 @@ pub struct Endpoint {
 #[must_use]
 pub fn mac_text([a, b, c, d, e, f]: [u8; 6]) -> String {
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
-}
-
-/// A mode's name.
-#[must_use]
-pub fn mode_text(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Poll => "poll",
-        Mode::Interrupt => "interrupt",
-    }
 }
 
 fn rule_text(rule: &Rule) -> String {
@@ -152,6 +147,7 @@ pub(crate) fn session(connection: &Connection) -> Option<Session> {
             endpoint: number as u32,
             queue_set: opened.queue_set,
             receives: receives(opened),
+            settings: opened.settings.changed().collect(),
             counters: counters::read(&words, start, &counters::Endpoint::ALL).into_iter().collect(),
         })
     });

@@ -5,12 +5,12 @@ use std::os::fd::AsFd;
 
 use towpath_protocol::memory::SharedFile;
 use towpath_protocol::message::{self, Attached, Message, Open, Refusal, Set};
-use tracing::info;
+use towpath_protocol::settings::{Scope, Setting, SettingError};
+use tracing::{debug, info};
 
 use crate::addresses::Holder;
 use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
 use crate::control::{Control, Reply};
-use crate::engine::Mode;
 use crate::orders::{Order, Tap, tap_rule};
 use crate::policy::Standing;
 use crate::prepare::{Prepared, session_bytes, stored_name};
@@ -232,7 +232,8 @@ impl Control {
                 name: self.parts.info.name.clone(),
                 mac: report::mac_text(self.parts.info.mac),
                 mtu: self.parts.info.mtu,
-                mode: report::mode_text(self.parts.mode),
+                mode: Setting::Mode.show(self.parts.settings.get(Setting::Mode)),
+                settings: self.parts.settings.shown(true).collect(),
                 epoch: self.parts.epoch,
                 uptime_s: self.started.elapsed().as_secs(),
                 addresses: self.parts.pool.size(),
@@ -261,25 +262,55 @@ impl Control {
         Ok(())
     }
 
+    /// Changes a setting of the device or of an endpoint.
     fn set(&mut self, token: u64, set: Set) -> Result<(), Refused> {
         let Some(connection) = self.connections.get(&token) else { return Ok(()) };
-        if connection.standing != Standing::Administrator {
-            let text = "set: only root and the server's user may change settings";
-            return Err((Refusal::Permission, text.into()));
+        let setting = Setting::numbered(set.setting).ok_or_else(|| {
+            (Refusal::NotFound, format!("set: there is no setting {}", set.setting))
+        })?;
+        let (name, scope) = (setting.spec().name, setting.spec().scope);
+        let administrator = connection.standing == Standing::Administrator;
+        let own = set.session != 0
+            && set.session == connection.number
+            && matches!(connection.progress, Progress::Lives);
+        if !(administrator || own && scope == Scope::OwnEndpoint) {
+            let text = format!("set {name}: only root and the server's user may");
+            return Err((Refusal::Permission, text));
         }
-        let mode = match (set.setting, set.value) {
-            (message::SETTING_MODE, message::MODE_POLL) => Mode::Poll,
-            (message::SETTING_MODE, message::MODE_INTERRUPT) => Mode::Interrupt,
-            (message::SETTING_MODE, value) => {
-                return Err((Refusal::NotFound, format!("set: there is no mode {value}")));
+        if set.reserved != 0 {
+            return Err((Refusal::Malformed, "set: the reserved field must be 0".into()));
+        }
+        let wrong = |error: SettingError| (Refusal::NotFound, format!("set {error}"));
+        let uid = connection.peer.uid;
+        let value = setting.show(set.value);
+        if scope == Scope::Device {
+            if (set.session, set.endpoint) != (0, 0) {
+                let text = format!("set {name}: it is the device's, not an endpoint's");
+                return Err((Refusal::NotFound, text));
             }
-            (setting, _) => {
-                return Err((Refusal::NotFound, format!("set: there is no setting {setting}")));
+            self.parts.settings.set(setting, set.value).map_err(wrong)?;
+            info!(name, value, uid, "set");
+        } else {
+            let at = format!("{}/{}", set.session, set.endpoint);
+            if set.session == 0 {
+                let text = format!("set {name}: it is an endpoint's: name session and endpoint");
+                return Err((Refusal::NotFound, text));
             }
-        };
-        info!(mode = report::mode_text(mode), uid = connection.peer.uid, "mode set");
-        self.parts.mode = mode;
-        self.order(Order::SetMode(mode), Reply::Done(token));
+            let opened = self
+                .connections
+                .values_mut()
+                .find(|one| one.number == set.session && matches!(one.progress, Progress::Lives))
+                .and_then(|one| one.endpoints.get_mut(set.endpoint as usize))
+                .and_then(Option::as_mut)
+                .ok_or_else(|| {
+                    (Refusal::NotFound, format!("set {name}: there is no endpoint {at}"))
+                })?;
+            opened.settings.set(setting, set.value).map_err(wrong)?;
+            debug!(name, value, endpoint = at, uid, "set");
+        }
+        let order =
+            Order::Set { setting, session: set.session, endpoint: set.endpoint, value: set.value };
+        self.order(order, Reply::Done(token));
         Ok(())
     }
 }

@@ -14,11 +14,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use towpath_device::{Device, DeviceError};
 use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::memory::SharedFile;
+use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 
 use crate::addresses::{Pool, PoolError, Subnets};
 use crate::control::{Control, Parts, Request};
-use crate::engine::{Engine, Link, Mode, Settings};
+use crate::engine::{Budgets, Engine, Link};
 use crate::policy::Policy;
 
 /// How a server serves.
@@ -30,8 +31,9 @@ pub struct Config {
     pub policy: Policy,
     /// Addresses to give to sessions.
     pub subnets: Subnets,
-    /// How the engine waits.
-    pub mode: Mode,
+    /// Everything that can be changed later too, first of all how the engine waits:
+    /// `Mode::Poll.into()`, or [`Values::set`].
+    pub settings: Values,
     /// Packets taken from the device in one turn, 1 to 1024.
     pub batch: usize,
     /// Packets that one endpoint may receive in one turn; more are dropped before they are copied.
@@ -48,7 +50,7 @@ impl Default for Config {
             socket: None,
             policy: Policy::default(),
             subnets: Subnets::default(),
-            mode: Mode::Interrupt,
+            settings: Values::default(),
             batch: 64,
             receive_budget: 1024,
             transmit_budget: 64,
@@ -177,7 +179,7 @@ impl Server {
         let (epoch, seed) = (number(epoch).max(1), number(seed));
         let info = device.info().clone();
         let pool = Pool::new(config.subnets, info.mac)?;
-        let settings = Settings {
+        let budgets = Budgets {
             batch: config.batch,
             receive_budget: config.receive_budget.max(1),
             transmit_budget: config.transmit_budget.max(1),
@@ -189,7 +191,8 @@ impl Server {
             wake: engine_wake.clone(),
             control_wake: control_wake.clone(),
         };
-        let engine = Engine::new(device, &state_mapping, epoch, seed, config.mode, settings, link)?;
+        let engine =
+            Engine::new(device, &state_mapping, epoch, seed, &config.settings, budgets, link)?;
         let control = Control::new(Parts {
             listener,
             info,
@@ -199,7 +202,7 @@ impl Server {
             policy: config.policy.clone(),
             pool,
             free_addresses: config.subnets == Subnets::default(),
-            mode: config.mode,
+            settings: config.settings.clone(),
             store,
             orders,
             events,

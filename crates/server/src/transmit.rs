@@ -86,14 +86,14 @@ impl Engine {
     }
 
     fn transmit_sets(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
-        let mut left = self.settings.turn_budget;
+        let mut left = self.budgets.turn_budget;
         let mut work = 0;
         for _ in 0..self.active.len() {
             if left == 0 {
                 break;
             }
             let Some((place, queue_set)) = self.active.pop_front() else { break };
-            let budget = self.settings.transmit_budget.min(left);
+            let budget = self.budgets.transmit_budget.min(left);
             let (taken, go_on) = self.transmit_set(group, place, queue_set, budget)?;
             work += taken;
             left -= taken;

@@ -1,53 +1,142 @@
 //! `towpath set`: change how a running server works.
 #![forbid(unsafe_code)]
 
+use std::fmt::Write;
 use std::str::FromStr;
 
-use crate::failure::Failure;
+use towpath_client::{Scope, Setting};
+
+use crate::failure::{Failure, print};
 use crate::find;
 
 /// What follows the help.
 pub(crate) const EXAMPLES: &str = "\
-Only root and the server's user may.
+Only root and the server's user may. Each setting is changed by itself, in the order given; the
+first that is refused ends it. Endpoints are named as by towpath ls.
 
 Examples:
   towpath set tap0 mode=poll
-  towpath set /run/towpath/tap0.sock mode=interrupt";
+  towpath set /run/towpath/tap0.sock mode=interrupt
+  towpath set --list";
 
 /// Options of `towpath set`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The device, or the path of its server's socket
-    device: String,
-    /// mode=poll: look without end, on a processor of its own; mode=interrupt: sleep meanwhile
-    #[arg(value_name = "SETTING=VALUE", required = true)]
-    settings: Vec<Setting>,
+    #[arg(required_unless_present = "list")]
+    device: Option<String>,
+    /// What to change; SESSION/ENDPOINT says whose the settings behind it are
+    #[arg(value_name = "SETTING=VALUE|SESSION/ENDPOINT", required_unless_present = "list")]
+    changes: Vec<Change>,
+    /// Show what can be changed, with units, ranges and first values
+    #[arg(long, exclusive = true)]
+    list: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Setting {
-    Mode(u32),
+enum Change {
+    /// The following is this endpoint's.
+    Of(u32, u32),
+    Set(Setting, u64),
 }
 
-impl FromStr for Setting {
+impl FromStr for Change {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Setting, String> {
-        match text.split_once('=') {
-            Some(("mode", "poll")) => Ok(Setting::Mode(towpath_client::MODE_POLL)),
-            Some(("mode", "interrupt")) => Ok(Setting::Mode(towpath_client::MODE_INTERRUPT)),
-            _ => Err("mode=poll and mode=interrupt are possible".to_owned()),
+    fn from_str(text: &str) -> Result<Change, String> {
+        if let Some((name, value)) = text.split_once('=') {
+            let setting = Setting::named(name)
+                .map_err(|error| format!("{error}; towpath set --list shows all"))?;
+            let value = setting.parse(value).map_err(|error| error.to_string())?;
+            return Ok(Change::Set(setting, value));
         }
+        let endpoint = || {
+            let (session, endpoint) = text.split_once('/')?;
+            Some((session.parse().ok().filter(|number| *number > 0)?, endpoint.parse().ok()?))
+        };
+        endpoint().map(|(session, endpoint)| Change::Of(session, endpoint)).ok_or_else(|| {
+            "neither SETTING=VALUE, as mode=poll, nor SESSION/ENDPOINT, as 3/0".to_owned()
+        })
     }
 }
 
-/// Changes settings, in the order in which they were given.
+/// Changes settings, in the order in which they were given. What can be seen to be wrong is found
+/// before the first is changed.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let socket = find::named(&args.device)?;
-    for setting in &args.settings {
-        let Setting::Mode(mode) = setting;
-        towpath_client::set_mode(&socket, *mode)
+    if args.list {
+        return print(&list());
+    }
+    let mut of = None;
+    let mut asked = Vec::new();
+    for change in &args.changes {
+        match *change {
+            Change::Of(session, endpoint) => of = Some((session, endpoint)),
+            Change::Set(setting, value) => {
+                let name = setting.spec().name;
+                match (setting.spec().scope == Scope::Device, of) {
+                    (true, _) => asked.push((None, setting, value)),
+                    (false, Some(_)) => asked.push((of, setting, value)),
+                    (false, None) => {
+                        return Err(Failure::usage(format!(
+                            "{name} is an endpoint's: put SESSION/ENDPOINT before it"
+                        )));
+                    }
+                }
+            }
+        }
+    }
+    if asked.is_empty() {
+        return Err(Failure::usage("nothing to set: give SETTING=VALUE".to_owned()));
+    }
+    let socket = find::named(args.device.as_deref().unwrap_or_default())?;
+    for (of, setting, value) in asked {
+        towpath_client::set(&socket, of, setting, value)
             .map_err(|error| Failure::new(error.to_string()))?;
     }
     Ok(())
+}
+
+fn list() -> String {
+    let mut text = String::new();
+    for (title, device) in [("Of the device", true), ("Of an endpoint", false)] {
+        let mut heading = Some(title);
+        for (setting, spec) in &Setting::ALL {
+            if (spec.scope == Scope::Device) != device {
+                continue;
+            }
+            if let Some(title) = heading.take() {
+                let _ = writeln!(text, "{title}:");
+            }
+            let _ = writeln!(
+                text,
+                "  {}={}: {}\n      {}",
+                spec.name,
+                setting.show(spec.default),
+                setting.possible(),
+                spec.help
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_read() {
+        assert_eq!("mode=poll".parse(), Ok(Change::Set(Setting::Mode, 0)));
+        assert_eq!("3/0".parse(), Ok(Change::Of(3, 0)));
+        for wrong in ["0/1", "3", "3/x", "mode", "speed=1", "mode=fast"] {
+            let error = wrong.parse::<Change>().unwrap_err();
+            assert!(!error.is_empty() && !error.contains('\n'), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn all_settings_are_listed() {
+        let text = list();
+        assert!(Setting::ALL.iter().all(|(_, spec)| text.contains(&format!("  {}=", spec.name))));
+    }
 }

@@ -86,7 +86,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
             ipv6: Some(("fd77::1".parse().expect("an address"), 64)),
         },
-        mode,
+        settings: mode.into(),
         ..Config::default()
     };
     let server = Server::start(&config, device, Box::new(store)).expect("the server starts");

@@ -4,23 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use towpath_server::{Config, Mode, Policy};
+use towpath_server::{Config, Policy, Setting};
 
-use super::values::{Fault, Group, Identity, Number, Subnet, User, subnets};
+use super::values::{Assignment, Fault, Group, Identity, Mode, Number, Subnet, User, subnets};
 use crate::failure::{Failure, says};
 
 /// The largest configuration file that is read, in bytes.
 const MOST_FILE_BYTES: u64 = 1 << 20;
-
-/// How the engine waits for work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Waiting {
-    /// Sleep, and be woken: a processor is used when there is work.
-    Interrupt,
-    /// Look without end: one processor, all the time, for the shortest delays.
-    Poll,
-}
 
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -76,10 +66,14 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GROUP")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_group: Vec<Group>,
-    /// How the engine waits for work; `interrupt` if not said
+    /// How the engine waits for work: poll or interrupt; `interrupt` if not said
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mode: Option<Waiting>,
+    pub(crate) mode: Option<Mode>,
+    /// A first value of what `towpath set` can change; may be given several times
+    #[arg(long, value_name = "SETTING=VALUE")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) set: Vec<Assignment>,
     /// The processor that the engine is bound to
     #[arg(long, value_name = "NUMBER")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -169,6 +163,7 @@ impl Settings {
             allow_user: list(self.allow_user, file.allow_user),
             allow_group: list(self.allow_group, file.allow_group),
             mode: self.mode.or(file.mode),
+            set: list(self.set, file.set),
             engine_cpu: self.engine_cpu.or(file.engine_cpu),
             fault: self.fault.or(file.fault),
             pcap: self.pcap.or(file.pcap),
@@ -193,7 +188,7 @@ impl Settings {
         let socket = self.tap.as_deref().map(towpath_client::default_socket);
         let defaults = Settings {
             socket,
-            mode: Some(Waiting::Interrupt),
+            mode: Some(Mode(Setting::Mode.spec().default)),
             log: Some(Level::Info),
             sessions_per_user: number(policy.sessions_per_user),
             session_bytes: number(policy.session_bytes),
@@ -228,10 +223,14 @@ impl Settings {
         let given: Vec<Subnet> = self.address.iter().chain(&self.subnet).copied().collect();
         config.subnets = subnets(&given)
             .map_err(|text| Failure::usage(format!("--address and --subnet: {text}")))?;
-        config.mode = match self.mode {
-            Some(Waiting::Poll) => Mode::Poll,
-            Some(Waiting::Interrupt) | None => Mode::Interrupt,
-        };
+        let mode = self.mode.map(|Mode(value)| (Setting::Mode, value));
+        let first = self.set.iter().map(|Assignment(setting, value)| (*setting, *value));
+        for (setting, value) in first.chain(mode) {
+            config
+                .settings
+                .set(setting, value)
+                .map_err(|error| Failure::usage(error.to_string()))?;
+        }
         config.engine_cpu = self.engine_cpu.map(Number::get);
         Ok(config)
     }
@@ -281,7 +280,7 @@ transmit-budget = 11
         assert_eq!((config.policy.users, config.policy.groups), (vec![0, 61002], vec![61003]));
         assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (9, 10, 11));
         assert!(config.subnets.ipv4.is_some() && config.subnets.ipv6.is_some());
-        assert_eq!((config.mode, config.engine_cpu), (Mode::Poll, Some(1)));
+        assert_eq!((config.settings.get(Setting::Mode), config.engine_cpu), (0, Some(1)));
         assert_eq!((config.policy.sessions_per_user, config.policy.session_bytes), (5, 1_000_000));
         assert_eq!((config.policy.endpoints_per_session, config.policy.connections), (7, 8));
     }

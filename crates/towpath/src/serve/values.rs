@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use towpath_client::{Scope, Setting};
 use towpath_netlink::Prefix;
 use towpath_server::Subnets;
 
@@ -118,6 +119,52 @@ impl fmt::Display for Subnet {
 }
 
 as_text!(Subnet, "an address with its network's bits, as \"10.77.0.1/24\"");
+
+/// How the engine waits: a value of the setting `mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mode(pub(crate) u64);
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Mode, String> {
+        Setting::Mode.parse(text).map(Mode).map_err(|error| error.to_string())
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&Setting::Mode.show(self.0))
+    }
+}
+
+as_text!(Mode, "how the engine waits, as \"poll\"");
+
+/// A setting of the device with its first value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Assignment(pub(crate) Setting, pub(crate) u64);
+
+impl FromStr for Assignment {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Assignment, String> {
+        let (name, value) = text.split_once('=').ok_or("not SETTING=VALUE, as mode=poll")?;
+        let setting = Setting::named(name)
+            .map_err(|error| format!("{error}; towpath set --list shows all"))?;
+        if setting.spec().scope != Scope::Device {
+            return Err(format!("{name} is an endpoint's; towpath set changes it"));
+        }
+        setting.parse(value).map(|value| Assignment(setting, value)).map_err(|e| e.to_string())
+    }
+}
+
+impl fmt::Display for Assignment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.0.spec().name, self.0.show(self.1))
+    }
+}
+
+as_text!(Assignment, "a setting with its value, as \"mode=poll\"");
 
 /// The subnets to give addresses from: one a family.
 pub(crate) fn subnets(given: &[Subnet]) -> Result<Subnets, String> {

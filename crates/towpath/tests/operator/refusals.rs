@@ -30,8 +30,12 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["ls", "--device", "../x"], "--socket"),
         (&["capture"], "-w"),
         (&["capture", "-w", "-", "-c", "0"], "-c"),
-        (&["set", "x"], "<SETTING=VALUE>"),
-        (&["set", "x", "mode=fast"], "mode=poll"),
+        (&["serve", "--tap", "x", "--set", "speed=1"], "--list"),
+        (&["set", "x"], "<SETTING=VALUE"),
+        (&["set", "x", "mode=fast"], "poll or interrupt"),
+        (&["set", "x", "speed=1"], "--list"),
+        (&["set", "x", "3/1"], "SETTING=VALUE"),
+        (&["set", "x", "0/1", "mode=poll"], "SESSION/ENDPOINT"),
     ];
     for (arguments, part) in cases {
         let said = fails(&mut towpath(arguments), 2);

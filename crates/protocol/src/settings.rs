@@ -1,0 +1,267 @@
+//! What can be changed while a server runs: names, units, ranges, and who may.
+//!
+//! A setting belongs to the device or to one endpoint. Its value travels as a number
+//! ([`crate::message::Set`]); people write numbers, or one of a few words.
+
+use std::fmt::Write;
+
+/// A setting. Its number is its place in [`Setting::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+#[expect(missing_docs, reason = "the table says what each is")]
+pub enum Setting {
+    Mode,
+}
+
+/// Whose a setting is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The device's: changed by administrators.
+    Device,
+    /// An endpoint's: changed by administrators alone, since others would lose by it.
+    Endpoint,
+    /// An endpoint's: changed by its application as well.
+    OwnEndpoint,
+}
+
+/// What values a setting takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number.
+    Number {
+        /// The least.
+        least: u64,
+        /// The most.
+        most: u64,
+        /// What is counted: "Hz", "us", "frames".
+        unit: &'static str,
+    },
+    /// One of a few words; the value is the word's place.
+    Word(&'static [&'static str]),
+}
+
+/// A setting's description.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    /// Its name, as people write it.
+    pub name: &'static str,
+    /// Whose it is.
+    pub scope: Scope,
+    /// What values it takes.
+    pub kind: Kind,
+    /// The value that nobody set.
+    pub default: u64,
+    /// What it does, in one line.
+    pub help: &'static str,
+}
+
+/// Switched off and on.
+pub const OFF_ON: Kind = Kind::Word(&["off", "on"]);
+
+impl Setting {
+    /// All, in the order of their numbers.
+    pub const ALL: [(Setting, Spec); 1] = [(
+        Setting::Mode,
+        Spec {
+            name: "mode",
+            scope: Scope::Device,
+            kind: Kind::Word(&["poll", "interrupt"]),
+            default: 1,
+            help: "how the engine waits: poll looks without end, interrupt sleeps and is woken",
+        },
+    )];
+
+    /// The setting of this number, if there is one: for what a peer sent.
+    #[must_use]
+    pub fn numbered(number: u32) -> Option<Setting> {
+        Setting::ALL.get(number as usize).map(|(setting, _)| *setting)
+    }
+
+    /// The setting of this name.
+    ///
+    /// # Errors
+    /// [`SettingError::Unknown`].
+    pub fn named(name: &str) -> Result<Setting, SettingError> {
+        Setting::ALL
+            .iter()
+            .find(|(_, spec)| spec.name == name)
+            .map(|(setting, _)| *setting)
+            .ok_or_else(|| SettingError::Unknown(name.to_owned()))
+    }
+
+    /// Its description.
+    #[must_use]
+    pub fn spec(self) -> &'static Spec {
+        const { &Setting::ALL }
+            .get(self as usize)
+            .map_or(const { &Setting::ALL[0].1 }, |(_, spec)| spec)
+    }
+
+    /// Reads a value as people write it.
+    ///
+    /// # Errors
+    /// [`SettingError::Value`], which names what is possible.
+    pub fn parse(self, text: &str) -> Result<u64, SettingError> {
+        let value = match self.spec().kind {
+            Kind::Number { .. } => text.parse().ok(),
+            Kind::Word(words) => {
+                words.iter().position(|word| *word == text).map(|place| place as u64)
+            }
+        };
+        let value = value.ok_or_else(|| self.wrong(text))?;
+        self.check(value).map(|()| value)
+    }
+
+    /// Whether a value, which a peer may have sent, is in range.
+    ///
+    /// # Errors
+    /// [`SettingError::Value`], which names what is possible.
+    pub fn check(self, value: u64) -> Result<(), SettingError> {
+        let possible = match self.spec().kind {
+            Kind::Number { least, most, .. } => (least..=most).contains(&value),
+            Kind::Word(words) => value < words.len() as u64,
+        };
+        if possible { Ok(()) } else { Err(self.wrong(&value.to_string())) }
+    }
+
+    /// A value as people write it.
+    #[must_use]
+    pub fn show(self, value: u64) -> String {
+        match self.spec().kind {
+            Kind::Number { .. } => value.to_string(),
+            Kind::Word(words) => {
+                words.get(value as usize).map_or_else(|| value.to_string(), ToString::to_string)
+            }
+        }
+    }
+
+    /// What values are possible, in words.
+    #[must_use]
+    pub fn possible(self) -> String {
+        match self.spec().kind {
+            Kind::Number { least, most, unit } => format!("{least} to {most} {unit}"),
+            Kind::Word(words) => {
+                let mut text = String::new();
+                for (place, word) in words.iter().enumerate() {
+                    let between = match place {
+                        0 => "",
+                        _ if place + 1 == words.len() => " or ",
+                        _ => ", ",
+                    };
+                    let _ = write!(text, "{between}{word}");
+                }
+                text
+            }
+        }
+    }
+
+    fn wrong(self, value: &str) -> SettingError {
+        SettingError::Value {
+            name: self.spec().name,
+            value: value.to_owned(),
+            possible: self.possible(),
+        }
+    }
+}
+
+/// Why a setting was not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingError {
+    /// There is none of this name.
+    #[error("there is no setting {0:?}")]
+    Unknown(String),
+    /// A value that it does not take.
+    #[error("{name}={value}: {possible} is possible")]
+    Value {
+        /// The setting's name.
+        name: &'static str,
+        /// What was to be its value.
+        value: String,
+        /// What values there are.
+        possible: String,
+    },
+}
+
+/// The values of all settings of one scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Values([u64; Setting::ALL.len()]);
+
+impl Default for Values {
+    fn default() -> Values {
+        Values(std::array::from_fn(|place| Setting::ALL[place].1.default))
+    }
+}
+
+impl Values {
+    /// A setting's value.
+    #[must_use]
+    pub fn get(&self, setting: Setting) -> u64 {
+        self.0[setting as usize]
+    }
+
+    /// Whether a setting is switched on.
+    #[must_use]
+    pub fn is_on(&self, setting: Setting) -> bool {
+        self.get(setting) != 0
+    }
+
+    /// Changes a setting.
+    ///
+    /// # Errors
+    /// [`SettingError::Value`]; the old value stands then.
+    pub fn set(&mut self, setting: Setting, value: u64) -> Result<(), SettingError> {
+        setting.check(value)?;
+        self.0[setting as usize] = value;
+        Ok(())
+    }
+
+    /// Names and values of the device's settings, or of an endpoint's.
+    pub fn shown(&self, device: bool) -> impl Iterator<Item = (&'static str, String)> + '_ {
+        Setting::ALL
+            .iter()
+            .filter(move |(_, spec)| (spec.scope == Scope::Device) == device)
+            .map(|(setting, spec)| (spec.name, setting.show(self.get(*setting))))
+    }
+
+    /// Those of an endpoint that are not as nobody set them.
+    pub fn changed(&self) -> impl Iterator<Item = (&'static str, String)> + '_ {
+        let changed = |(setting, spec): &&(Setting, Spec)| {
+            spec.scope != Scope::Device && self.get(*setting) != spec.default
+        };
+        let shown =
+            |(setting, spec): &(Setting, Spec)| (spec.name, setting.show(self.get(*setting)));
+        Setting::ALL.iter().filter(changed).map(shown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_order_and_its_defaults_are_possible() {
+        let mut names = std::collections::BTreeSet::new();
+        for (place, (setting, spec)) in Setting::ALL.iter().enumerate() {
+            assert_eq!(*setting as usize, place);
+            assert_eq!(Setting::numbered(place as u32), Some(*setting));
+            assert_eq!(Setting::named(spec.name), Ok(*setting));
+            assert_eq!(setting.check(spec.default), Ok(()));
+            assert_eq!(setting.parse(&setting.show(spec.default)), Ok(spec.default));
+            assert!(names.insert(spec.name), "{} twice", spec.name);
+        }
+        assert_eq!(Setting::numbered(Setting::ALL.len() as u32), None);
+    }
+
+    #[test]
+    fn what_is_wrong_names_what_is_possible() {
+        let error = Setting::Mode.parse("fast").unwrap_err().to_string();
+        assert!(
+            error.starts_with("mode=fast: poll, ") && error.ends_with("is possible"),
+            "{error}"
+        );
+        assert!(Setting::Mode.check(99).is_err() && Setting::named("speed").is_err());
+        let mut values = Values::default();
+        assert!(values.set(Setting::Mode, 99).is_err());
+        assert_eq!(values, Values::default(), "the old value stands");
+    }
+}
