@@ -1,6 +1,6 @@
 # The verbs; each is one command, that can as well be given by itself. See CONTRIBUTING.md.
 
-.PHONY: build test test-ordinary-user loom fuzz bench figures demo ci
+.PHONY: build test test-ordinary-user loom fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -28,6 +28,14 @@ figures:
 
 demo:
 	cargo run --release -- demo
+
+# The manual's pages and the shells' completions, under the names that they are installed by.
+manual:
+	cargo run --release -- man target/manual/man1
+	mkdir -p target/completions
+	cargo run --release -- completions bash >target/completions/towpath
+	cargo run --release -- completions zsh >target/completions/_towpath
+	cargo run --release -- completions fish >target/completions/towpath.fish
 
 ci:
 	.ci/run

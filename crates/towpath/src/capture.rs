@@ -42,7 +42,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
     /// The file to write, - for standard output
-    #[arg(short = 'w', long = "write", value_name = "FILE")]
+    #[arg(short = 'w', long = "write", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     write: String,
     /// End after so many packets
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]

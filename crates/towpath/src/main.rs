@@ -5,11 +5,13 @@
 
 mod bench;
 mod capture;
+mod completions;
 mod demo;
 mod doctor;
 mod failure;
 mod find;
 mod ls;
+mod man;
 mod report;
 mod serve;
 mod set;
@@ -19,7 +21,7 @@ mod table;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use failure::Failure;
 
@@ -80,6 +82,12 @@ Examples:
   towpath doctor
   towpath doctor --quick --json")]
     Doctor(doctor::Args),
+    /// Print the script by which a shell completes this command
+    #[command(after_help = completions::EXAMPLES)]
+    Completions(completions::Args),
+    /// Write the manual's pages
+    #[command(after_help = man::EXAMPLES)]
+    Man(man::Args),
 }
 
 fn main() -> ExitCode {
@@ -95,6 +103,8 @@ fn main() -> ExitCode {
         Verb::Stat(args) => stat::run(&args),
         Verb::Capture(args) => capture::run(&args),
         Verb::Set(args) => set::run(&args),
+        Verb::Completions(args) => completions::run(&args, &Cli::command()),
+        Verb::Man(args) => man::run(&args, &Cli::command()),
         Verb::Bench(args) => return bench::run(&args),
         Verb::Demo(args) => return demo::run(args),
         Verb::Doctor(args) => return doctor::run(args),

@@ -59,7 +59,7 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<Identity>,
     /// A user whose applications may attach; may be given several times
-    #[arg(long, value_name = "USER")]
+    #[arg(long, value_name = "USER", value_hint = clap::ValueHint::Username)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_user: Vec<User>,
     /// A group whose members' applications may attach; may be given several times

@@ -2,6 +2,8 @@
 //! and killed, in network namespaces of their own, as root and as an ordinary user.
 
 mod capturing;
+mod completing;
+mod manual;
 mod networks;
 mod refusals;
 mod running;

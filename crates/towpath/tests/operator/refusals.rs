@@ -36,6 +36,9 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["set", "x", "speed=1"], "--list"),
         (&["set", "x", "3/1"], "SETTING=VALUE"),
         (&["set", "x", "0/1", "mode=poll"], "SESSION/ENDPOINT"),
+        (&["completions"], "<SHELL>"),
+        (&["completions", "tcsh"], "bash, zsh, fish"),
+        (&["man", "a", "b"], "'b'"),
     ];
     for (arguments, part) in cases {
         let said = fails(&mut towpath(arguments), 2);
@@ -59,7 +62,8 @@ fn wrong_usage_is_one_line_and_status_2() {
 
 #[test]
 fn help_has_examples_and_fits() {
-    for verb in ["serve", "ls", "stat", "capture", "set", "demo", "bench", "doctor"] {
+    for verb in verbs() {
+        let verb = verb.as_str();
         let help = prints(&mut towpath(&[verb, "--help"]));
         assert!(help.contains(&format!("Examples:\n  towpath {verb}")), "{help}");
         assert!(help.lines().all(|line| line.chars().count() <= 120), "{help}");
@@ -67,7 +71,12 @@ fn help_has_examples_and_fits() {
     assert!(prints(&mut towpath(&["--help"])).contains("Exit status: 0 done, 1 failed"));
     assert!(prints(&mut towpath(&["--version"])).starts_with("towpath "));
     assert_eq!(finish(&mut towpath(&[])).status.code(), Some(2));
-    for arguments in [&["serve", "--print-config"][..], &["doctor", "--quick"]] {
+    for arguments in [
+        &["serve", "--print-config"][..],
+        &["doctor", "--quick"],
+        &["completions", "bash"],
+        &["man"],
+    ] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = towpath(arguments).stdout(full).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");

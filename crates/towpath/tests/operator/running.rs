@@ -136,6 +136,48 @@ pub(crate) fn prints(command: &mut Command) -> String {
     text(&output.stdout)
 }
 
+/// The words that begin the lines of a part of a help text.
+fn begins(help: &str, part: &str) -> Vec<String> {
+    let lines = help.lines().skip_while(|line| *line != part).skip(1);
+    let lines = lines.take_while(|line| !line.is_empty());
+    lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
+}
+
+/// The command's verbs, as its help lists them.
+pub(crate) fn verbs() -> Vec<String> {
+    let mut verbs = begins(&prints(&mut towpath(&["--help"])), "Commands:");
+    verbs.retain(|verb| verb != "help");
+    assert!(verbs.len() >= 10 && verbs.contains(&"serve".to_owned()), "{verbs:?}");
+    verbs
+}
+
+/// The long options of a verb, as its help lists them.
+pub(crate) fn options(verb: &str) -> Vec<String> {
+    let help = prints(&mut towpath(&[verb, "--help"]));
+    let lines = help.lines().filter_map(|line| {
+        // With its short form before it, or indented as if it had one; other text stands elsewhere.
+        let long = match line.strip_prefix("      ") {
+            Some(rest) => rest,
+            None => line.strip_prefix("  -")?.split_once(", ")?.1,
+        };
+        let long = long.split([' ', '[']).next()?;
+        long.starts_with("--").then(|| long.to_owned())
+    });
+    let options: Vec<String> = lines.collect();
+    assert!(options.contains(&"--help".to_owned()), "{verb}: {help}");
+    options
+}
+
+/// The settings of a running server, each with its equals sign, as the command lists them.
+pub(crate) fn settings() -> Vec<String> {
+    let list = prints(&mut towpath(&["set", "--list"]));
+    let lines = list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names = lines.filter_map(|line| Some(format!("{}=", line.trim().split_once('=')?.0)));
+    let names: Vec<String> = names.collect();
+    assert!(names.contains(&"mode=".to_owned()), "{list}");
+    names
+}
+
 /// A server that applications can attach to. Killed with the test, unless it was ended before.
 pub(crate) struct Running {
     pub(crate) child: Child,

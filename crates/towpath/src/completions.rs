@@ -1,0 +1,150 @@
+//! `towpath completions`: the script by which a shell completes this command, made from the
+//! command's own definition.
+#![forbid(unsafe_code)]
+
+use clap::builder::{PossibleValuesParser, Resettable};
+use clap::{Arg, Command, ValueHint};
+use clap_complete::Generator;
+use clap_complete::aot;
+use towpath_client::{Kind, Scope, Setting};
+
+use crate::failure::{Failure, print};
+
+/// What follows the help.
+pub(crate) const EXAMPLES: &str = "\
+Beside verbs, options and their values, devices that are served are completed.
+
+Examples:
+  towpath completions bash >/usr/share/bash-completion/completions/towpath
+  towpath completions zsh >/usr/local/share/zsh/site-functions/_towpath
+  towpath completions fish >/etc/fish/completions/towpath.fish";
+
+/// Options of `towpath completions`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The shell that is to read it
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Prints the script.
+pub(crate) fn run(args: &Args, command: &Command) -> Result<(), Failure> {
+    let mut command = visible(command, args.shell);
+    // Only then do arguments know their possible values.
+    command.build();
+    print(&script(args.shell, command))
+}
+
+fn script(shell: Shell, mut command: Command) -> String {
+    match shell {
+        Shell::Bash => {
+            let verbs =
+                command.get_subcommands().filter(|verb| verb.get_positionals().any(is_device));
+            let verbs: Vec<_> = verbs.map(|verb| verb.get_name().to_owned()).collect();
+            let mut text = generated(aot::Bash, &mut command);
+            text += &format!("\n_towpath_of_device=({})\n", verbs.join(" "));
+            text + include_str!("completions/devices.bash")
+        }
+        Shell::Zsh => {
+            let text = generated(aot::Zsh, &mut command).replace("_hosts", "_towpath_devices");
+            // `#compdef` has to be the first line, and what comes last already completes.
+            let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+            format!("{first}\n\n{}{rest}", include_str!("completions/devices.zsh"))
+        }
+        Shell::Fish => {
+            let words = positionals_of_fish(&command);
+            let text = generated(aot::Fish, &mut command);
+            let text = text.replace("__fish_print_hostnames", "__towpath_devices");
+            format!("{}\n{text}{words}", include_str!("completions/devices.fish"))
+        }
+    }
+}
+
+fn generated(shell: impl Generator, command: &mut Command) -> String {
+    let mut bytes = Vec::new();
+    aot::generate(shell, command, "towpath", &mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The generator for fish leaves out what is no option.
+fn positionals_of_fish(command: &Command) -> String {
+    let mut lines = String::new();
+    for verb in command.get_subcommands() {
+        for positional in verb.get_positionals() {
+            let values = positional.get_possible_values();
+            let mut words: Vec<_> = values.iter().map(|value| value.get_name()).collect();
+            if is_device(positional) {
+                words.push("(__towpath_devices)");
+            }
+            if !words.is_empty() {
+                let (verb, words) = (verb.get_name(), words.join(" "));
+                lines += &format!(
+                    "complete -c towpath -n \"__fish_towpath_using_subcommand {verb}\" -f -a \"{words}\"\n"
+                );
+            }
+        }
+    }
+    lines
+}
+
+fn is_device(arg: &Arg) -> bool {
+    arg.get_id() == "device"
+}
+
+/// The command as its help shows it: the generators would complete hidden options as well.
+fn visible(command: &Command, shell: Shell) -> Command {
+    let args = command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned().map(|arg| {
+        // A hidden one may be what it is required without.
+        let arg = arg.required_unless_present(Resettable::Reset);
+        // Stands for devices, of which the generators know nothing: see `script`.
+        if is_device(&arg) {
+            return arg.value_hint(ValueHint::Hostname);
+        }
+        let words = words(arg.get_id().as_str(), shell);
+        if words.is_empty() { arg } else { arg.value_parser(PossibleValuesParser::new(words)) }
+    });
+    let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    let verbs = verbs.map(|verb| visible(verb, shell));
+    let mut shown = Command::new(command.get_name().to_owned()).args(args).subcommands(verbs);
+    if let Some(about) = command.get_about() {
+        shown = shown.about(about.clone());
+    }
+    if let Some(version) = command.get_version() {
+        shown = shown.version(version.to_owned());
+    }
+    shown
+}
+
+/// What the table of settings says of an argument: values of the setting of its name, or settings
+/// with theirs, where it is those that it takes.
+fn words(argument: &str, shell: Shell) -> Vec<String> {
+    if argument != "changes" && argument != "set" {
+        return match Setting::named(argument).map(|setting| setting.spec().kind) {
+            Ok(Kind::Word(words)) => words.iter().map(ToString::to_string).collect(),
+            _ => Vec::new(),
+        };
+    }
+    let mut all = Vec::new();
+    for (_, spec) in &Setting::ALL {
+        // A server that starts has no endpoints yet.
+        if argument == "set" && spec.scope != Scope::Device {
+            continue;
+        }
+        match spec.kind {
+            Kind::Word(words) => {
+                all.extend(words.iter().map(|word| format!("{}={word}", spec.name)));
+            }
+            // Zsh would put a space behind it.
+            Kind::Number { .. } if shell == Shell::Zsh => {}
+            Kind::Number { .. } => all.push(format!("{}=", spec.name)),
+        }
+    }
+    all
+}

@@ -1,0 +1,200 @@
+//! What the shells complete, asked of the shells.
+
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+
+use crate::running::*;
+
+/// A shell's script, and a runtime directory where servers listen, or seem to.
+struct Place {
+    directory: Directory,
+    script: String,
+    _listeners: Vec<UnixListener>,
+}
+
+impl Place {
+    fn new(shell: &str) -> Place {
+        let directory = Directory::new();
+        // As zsh wants it to be called.
+        let script = directory.text("_towpath");
+        std::fs::write(&script, prints(&mut towpath(&["completions", shell]))).unwrap();
+        std::fs::create_dir(directory.join("towpath")).unwrap();
+        // The last would be a command where a shell takes it for its own words.
+        let names = ["opq0.sock", "opq1.sock", "opx.sock", "opz$(touch ran).sock"];
+        let listeners =
+            names.map(|name| UnixListener::bind(directory.join("towpath").join(name)).unwrap());
+        std::fs::write(directory.join("towpath/opq9.sock"), "no socket").unwrap();
+        Place { directory, script, _listeners: listeners.into() }
+    }
+
+    /// The lines that a shell prints, which has nobody's settings.
+    fn says(&self, command: &mut Command) -> Vec<String> {
+        let here = self.directory.join("");
+        for variable in ["XDG_RUNTIME_DIR", "HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"] {
+            command.env(variable, &here);
+        }
+        let output = finish(command.current_dir(&here).env("TERM", "dumb"));
+        let complaints = text(&output.stderr);
+        assert!(output.status.success() && complaints.is_empty(), "{command:?}: {complaints}");
+        assert!(!self.directory.join("ran").exists(), "{command:?} ran a name");
+        text(&output.stdout).lines().map(str::to_owned).collect()
+    }
+
+    /// What bash offers for the last of the words, divided as bash divides them.
+    fn bash(&self, words: &[&str]) -> Vec<String> {
+        let ask = r#"
+            source "$1" && shift
+            COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_LINE="$*" COMP_POINT=${#COMP_LINE}
+            [[ $(complete -p towpath) =~ -F\ ([^ ]+) ]] || exit 1
+            last=${COMP_WORDS[COMP_CWORD]}
+            [[ $last != = ]] || last=''
+            "${BASH_REMATCH[1]}" towpath "$last" "${COMP_WORDS[COMP_CWORD - 1]}"
+            for word in "${COMPREPLY[@]}"; do echo "$word"; done"#;
+        let mut command = Command::new("bash");
+        command.args(["--norc", "--noprofile", "-c", ask, "bash", &self.script, "towpath"]);
+        let mut offered = self.says(command.args(words));
+        offered.sort();
+        offered
+    }
+
+    /// What fish offers at the end of a line, without the descriptions.
+    fn fish(&self, line: &str) -> Vec<String> {
+        let mut command = Command::new("fish");
+        let ask = "source $argv[1]; complete -C $argv[2]";
+        let lines = self.says(command.args(["--no-config", "-c", ask, &self.script, line]));
+        let mut offered: Vec<String> = lines
+            .iter()
+            .map(|line| line.split('\t').next().unwrap_or_default().to_owned())
+            .collect();
+        offered.sort();
+        offered
+    }
+}
+
+#[test]
+fn bash_completes_verbs_options_values_and_devices() {
+    if !installed("completing::bash_completes_verbs_options_values_and_devices", "bash", "bash") {
+        return;
+    }
+    let place = Place::new("bash");
+    assert!(place.says(Command::new("bash").args(["-n", &place.script])).is_empty());
+    let all = place.bash(&[""]);
+    for verb in verbs() {
+        assert!(all.contains(&verb), "{verb}: {all:?}");
+        let offered = place.bash(&[&verb, "--"]);
+        let mut options = options(&verb);
+        options.sort();
+        // The same, and so nothing hidden.
+        assert_eq!(offered, options, "{verb}");
+    }
+    for (words, offered) in [
+        (&["ser"][..], &["serve"][..]),
+        (&["serve", "--print"], &["--print-config"]),
+        (&["serve", "--mode", "p"], &["poll"]),
+        (&["serve", "--mode", "=", "p"], &["poll"]),
+        (&["serve", "--mode", "="], &["interrupt", "poll"]),
+        (&["completions", "z"], &["zsh"]),
+        (&["bench", "sw"], &["switch"]),
+        (&["ls", "--device", "opq"], &["opq0", "opq1"]),
+        (&["ls", "--device", "=", "opq1"], &["opq1"]),
+        (&["ls", "opq"], &[]),
+        (&["set", "op"], &["opq0", "opq1", "opx"]),
+        (&["set", "opx", "mode=i"], &["mode=interrupt"]),
+        (&["set", "opx", "mod"], &["mode=interrupt", "mode=poll"]),
+        (&["set", "--li"], &["--list"]),
+        (&["serve", "--set", "mode", "=", "p"], &["poll"]),
+        (&["serve", "--set", "=", "mode=p"], &["mode=poll"]),
+        (&["serve", "--set", "=", "mode", "=", "p"], &["poll"]),
+        (&["set", "opx", "mode", "="], &["interrupt", "poll"]),
+        (&["set", "opx", "mode", "=", "p"], &["poll"]),
+        (&["set", "opx", "mode=p"], &["mode=poll"]),
+        (&["set", "opx", "speed", "="], &[]),
+        (&["nothing", "op"], &[]),
+    ] {
+        assert_eq!(place.bash(words), offered, "{words:?}");
+    }
+    let offered = place.bash(&["set", "opx", ""]);
+    for setting in settings() {
+        assert!(offered.iter().any(|one| one.starts_with(&setting)), "{setting}: {offered:?}");
+    }
+}
+
+#[test]
+fn fish_completes_verbs_options_values_and_devices() {
+    if !installed("completing::fish_completes_verbs_options_values_and_devices", "fish", "fish") {
+        return;
+    }
+    let place = Place::new("fish");
+    let all = place.fish("towpath ");
+    for verb in verbs() {
+        assert!(all.contains(&verb), "{verb}: {all:?}");
+        let mut options = options(&verb);
+        options.sort();
+        assert_eq!(place.fish(&format!("towpath {verb} --")), options, "{verb}");
+    }
+    for (line, offered) in [
+        ("towpath ser", &["serve"][..]),
+        ("towpath serve --mode p", &["poll"]),
+        ("towpath completions z", &["zsh"]),
+        ("towpath ls --device opx", &["opx"]),
+        ("towpath set opx", &["opx"]),
+        ("towpath set opx mode=p", &["mode=poll"]),
+    ] {
+        assert_eq!(place.fish(line), offered, "{line}");
+    }
+    let devices = place.fish("towpath stat --device opq");
+    assert!(devices.contains(&"opq0".to_owned()) && devices.contains(&"opq1".to_owned()));
+    assert!(!devices.contains(&"opq9".to_owned()), "{devices:?}");
+}
+
+#[test]
+fn zsh_completes_verbs_options_values_and_devices() {
+    if !installed("completing::zsh_completes_verbs_options_values_and_devices", "zsh", "zsh") {
+        return;
+    }
+    let place = Place::new("zsh");
+    assert!(place.says(Command::new("zsh").args(["-f", "-n", &place.script])).is_empty());
+    // At a terminal: what becomes of a line when it is completed, of each before the first prompt.
+    let settings = r#"
+        fpath=($ZDOTDIR $fpath)
+        autoload -Uz compinit && compinit -u -D
+        zle-line-init() {
+            local line
+            for line in "${(@f)$(<$ZDOTDIR/lines)}"; do
+                BUFFER=$line CURSOR=$#line
+                zle complete-word
+                print -r -- "$BUFFER" >>$ZDOTDIR/completed
+            done
+            kill -KILL $$
+        }
+        zle -N zle-line-init"#;
+    std::fs::write(place.directory.join(".zshrc"), settings).unwrap();
+    let mut cases: Vec<(String, String)> = [
+        ("ser", "serve "),
+        ("serve --mode p", "serve --mode poll "),
+        ("serve --mode=p", "serve --mode=poll "),
+        ("ls --device opx", "ls --device opx "),
+        ("ls --device=opx", "ls --device=opx "),
+        ("ls --device opq9", "ls --device opq9"),
+        ("set opx", "set opx "),
+        ("set opz", r"set opz\$\(touch\ ran\) "),
+        ("set opx mode=p", "set opx mode=poll "),
+        ("completions z", "completions zsh "),
+        ("bench --rol", "bench --rol"),
+        ("nothing op", "nothing op"),
+    ]
+    .map(|(line, becomes)| (format!("towpath {line}"), format!("towpath {becomes}")))
+    .into();
+    for verb in verbs() {
+        cases.push((format!("towpath {verb} --he"), format!("towpath {verb} --help ")));
+    }
+    let lines: String = cases.iter().map(|(line, _)| format!("{line}\n")).collect();
+    std::fs::write(place.directory.join("lines"), lines).unwrap();
+    let ask =
+        "zmodload zsh/zpty; zpty inner zsh -d -i; while zpty -r inner; do :; done >shown; true";
+    place.says(Command::new("zsh").args(["-f", "-c", ask]));
+    let completed = std::fs::read_to_string(place.directory.join("completed")).unwrap();
+    let completed: Vec<&str> = completed.lines().collect();
+    let expected: Vec<&str> = cases.iter().map(|(_, becomes)| becomes.as_str()).collect();
+    assert_eq!(completed, expected);
+}
