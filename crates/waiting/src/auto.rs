@@ -1,0 +1,400 @@
+//! The controller: spins, sleeps until rung, or sleeps by the clock, whichever costs least within a
+//! bound on added latency, and never more than a bound on processor time.
+//!
+//! Smith and Traw left the choice of the base rate of their clock as an unsolved problem. Here it
+//! follows from what is asked for: a frame that comes just after a look waits until the next one, so
+//! the longest interval that keeps the bound is the bound less what the timer is late and what the
+//! work takes. A longer one breaks the bound; a shorter one only costs more. What is left to choose
+//! is whether the clock pays at all, and that is counted:
+//!
+//! - While it sleeps until rung it sees when frames come, and counts beside what it pays what the
+//!   clock would have paid for the same frames. When that is less, it goes by the clock.
+//! - While it goes by the clock it cannot see how often it would have been rung, but at least once
+//!   for each tick that found something. Where that is less than what the ticks cost, it sleeps until
+//!   rung for a few wake-ups, and counts. A tick that finds nothing ends the ticking until the next
+//!   ring, so that an idle side sleeps altogether.
+//! - A bound that is shorter than a wake-up can be kept by spinning alone. It spins as long as it
+//!   takes for all but one frame in a hundred to be found awake, and sleeps after that.
+//!
+//! The bound on processor time is a bucket of tokens that is filled at the bound's rate. An empty one
+//! is waited for, whatever comes meanwhile.
+
+use crate::gaps::Gaps;
+use crate::{Costs, Spinner, Step};
+
+/// What the controller keeps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// The longest time that waiting may add to a frame's way, for 99 frames in 100, in
+    /// nanoseconds.
+    pub latency: u64,
+    /// Processor time, in hundredths of a processor: 1 to 100.
+    pub cpu_percent: u64,
+}
+
+/// What it did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Changes between the ways of waiting.
+    pub switches: u64,
+    /// Packets found later than the bound allows, at the worst.
+    pub late: u64,
+    /// Times that it waited because the bound on processor time was reached.
+    pub throttled: u64,
+    /// Ticks.
+    pub ticks: u64,
+}
+
+/// How it waits at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Asleep until rung.
+    Rung,
+    /// By the clock.
+    Clock,
+    /// Awake, for a bound that no sleep keeps.
+    Awake,
+}
+
+/// Wake-ups after which the ways are compared.
+const WINDOW: u32 = 16;
+/// Of what a way costs, per hundred, another must cost less for a change to it: so that noise
+/// changes nothing.
+const WORTH: u64 = 87;
+/// Windows in a row that must speak for a change, unless the difference is great.
+const VOTES: u32 = 3;
+/// How soon after a change to the clock it is tried again whether being rung costs less, at first and
+/// at last, in nanoseconds.
+const TRY_FIRST: u64 = 10_000_000;
+const TRY_LAST: u64 = 160_000_000;
+/// Processor time that may be saved up, in nanoseconds.
+const SAVED: i64 = 2_000_000;
+
+/// Chooses how to wait.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    bounds: Bounds,
+    costs: Costs,
+    /// What it did.
+    pub counts: Counts,
+    way: Way,
+    /// Since when it is awake and not accounted for; 0: not begun.
+    mark: u64,
+    /// When it last had looked.
+    looked: u64,
+    /// Since when there was always more than it took; `None`: it took all.
+    behind: Option<u64>,
+    slept: Option<Step>,
+    /// The last look was one of its spinning.
+    spins: bool,
+    /// How late ticks are, mostly, and how long the work of one takes.
+    late: u64,
+    work: u64,
+    woken: u64,
+    tokens: i64,
+    spinner: Spinner,
+    gaps: Gaps,
+    /// What was paid in this window, what for, and what the clock would have cost.
+    paid: u64,
+    rung: u32,
+    found: u32,
+    clock: Imagined,
+    votes: u32,
+    try_at: u64,
+    try_after: u64,
+    /// Of 256 ticks after an empty one, how many find something.
+    again: u32,
+    empty: bool,
+    armed_empty: u64,
+}
+
+impl Controller {
+    /// Begins; asleep until rung.
+    #[must_use]
+    pub fn new(bounds: Bounds, costs: Costs) -> Controller {
+        Controller {
+            bounds,
+            costs,
+            counts: Counts::default(),
+            way: Way::Rung,
+            mark: 0,
+            looked: 0,
+            behind: None,
+            slept: None,
+            spins: false,
+            late: costs.tick_late,
+            work: 0,
+            woken: 0,
+            tokens: SAVED,
+            spinner: Spinner::new(costs.wake_up_cpu),
+            gaps: Gaps::default(),
+            paid: 0,
+            rung: 0,
+            found: 0,
+            clock: Imagined::default(),
+            votes: 0,
+            try_at: 0,
+            try_after: TRY_FIRST,
+            again: 0,
+            empty: false,
+            armed_empty: 0,
+        }
+    }
+
+    /// Takes other bounds.
+    pub fn set(&mut self, bounds: Bounds) {
+        self.bounds = bounds;
+    }
+
+    /// How it waits at the moment.
+    #[must_use]
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// The interval between ticks, in nanoseconds: the longest that keeps the bound. `None`: no
+    /// sleep is so short.
+    #[must_use]
+    pub fn interval(&self) -> Option<u64> {
+        let interval = self.bounds.latency.saturating_sub(self.late + self.work) * 15 / 16;
+        (interval >= self.costs.least_sleep().max(2 * self.costs.tick_cpu)).then_some(interval)
+    }
+
+    /// After each look: what to do next. `found`: how many packets there were; `drained`: it took
+    /// all that there was.
+    pub fn after(&mut self, now: u64, found: usize, drained: bool) -> Step {
+        if self.mark == 0 {
+            (self.mark, self.looked) = (now, now);
+        }
+        if std::mem::take(&mut self.spins) {
+            self.paid += now.saturating_sub(self.mark);
+        }
+        self.account(now, true);
+        if found > 0 {
+            self.came(now, found as u64);
+        }
+        self.looked = now;
+        self.behind = if drained { None } else { self.behind.or(Some(now)) };
+        let step = if self.tokens < 0 {
+            self.counts.throttled += 1;
+            let owed = (SAVED / 4 - self.tokens) as u64;
+            Step::Unrung { until: now + owed * 100 / self.bounds.cpu_percent.max(1) }
+        } else if found > 0 && !drained {
+            Step::Look
+        } else {
+            self.idle(now, found > 0)
+        };
+        self.slept = match step {
+            Step::Look | Step::Spin { .. } => None,
+            Step::Rung | Step::Unrung { .. } => Some(step),
+        };
+        step
+    }
+
+    /// After each sleep, before the look. A sleep that was announced and not slept, since there was
+    /// something after all, is none.
+    pub fn woke(&mut self, now: u64) {
+        let Some(step) = self.slept else { return };
+        self.account(now, false);
+        self.woken = now;
+        match step {
+            Step::Rung => {
+                self.tokens -= self.costs.wake_up_cpu as i64;
+                self.paid += self.costs.wake_up_cpu;
+                self.rung += 1;
+            }
+            Step::Unrung { until } => {
+                self.counts.ticks += 1;
+                self.tokens -= self.costs.tick_cpu as i64;
+                self.paid += self.costs.tick_cpu;
+                if let Some(late) = now.checked_sub(until) {
+                    follow(&mut self.late, late);
+                }
+            }
+            Step::Look | Step::Spin { .. } => {}
+        }
+    }
+
+    /// Fills the bucket for the time that went by, and empties it for what was awake of it.
+    fn account(&mut self, now: u64, awake: bool) {
+        let passed = now.saturating_sub(self.mark);
+        self.mark = now;
+        if self.bounds.cpu_percent >= 100 {
+            self.tokens = SAVED;
+            return;
+        }
+        let passed = passed.min(1_000_000_000) as i64;
+        self.tokens += passed * self.bounds.cpu_percent as i64 / 100;
+        if awake {
+            self.tokens -= passed;
+        }
+        self.tokens = self.tokens.min(SAVED);
+    }
+
+    /// Packets came.
+    fn came(&mut self, now: u64, count: u64) {
+        let waited = now.saturating_sub(self.looked);
+        let slept = self.slept.take();
+        // Rung, the first came a wake-up ago; the others, and those of a tick, since the last look.
+        let longest = match slept {
+            Some(Step::Rung) => waited.min(self.costs.wake_up),
+            _ => waited,
+        };
+        // Who never drains has some that wait since it last did.
+        let longest = longest.max(self.behind.map_or(0, |at| self.looked.saturating_sub(at)));
+        if longest > self.bounds.latency + self.bounds.latency / 8 {
+            self.counts.late += count;
+        }
+        let is_rung = slept == Some(Step::Rung);
+        self.spinner.found(now, is_rung);
+        let late = if is_rung { self.costs.wake_up } else { 0 };
+        self.gaps.add(now, late, count);
+        self.found += 1;
+        if slept.is_some() {
+            let work = now.saturating_sub(self.woken);
+            follow(&mut self.work, work);
+        }
+        if let Some(interval) = self.interval() {
+            self.clock.came(now, interval);
+        }
+        if self.empty {
+            // Would one more tick have found this?
+            let soon = self.interval().is_some_and(|one| now - self.armed_empty <= one);
+            self.again =
+                if soon { self.again + (256 - self.again) / 8 } else { self.again * 7 / 8 };
+            self.empty = false;
+        }
+    }
+
+    /// Nothing is left to do.
+    fn idle(&mut self, now: u64, found: bool) -> Step {
+        let Some(interval) = self.interval() else {
+            // Rung, a frame waits for a wake-up; that may be soon enough.
+            let way = if self.bounds.latency < self.costs.wake_up { Way::Awake } else { Way::Rung };
+            self.go(way);
+            return if way == Way::Awake { self.awake(now) } else { self.until_rung(now) };
+        };
+        if self.way == Way::Awake {
+            self.go(Way::Rung);
+        }
+        match self.way {
+            Way::Clock => self.by_the_clock(now, found, interval),
+            Way::Rung | Way::Awake => {
+                let clock = self.clock.cost(&self.costs);
+                // Where the difference is great, a few wake-ups are enough to see it.
+                let much_better = self.rung >= WINDOW / 4 && clock * 2 < self.paid;
+                if self.rung >= WINDOW || much_better {
+                    let better = clock * 100 < self.paid * WORTH;
+                    self.begin_window();
+                    self.votes = if better { self.votes + 1 } else { 0 };
+                    if much_better || self.votes >= VOTES {
+                        self.go(Way::Clock);
+                        self.try_at = now + self.try_after;
+                        return self.by_the_clock(now, found, interval);
+                    }
+                }
+                self.until_rung(now)
+            }
+        }
+    }
+
+    fn by_the_clock(&mut self, now: u64, found: bool, interval: u64) -> Step {
+        if now >= self.try_at {
+            // Being rung would have cost at least this.
+            let least = u64::from(self.found) * self.costs.wake_up_cpu;
+            let sure = self.paid * 100 < least * WORTH;
+            self.begin_window();
+            if sure {
+                self.try_after = TRY_FIRST;
+                self.try_at = now + TRY_FIRST;
+            } else {
+                self.try_after = (self.try_after * 2).min(TRY_LAST);
+                self.go(Way::Rung);
+                return self.until_rung(now);
+            }
+        }
+        if found {
+            return Step::Unrung { until: now + interval };
+        }
+        if !self.empty {
+            self.empty = true;
+            self.armed_empty = now;
+            // Another tick, if that is likely to cost less than being rung.
+            if u64::from(self.again) * self.costs.wake_up_cpu > 256 * self.costs.tick_cpu {
+                return Step::Unrung { until: now + interval };
+            }
+        }
+        Step::Rung
+    }
+
+    /// Spins as long as that costs less than sleeping, and sleeps.
+    fn until_rung(&mut self, now: u64) -> Step {
+        if self.tokens > 0 && self.spinner.look_again(now) {
+            self.spins = true;
+            return Step::Look;
+        }
+        Step::Rung
+    }
+
+    /// Spins as long as the bound needs it and processor time is left, and sleeps.
+    fn awake(&mut self, now: u64) -> Step {
+        let limited = self.bounds.cpu_percent < 100;
+        if limited && self.tokens < SAVED / 2 {
+            return Step::Rung;
+        }
+        let idle = now.saturating_sub(self.gaps.since);
+        if idle < self.gaps.spin { Step::Look } else { Step::Rung }
+    }
+
+    fn go(&mut self, way: Way) {
+        if self.way != way {
+            self.way = way;
+            self.counts.switches += 1;
+            self.votes = 0;
+            self.begin_window();
+        }
+    }
+
+    fn begin_window(&mut self) {
+        (self.paid, self.rung, self.found) = (0, 0, 0);
+        self.clock = Imagined::default();
+    }
+}
+
+/// Quickly up and slowly down: what most are not above. One that is far off counts little.
+fn follow(estimate: &mut u64, seen: u64) {
+    if seen > *estimate {
+        *estimate += (seen - *estimate).min(*estimate + 1000) / 3;
+    } else {
+        *estimate -= (*estimate - seen) / 128;
+    }
+}
+
+/// What the clock would have cost: it ticks after each look that found something, and an empty tick
+/// ends it until the next ring.
+#[derive(Clone, Copy, Debug, Default)]
+struct Imagined {
+    next: Option<u64>,
+    found: bool,
+    ticks: u64,
+    rung: u64,
+}
+
+impl Imagined {
+    fn came(&mut self, now: u64, interval: u64) {
+        while let Some(tick) = self.next.filter(|tick| *tick < now) {
+            self.ticks += 1;
+            self.next = std::mem::take(&mut self.found).then(|| tick + interval);
+        }
+        if self.next.is_some() {
+            self.found = true;
+        } else {
+            self.rung += 1;
+            self.next = Some(now + interval);
+        }
+    }
+
+    fn cost(&self, costs: &Costs) -> u64 {
+        self.ticks * costs.tick_cpu + self.rung * costs.wake_up_cpu
+    }
+}

@@ -1,0 +1,157 @@
+//! How long to spin before sleep.
+//!
+//! A side with nothing to do may look again for a while, which costs that while, or sleep, which
+//! costs a wake-up. With the lengths of the last idle times at hand, there is one time to spin that
+//! would have cost least; it is never longer than a wake-up costs, so that in the worst case twice
+//! the best possible is paid (the ski rental problem). When nothing is likely to come so soon, it is
+//! zero.
+
+/// Parts that the longest time to spin is counted in.
+const PARTS: usize = 16;
+/// Idle times after which the choice is made anew.
+const EACH: u32 = 16;
+/// Idle times that count: older ones count half, quarter and so on.
+const HISTORY: u32 = 128;
+
+/// Chooses how long to spin, from how long one was idle of late.
+#[derive(Clone, Debug)]
+pub struct Spinner {
+    wake_up: u64,
+    /// Idle times by their length in parts of a wake-up's cost; the last: longer than that.
+    lengths: [u32; PARTS + 1],
+    seen: u32,
+    until_choice: u32,
+    spin: u64,
+    idle_since: Option<u64>,
+}
+
+impl Spinner {
+    /// For a side whose wake-up costs so many nanoseconds. It does not spin before it has seen
+    /// that it helps.
+    #[must_use]
+    pub fn new(wake_up: u64) -> Spinner {
+        Spinner {
+            wake_up: wake_up.max(PARTS as u64),
+            lengths: [0; PARTS + 1],
+            seen: 0,
+            until_choice: EACH,
+            spin: 0,
+            idle_since: None,
+        }
+    }
+
+    /// How long it spins, in nanoseconds: 0 to the cost of a wake-up.
+    #[must_use]
+    pub fn spin(&self) -> u64 {
+        self.spin
+    }
+
+    /// There is nothing to do. Answers whether to look again; else sleep.
+    pub fn look_again(&mut self, now: u64) -> bool {
+        let since = *self.idle_since.get_or_insert(now);
+        now.saturating_sub(since) < self.spin
+    }
+
+    /// There is something to do. `slept`: after a sleep, so that a wake-up lies between its coming
+    /// and now.
+    pub fn found(&mut self, now: u64, slept: bool) {
+        let Some(since) = self.idle_since.take() else { return };
+        let wake_up = if slept { self.wake_up } else { 0 };
+        let idle = now.saturating_sub(since).saturating_sub(wake_up);
+        let part = idle.saturating_mul(PARTS as u64) / self.wake_up;
+        self.lengths[(part as usize).min(PARTS)] += 1;
+        self.seen += 1;
+        if self.seen >= HISTORY {
+            self.seen /= 2;
+            for count in &mut self.lengths {
+                *count /= 2;
+            }
+        }
+        self.until_choice -= 1;
+        if self.until_choice == 0 {
+            self.until_choice = EACH;
+            self.choose();
+        }
+    }
+
+    /// Of all times to spin, the one that the idle times seen would have cost least with.
+    fn choose(&mut self) {
+        let total: u64 = self.lengths.iter().map(|count| u64::from(*count)).sum();
+        // Costs in halves of parts. Spinning for n parts: whatever came within them cost what it
+        // took to come, the rest n parts and a wake-up.
+        let (mut best, mut best_cost) = (0, total * 2 * PARTS as u64);
+        let (mut came, mut came_cost) = (0, 0);
+        for parts in 1..=PARTS {
+            let count = u64::from(self.lengths[parts - 1]);
+            came += count;
+            came_cost += count * (2 * parts as u64 - 1);
+            let cost = came_cost + (total - came) * 2 * (parts + PARTS) as u64;
+            if cost < best_cost {
+                (best, best_cost) = (parts, cost);
+            }
+        }
+        self.spin = self.wake_up * best as u64 / PARTS as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COST: u64 = 32_000;
+
+    /// Goes through idle times; answers what was paid, in spinning and wake-ups.
+    fn paid(spinner: &mut Spinner, idle: impl IntoIterator<Item = u64>) -> u64 {
+        let mut now = 0;
+        let mut paid = 0;
+        for idle in idle {
+            let comes = now + idle;
+            let mut slept = false;
+            while now < comes {
+                if !spinner.look_again(now) {
+                    slept = true;
+                    break;
+                }
+                now += 200;
+                paid += 200;
+            }
+            if slept {
+                now = comes + COST;
+                paid += COST;
+            }
+            spinner.found(now, slept);
+        }
+        paid
+    }
+
+    #[test]
+    fn what_comes_soon_is_spun_for_and_what_does_not_is_slept_for() {
+        let mut spinner = Spinner::new(COST);
+        paid(&mut spinner, [3_000; 100]);
+        assert!((3_000..6_000).contains(&spinner.spin()), "{}", spinner.spin());
+        let soon = paid(&mut spinner, [3_000; 100]);
+        assert!(soon < 110 * 3_200, "{soon}: no wake-ups");
+        paid(&mut spinner, [10_000_000; 300]);
+        assert_eq!(spinner.spin(), 0, "nobody comes so soon any more");
+        // Half and half: for those that come soon it is worth it, as long as they are very soon.
+        paid(&mut spinner, (0..600).map(|n| if n % 2 == 0 { 2_000 } else { 1_000_000 }));
+        assert!((2_000..=4_000).contains(&spinner.spin()), "{}", spinner.spin());
+    }
+
+    #[test]
+    fn it_never_pays_much_more_than_twice_the_best() {
+        let mut state = 0x5eed_u64;
+        for mean in [500, 5_000, 30_000, 100_000, 1_000_000] {
+            let mut spinner = Spinner::new(COST);
+            let idle: Vec<u64> = (0..2_000)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (state >> 33) % (2 * mean)
+                })
+                .collect();
+            let best: u64 = idle.iter().map(|idle| (*idle).min(COST)).sum();
+            let paid = paid(&mut spinner, idle);
+            assert!(paid <= best * 2 + 32 * COST, "mean {mean}: {paid} paid, {best} is possible");
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! The controller against every fixed setting, on the same arrivals, with the costs of a machine.
+//! Time is simulated, so that every figure is exact and the same everywhere.
+
+use towpath_waiting::auto::{Bounds, Controller};
+use towpath_waiting::{Clock, Costs, Spinner, Step};
+
+const COSTS: Costs =
+    Costs { wake_up: 30_000, wake_up_cpu: 9_000, tick_cpu: 6_000, tick_late: 20_000 };
+const TURN: u64 = 400;
+const FRAME: u64 = 250;
+const BATCH: usize = 64;
+const SECOND: u64 = 1_000_000_000;
+
+/// Numbers that look random and are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Exponentially distributed.
+    fn gap(&mut self, mean: f64) -> u64 {
+        (-mean * (1.0 - self.next()).ln()) as u64
+    }
+}
+
+/// How a side waits.
+enum Waiter {
+    Poll,
+    Interrupt,
+    Adaptive(Spinner),
+    Clocked(Clock),
+    Auto(Box<Controller>),
+}
+
+impl Waiter {
+    fn after(&mut self, now: u64, found: usize, drained: bool) -> Step {
+        match self {
+            Waiter::Auto(controller) => controller.after(now, found, drained),
+            _ if found > 0 && !drained => Step::Look,
+            Waiter::Poll => Step::Look,
+            Waiter::Interrupt => Step::Rung,
+            Waiter::Adaptive(spinner) => {
+                if spinner.look_again(now) {
+                    Step::Look
+                } else {
+                    Step::Rung
+                }
+            }
+            Waiter::Clocked(clock) => clock.step(now),
+        }
+    }
+
+    fn found(&mut self, now: u64, rung: bool) {
+        if let Waiter::Adaptive(spinner) = self {
+            spinner.found(now, rung);
+        }
+    }
+
+    fn woke(&mut self, now: u64) {
+        match self {
+            Waiter::Clocked(clock) => clock.woke(now),
+            Waiter::Auto(controller) => controller.woke(now),
+            _ => {}
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    /// Of one processor.
+    cpu: f64,
+    /// Of the time that frames waited, in nanoseconds.
+    p99: u64,
+    /// The largest share of a processor in any tenth of a second.
+    worst: f64,
+    /// The share of a processor in the last half of the time.
+    later: f64,
+}
+
+/// Serves the arrivals for as long as they last.
+fn simulate(waiter: &mut Waiter, arrivals: &[u64], end: u64) -> Outcome {
+    let mut random = Random(7);
+    let (mut now, mut busy, mut next) = (1, 0, 0);
+    let mut latencies = Vec::with_capacity(arrivals.len());
+    let mut rung = false;
+    let (mut tenth, mut before, mut worst) = (SECOND / 10, 0, 0);
+    let mut half = None;
+    while now < end {
+        if now >= end / 2 {
+            half.get_or_insert(busy);
+        }
+        if now >= tenth {
+            worst = worst.max(busy - before);
+            before = busy;
+            tenth += SECOND / 10;
+        }
+        let there = arrivals[next..].iter().take(BATCH).take_while(|at| **at <= now).count();
+        let took = TURN + there as u64 * FRAME;
+        if there > 0 {
+            waiter.found(now, rung);
+        }
+        rung = false;
+        now += took;
+        busy += took;
+        latencies.extend(arrivals[next..next + there].iter().map(|at| now - at));
+        next += there;
+        match waiter.after(now, there, there < BATCH) {
+            Step::Look => {}
+            Step::Spin { until } => {
+                busy += until.saturating_sub(now);
+                now = now.max(until);
+                waiter.woke(now);
+            }
+            Step::Rung => {
+                // It looks once more after it announced its sleep.
+                busy += TURN;
+                now += TURN;
+                let comes = arrivals.get(next).copied().unwrap_or(end);
+                if comes > now {
+                    now = comes + COSTS.wake_up;
+                    busy += COSTS.wake_up_cpu;
+                    rung = true;
+                    waiter.woke(now);
+                }
+            }
+            Step::Unrung { until } => {
+                busy += COSTS.tick_cpu;
+                now = now.max(until) + random.gap(COSTS.tick_late as f64 / 3.0);
+                waiter.woke(now);
+            }
+        }
+    }
+    // What nobody served in time is late.
+    latencies.extend(arrivals[next..].iter().map(|at| end.saturating_sub(*at)));
+    latencies.sort_unstable();
+    let p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or(0);
+    let later = busy - half.unwrap_or(busy);
+    Outcome {
+        cpu: busy as f64 / end as f64,
+        p99,
+        worst: worst as f64 / (SECOND / 10) as f64,
+        later: later as f64 / (end / 2) as f64,
+    }
+}
+
+/// The fixed settings.
+fn fixed() -> Vec<(String, Waiter)> {
+    let mut all = vec![
+        ("poll".to_owned(), Waiter::Poll),
+        ("interrupt".to_owned(), Waiter::Interrupt),
+        ("adaptive".to_owned(), Waiter::Adaptive(Spinner::new(COSTS.wake_up))),
+    ];
+    for step in 0..=24 {
+        // From 50 Hz to 50 kHz.
+        let hz = (50.0 * 1000_f64.powf(f64::from(step) / 24.0)) as u64;
+        let clock = Clock::new(hz, COSTS.least_sleep(), 1);
+        all.push((format!("clocked {hz}"), Waiter::Clocked(clock)));
+    }
+    all
+}
+
+fn controller(latency: u64, cpu_percent: u64) -> Waiter {
+    Waiter::Auto(Box::new(Controller::new(Bounds { latency, cpu_percent }, COSTS)))
+}
+
+/// Runs all settings; the controller keeps the bound, at no more than 1.2 times the processor time
+/// of the best of those that keep it.
+fn judge(name: &str, arrivals: &[u64], end: u64, latency: u64) -> bool {
+    let mut best: Option<(String, Outcome)> = None;
+    for (name, mut waiter) in fixed() {
+        let outcome = simulate(&mut waiter, arrivals, end);
+        if outcome.p99 <= latency && best.as_ref().is_none_or(|(_, one)| outcome.cpu < one.cpu) {
+            best = Some((name, outcome));
+        }
+    }
+    let mut waiter = controller(latency, 100);
+    let auto = simulate(&mut waiter, arrivals, end);
+    let Waiter::Auto(controller) = waiter else { return false };
+    let Some((best_name, best)) = best else {
+        println!("{name}: {} us: none keeps it, auto {auto:?}", latency / 1000);
+        return true;
+    };
+    let well = auto.p99 <= latency && auto.cpu <= best.cpu * 1.2;
+    println!(
+        "{name}: {} us: {best_name} {:.4} p99 {} us; auto {:.4} p99 {} us: {:.2}{} {:?} {:?}",
+        latency / 1000,
+        best.cpu,
+        best.p99 / 1000,
+        auto.cpu,
+        auto.p99 / 1000,
+        auto.cpu / best.cpu,
+        if well { "" } else { " WRONG" },
+        controller.way(),
+        controller.counts,
+    );
+    well
+}
+
+/// Arrivals at a rate, singly, from `start` to `end`.
+fn steady(random: &mut Random, start: u64, end: u64, rate: f64, to: &mut Vec<u64>) {
+    let mut at = start;
+    loop {
+        at += random.gap(1e9 / rate).max(1);
+        if at >= end {
+            return;
+        }
+        to.push(at);
+    }
+}
+
+/// Bursts of so many, so far apart from each other and within.
+fn bursts(
+    random: &mut Random,
+    (start, end): (u64, u64),
+    between: f64,
+    (count, within): (u32, u64),
+    to: &mut Vec<u64>,
+) {
+    let mut at = start;
+    loop {
+        at += random.gap(between).max(1);
+        for _ in 0..count {
+            if at >= end {
+                return;
+            }
+            to.push(at);
+            at += within;
+        }
+    }
+}
+
+const LATENCIES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
+
+fn pattern(name: &str, seconds: u64, make: impl Fn(&mut Random, u64, &mut Vec<u64>)) {
+    let end = seconds * SECOND;
+    let mut arrivals = Vec::new();
+    make(&mut Random(0x5eed), end, &mut arrivals);
+    arrivals.sort_unstable();
+    let well = LATENCIES.map(|latency| judge(name, &arrivals, end, latency));
+    assert_eq!(well, [true; 4], "{name}");
+}
+
+#[test]
+fn steady_and_slow() {
+    pattern("50 a second", 10, |random, end, to| steady(random, 0, end, 50.0, to));
+    pattern("1000 a second", 5, |random, end, to| steady(random, 0, end, 1_000.0, to));
+}
+
+#[test]
+fn steady_and_fast() {
+    for rate in [10_000.0, 100_000.0, 400_000.0] {
+        pattern(&format!("{rate} a second"), 2, |random, end, to| {
+            steady(random, 0, end, rate, to);
+        });
+    }
+}
+
+#[test]
+fn in_bursts() {
+    for (between, count, within) in [(5e6, 32, 10_000), (2e6, 64, 1_000), (20e6, 200, 20_000)] {
+        pattern(&format!("bursts of {count}"), 3, |random, end, to| {
+            bursts(random, (0, end), between, (count, within), to);
+        });
+    }
+}
+
+#[test]
+fn on_and_off() {
+    pattern("on and off", 4, |random, end, to| {
+        let mut at = 0;
+        while at < end {
+            steady(random, at, (at + 300_000_000).min(end), 50_000.0, to);
+            at += 800_000_000;
+        }
+    });
+}
+
+#[test]
+fn many_with_little_each() {
+    pattern("many", 3, |random, end, to| {
+        for _ in 0..500 {
+            steady(random, 0, end, 20.0, to);
+        }
+    });
+}
+
+#[test]
+fn overload() {
+    pattern("overload", 1, |random, end, to| steady(random, 0, end, 4_500_000.0, to));
+}
+
+#[test]
+fn twenty_with_steps() {
+    let mut wrong = Vec::new();
+    for seed in 1..=20 {
+        let mut random = Random(seed * 0x9e37_79b9);
+        let end = 3 * SECOND;
+        let mut arrivals = Vec::new();
+        let mut at = 0;
+        while at < end {
+            let until = (at + 200_000_000 + (random.next() * 8e8) as u64).min(end);
+            let rate = 10_f64.powf(1.0 + random.next() * 4.6);
+            if random.next() < 0.5 {
+                steady(&mut random, at, until, rate, &mut arrivals);
+            } else {
+                let count = 1 + (random.next() * 60.0) as u32;
+                let within = (random.next() * 20_000.0) as u64;
+                let between = f64::from(count) * 1e9 / rate;
+                bursts(&mut random, (at, until), between, (count, within), &mut arrivals);
+            }
+            at = until;
+        }
+        arrivals.sort_unstable();
+        for latency in LATENCIES {
+            if !judge(&format!("seed {seed}"), &arrivals, end, latency) {
+                wrong.push((seed, latency));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+/// However much there is to do, and whatever the latency comes to.
+#[test]
+fn the_bound_on_processor_time_is_hard() {
+    let end = 2 * SECOND;
+    for rate in [5_000.0, 100_000.0, 4_500_000.0] {
+        let mut arrivals = Vec::new();
+        steady(&mut Random(5), 0, end, rate, &mut arrivals);
+        for latency in LATENCIES {
+            for cpu_percent in [5, 25, 60] {
+                let mut waiter = controller(latency, cpu_percent);
+                let outcome = simulate(&mut waiter, &arrivals, end);
+                // What was saved up may be spent besides.
+                let most = cpu_percent as f64 / 100.0 + 0.025;
+                assert!(outcome.worst <= most, "{rate} {latency} {cpu_percent}: {outcome:?}");
+                let Waiter::Auto(controller) = waiter else { continue };
+                let counts = controller.counts;
+                assert!(outcome.p99 <= latency || counts.late > 0, "{counts:?} {outcome:?}");
+            }
+        }
+    }
+}
+
+/// After a change of the load, the last half of a time of which the first 200 ms are left for
+/// settling costs no more than the same load from the beginning, and steady loads change nothing.
+#[test]
+fn it_settles_and_does_not_flap() {
+    let rates = [100.0, 3_000.0, 20_000.0, 300_000.0];
+    for before in rates {
+        for after in rates {
+            for latency in LATENCIES {
+                let end = 400_000_000;
+                let mut arrivals = Vec::new();
+                steady(&mut Random(11), 0, end / 2, after, &mut arrivals);
+                let shifted: Vec<u64> = arrivals.iter().map(|at| at + end / 2).collect();
+                // The same for long, and at once after the other.
+                let mut long = arrivals;
+                long.extend(&shifted);
+                let mut fresh = controller(latency, 100);
+                let alone = simulate(&mut fresh, &long, end);
+                let mut changed = Vec::new();
+                steady(&mut Random(12), 0, end, before, &mut changed);
+                changed.extend(long.iter().map(|at| at + end));
+                let mut waiter = controller(latency, 100);
+                let mut outcome = simulate(&mut waiter, &changed, 2 * end);
+                // `later` is of both halves after the change; what matters is the second.
+                outcome.later = outcome.later * 2.0 - alone.later;
+                assert!(
+                    outcome.later <= alone.later * 1.3 + 0.004,
+                    "{before} to {after}, {latency}: {outcome:?} against {alone:?}"
+                );
+                let Waiter::Auto(controller) = fresh else { continue };
+                let switches = controller.counts.switches;
+                assert!(switches <= 16, "{after} {latency}: {switches} switches in 0.4 s");
+            }
+        }
+    }
+}
