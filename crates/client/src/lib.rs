@@ -37,8 +37,8 @@ mod wait;
 
 pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
 pub use heap::Received;
-pub use options::{Endpoint, Info, Options, Statistics};
-pub use report::{default_socket, report, report_over, set};
+pub use options::{Endpoint, Info, Options, Statistics, Waiting};
+pub use report::{default_socket, report, report_over, set, set_over};
 pub use rule::Rule;
 pub use session::Session;
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};

@@ -28,6 +28,24 @@ pub struct Options {
     pub provided: Option<u32>,
     /// The IPv4 address wanted, if it matters.
     pub ipv4: Option<Ipv4Addr>,
+    /// How [`crate::Session::wait`] waits.
+    pub waiting: Waiting,
+}
+
+/// How [`crate::Session::wait`] waits. A program that sleeps in an epoll of its own is not concerned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waiting {
+    /// Asleep until the server rings.
+    #[default]
+    Block,
+    /// Without end, awake: a processor of its own, for the shortest delays.
+    Poll,
+    /// Awake for a while, if packets are likely to come so soon, at most as long as a wake-up takes;
+    /// then asleep.
+    Spin,
+    /// By the clock, so many times a second, 1 to 100 000: the server does not ring, unless half of
+    /// the receive frames are used.
+    Clocked(u32),
 }
 
 impl Default for Options {
@@ -47,6 +65,7 @@ impl Default for Options {
             receive_frame_bytes: 2048,
             provided: None,
             ipv4: None,
+            waiting: Waiting::default(),
         }
     }
 }
@@ -114,6 +133,10 @@ pub struct Statistics {
     pub wake_ups: u64,
     /// Times that it woke the server.
     pub rings: u64,
+    /// Times that it had news and the server was awake, was rung already, or looks by the clock.
+    pub rings_saved: u64,
+    /// Times that waking the server was put off.
+    pub rings_put_off: u64,
     /// Times that something was published to the server.
     pub batches: u64,
 }

@@ -69,7 +69,20 @@ pub fn set(
     setting: Setting,
     value: u64,
 ) -> Result<(), AttachError> {
-    let channel = Channel::new(connect(path.as_ref())?);
+    set_over(connect(path.as_ref())?, endpoint, setting, value)
+}
+
+/// The same over a connected socket: one that a server in this process gave.
+///
+/// # Errors
+/// As attaching; the old value stands then.
+pub fn set_over(
+    socket: OwnedFd,
+    endpoint: Option<(u32, u32)>,
+    setting: Setting,
+    value: u64,
+) -> Result<(), AttachError> {
+    let channel = Channel::new(socket);
     let (session, endpoint) = endpoint.unwrap_or((0, 0));
     let set = Set { setting: setting as u32, session, endpoint, reserved: 0, value };
     expect(&channel, &Message::Set(set)).map(|_| ())

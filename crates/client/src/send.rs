@@ -1,12 +1,36 @@
 //! A session's transmit side: packets written in place, made known a batch at a time, and room.
 
+use std::time::{Duration, Instant};
+
 use towpath_packet::Meta;
 use towpath_queue::descriptor::{MAX_CHAIN, prefetch_distance};
-use towpath_queue::{doorbell, events};
+use towpath_queue::doorbell::{self, Due};
+use towpath_queue::events;
 
 use crate::error::{Lost, SendError};
 use crate::options::Endpoint;
 use crate::session::Session;
+
+/// What waking the server waits for.
+#[derive(Debug)]
+pub(crate) struct DoorbellHold {
+    /// Packets after which it is rung; 1: it is not put off.
+    packets: u32,
+    /// How long it is put off at most.
+    delay: Duration,
+    /// Since when it is put off.
+    since: Option<Instant>,
+    /// Packets that had been sent when it was last rung.
+    sent: u64,
+    /// The next ring is not put off, and reaches a server that looks by the clock.
+    urgent: bool,
+}
+
+impl Default for DoorbellHold {
+    fn default() -> DoorbellHold {
+        DoorbellHold { packets: 1, delay: Duration::ZERO, since: None, sent: 0, urgent: false }
+    }
+}
 
 impl Session {
     /// Puts a packet of `len` bytes into the transmit queue of an endpoint. `fill` writes it in
@@ -104,7 +128,10 @@ impl Session {
             return Ok(());
         }
         for queue_set in &self.dirty {
-            self.queue_sets[*queue_set as usize].transmit.publish();
+            let transmit = &mut self.queue_sets[*queue_set as usize].transmit;
+            transmit.publish();
+            // Soon it would be full: it is time to look, however the server waits.
+            self.doorbell_hold.urgent |= transmit.in_flight() >= transmit.capacity() / 2;
         }
         let fenced = events::fence();
         let mut outcome = Ok(());
@@ -117,11 +144,85 @@ impl Session {
             return Err(self.wrong(violation));
         }
         self.statistics.batches += 1;
-        if self.marker.publish() && self.ringer.must_ring(doorbell::fence()) {
-            self.statistics.rings += 1;
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-        }
+        let new = self.marker.publish();
+        self.ring_for(new);
         Ok(())
+    }
+
+    /// As [`Session::flush`], and the server is to look at once: a ring that was put off is made,
+    /// also to a server that looks by the clock. For the last packet of a burst.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn flush_now(&mut self) -> Result<(), Lost> {
+        self.doorbell_hold.urgent = true;
+        self.flush()?;
+        self.ring_held();
+        Ok(())
+    }
+
+    /// Puts off waking the server: until `packets` are queued, `delay` has passed, a queue is half
+    /// full, or [`Session::flush_now`] is called, whichever is first. Packets are never held back,
+    /// and a server that is awake finds them at once.
+    ///
+    /// No thread watches the time: a ring is made by the first call of the session after it, and
+    /// before each sleep in [`Session::wait`] and [`Session::arm`]. Whoever computes meanwhile calls
+    /// `flush_now` first. One packet or no delay: rings at once, as at first. (Hennrich calls it
+    /// producer IPC saving.)
+    pub fn put_off_rings(&mut self, packets: u32, delay: Duration) {
+        self.doorbell_hold.packets = if delay.is_zero() { 1 } else { packets.max(1) };
+        self.doorbell_hold.delay = delay;
+        self.ring_held();
+    }
+
+    /// News were published; `new`: the server has not been told of them. Rings, now or later.
+    fn ring_for(&mut self, new: bool) {
+        let hold = &mut self.doorbell_hold;
+        if !new && !hold.urgent && hold.since.is_none() {
+            // Told already, and it has yet to look.
+            return;
+        }
+        let now = if hold.packets > 1 && !hold.urgent {
+            let queued = (self.statistics.sent - hold.sent) as u32;
+            let since = *hold.since.get_or_insert_with(Instant::now);
+            queued >= hold.packets || since.elapsed() >= hold.delay
+        } else {
+            true
+        };
+        if now {
+            self.ring();
+        } else {
+            self.statistics.rings_put_off += 1;
+        }
+    }
+
+    /// A ring that was put off is made if its time has come.
+    pub(crate) fn ring_if_due(&mut self) {
+        if self.doorbell_hold.since.is_some_and(|since| since.elapsed() >= self.doorbell_hold.delay)
+        {
+            self.ring();
+        }
+    }
+
+    /// A ring that was put off is made.
+    pub(crate) fn ring_held(&mut self) {
+        if self.doorbell_hold.since.is_some() || self.doorbell_hold.urgent {
+            self.ring();
+        }
+    }
+
+    /// Wakes the server, if it sleeps.
+    fn ring(&mut self) {
+        let hold = &mut self.doorbell_hold;
+        let urgent = std::mem::take(&mut hold.urgent);
+        (hold.since, hold.sent) = (None, self.statistics.sent);
+        match self.ringer.must_ring(doorbell::fence(), urgent) {
+            Due::Now => {
+                self.statistics.rings += 1;
+                let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            }
+            Due::Rung | Due::Not => self.statistics.rings_saved += 1,
+        }
     }
 
     /// Asks that [`Session::wait`] also returns when half of what a queue set has to send is sent.

@@ -29,6 +29,8 @@ use crate::fork::ForkGuard;
 use crate::heap::{ReceiveHeap, TransmitHeap};
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::rule::Rule;
+use crate::send::DoorbellHold;
+use crate::wait::Waiter;
 
 pub(crate) struct QueueSet {
     pub(crate) transmit: TransmitProducer,
@@ -55,6 +57,8 @@ pub struct Session {
     pub(crate) events: Acknowledger,
     pub(crate) marker: Marker,
     pub(crate) sleeper: Sleeper,
+    pub(crate) waiter: Waiter,
+    pub(crate) doorbell_hold: DoorbellHold,
     pub(crate) ringer: Ringer,
     header: PeerWords,
     counters: PeerWords,
@@ -171,6 +175,8 @@ impl Session {
             events: Acknowledger::new(shape.events(), own.acknowledgements, &pages.events),
             marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
             sleeper: Sleeper::new(own.header),
+            waiter: Waiter::new(options.waiting),
+            doorbell_hold: DoorbellHold::default(),
             ringer: Ringer::new(peer_words(&state).part(STATE_SLEEP_WORD, 1)),
             header: pages.header,
             counters: pages.counters,

@@ -5,8 +5,89 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use towpath_waiting::{Clock, Costs, Spinner, Step};
+
 use crate::error::Lost;
+use crate::options::Waiting;
 use crate::session::Session;
+
+/// Looks without news after which a side that spins looks whether the server lives. Each takes some
+/// ten nanoseconds.
+const LOOKS: u32 = 65_536;
+
+/// How [`Session::wait`] waits, with what it remembers.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    way: Way,
+    began: Instant,
+    looks: u32,
+}
+
+#[derive(Debug)]
+enum Way {
+    Block,
+    Poll,
+    Spin(Spinner),
+    Clocked(Clock),
+}
+
+impl Waiter {
+    pub(crate) fn new(waiting: Waiting) -> Waiter {
+        let way = match waiting {
+            Waiting::Block => Way::Block,
+            Waiting::Poll => Way::Poll,
+            Waiting::Spin => Way::Spin(Spinner::new(Costs::of_this_machine().wake_up)),
+            // It is this side's clock: what sleep cannot hold is slept as well as it goes.
+            Waiting::Clocked(hz) => Way::Clocked(Clock::new(u64::from(hz.min(100_000)), 0, 0)),
+        };
+        Waiter { way, began: Instant::now(), looks: 0 }
+    }
+
+    /// Nanoseconds on its own clock.
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    fn idle(&mut self) -> Step {
+        if matches!(self.way, Way::Block) {
+            return Step::Rung;
+        }
+        let now = if matches!(self.way, Way::Poll) { 0 } else { self.now() };
+        match &mut self.way {
+            Way::Block => Step::Rung,
+            Way::Poll => Step::Look,
+            Way::Spin(spinner) => {
+                if spinner.look_again(now) {
+                    Step::Spin { until: now }
+                } else {
+                    Step::Rung
+                }
+            }
+            Way::Clocked(clock) => clock.step(now),
+        }
+    }
+
+    fn found(&mut self, slept: bool) {
+        if matches!(self.way, Way::Spin(_)) {
+            let now = self.now();
+            if let Way::Spin(spinner) = &mut self.way {
+                spinner.found(now, slept);
+            }
+        }
+    }
+
+    fn woke(&mut self) {
+        let now = self.now();
+        if let Way::Clocked(clock) = &mut self.way {
+            clock.woke(now);
+        }
+    }
+
+    fn is_time_to_look(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        self.looks.is_multiple_of(LOOKS)
+    }
+}
 
 impl Session {
     /// Waits until a queue set has news: packets, or room that was wanted
@@ -17,23 +98,62 @@ impl Session {
     /// [`Lost`], within milliseconds of the server's end.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut slept = false;
         loop {
             if self.has_news()? {
+                self.waiter.found(slept);
                 return Ok(true);
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) && timeout != Some(Duration::ZERO) {
                 return Ok(false);
             }
-            if self.arm()? {
-                return Ok(true);
-            }
-            let woken = self.sleep(left);
-            self.disarm();
-            if !woken? && timeout == Some(Duration::ZERO) {
-                return self.has_news();
+            let step =
+                if timeout == Some(Duration::ZERO) { Step::Rung } else { self.waiter.idle() };
+            match step {
+                Step::Look => self.look_whether_it_lives()?,
+                Step::Spin { .. } => std::hint::spin_loop(),
+                Step::Unrung { until } => self.sleep_by_the_clock(until, left)?,
+                Step::Rung => {
+                    if self.arm()? {
+                        self.waiter.found(slept);
+                        return Ok(true);
+                    }
+                    let woken = self.sleep(left);
+                    self.disarm();
+                    slept = true;
+                    if !woken? && timeout == Some(Duration::ZERO) {
+                        return self.has_news();
+                    }
+                }
             }
         }
+    }
+
+    /// Changes how [`Session::wait`] waits.
+    pub fn set_waiting(&mut self, waiting: Waiting) {
+        self.waiter = Waiter::new(waiting);
+    }
+
+    /// Who spins hears of the server's end by looking for it now and then.
+    fn look_whether_it_lives(&mut self) -> Result<(), Lost> {
+        std::hint::spin_loop();
+        if self.waiter.is_time_to_look() {
+            self.sleep(Some(Duration::ZERO))?;
+        }
+        Ok(())
+    }
+
+    /// Sleeps until the tick, or `left`; rung only when half of the frames are used.
+    fn sleep_by_the_clock(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
+        self.flush()?;
+        self.ring_held();
+        let to_tick = Duration::from_nanos(until.saturating_sub(self.waiter.now()));
+        self.sleeper.prepare_by_the_clock();
+        let woken = self.sleep(Some(left.map_or(to_tick, |left| left.min(to_tick))));
+        self.sleeper.awake();
+        self.waiter.woke();
+        woken.map(|_| ())
     }
 
     /// A queue set that has news: packets that wait, or room that was wanted. The same one until
@@ -73,6 +193,7 @@ impl Session {
             return if self.has_news()? { Ok(true) } else { Err(self.over()) };
         }
         self.flush()?;
+        self.ring_held();
         self.sleeper.prepare();
         let idle = match self.events.is_idle() {
             Ok(idle) => idle,
@@ -95,6 +216,7 @@ impl Session {
     /// Takes events. Whether any queue set has news, new or left over.
     fn has_news(&mut self) -> Result<bool, Lost> {
         self.check()?;
+        self.ring_if_due();
         let (sets, ready) = (&mut self.queue_sets, &mut self.ready);
         let budget = sets.len() as u32;
         let outcome = self.events.take(budget, |queue_set| {
@@ -126,11 +248,12 @@ impl Session {
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
+        let is_look = timeout == Some(Duration::ZERO);
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
-        self.statistics.sleeps += 1;
+        self.statistics.sleeps += u64::from(!is_look);
         let mut heard = [PollFd::new(&self.doorbell, PollFlags::IN)];
         // An interrupted sleep is one without news.
         let count = poll(&mut heard, timeout.as_ref()).unwrap_or(0);

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use towpath_client::{AttachError, Lost, Meta, Options, Rule, SendError, Session};
+use towpath_client::{
+    AttachError, Lost, Meta, Options, Rule, SendError, Session, Setting, Waiting,
+};
 use towpath_device::conformance::DeviceFarEnd;
 use towpath_device::loopback;
 use towpath_protocol::store::MemoryStore;
@@ -21,7 +23,11 @@ fn serve(mode: Mode) -> (Server, loopback::LoopbackDevice) {
 }
 
 fn attach(server: &Server, name: &str) -> Session {
-    let options = Options { name: name.into(), ..Options::default() };
+    attach_waiting(server, name, Waiting::Block)
+}
+
+fn attach_waiting(server: &Server, name: &str, waiting: Waiting) -> Session {
+    let options = Options { name: name.into(), waiting, ..Options::default() };
     Session::attach_over(server.connect().unwrap(), &options).unwrap()
 }
 
@@ -35,14 +41,15 @@ fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
     frame
 }
 
-fn exchange(mode: Mode) {
+fn exchange(mode: Mode, waiting: Waiting, rounds: u32) {
     let (server, _far) = serve(mode);
-    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let mut a = attach_waiting(&server, "a", waiting);
+    let mut b = attach_waiting(&server, "b", waiting);
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, from_b) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let (mac_a, mac_b) = (a.info().mac, b.info().mac);
     assert_eq!(a.info().ipv4, Some(("10.77.0.2".parse().unwrap(), 24)));
-    for number in 0..5000 {
+    for number in 0..rounds {
         let packet = frame(mac_b, mac_a, number);
         a.send_bytes(from_a, &packet).unwrap();
         a.flush().unwrap();
@@ -55,21 +62,208 @@ fn exchange(mode: Mode) {
         assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac_a, mac_b, number));
     }
     let counters: std::collections::BTreeMap<_, _> = a.counters(from_a).into_iter().collect();
-    assert_eq!(counters["tx_packets"], 5000);
-    assert_eq!(counters["rx_packets"], 5000);
-    assert_eq!(counters["rx_copies"], 5000, "one copy a packet received");
-    assert_eq!(counters["tx_copies"], 5000, "at most one copy a packet sent");
+    let rounds = u64::from(rounds);
+    assert_eq!(counters["tx_packets"], rounds);
+    assert_eq!(counters["rx_packets"], rounds);
+    assert_eq!(counters["rx_copies"], rounds, "one copy a packet received");
+    assert_eq!(counters["tx_copies"], rounds, "at most one copy a packet sent");
     server.stop().unwrap();
 }
 
 #[test]
 fn endpoint_to_endpoint_asleep() {
-    exchange(Mode::Interrupt);
+    exchange(Mode::Interrupt, Waiting::Block, 5000);
 }
 
 #[test]
 fn endpoint_to_endpoint_polling() {
-    exchange(Mode::Poll);
+    exchange(Mode::Poll, Waiting::Block, 5000);
+}
+
+/// However each side waits, nobody waits in vain.
+#[test]
+fn endpoint_to_endpoint_in_every_way() {
+    for mode in [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
+        for waiting in [Waiting::Block, Waiting::Poll, Waiting::Spin, Waiting::Clocked(5000)] {
+            exchange(mode, waiting, 100);
+        }
+    }
+}
+
+fn set(server: &Server, setting: Setting, value: u64) {
+    towpath_client::set_over(server.connect().unwrap(), None, setting, value).unwrap();
+}
+
+fn device_counter(server: &Server, name: &str) -> u64 {
+    let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+    report["device"]["counters"][name].as_u64().unwrap()
+}
+
+/// The mode, and what goes with it, changes all the time under one packet at a time.
+#[test]
+fn every_change_of_mode_loses_no_wake_up() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let rule = Rule::new().ethertype(0x88b5);
+    let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+    let (mac_a, mac_b) = (a.info().mac, b.info().mac);
+    let modes = 5;
+    for change in 0..modes * modes * 2 {
+        set(&server, Setting::Mode, change / modes % modes);
+        set(&server, Setting::Mode, change % modes);
+        set(&server, Setting::ClockHz, [1000, 20_000, 60_000][change as usize % 3]);
+        set(&server, Setting::LatencyUs, [1, 100, 5000][change as usize % 3]);
+        for number in 0..8 {
+            let packet = frame(mac_b, mac_a, number);
+            a.send_bytes(from_a, &packet).unwrap();
+            a.flush().unwrap();
+            assert!(b.wait(Some(Duration::from_secs(5))).unwrap(), "change {change}");
+            assert_eq!(b.receive_one(0).unwrap().unwrap(), packet);
+        }
+    }
+    server.stop().unwrap();
+}
+
+/// A clock ticks as often as it is set to, and whoever cannot wait for it does not.
+#[test]
+fn by_the_clock() {
+    let (server, _far) = serve(Mode::Clocked);
+    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let rule = Rule::new().ethertype(0x88b5);
+    let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+    let packet = frame(b.info().mac, a.info().mac, 1);
+    set(&server, Setting::ClockHz, 1);
+    let rings = a.statistics().rings;
+    a.send_bytes(from_a, &packet).unwrap();
+    a.flush().unwrap();
+    assert!(!b.wait(Some(Duration::from_millis(50))).unwrap(), "before the tick");
+    assert_eq!(a.statistics().rings, rings, "a side that looks by itself is not rung");
+    // The last of a burst may say so.
+    a.send_bytes(from_a, &packet).unwrap();
+    a.flush_now().unwrap();
+    assert_eq!(a.statistics().rings, rings + 1);
+    assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
+    assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 2);
+    // Half of a queue is rung for.
+    for _ in 0..128 {
+        a.send_bytes(from_a, &packet).unwrap();
+    }
+    let start = std::time::Instant::now();
+    a.flush().unwrap();
+    assert!(b.wait(Some(Duration::from_millis(700))).unwrap(), "{:?}", start.elapsed());
+    set(&server, Setting::ClockHz, 2000);
+    let before = device_counter(&server, "ticks") + device_counter(&server, "ticks_missed");
+    let start = std::time::Instant::now();
+    std::thread::sleep(Duration::from_millis(300));
+    let ticks = device_counter(&server, "ticks") + device_counter(&server, "ticks_missed") - before;
+    let due = start.elapsed().as_micros() as u64 / 500;
+    assert!((500..=due + 40).contains(&ticks), "{ticks} ticks, {due} were due");
+    server.stop().unwrap();
+}
+
+/// Rings to an application are put off until there is more to be rung for, and not longer than said.
+#[test]
+fn rings_are_put_off_for_several_packets() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let rule = Rule::new().ethertype(0x88b5);
+    let (from_a, to_b) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+    let packet = frame(b.info().mac, a.info().mac, 1);
+    b.set(to_b, Setting::RxFrames, 10).unwrap();
+    b.set(to_b, Setting::RxUsecs, 1_000_000).unwrap();
+    // What waits is found by who looks; only the ring is put off.
+    a.send_bytes(from_a, &packet).unwrap();
+    a.flush().unwrap();
+    let until = std::time::Instant::now() + Duration::from_secs(5);
+    while b.receive(0, 1, |_| ()).unwrap() == 0 {
+        assert!(std::time::Instant::now() < until);
+    }
+    // Each sender's batch is a turn of its own.
+    let sender = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        for _ in 0..10 {
+            a.send_bytes(from_a, &packet).unwrap();
+            a.flush().unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        (a, packet)
+    });
+    let start = std::time::Instant::now();
+    assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
+    let took = start.elapsed();
+    assert!(took < Duration::from_millis(900), "by the packets, not by the time: {took:?}");
+    // The one that was taken unrung counts.
+    let got = b.receive(0, 99, |_| ()).unwrap();
+    assert!(got >= 9, "{got}");
+    let (mut a, packet) = sender.join().unwrap();
+    assert!(got == 10 || b.wait(Some(Duration::from_secs(5))).unwrap());
+    assert_eq!(got + b.receive(0, 99, |_| ()).unwrap(), 10);
+    let wake_ups = b.statistics().wake_ups;
+    assert!(wake_ups <= 2, "{wake_ups} wake-ups for 10 packets");
+    assert!(device_counter(&server, "rings_merged") >= 8);
+    // By the time, where fewer come.
+    b.set(to_b, Setting::RxUsecs, 30_000).unwrap();
+    let sender = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        let start = std::time::Instant::now();
+        a.send_bytes(from_a, &packet).unwrap();
+        a.flush().unwrap();
+        (a, start)
+    });
+    assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
+    let (_a, start) = sender.join().unwrap();
+    assert!(start.elapsed() >= Duration::from_millis(25), "{:?}", start.elapsed());
+    assert_eq!(b.receive(0, 99, |_| ()).unwrap(), 1);
+    // Endpoints are one's own: another's are not set.
+    let other = b.set(to_b, Setting::Mode, 0).unwrap_err().to_string();
+    assert!(other.contains("it is the device's"), "{other}");
+    let wrong = b.set(to_b, Setting::RxFrames, 0).unwrap_err().to_string();
+    assert!(wrong.contains("1 to 65535"), "{wrong}");
+    server.stop().unwrap();
+}
+
+/// The server is woken once for several flushes, and in any case before the application sleeps.
+#[test]
+fn rings_to_the_server_are_put_off() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let rule = Rule::new().ethertype(0x88b5);
+    let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+    let packet = frame(b.info().mac, a.info().mac, 1);
+    a.put_off_rings(10, Duration::from_secs(10));
+    std::thread::sleep(Duration::from_millis(50));
+    for number in 1..=20 {
+        a.send_bytes(from_a, &packet).unwrap();
+        a.flush().unwrap();
+        if number == 9 {
+            assert_eq!(a.statistics().rings, 0);
+            assert!(!b.wait(Some(Duration::from_millis(50))).unwrap(), "nobody was woken");
+        }
+        if number == 10 {
+            assert_eq!(a.statistics().rings, 1);
+        }
+    }
+    assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
+    a.send_bytes(from_a, &packet).unwrap();
+    a.flush().unwrap();
+    let mut got = 0;
+    // It rings before it sleeps.
+    assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
+    while got < 21 {
+        assert!(b.wait(Some(Duration::from_secs(5))).unwrap(), "{got}");
+        got += b.receive(0, 99, |_| ()).unwrap();
+    }
+    let statistics = a.statistics();
+    assert!(statistics.rings + statistics.rings_saved <= 4, "{statistics:?}");
+    assert!(statistics.rings_put_off >= 9, "{statistics:?}");
+    // By its time, at the next call.
+    a.put_off_rings(10, Duration::from_millis(5));
+    a.send_bytes(from_a, &packet).unwrap();
+    a.flush().unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    assert!(!a.wait(Some(Duration::ZERO)).unwrap());
+    assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
+    server.stop().unwrap();
 }
 
 #[test]

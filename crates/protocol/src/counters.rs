@@ -102,11 +102,29 @@ pub enum Device {
     TxSoftware,
     /// Dropped on transmit: they waited for the device when their session ended.
     TxEnded,
+    /// Sessions with news that were not rung: they were awake, or look by the clock.
+    RingsSaved,
+    /// Rings that were put off or not repeated: one ring served several turns.
+    RingsMerged,
+    /// Ticks of the clock that were kept.
+    Ticks,
+    /// Ticks that passed while there was work, or that sleep took too long for.
+    TicksMissed,
+    /// How much too late ticks were, all together, in nanoseconds.
+    TicksLateNs,
+    /// How much too late the latest tick was, in nanoseconds.
+    TickLatestNs,
+    /// Changes that mode=auto made between its ways of waiting.
+    ModeSwitches,
+    /// Packets that mode=auto found later than its bound, at the worst.
+    LatePackets,
+    /// Times that mode=auto waited for its bound on processor time.
+    Throttled,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 17] = [
+    pub const ALL: [(Device, &'static str); 26] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -124,6 +142,15 @@ impl Device {
         (Device::DriverCalls, "driver_calls"),
         (Device::TxSoftware, "tx_finished_in_software"),
         (Device::TxEnded, "tx_dropped_session_ended"),
+        (Device::RingsSaved, "rings_saved"),
+        (Device::RingsMerged, "rings_merged"),
+        (Device::Ticks, "ticks"),
+        (Device::TicksMissed, "ticks_missed"),
+        (Device::TicksLateNs, "ticks_late_ns"),
+        (Device::TickLatestNs, "tick_latest_ns"),
+        (Device::ModeSwitches, "mode_switches"),
+        (Device::LatePackets, "late_packets"),
+        (Device::Throttled, "throttled"),
     ];
 }
 

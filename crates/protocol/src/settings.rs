@@ -11,6 +11,14 @@ use std::fmt::Write;
 #[expect(missing_docs, reason = "the table says what each is")]
 pub enum Setting {
     Mode,
+    ClockHz,
+    LatencyUs,
+    CpuPercent,
+    TimerSlackUs,
+    RxBatch,
+    RingSaving,
+    RxFrames,
+    RxUsecs,
 }
 
 /// Whose a setting is.
@@ -60,16 +68,98 @@ pub const OFF_ON: Kind = Kind::Word(&["off", "on"]);
 
 impl Setting {
     /// All, in the order of their numbers.
-    pub const ALL: [(Setting, Spec); 1] = [(
-        Setting::Mode,
-        Spec {
-            name: "mode",
-            scope: Scope::Device,
-            kind: Kind::Word(&["poll", "interrupt"]),
-            default: 1,
-            help: "how the engine waits: poll looks without end, interrupt sleeps and is woken",
-        },
-    )];
+    pub const ALL: [(Setting, Spec); 9] = [
+        (
+            Setting::Mode,
+            Spec {
+                name: "mode",
+                scope: Scope::Device,
+                kind: Kind::Word(&["poll", "interrupt", "adaptive", "clocked", "auto"]),
+                default: 1,
+                help: "how the engine waits: without end, asleep, spinning a while first, by the clock, or as costs least",
+            },
+        ),
+        (
+            Setting::ClockHz,
+            Spec {
+                name: "clock_hz",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 1, most: 100_000, unit: "Hz" },
+                default: 1000,
+                help: "ticks a second of mode=clocked; above what sleep holds it spins between ticks",
+            },
+        ),
+        (
+            Setting::LatencyUs,
+            Spec {
+                name: "latency_us",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 1, most: 1_000_000, unit: "us" },
+                default: 1000,
+                help: "what waiting may add to the way of 99 packets in 100, for mode=auto",
+            },
+        ),
+        (
+            Setting::CpuPercent,
+            Spec {
+                name: "cpu_percent",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 1, most: 100, unit: "hundredths of a processor" },
+                default: 100,
+                help: "processor time that the engine may take, for mode=auto; it is kept to, whatever waits",
+            },
+        ),
+        (
+            Setting::TimerSlackUs,
+            Spec {
+                name: "timer_slack_us",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 0, most: 100_000, unit: "us" },
+                default: 5,
+                help: "how much late a timer may be, so that near ones end one sleep together",
+            },
+        ),
+        (
+            Setting::RxBatch,
+            Spec {
+                name: "rx_batch",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 1, most: 1024, unit: "packets" },
+                default: 64,
+                help: "packets taken from the device before their applications are rung; no more than the server was started with",
+            },
+        ),
+        (
+            Setting::RingSaving,
+            Spec {
+                name: "ring_saving",
+                scope: Scope::Device,
+                kind: OFF_ON,
+                default: 1,
+                help: "applications are rung only when they sleep, and once for each sleep; off: for every batch",
+            },
+        ),
+        (
+            Setting::RxFrames,
+            Spec {
+                name: "rx_frames",
+                scope: Scope::OwnEndpoint,
+                kind: Kind::Number { least: 1, most: 65_535, unit: "packets" },
+                default: 1,
+                help: "the application is rung after so many packets, or after rx_usecs, or when half of its frames are used",
+            },
+        ),
+        (
+            Setting::RxUsecs,
+            Spec {
+                name: "rx_usecs",
+                scope: Scope::OwnEndpoint,
+                kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
+                default: 0,
+                help: "the longest that a ring is put off for rx_frames; 0: not at all",
+            },
+        ),
+    ];
 
     /// The setting of this number, if there is one: for what a peer sent.
     #[must_use]
@@ -255,10 +345,7 @@ mod tests {
     #[test]
     fn what_is_wrong_names_what_is_possible() {
         let error = Setting::Mode.parse("fast").unwrap_err().to_string();
-        assert!(
-            error.starts_with("mode=fast: poll, ") && error.ends_with("is possible"),
-            "{error}"
-        );
+        assert!(error.starts_with("mode=fast: poll") && error.ends_with("is possible"), "{error}");
         assert!(Setting::Mode.check(99).is_err() && Setting::named("speed").is_err());
         let mut values = Values::default();
         assert!(values.set(Setting::Mode, 99).is_err());

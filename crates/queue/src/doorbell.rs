@@ -5,8 +5,10 @@
 //! other. How a ring travels (a pipe, an eventfd) is not known here; it must persist until the
 //! sleeper takes it.
 //!
-//! The flag counts: an odd value says "asleep, for the n-th time". A ringer remembers for which
-//! sleep it rang last and rings once for each, however long the sleeper takes to wake up.
+//! The flag counts: its two lowest bits say awake, asleep, or asleep by the clock; the others say for
+//! the how manieth time. A ringer remembers for which sleep it rang last and rings once for each,
+//! however long the sleeper takes to wake up. Who sleeps by the clock will look by itself, and is
+//! rung only for what cannot wait so long.
 
 use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
 
@@ -17,13 +19,18 @@ pub struct Sleeper {
     count: u64,
 }
 
+/// What the lowest bits of the flag say.
+const STATE: u64 = 3;
+const ASLEEP: u64 = 1;
+const BY_THE_CLOCK: u64 = 2;
+
 impl Sleeper {
     /// Takes over the flag's word, awake.
     #[must_use]
     pub fn new(mut flag: OwnWords) -> Sleeper {
         // A predecessor may have died asleep: the count goes on, so that no ringer believes to
         // have rung for a sleep that is yet to come.
-        let count = flag.get(0).wrapping_add(1) & !1;
+        let count = (flag.get(0) | STATE).wrapping_add(1);
         flag.store(0, count);
         Sleeper { flag, count }
     }
@@ -31,8 +38,18 @@ impl Sleeper {
     /// Announces sleep. **The caller must look at everything that it would be woken for, after
     /// this, and sleep only if there is nothing.** Ends with [`Sleeper::awake`] either way.
     pub fn prepare(&mut self) {
-        if self.count & 1 == 0 {
-            self.count = self.count.wrapping_add(1);
+        self.announce(ASLEEP);
+    }
+
+    /// Announces a sleep that ends by itself: only what is urgent rings. Ends with
+    /// [`Sleeper::awake`].
+    pub fn prepare_by_the_clock(&mut self) {
+        self.announce(BY_THE_CLOCK);
+    }
+
+    fn announce(&mut self, state: u64) {
+        if !self.is_announced() {
+            self.count |= state;
             self.flag.store(0, self.count);
         }
         // SYNC: the flag is set before the queues are looked at. Partner: `RingerLooks`.
@@ -41,8 +58,8 @@ impl Sleeper {
 
     /// Awake again, or not gone to sleep: nobody needs to ring.
     pub fn awake(&mut self) {
-        if self.count & 1 == 1 {
-            self.count = self.count.wrapping_add(1);
+        if self.is_announced() {
+            self.count = (self.count | STATE).wrapping_add(1);
             self.flag.store(0, self.count);
         }
     }
@@ -50,7 +67,7 @@ impl Sleeper {
     /// Whether sleep is announced.
     #[must_use]
     pub fn is_announced(&self) -> bool {
-        self.count & 1 == 1
+        self.count & STATE != 0
     }
 }
 
@@ -82,15 +99,32 @@ impl Ringer {
     }
 
     /// After publishing and [`fence`]: whether the other side must be woken. Once a batch. Whoever
-    /// gets `true` rings; it is not told again for the same sleep.
+    /// gets [`Due::Now`] rings; it is not told again for the same sleep. `urgent`: even a side that
+    /// looks by the clock is to look now.
     #[inline]
     #[must_use]
-    pub fn must_ring(&mut self, _: Fenced) -> bool {
+    pub fn must_ring(&mut self, _: Fenced, urgent: bool) -> Due {
         let count = self.flag.fetch(0);
-        if count & 1 == 0 || count == self.rung {
-            return false;
+        match count & STATE {
+            ASLEEP => {}
+            BY_THE_CLOCK if urgent => {}
+            _ => return Due::Not,
+        }
+        if count == self.rung {
+            return Due::Rung;
         }
         self.rung = count;
-        true
+        Due::Now
     }
+}
+
+/// Whether to ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// It sleeps: ring.
+    Now,
+    /// It was rung for this sleep, and is about to look.
+    Rung,
+    /// It is awake, or looks by the clock.
+    Not,
 }

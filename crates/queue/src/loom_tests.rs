@@ -10,7 +10,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
-use crate::doorbell::{self, Ringer, Sleeper};
+use crate::doorbell::{self, Due, Ringer, Sleeper};
 use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::test_memory::{Memory, Pair};
 use crate::word::Barrier;
@@ -130,6 +130,15 @@ fn a_received_descriptor_is_whole() {
 }
 
 fn one_batch() {
+    batch(Sleeper::prepare, false);
+}
+
+/// The sleeper looks by the clock, and the batch cannot wait for that.
+fn one_urgent_batch() {
+    batch(Sleeper::prepare_by_the_clock, true);
+}
+
+fn batch(prepare: fn(&mut Sleeper), urgent: bool) {
     let pair = Pair::new(8, 8);
     let flag = Memory::new(1);
     let bell = Bell::new();
@@ -140,7 +149,7 @@ fn one_batch() {
     let writer = thread::spawn(move || {
         assert!(producer.push(&[descriptor(0)]));
         producer.publish();
-        if ringer.must_ring(doorbell::fence()) {
+        if ringer.must_ring(doorbell::fence(), urgent) == Due::Now {
             far.ring();
         }
     });
@@ -148,7 +157,7 @@ fn one_batch() {
         if server.transmit.observe().unwrap() > 0 {
             break;
         }
-        sleeper.prepare();
+        prepare(&mut sleeper);
         if server.transmit.observe().unwrap() == 0 {
             bell.sleep();
         }
@@ -173,6 +182,60 @@ fn without_the_ringers_barrier_a_wake_up_is_lost() {
     without(Barrier::RingerLooks, one_batch);
 }
 
+#[test]
+fn no_urgent_wake_up_of_a_clocked_side_is_lost() {
+    model(one_urgent_batch);
+}
+
+#[test]
+fn without_the_sleepers_barrier_an_urgent_wake_up_is_lost() {
+    without(Barrier::SleeperLooks, one_urgent_batch);
+}
+
+#[test]
+fn without_the_ringers_barrier_an_urgent_wake_up_is_lost() {
+    without(Barrier::RingerLooks, one_urgent_batch);
+}
+
+/// A side that looks by the clock, is not rung, and then sleeps until it is: what came before the
+/// change is found by the look, what comes after it rings.
+#[test]
+fn no_wake_up_is_lost_from_the_clock_to_sleep() {
+    model(|| {
+        let pair = Pair::new(8, 8);
+        let flag = Memory::new(1);
+        let bell = Bell::new();
+        let (mut producer, _) = pair.application();
+        let mut server = pair.server();
+        let (mut sleeper, mut ringer) = (Sleeper::new(flag.own()), Ringer::new(flag.peer()));
+        let far = bell;
+        let writer = thread::spawn(move || {
+            assert!(producer.push(&[descriptor(0)]));
+            producer.publish();
+            if ringer.must_ring(doorbell::fence(), false) == Due::Now {
+                far.ring();
+            }
+        });
+        // The tick comes at once.
+        sleeper.prepare_by_the_clock();
+        sleeper.awake();
+        while server.transmit.observe().unwrap() == 0 {
+            sleeper.prepare();
+            if server.transmit.observe().unwrap() == 0 {
+                bell.sleep();
+            }
+            sleeper.awake();
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// One ring for two batches, the first of which is published and not rung for.
+#[test]
+fn a_ring_that_was_put_off_is_for_all_before_it() {
+    model(|| batches(2, true));
+}
+
 /// Rings once for each sleep, and for every sleep: two batches, two sleeps.
 #[test]
 fn a_ring_for_every_sleep() {
@@ -188,7 +251,7 @@ fn a_ring_for_every_sleep() {
             for frame in 0..2 {
                 assert!(producer.push(&[descriptor(frame)]));
                 producer.publish();
-                if ringer.must_ring(doorbell::fence()) {
+                if ringer.must_ring(doorbell::fence(), false) == Due::Now {
                     far.ring();
                 }
             }
@@ -213,7 +276,7 @@ fn a_ring_for_every_sleep() {
 
 /// News of a queue set reach a side that sleeps on its event queue: the queue is published, its
 /// event marked where none is pending, and the bell rung only for new events.
-fn batches(news: u32) {
+fn batches(news: u32, together: bool) {
     let shape = EventShape::new(1).unwrap();
     let marker_words = Memory::new(shape.marker_words());
     let acknowledger_words = Memory::new(shape.acknowledger_words());
@@ -232,7 +295,10 @@ fn batches(news: u32) {
             producer.publish();
             let fenced = events::fence();
             marker.mark(fenced, 0).unwrap();
-            if marker.publish() && ringer.must_ring(doorbell::fence()) {
+            let new = marker.publish();
+            // A ring that was put off is made whether or not the last batch's event is new.
+            let rings = if together { frame + 1 == news } else { new };
+            if rings && ringer.must_ring(doorbell::fence(), false) == Due::Now {
                 far.ring();
             }
         }
@@ -259,17 +325,17 @@ fn batches(news: u32) {
 
 #[test]
 fn no_event_is_lost() {
-    model(|| batches(2));
+    model(|| batches(2, false));
 }
 
 #[test]
 fn without_the_markers_barrier_an_event_is_lost() {
-    without(Barrier::MarkerLooks, || batches(2));
+    without(Barrier::MarkerLooks, || batches(2, false));
 }
 
 #[test]
 fn without_the_acknowledgers_barrier_an_event_is_lost() {
-    without(Barrier::AcknowledgerLooks, || batches(2));
+    without(Barrier::AcknowledgerLooks, || batches(2, false));
 }
 
 /// A sender that waits for room is told: the commit is published, the wish read after a fence.
@@ -298,7 +364,7 @@ fn room() {
         if server.transmit.is_wanted() {
             marker.mark(fenced, 0).unwrap();
         }
-        if marker.publish() && ringer.must_ring(doorbell::fence()) {
+        if marker.publish() && ringer.must_ring(doorbell::fence(), false) == Due::Now {
             far.ring();
         }
     });

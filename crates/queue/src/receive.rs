@@ -184,6 +184,14 @@ impl ReceiveProducer {
         self.head.seen().wrapping_sub(self.commit.now())
     }
 
+    /// Whether half of the frames that the queue can have are filled, or were never provided: time
+    /// for the application to look, however it waits.
+    #[inline]
+    #[must_use]
+    pub fn is_half_used(&self) -> bool {
+        self.available() < self.capacity / 2
+    }
+
     /// The frame to be filled after `ahead` others; below [`ReceiveProducer::available`].
     #[inline]
     #[must_use]
@@ -205,10 +213,12 @@ impl ReceiveProducer {
         self.commit.advance(1);
     }
 
-    /// Makes filled frames known. Answers whether there were any.
+    /// Makes filled frames known. Answers how many there were.
     #[inline]
-    pub fn publish(&mut self) -> bool {
-        self.commit.publish()
+    pub fn publish(&mut self) -> u32 {
+        let filled = self.commit.untold();
+        self.commit.publish();
+        filled
     }
 }
 

@@ -53,6 +53,13 @@ impl Published {
         news
     }
 
+    /// How far the other side has not been told.
+    #[inline]
+    #[must_use]
+    pub fn untold(&self) -> u32 {
+        self.now.wrapping_sub(self.told)
+    }
+
     /// Whether the other side has yet to be told something.
     #[inline]
     #[must_use]

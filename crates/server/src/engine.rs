@@ -12,9 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use rustix::event::epoll;
-use towpath_device::{
-    Armed, Device, DeviceError, POOL_HEADROOM_BYTES, Received, Space, SpaceId, Spaces,
-};
+use towpath_device::{Device, DeviceError, POOL_HEADROOM_BYTES, Received, Space, SpaceId, Spaces};
 use towpath_protocol::layout::{
     DEVICE_COUNTERS, STATE_COUNTERS_WORD, STATE_EPOCH_WORD, STATE_HEARTBEAT_WORD, STATE_SLEEP_WORD,
     own_words,
@@ -29,12 +27,15 @@ use towpath_queue::{OwnWords, PeerWords};
 
 use crate::demux::{Destination, FlowTable};
 use crate::handoff::Handoff;
+use crate::held::HeldRings;
 use crate::orders::{Event, Order};
-use crate::publish::Finished;
+use crate::publish::{Finished, Rings};
 use crate::session::Session;
 use crate::source::{Piece, SegmentPieces};
 use crate::stage::{Stage, WHOLE_BYTES};
 use crate::transmit::Group;
+use crate::wait::clock_ns;
+use crate::waiter::{Counted, Waiter};
 use towpath_protocol::counters::{self, Device as Count};
 
 /// How the engine waits.
@@ -44,10 +45,17 @@ pub enum Mode {
     Poll,
     /// It sleeps when there is nothing to do, and is rung.
     Interrupt,
+    /// It spins a while before it sleeps, if work is likely to come so soon: at most as long as a
+    /// wake-up takes.
+    Adaptive,
+    /// It looks so many times a second, and is not rung.
+    Clocked,
+    /// Whichever costs least within bounds on latency and processor time.
+    Auto,
 }
 
 impl Mode {
-    const ALL: [Mode; 2] = [Mode::Poll, Mode::Interrupt];
+    const ALL: [Mode; 5] = [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto];
 
     /// As the setting's value has it.
     pub(crate) fn of(value: u64) -> Mode {
@@ -119,12 +127,27 @@ pub struct Engine {
     pub(crate) budgets: Budgets,
     pub(crate) turn: u64,
     header: OwnWords,
-    sleeper: Sleeper,
-    pub(crate) mode: Mode,
+    pub(crate) sleeper: Sleeper,
+    pub(crate) values: Values,
+    pub(crate) waiter: Waiter,
+    /// What waiters that are left again had counted.
+    pub(crate) counted: Counted,
+    /// The last sleep was ended by a ring.
+    pub(crate) rung: bool,
+    /// The device ends the engine's sleep.
+    pub(crate) device_watched: bool,
+    /// The monotonic clock as last read, in nanoseconds.
+    pub(crate) now: u64,
+    pub(crate) held: HeldRings,
+    pub(crate) rings: Rings,
+    /// Packets taken from the device in one turn.
+    pub(crate) batch: usize,
+    /// Who is awake is not rung.
+    pub(crate) ring_saving: bool,
     pub(crate) orders: Receiver<(u64, Order)>,
     events: Sender<Event>,
     control_wake: Arc<OwnedFd>,
-    wake: Arc<OwnedFd>,
+    pub(crate) wake: Arc<OwnedFd>,
     pub(crate) epoll: OwnedFd,
     pub(crate) closing: u32,
     pub(crate) stop: bool,
@@ -231,7 +254,16 @@ impl Engine {
             turn: 0,
             header,
             sleeper: Sleeper::new(flag),
-            mode: Mode::of(values.get(Setting::Mode)),
+            values: values.clone(),
+            waiter: Waiter::new(values, clock_ns()),
+            counted: Counted::default(),
+            rung: false,
+            device_watched: true,
+            now: clock_ns(),
+            held: HeldRings::default(),
+            rings: Rings::default(),
+            batch: budgets.batch.min(values.get(Setting::RxBatch) as usize),
+            ring_saving: values.is_on(Setting::RingSaving),
             orders: link.orders,
             events: link.events,
             control_wake: link.control_wake,
@@ -244,16 +276,18 @@ impl Engine {
 
     /// Runs until it is told to stop, or the device fails; then closes every session.
     pub fn run(mut self) {
+        self.set_timer_slack();
         let outcome = loop {
-            match self.turn() {
+            let work = match self.turn() {
                 Ok(_) if self.stop => break Ok(()),
-                Ok(0) => {
-                    if let Err(error) = self.wait() {
-                        break Err(error);
-                    }
-                }
-                Ok(_) => counters::add(&mut self.counters, Count::BusyTurns as usize, 1),
+                Ok(work) => work,
                 Err(error) => break Err(error),
+            };
+            if work > 0 {
+                counters::add(&mut self.counters, Count::BusyTurns as usize, 1);
+            }
+            if let Err(error) = self.pause(work) {
+                break Err(error);
             }
         };
         for mut session in std::mem::take(&mut self.sessions).into_iter().flatten() {
@@ -274,6 +308,7 @@ impl Engine {
         work += self.transmit()?;
         work += self.complete()?;
         self.publish_and_ring();
+        self.ring_the_held();
         if self.closing > 0 {
             self.finish_closing();
         }
@@ -319,59 +354,9 @@ impl Engine {
         }
     }
 
-    /// Nothing was done: what the mode says.
-    fn wait(&mut self) -> Result<(), DeviceError> {
-        if self.mode == Mode::Poll {
-            std::hint::spin_loop();
-            return Ok(());
-        }
-        self.publish_device_counters();
-        self.sleeper.prepare();
-        let idle = self.is_idle();
-        if idle && self.device.arm(self.handoff.is_waiting())? == Armed::Sleep {
-            counters::add(&mut self.counters, Count::Sleeps as usize, 1);
-            let mut woken = [epoll::Event {
-                flags: epoll::EventFlags::empty(),
-                data: epoll::EventData::new_u64(0),
-            }; 16];
-            match epoll::wait(&self.epoll, &mut woken[..], None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(cause) => {
-                    let name = self.device.info().name.clone();
-                    let cause = cause.into();
-                    return Err(DeviceError::Failed { name, what: "waiting", cause });
-                }
-            }
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&*self.wake, &mut count);
-        }
-        self.sleeper.awake();
-        Ok(())
-    }
-
-    /// Looks at everything that the engine would be woken for, after it announced its sleep. An
-    /// order that came meanwhile has made `wake` readable.
-    fn is_idle(&mut self) -> bool {
-        let mut idle = true;
-        for place in 0..self.sessions.len() as u32 {
-            let Some(session) = &mut self.sessions[place as usize] else { continue };
-            if session.closing {
-                continue;
-            }
-            match session.work.is_idle() {
-                Ok(one) => idle &= one,
-                Err(violation) => {
-                    session.violation.get_or_insert(violation);
-                    self.end_if_violated(place);
-                    idle = false;
-                }
-            }
-        }
-        idle
-    }
-
-    fn publish_device_counters(&mut self) {
+    pub(crate) fn publish_device_counters(&mut self) {
         let driver = self.device.counters();
+        let waited = self.counted.and(self.waiter.counted());
         for (count, value) in [
             (Count::RxDriver, driver.rx_dropped),
             (Count::TxDriver, driver.tx_dropped),
@@ -379,6 +364,13 @@ impl Engine {
             (Count::TxPackets, self.handoff.taken),
             (Count::TxBytes, self.handoff.taken_bytes),
             (Count::Backlogged, self.handoff.backlogged),
+            (Count::Ticks, waited.ticks),
+            (Count::TicksMissed, waited.missed),
+            (Count::TicksLateNs, waited.late_ns),
+            (Count::TickLatestNs, waited.latest_ns),
+            (Count::ModeSwitches, waited.switches),
+            (Count::LatePackets, waited.late_packets),
+            (Count::Throttled, waited.throttled),
         ] {
             self.counters.store(count as usize, value);
         }

@@ -32,6 +32,7 @@ pub mod copy;
 pub mod demux;
 pub mod engine;
 pub mod handoff;
+mod held;
 pub mod orders;
 mod pass;
 pub mod policy;
@@ -48,6 +49,8 @@ pub mod source;
 #[allow(unsafe_code)]
 pub mod stage;
 mod transmit;
+mod wait;
+mod waiter;
 
 pub use addresses::Subnets;
 pub use engine::Mode;

@@ -10,11 +10,11 @@ use rustix::event::epoll;
 use towpath_device::{DeviceError, Space};
 use towpath_protocol::counters::{self, Device as Count};
 use towpath_protocol::layout::{ENDPOINT_COUNTERS, peer_words};
-use towpath_protocol::settings::Setting;
+use towpath_protocol::settings::{Scope, Setting};
 use towpath_queue::Violation;
 
 use crate::demux::{Destination, Rule};
-use crate::engine::{Engine, Mode};
+use crate::engine::Engine;
 use crate::session::{Endpoint, Session};
 
 /// What the control thread asks for. Each is answered with [`Event::Done`] and its ticket.
@@ -122,7 +122,9 @@ impl Engine {
                     for word in first..first + ENDPOINT_COUNTERS {
                         session.counters.store(word, 0);
                     }
+                    let queue_set = endpoint.queue_set;
                     session.endpoints[number as usize] = Some(*endpoint);
+                    session.coalesce(queue_set);
                 }
             }
             Order::RemoveEndpoint { session, number } => {
@@ -130,10 +132,33 @@ impl Engine {
                     self.remove_endpoint(place, number);
                 }
             }
-            Order::Set { setting, value, .. } => match setting {
-                Setting::Mode => self.mode = Mode::of(value),
-            },
+            Order::Set { setting, session, endpoint, value } => {
+                self.set(setting, session, endpoint, value);
+            }
             Order::Stop => self.stop = true,
+        }
+    }
+
+    /// Values were checked by whoever ordered them.
+    fn set(&mut self, setting: Setting, session: u32, endpoint: u32, value: u64) {
+        if setting.spec().scope == Scope::Device {
+            // One that is out of range leaves the old value.
+            let _ = self.values.set(setting, value);
+        }
+        match setting {
+            Setting::Mode
+            | Setting::ClockHz
+            | Setting::LatencyUs
+            | Setting::CpuPercent
+            | Setting::TimerSlackUs => self.set_waiting(setting),
+            Setting::RxBatch => self.batch = (value as usize).min(self.budgets.batch),
+            Setting::RingSaving => self.ring_saving = value != 0,
+            Setting::RxFrames | Setting::RxUsecs => {
+                let Some(place) = self.place(session) else { return };
+                if let Some(session) = &mut self.sessions[place as usize] {
+                    session.set_coalescing(endpoint, setting, value as u32);
+                }
+            }
         }
     }
 
@@ -175,6 +200,7 @@ impl Engine {
         else {
             return;
         };
+        session.coalesce(endpoint.queue_set);
         let destination = Destination { session: place, endpoint: number };
         if endpoint.tap {
             self.flows.remove_taps(destination);

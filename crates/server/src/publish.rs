@@ -4,11 +4,15 @@
 //! once a session. docs/signalling.md says what each is for.
 
 use towpath_protocol::counters::{self, Device as Count};
-use towpath_queue::{doorbell, events};
+use towpath_protocol::settings::Setting;
+use towpath_queue::doorbell::{self, Due};
+use towpath_queue::events;
 
 use crate::engine::Engine;
+use crate::held::Hold;
 use crate::session::Session;
 use crate::transmit::Group;
+use crate::wait::clock_ns;
 
 /// Slots of a transmit queue whose packets need nothing more.
 #[derive(Clone, Copy, Debug)]
@@ -44,10 +48,25 @@ impl Engine {
             debug_assert!(self.finished.is_empty(), "what is finished was touched");
             return;
         }
+        // Read only where a ring is put off.
+        let mut now = None;
         for (place, queue_set) in &self.touched {
             if let Some(session) = &mut self.sessions[*place as usize] {
                 let set = &mut session.queue_sets[*queue_set as usize];
-                set.touched = set.receive.publish();
+                let received = set.receive.publish();
+                set.touched = received > 0;
+                session.hold.full |= set.touched && set.receive.is_half_used();
+                if set.rx_usecs == 0 {
+                    session.hold.urgent |= set.touched;
+                } else if set.touched {
+                    session.hold.packets += received;
+                    session.hold.urgent |=
+                        session.hold.packets >= set.rx_frames || set.receive.is_half_used();
+                    let due = *now.get_or_insert_with(clock_ns) + u64::from(set.rx_usecs) * 1000;
+                    if session.hold.due == 0 || due < session.hold.due {
+                        session.hold.due = due;
+                    }
+                }
             }
         }
         // A successor sends again what is not done with: rather twice than never.
@@ -66,7 +85,9 @@ impl Engine {
         for (place, queue_set) in &self.touched {
             if let Some(session) = &mut self.sessions[*place as usize] {
                 let set = &mut session.queue_sets[*queue_set as usize];
-                if set.touched || set.transmit.is_wanted() {
+                let wanted = set.transmit.is_wanted();
+                session.hold.urgent |= wanted;
+                if set.touched || wanted {
                     match session.marker.mark(fenced, *queue_set) {
                         Ok(new) => session.marked |= new,
                         Err(violation) => {
@@ -85,13 +106,23 @@ impl Engine {
             }
         }
         let fenced = doorbell::fence();
-        let mut rings = 0;
         let mut touched = std::mem::take(&mut self.touched);
         for (place, _) in &touched {
             let Some(session) = &mut self.sessions[*place as usize] else { continue };
-            if std::mem::take(&mut session.marked) && session.ringer.must_ring(fenced) {
-                session.ring();
-                rings += 1;
+            let marked = std::mem::take(&mut session.marked);
+            if session.hold.urgent {
+                // Whoever put its ring off has an event that is pending and not new.
+                let (put_off, full) = (session.hold.due != 0, session.hold.full);
+                session.hold = Hold { listed: session.hold.listed, ..Hold::default() };
+                if marked || put_off {
+                    self.ring(*place, fenced, full);
+                }
+            } else if session.hold.due != 0 {
+                self.rings.merged += 1;
+                if !session.hold.listed {
+                    session.hold.listed = true;
+                    self.held.put_off(session.hold.due, *place);
+                }
             }
         }
         for (place, _) in &touched {
@@ -99,10 +130,80 @@ impl Engine {
         }
         touched.clear();
         self.touched = touched;
-        if rings > 0 {
-            counters::add(&mut self.counters, Count::Rings as usize, rings);
+        self.count_rings();
+    }
+
+    /// Rings those whose ring was put off until now, or until so near a time that it is not worth a
+    /// sleep of its own.
+    pub(crate) fn ring_the_held(&mut self) {
+        if self.held.next_due().is_none() {
+            return;
+        }
+        let until = self.read_clock() + self.values.get(Setting::TimerSlackUs) * 1000;
+        let mut fenced = None;
+        while let Some(place) = self.held.take(until) {
+            let Some(session) = &mut self.sessions[place as usize] else { continue };
+            if !session.hold.listed {
+                continue;
+            }
+            session.hold.listed = false;
+            if session.hold.due == 0 || session.closing {
+                continue;
+            }
+            if session.hold.due > until {
+                session.hold.listed = true;
+                self.held.put_off(session.hold.due, place);
+                continue;
+            }
+            let full = session.hold.full;
+            session.hold = Hold::default();
+            let fenced = *fenced.get_or_insert_with(doorbell::fence);
+            self.ring(place, fenced, full);
+        }
+        self.count_rings();
+    }
+
+    /// Wakes a session's application, if it sleeps; `full`: also if it looks by the clock, since its
+    /// frames would be used up.
+    #[inline]
+    fn ring(&mut self, place: u32, fenced: doorbell::Fenced, full: bool) {
+        let Some(session) = &mut self.sessions[place as usize] else { return };
+        match session.ringer.must_ring(fenced, full) {
+            Due::Now => {}
+            Due::Rung if self.ring_saving => {
+                self.rings.merged += 1;
+                return;
+            }
+            Due::Not if self.ring_saving => {
+                self.rings.saved += 1;
+                return;
+            }
+            Due::Rung | Due::Not => {}
+        }
+        session.ring();
+        self.rings.made += 1;
+    }
+
+    fn count_rings(&mut self) {
+        let rings = std::mem::take(&mut self.rings);
+        for (count, by) in [
+            (Count::Rings, rings.made),
+            (Count::RingsSaved, rings.saved),
+            (Count::RingsMerged, rings.merged),
+        ] {
+            if by > 0 {
+                counters::add(&mut self.counters, count as usize, by);
+            }
         }
     }
+}
+
+/// What became of rings in one turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rings {
+    made: u64,
+    saved: u64,
+    merged: u64,
 }
 
 /// Notes a queue set to be published at the end of the turn.

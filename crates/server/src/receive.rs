@@ -22,7 +22,7 @@ impl Engine {
         self.provide();
         let mut received = std::mem::take(&mut self.received);
         received.clear();
-        let outcome = self.device.rx_return(&self.spaces, &mut received, self.budgets.batch);
+        let outcome = self.device.rx_return(&self.spaces, &mut received, self.batch);
         let mut bytes = 0;
         for one in &received {
             bytes += u64::from(one.len);

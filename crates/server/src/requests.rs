@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use towpath_protocol::memory::SharedFile;
 use towpath_protocol::message::{self, Attached, Message, Open, Refusal, Set};
 use towpath_protocol::settings::{Scope, Setting, SettingError};
+use towpath_waiting::Costs;
 use tracing::{debug, info};
 
 use crate::addresses::Holder;
@@ -189,6 +190,7 @@ impl Control {
             queue_set: opened.queue_set,
             rule: opened.rule,
             rights,
+            coalescing: (1, 0),
             offload: opened.offload,
             tap: opened.tap.is_some(),
             turn: 0,
@@ -307,6 +309,10 @@ impl Control {
                 })?;
             opened.settings.set(setting, set.value).map_err(wrong)?;
             debug!(name, value, endpoint = at, uid, "set");
+        }
+        if matches!(setting, Setting::Mode | Setting::ClockHz) {
+            // Not on the engine's time.
+            let _ = Costs::of_this_machine();
         }
         let order =
             Order::Set { setting, session: set.session, endpoint: set.endpoint, value: set.value };

@@ -191,6 +191,8 @@ impl Server {
             wake: engine_wake.clone(),
             control_wake: control_wake.clone(),
         };
+        // Measured while nothing runs yet that would be in its way.
+        let _ = towpath_waiting::Costs::of_this_machine();
         let engine =
             Engine::new(device, &state_mapping, epoch, seed, &config.settings, budgets, link)?;
         let control = Control::new(Parts {

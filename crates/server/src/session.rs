@@ -6,6 +6,7 @@ use std::sync::Arc;
 use towpath_device::SpaceId;
 use towpath_protocol::layout::{CLOSED_WORD, SessionShape, own_words, peer_words};
 use towpath_protocol::memory::Mapping;
+use towpath_protocol::settings::Setting;
 use towpath_queue::doorbell::Ringer;
 use towpath_queue::events::{Acknowledger, Marker};
 use towpath_queue::frames::Ledger;
@@ -14,6 +15,7 @@ use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{OwnWords, Violation};
 
 use crate::demux::Rule;
+use crate::held::Hold;
 use crate::rights::Rights;
 
 /// A queue set and what the engine notes beside it.
@@ -27,6 +29,10 @@ pub struct QueueSet {
     pub active: bool,
     /// It is in the list of those to be published at the end of the turn.
     pub touched: bool,
+    /// Received packets after which the application is rung.
+    pub rx_frames: u32,
+    /// How long a ring may be put off for them, in microseconds; 0: not at all.
+    pub rx_usecs: u32,
 }
 
 /// An endpoint as the engine has it.
@@ -38,6 +44,8 @@ pub struct Endpoint {
     pub rule: Rule,
     /// What it may send.
     pub rights: Rights,
+    /// Packets received, and microseconds, after which the application is rung.
+    pub coalescing: (u32, u32),
     /// It takes large and unfinished packets.
     pub offload: bool,
     /// It has no flow rule: it captures, or receives everything.
@@ -87,6 +95,10 @@ pub struct Session {
     pub flights: u32,
     /// Events were marked in this turn.
     pub marked: bool,
+    /// What its ring waits for.
+    pub(crate) hold: Hold,
+    /// An endpoint's rings were ever put off.
+    coalesces: bool,
     /// It is to be taken away as soon as nothing of it is with the device.
     pub closing: bool,
     /// What the application did wrong; found in the middle of a turn, dealt with at its end.
@@ -129,7 +141,14 @@ impl Session {
             .map(|((own, peer), done)| {
                 let (transmit, receive) =
                     server_side(&shape.queues, shape.transmit_heap, own, peer, done);
-                QueueSet { transmit, receive, active: false, touched: false }
+                QueueSet {
+                    transmit,
+                    receive,
+                    active: false,
+                    touched: false,
+                    rx_frames: 1,
+                    rx_usecs: 0,
+                }
             })
             .collect();
         let cleared = |words: OwnWords, frames: u32| {
@@ -157,6 +176,8 @@ impl Session {
             header: server.header,
             flights: 0,
             marked: false,
+            hold: Hold::default(),
+            coalesces: false,
             closing: false,
             violation: None,
         }
@@ -167,6 +188,35 @@ impl Session {
         self.closing = true;
         self.header.publish(CLOSED_WORD, 1 << 32 | u64::from(reason));
         self.doorbell = None;
+    }
+
+    /// An endpoint's packets are rung for later. Those that share a queue set are rung for together,
+    /// when the first of them is to be.
+    pub fn set_coalescing(&mut self, endpoint: u32, setting: Setting, value: u32) {
+        let Some(one) = self.endpoints.get_mut(endpoint as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        match setting {
+            Setting::RxFrames => one.coalescing.0 = value,
+            _ => one.coalescing.1 = value,
+        }
+        let queue_set = one.queue_set;
+        self.coalesces = true;
+        self.coalesce(queue_set);
+    }
+
+    /// What holds for a queue set: the least of its endpoints'.
+    pub(crate) fn coalesce(&mut self, queue_set: u32) {
+        if !self.coalesces {
+            return;
+        }
+        let theirs = self.endpoints.iter().flatten().filter(|one| one.queue_set == queue_set);
+        let (frames, usecs) = theirs
+            .map(|one| one.coalescing)
+            .reduce(|a, b| (a.0.min(b.0), a.1.min(b.1)))
+            .unwrap_or((1, 0));
+        let set = &mut self.queue_sets[queue_set as usize];
+        (set.rx_frames, set.rx_usecs) = (frames, usecs);
     }
 
     /// Wakes the application.

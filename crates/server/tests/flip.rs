@@ -98,7 +98,9 @@ impl Raw {
     fn flush(&mut self) {
         self.transmit.publish();
         self.marker.mark(events::fence(), 0).unwrap();
-        if self.marker.publish() && self.ringer.must_ring(doorbell::fence()) {
+        if self.marker.publish()
+            && self.ringer.must_ring(doorbell::fence(), false) == doorbell::Due::Now
+        {
             rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
         }
     }

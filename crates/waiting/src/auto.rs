@@ -215,6 +215,11 @@ impl Controller {
         }
     }
 
+    /// A sleep was announced and not slept: there was something after all.
+    pub fn stayed(&mut self) {
+        self.slept = None;
+    }
+
     /// Fills the bucket for the time that went by, and empties it for what was awake of it.
     fn account(&mut self, now: u64, awake: bool) {
         let passed = now.saturating_sub(self.mark);

@@ -66,7 +66,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GROUP")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_group: Vec<Group>,
-    /// How the engine waits for work: poll or interrupt; `interrupt` if not said
+    /// How the engine waits for work: poll, interrupt, adaptive, clocked or auto; `interrupt` if not
+    /// said
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mode: Option<Mode>,

@@ -32,7 +32,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["capture", "-w", "-", "-c", "0"], "-c"),
         (&["serve", "--tap", "x", "--set", "speed=1"], "--list"),
         (&["set", "x"], "<SETTING=VALUE"),
-        (&["set", "x", "mode=fast"], "poll or interrupt"),
+        (&["set", "x", "mode=fast"], "poll, interrupt, "),
         (&["set", "x", "speed=1"], "--list"),
         (&["set", "x", "3/1"], "SETTING=VALUE"),
         (&["set", "x", "0/1", "mode=poll"], "SESSION/ENDPOINT"),

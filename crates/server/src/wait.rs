@@ -1,0 +1,181 @@
+//! The engine waits: awake, asleep until it is rung, or asleep until a time.
+
+use rustix::event::{Timespec, epoll};
+use rustix::time::{ClockId, clock_gettime};
+use towpath_device::{Armed, DeviceError};
+use towpath_protocol::counters::{self, Device as Count};
+use towpath_protocol::settings::Setting;
+use towpath_waiting::Step;
+
+use crate::engine::Engine;
+
+/// Shorter times are not slept for: they are over before a sleep would be.
+const SHORTEST_SLEEP_NS: u64 = 1_000;
+
+/// The monotonic clock, in nanoseconds.
+pub(crate) fn clock_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Engine {
+    /// After a turn that did so much: goes on, spins or sleeps, as the mode says.
+    pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
+        if work == 0 {
+            std::hint::spin_loop();
+        }
+        let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
+        let rung = std::mem::take(&mut self.rung);
+        // A batch that was not full took what there was.
+        let drained = self.received.len() < self.batch && !self.can_transmit();
+        match self.waiter.after(now, work, drained, rung) {
+            Step::Look => Ok(()),
+            Step::Spin { until } => {
+                while clock_ns() < until {
+                    std::hint::spin_loop();
+                }
+                self.woken();
+                Ok(())
+            }
+            Step::Rung => self.sleep_until_rung(),
+            Step::Unrung { until } => self.sleep_until(until),
+        }
+    }
+
+    pub(crate) fn read_clock(&mut self) -> u64 {
+        self.now = clock_ns();
+        self.now
+    }
+
+    /// Announces sleep, looks once more at everything that it would be woken for, and sleeps.
+    fn sleep_until_rung(&mut self) -> Result<(), DeviceError> {
+        self.publish_device_counters();
+        self.watch_device(true)?;
+        self.sleeper.prepare();
+        let idle = self.is_idle() && !self.can_transmit();
+        let left = self.next_due().map(|due| due.saturating_sub(clock_ns()));
+        if idle && left != Some(0) && self.device.arm(self.handoff.is_waiting())? == Armed::Sleep {
+            counters::add(&mut self.counters, Count::Sleeps as usize, 1);
+            self.sleep(left)?;
+            self.rung = true;
+            self.woken();
+        } else {
+            self.waiter.stayed();
+        }
+        self.sleeper.awake();
+        Ok(())
+    }
+
+    /// Sleeps until then: the device is not waited for, and applications ring only for what is
+    /// urgent.
+    fn sleep_until(&mut self, until: u64) -> Result<(), DeviceError> {
+        let until = self.next_due().map_or(until, |due| due.min(until));
+        let now = self.read_clock();
+        if until > now + SHORTEST_SLEEP_NS {
+            self.publish_device_counters();
+            self.watch_device(false)?;
+            self.sleeper.prepare_by_the_clock();
+            counters::add(&mut self.counters, Count::Sleeps as usize, 1);
+            self.sleep(Some(until - now))?;
+            self.sleeper.awake();
+        }
+        self.woken();
+        Ok(())
+    }
+
+    fn woken(&mut self) {
+        if self.waiter.needs_time() {
+            let now = self.read_clock();
+            self.waiter.woke(now);
+        }
+    }
+
+    fn sleep(&mut self, left: Option<u64>) -> Result<(), DeviceError> {
+        let timeout = left.map(|left| Timespec {
+            tv_sec: (left / 1_000_000_000) as i64,
+            tv_nsec: (left % 1_000_000_000) as i64,
+        });
+        let mut woken = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 16];
+        let count = match epoll::wait(&self.epoll, &mut woken[..], timeout.as_ref()) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(cause) => return Err(self.waiting_failed(cause)),
+        };
+        if count > 0 {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&*self.wake, &mut count);
+        }
+        Ok(())
+    }
+
+    /// Whether the device wakes: only changed where the way of sleeping changes.
+    fn watch_device(&mut self, watched: bool) -> Result<(), DeviceError> {
+        if self.device_watched == watched {
+            return Ok(());
+        }
+        let Some(fd) = self.device.sleep_fd() else { return Ok(()) };
+        let flags = if watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(0), flags)
+            .map_err(|cause| self.waiting_failed(cause))?;
+        self.device_watched = watched;
+        Ok(())
+    }
+
+    fn waiting_failed(&self, cause: rustix::io::Errno) -> DeviceError {
+        let name = self.device.info().name.clone();
+        DeviceError::Failed { name, what: "waiting", cause: cause.into() }
+    }
+
+    /// Looks at everything that the engine would be woken for, after it announced its sleep. An
+    /// order that came meanwhile has made `wake` readable.
+    fn is_idle(&mut self) -> bool {
+        let mut idle = true;
+        for place in 0..self.sessions.len() as u32 {
+            let Some(session) = &mut self.sessions[place as usize] else { continue };
+            if session.closing {
+                continue;
+            }
+            match session.work.is_idle() {
+                Ok(one) => idle &= one,
+                Err(violation) => {
+                    session.violation.get_or_insert(violation);
+                    self.end_if_violated(place);
+                    idle = false;
+                }
+            }
+        }
+        idle
+    }
+
+    /// Whether there is something to send that could be sent now: sleep would be too early.
+    fn can_transmit(&self) -> bool {
+        !self.active.is_empty() && self.handoff.has_room(1, false)
+    }
+
+    /// When the engine has something to do by itself, on the monotonic clock in nanoseconds: a
+    /// ring that was put off. It must not sleep longer.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        self.held.next_due()
+    }
+
+    /// A setting of how to wait was changed.
+    pub(crate) fn set_waiting(&mut self, setting: Setting) {
+        let now = self.read_clock();
+        if let Some(counted) = self.waiter.set(&self.values, setting, now) {
+            self.counted = self.counted.and(counted);
+        }
+        if setting == Setting::TimerSlackUs {
+            self.set_timer_slack();
+        }
+    }
+
+    /// The kernel may let timers of this thread be so much late, to end several sleeps at once.
+    pub(crate) fn set_timer_slack(&self) {
+        let slack = self.values.get(Setting::TimerSlackUs) * 1000;
+        // None at all would be the default.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(slack.max(1)));
+    }
+}

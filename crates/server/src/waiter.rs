@@ -1,0 +1,162 @@
+//! How the engine waits, as its settings say. What to do next is decided here; `wait.rs` does it.
+
+use towpath_protocol::settings::{Setting, Values};
+use towpath_waiting::{Bounds, Clock, Controller, Costs, Spinner, Step};
+
+use crate::engine::Mode;
+
+/// One way of waiting, with what it remembers.
+#[derive(Debug)]
+pub(crate) enum Waiter {
+    Poll,
+    Interrupt,
+    Adaptive(Spinner),
+    Clocked(Clock),
+    Auto(Box<Controller>),
+}
+
+/// What was counted of ways of waiting that were left again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) ticks: u64,
+    pub(crate) missed: u64,
+    pub(crate) late_ns: u64,
+    pub(crate) latest_ns: u64,
+    pub(crate) switches: u64,
+    pub(crate) late_packets: u64,
+    pub(crate) throttled: u64,
+}
+
+impl Waiter {
+    /// The waiter that the settings ask for, from `now` on, in nanoseconds.
+    pub(crate) fn new(values: &Values, now: u64) -> Waiter {
+        let mode = Mode::of(values.get(Setting::Mode));
+        match mode {
+            Mode::Poll => Waiter::Poll,
+            Mode::Interrupt => Waiter::Interrupt,
+            Mode::Adaptive => Waiter::Adaptive(Spinner::new(Costs::of_this_machine().wake_up)),
+            Mode::Clocked => {
+                let hz = values.get(Setting::ClockHz);
+                Waiter::Clocked(Clock::new(hz, Costs::of_this_machine().least_sleep(), now))
+            }
+            Mode::Auto => {
+                let costs = Costs::of_this_machine();
+                Waiter::Auto(Box::new(Controller::new(bounds(values), costs)))
+            }
+        }
+    }
+
+    /// A setting that concerns it was changed. Bounds are taken over in going on.
+    pub(crate) fn set(&mut self, values: &Values, setting: Setting, now: u64) -> Option<Counted> {
+        match (setting, &mut *self) {
+            (Setting::LatencyUs | Setting::CpuPercent, Waiter::Auto(controller)) => {
+                controller.set(bounds(values));
+                None
+            }
+            (Setting::LatencyUs | Setting::CpuPercent, _) => None,
+            (Setting::ClockHz, waiter) if !matches!(waiter, Waiter::Clocked(_)) => None,
+            _ => {
+                let counted = self.counted();
+                *self = Waiter::new(values, now);
+                Some(counted)
+            }
+        }
+    }
+
+    /// Whether the time has to be known after each turn.
+    pub(crate) fn needs_time(&self) -> bool {
+        !matches!(self, Waiter::Poll | Waiter::Interrupt)
+    }
+
+    /// After a turn that found so much; `drained`: and left nothing. `slept`: it followed a sleep
+    /// that was ended by a ring.
+    pub(crate) fn after(&mut self, now: u64, found: usize, drained: bool, slept: bool) -> Step {
+        match self {
+            Waiter::Poll => Step::Look,
+            Waiter::Interrupt => {
+                if found > 0 {
+                    Step::Look
+                } else {
+                    Step::Rung
+                }
+            }
+            Waiter::Adaptive(spinner) => {
+                if found > 0 {
+                    spinner.found(now, slept);
+                    Step::Look
+                } else if spinner.look_again(now) {
+                    Step::Look
+                } else {
+                    Step::Rung
+                }
+            }
+            Waiter::Clocked(clock) => {
+                if found > 0 && !drained {
+                    Step::Look
+                } else {
+                    clock.step(now)
+                }
+            }
+            Waiter::Auto(controller) => controller.after(now, found, drained),
+        }
+    }
+
+    /// After a sleep.
+    pub(crate) fn woke(&mut self, now: u64) {
+        match self {
+            Waiter::Clocked(clock) => clock.woke(now),
+            Waiter::Auto(controller) => controller.woke(now),
+            Waiter::Poll | Waiter::Interrupt | Waiter::Adaptive(_) => {}
+        }
+    }
+
+    /// It announced sleep, and did not sleep: there was something.
+    pub(crate) fn stayed(&mut self) {
+        if let Waiter::Auto(controller) = self {
+            controller.stayed();
+        }
+    }
+
+    /// What it counted.
+    pub(crate) fn counted(&self) -> Counted {
+        match self {
+            Waiter::Clocked(clock) => Counted {
+                ticks: clock.counts.kept,
+                missed: clock.counts.missed,
+                late_ns: clock.counts.late,
+                latest_ns: clock.counts.latest,
+                ..Counted::default()
+            },
+            Waiter::Auto(controller) => Counted {
+                ticks: controller.counts.ticks,
+                switches: controller.counts.switches,
+                late_packets: controller.counts.late,
+                throttled: controller.counts.throttled,
+                ..Counted::default()
+            },
+            Waiter::Poll | Waiter::Interrupt | Waiter::Adaptive(_) => Counted::default(),
+        }
+    }
+}
+
+impl Counted {
+    /// This and what came before it.
+    pub(crate) fn and(self, other: Counted) -> Counted {
+        Counted {
+            ticks: self.ticks + other.ticks,
+            missed: self.missed + other.missed,
+            late_ns: self.late_ns + other.late_ns,
+            latest_ns: self.latest_ns.max(other.latest_ns),
+            switches: self.switches + other.switches,
+            late_packets: self.late_packets + other.late_packets,
+            throttled: self.throttled + other.throttled,
+        }
+    }
+}
+
+fn bounds(values: &Values) -> Bounds {
+    Bounds {
+        latency: values.get(Setting::LatencyUs) * 1000,
+        cpu_percent: values.get(Setting::CpuPercent),
+    }
+}
