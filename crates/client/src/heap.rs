@@ -58,7 +58,7 @@ impl<'a> Received<'a> {
     }
 
     /// The packet's pieces, in order.
-    pub fn parts(&self) -> impl ExactSizeIterator<Item = &'a [u8]> {
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let heap = self.heap;
         self.descriptors.iter().map(move |one| heap.bytes(one))
     }
@@ -143,6 +143,19 @@ impl TransmitHeap {
     pub(crate) fn prefetch(&self, frame: u32, len: usize) {
         let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
         self.memory.prefetch_to_write(start, len.min(self.data_bytes()));
+    }
+
+    /// The first `len` data bytes of a frame; `None` when it has fewer. The frame is the caller's
+    /// own: neither free nor in a queue.
+    #[inline]
+    pub(crate) fn bytes_mut(&mut self, frame: u32, len: usize) -> Option<&mut [u8]> {
+        if frame >= self.shape.frames() || len > self.data_bytes() {
+            return None;
+        }
+        let offset = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
+        // SAFETY: only this process writes the transmit heap, the server does not look at a frame
+        // that is in no queue, and `&mut self` is the only way to the heap here.
+        unsafe { self.memory.bytes_mut(offset, len) }
     }
 
     /// Lets `fill` write a finished packet of `len` bytes into one frame that it fits into.

@@ -52,6 +52,8 @@ pub struct Session {
     pub(crate) transmit_heap: TransmitHeap,
     pub(crate) receive_heap: ReceiveHeap,
     pub(crate) transmit_free: FreeFrames,
+    /// Which transmit frames the application has, neither free nor in a queue.
+    pub(crate) reserved: Box<[bool]>,
     pub(crate) receive_free: FreeFrames,
     pub(crate) provided: u32,
     pub(crate) events: Acknowledger,
@@ -170,6 +172,7 @@ impl Session {
                 .ok_or_else(small)?,
             receive_heap: ReceiveHeap::new(receive_heap, shape.receive_heap).ok_or_else(small)?,
             transmit_free: FreeFrames::new(0, shape.transmit_heap.frames()),
+            reserved: vec![false; shape.transmit_heap.frames() as usize].into_boxed_slice(),
             receive_free: FreeFrames::new(0, shape.receive_heap.frames()),
             provided: options.provided.unwrap_or(u32::MAX).clamp(1, shape.queues.receive()),
             events: Acknowledger::new(shape.events(), own.acknowledgements, &pages.events),

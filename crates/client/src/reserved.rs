@@ -1,0 +1,103 @@
+//! Frames taken ahead of sending: written when the application likes, in any number, and sent one
+//! after the other when it is their turn.
+
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
+
+use crate::error::{Lost, SendError};
+use crate::options::Endpoint;
+use crate::session::Session;
+
+/// A transmit frame that was taken and not sent yet ([`Session::reserve`]). It belongs to the
+/// session that gave it; any other knows nothing of it, or takes it for one of its own that is
+/// reserved. When it is dropped without [`Session::release`], the session has one frame less.
+#[derive(Debug, PartialEq, Eq, Hash)]
+#[must_use = "a frame that is neither sent nor released is lost to its session"]
+pub struct Frame(u32);
+
+impl Session {
+    /// How many transmit frames are free, as far as known: [`Session::unsent`] looks again.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn free_frames(&self) -> Result<usize, Lost> {
+        self.check()?;
+        Ok(self.transmit_free.len())
+    }
+
+    /// How many data bytes a transmit frame has.
+    #[must_use]
+    pub fn transmit_frame_bytes(&self) -> usize {
+        self.transmit_heap.data_bytes()
+    }
+
+    /// How many frames an endpoint's transmit queue holds.
+    #[must_use]
+    pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
+        self.queue_sets[endpoint.queue_set as usize].transmit.capacity()
+    }
+
+    /// Takes a free transmit frame, if one is known to be free.
+    pub fn reserve(&mut self) -> Option<Frame> {
+        let frame = self.transmit_free.take()?;
+        self.reserved[frame as usize] = true;
+        Some(Frame(frame))
+    }
+
+    /// Gives a reserved frame back, unsent.
+    pub fn release(&mut self, frame: Frame) {
+        if self.is_reserved(&frame) {
+            self.reserved[frame.0 as usize] = false;
+            self.transmit_free.give_back(frame.0);
+        }
+    }
+
+    /// The first `len` bytes of a reserved frame, in place; what is in them is what this session
+    /// wrote there last. `None` when the frame is not reserved or not so long.
+    #[must_use]
+    pub fn reserved(&mut self, frame: &Frame, len: usize) -> Option<&mut [u8]> {
+        if self.check().is_err() || !self.is_reserved(frame) {
+            return None;
+        }
+        self.transmit_heap.bytes_mut(frame.0, len)
+    }
+
+    /// Puts the finished packet in the first `len` bytes of a reserved frame into the transmit
+    /// queue of an endpoint. The frame is the server's then, and its name means nothing any more.
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing was queued then, and the frame stays reserved.
+    pub fn send_reserved(
+        &mut self,
+        endpoint: Endpoint,
+        frame: &Frame,
+        len: usize,
+    ) -> Result<(), SendError> {
+        self.check()?;
+        let max = self.transmit_heap.data_bytes();
+        if len == 0 || len > max || !self.is_reserved(frame) {
+            return Err(SendError::Length { len, max });
+        }
+        let descriptor = Descriptor {
+            frame: frame.0,
+            start: HEADROOM_BYTES,
+            len: len as u32,
+            endpoint: endpoint.number,
+            flags: 0,
+        };
+        let set = &mut self.queue_sets[endpoint.queue_set as usize];
+        if !set.transmit.push(&[descriptor]) {
+            return Err(SendError::Full);
+        }
+        self.reserved[frame.0 as usize] = false;
+        if !set.dirty {
+            set.dirty = true;
+            self.dirty.push(endpoint.queue_set);
+        }
+        self.statistics.sent += 1;
+        Ok(())
+    }
+
+    fn is_reserved(&self, frame: &Frame) -> bool {
+        self.reserved.get(frame.0 as usize) == Some(&true)
+    }
+}

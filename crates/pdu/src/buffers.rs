@@ -1,0 +1,78 @@
+//! The memory in which PDUs are put together: a bounded number of bytes, kept for the next PDU.
+
+use crate::format::MAX_PDU_BYTES;
+
+/// The smallest buffer; each class is twice the one before.
+const SMALLEST_BYTES: usize = 4096;
+const CLASSES: usize = 5;
+const _: () = assert!(SMALLEST_BYTES << (CLASSES - 1) == MAX_PDU_BYTES);
+
+/// Buffers of five sizes. Those free are used again before memory is asked for, so that a steady
+/// mix of PDUs allocates nothing.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    free: [Vec<Box<[u8]>>; CLASSES],
+    /// Bytes of all buffers, free or not.
+    held: usize,
+    limit: usize,
+}
+
+fn class(len: usize) -> usize {
+    (0..CLASSES - 1).find(|class| len <= SMALLEST_BYTES << class).unwrap_or(CLASSES - 1)
+}
+
+impl Buffers {
+    pub(crate) fn new(limit_bytes: usize) -> Buffers {
+        Buffers { free: Default::default(), held: 0, limit: limit_bytes }
+    }
+
+    /// A buffer for a PDU of `len` bytes; what is in it is anybody's. `None` when the limit does
+    /// not allow another one.
+    pub(crate) fn take(&mut self, len: usize) -> Option<Box<[u8]>> {
+        let class = class(len);
+        if let Some(buffer) = self.free[class].pop() {
+            return Some(buffer);
+        }
+        let bytes = SMALLEST_BYTES << class;
+        while self.held + bytes > self.limit {
+            // Free buffers of other sizes give way, the largest first.
+            let other = self.free.iter_mut().rev().find_map(Vec::pop)?;
+            self.held -= other.len();
+        }
+        self.held += bytes;
+        Some(vec![0; bytes].into_boxed_slice())
+    }
+
+    pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
+        self.free[class(buffer.len())].push(buffer);
+    }
+
+    /// Bytes of all buffers, free or not.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounded_and_used_again() {
+        let mut buffers = Buffers::new(3 * MAX_PDU_BYTES);
+        let mut taken: Vec<_> = (0..3).map(|_| buffers.take(MAX_PDU_BYTES).unwrap()).collect();
+        assert!(buffers.take(1).is_none());
+        let address = taken[2].as_ptr();
+        buffers.give_back(taken.pop().unwrap());
+        let again = buffers.take(40_000).unwrap();
+        assert_eq!(again.as_ptr(), address);
+        // The first two are free now; one of them makes room for small ones.
+        taken.into_iter().for_each(|buffer| buffers.give_back(buffer));
+        let small: Vec<_> = std::iter::from_fn(|| buffers.take(4096)).collect();
+        assert_eq!(small.len(), 2 * MAX_PDU_BYTES / 4096);
+        assert_eq!(buffers.held(), 3 * MAX_PDU_BYTES);
+        for (len, bytes) in [(0, 4096), (4097, 8192), (8192, 8192), (65_536, 65_536)] {
+            assert_eq!(Buffers::new(MAX_PDU_BYTES).take(len).unwrap().len(), bytes);
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! PDU endpoints: a session's endpoint that sends and receives PDUs.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use towpath_client::{Endpoint, Frame, Lost, Rule, Session};
+
+use crate::counters::{ReceiveCounters, SendCounters};
+use crate::format::{ETHERTYPE, MAX_PDU_BYTES, OVERHEAD_BYTES};
+use crate::message::Message;
+use crate::pdu::Pdu;
+use crate::reassembler::{Accepted, Limits, Reassembler};
+use crate::turns::Turns;
+
+/// Fragments that may be in the transmit queue at a time, unless [`Options::ahead`] says otherwise:
+/// more than a PDU of 64 KiB has at an MTU of 1500.
+pub const MAX_AHEAD: u32 = 64;
+/// Of a session's transmit frames one in so many is kept for channels that wait for nothing yet.
+const KEPT_SHARE: u32 = 8;
+const ETHERNET_BYTES: usize = 14;
+
+/// How a PDU endpoint is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The queue set of the session that it uses.
+    pub queue_set: u32,
+    /// Whether PDUs to broadcast and multicast addresses are received too.
+    pub group: bool,
+    /// What receiving may use up.
+    pub limits: Limits,
+    /// Fragments that may be in the transmit queue at a time; from 1. What has more waits here,
+    /// where channels take turns: a short PDU comes after at most so many fragments of others,
+    /// and one of each channel that was before it. Fewer let it wait less, more need fewer wake-ups.
+    pub ahead: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { queue_set: 0, group: false, limits: Limits::default(), ahead: MAX_AHEAD }
+    }
+}
+
+/// Why a PDU endpoint could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The server said no, or is gone.
+    #[error(transparent)]
+    Open(#[from] towpath_client::OpenError),
+    /// The MTU or the session's transmit frames have no room for a fragment.
+    #[error(
+        "frames of {frame_bytes} bytes have no room for a fragment, whose headers take {OVERHEAD_BYTES}"
+    )]
+    Frame {
+        /// What a frame may hold, in bytes.
+        frame_bytes: usize,
+    },
+}
+
+/// Why a PDU was not taken. Nothing of it was queued then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// There is no room for all of its fragments: wait for it ([`PduEndpoint::want_room`]).
+    #[error("the transmit queue is full")]
+    Full,
+    /// No PDU of that length can be sent.
+    #[error("a PDU of {len} bytes; 0 to {max} are possible here")]
+    Length {
+        /// How long it is.
+        len: usize,
+        /// How long it may be.
+        max: usize,
+    },
+    /// The session is over.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+}
+
+/// A fragment written and not yet in the transmit queue.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) frame: Frame,
+    pub(crate) frame_bytes: usize,
+}
+
+/// An endpoint that sends and receives PDUs. It has its session for itself.
+///
+/// What waits in its turns goes on when any of [`flush`](PduEndpoint::flush),
+/// [`receive`](PduEndpoint::receive), [`wait`](PduEndpoint::wait) and
+/// [`drain`](PduEndpoint::drain) is called; there is no thread behind it. Dropped, it closes its
+/// session, and what was not sent is lost: [`drain`](PduEndpoint::drain) first.
+#[derive(Debug)]
+pub struct PduEndpoint {
+    pub(crate) session: Session,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) mac: [u8; 6],
+    /// Bytes of a PDU that one frame holds.
+    pub(crate) chunk_bytes: usize,
+    /// Frames of the message that is being written.
+    pub(crate) filling: Vec<Frame>,
+    pub(crate) turns: Turns<Waiting>,
+    pub(crate) next_id: u32,
+    pub(crate) sent: SendCounters,
+    reassembler: Reassembler,
+    slots: u32,
+    ahead: u32,
+    wants_room: bool,
+}
+
+impl PduEndpoint {
+    /// Opens an endpoint of ethertype 0x88B5 for the session's own MAC address.
+    ///
+    /// # Errors
+    /// [`OpenError`] says why not.
+    ///
+    /// # Panics
+    /// When the session has no such queue set.
+    pub fn open(mut session: Session, options: &Options) -> Result<PduEndpoint, OpenError> {
+        let frame_bytes = (session.info().mtu + ETHERNET_BYTES).min(session.transmit_frame_bytes());
+        if frame_bytes <= OVERHEAD_BYTES {
+            return Err(OpenError::Frame { frame_bytes });
+        }
+        let rule = Rule::new().ethertype(ETHERTYPE).queue_set(options.queue_set);
+        let endpoint = session.open(&if options.group { rule.with_group() } else { rule })?;
+        let slots = session.transmit_slots(endpoint);
+        Ok(PduEndpoint {
+            endpoint,
+            mac: session.info().mac,
+            // A length on the wire has 16 bits.
+            chunk_bytes: (frame_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
+            filling: Vec::with_capacity(slots as usize),
+            turns: Turns::new(slots as usize),
+            // Somewhere: whoever had this address before us may have sent the numbers from 0 on.
+            next_id: RandomState::new().build_hasher().finish() as u32,
+            sent: SendCounters::default(),
+            reassembler: Reassembler::new(options.limits),
+            slots,
+            ahead: options.ahead.max(1),
+            wants_room: false,
+            session,
+        })
+    }
+
+    /// Begins a PDU of `len` bytes to a MAC address and channel, to be written in place. Frames are
+    /// taken for all of it, or for nothing.
+    ///
+    /// A channel of which something waits already leaves an eighth of the frames to others.
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing was queued.
+    pub fn message(
+        &mut self,
+        to: [u8; 6],
+        channel: u32,
+        len: usize,
+    ) -> Result<Message<'_>, SendError> {
+        let max = self.max_pdu_bytes();
+        if len > max {
+            return Err(SendError::Length { len, max });
+        }
+        let needed = len.div_ceil(self.chunk_bytes).max(1);
+        if !self.has_frames(channel, needed)? {
+            self.sent.full += 1;
+            return Err(SendError::Full);
+        }
+        for _ in 0..needed {
+            match self.session.reserve() {
+                Some(frame) => self.filling.push(frame),
+                None => break,
+            }
+        }
+        debug_assert_eq!(self.filling.len(), needed, "there were enough, as just looked at");
+        Ok(Message::new(self, to, channel, len))
+    }
+
+    /// Sends a PDU that lies somewhere else already: one copy. Answers its number.
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing was queued.
+    pub fn send_bytes(
+        &mut self,
+        to: [u8; 6],
+        channel: u32,
+        bytes: &[u8],
+    ) -> Result<u32, SendError> {
+        let mut message = self.message(to, channel, bytes.len())?;
+        // It has room for exactly these.
+        let _ = message.write_all(bytes);
+        Ok(message.send()?)
+    }
+
+    /// Whether a PDU of `len` bytes on that channel would be taken now.
+    #[must_use]
+    pub fn has_room(&mut self, channel: u32, len: usize) -> bool {
+        let needed = len.div_ceil(self.chunk_bytes).max(1);
+        len <= self.max_pdu_bytes() && self.has_frames(channel, needed) == Ok(true)
+    }
+
+    fn has_frames(&mut self, channel: u32, needed: usize) -> Result<bool, Lost> {
+        let kept = if self.turns.has(channel) { (self.slots / KEPT_SHARE) as usize } else { 0 };
+        if self.session.free_frames()? >= needed + kept {
+            return Ok(true);
+        }
+        self.session.unsent(self.endpoint.queue_set())?;
+        Ok(self.session.free_frames()? >= needed + kept)
+    }
+
+    /// The longest PDU that can be sent, in bytes: 65 536, or what all transmit frames hold.
+    #[must_use]
+    pub fn max_pdu_bytes(&self) -> usize {
+        MAX_PDU_BYTES.min(self.slots as usize * self.chunk_bytes)
+    }
+
+    /// Bytes of a PDU that one fragment carries, at most.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Fragments that wait for their turn, and are not in the transmit queue yet.
+    #[must_use]
+    pub fn waiting_fragments(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// Puts fragments into the transmit queue, a channel's after another's, as many as may be ahead;
+    /// makes them known to the server, and wakes it if it sleeps.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn flush(&mut self) -> Result<(), Lost> {
+        if self.turns.len() > 0 {
+            let unsent = self.session.unsent(self.endpoint.queue_set())?;
+            for _ in unsent..self.ahead.min(self.slots) {
+                let Some(Waiting { frame, frame_bytes }) = self.turns.front() else { break };
+                match self.session.send_reserved(self.endpoint, frame, *frame_bytes) {
+                    Ok(()) => drop(self.turns.next()),
+                    Err(towpath_client::SendError::Lost(lost)) => return Err(lost),
+                    Err(_) => break,
+                }
+            }
+        }
+        self.session.flush()
+    }
+
+    /// Looks at up to `budget` received frames, and gives each PDU that is whole to `each`. Answers
+    /// how many frames there were: less than `budget` when no more wait.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn receive(&mut self, budget: usize, mut each: impl FnMut(Pdu<'_>)) -> Result<usize, Lost> {
+        let now = Instant::now();
+        let (reassembler, own) = (&mut self.reassembler, self.endpoint.number());
+        reassembler.expire(now);
+        let got = self.session.receive(self.endpoint.queue_set(), budget, |received| {
+            if received.endpoint() != own {
+                reassembler.count_other_endpoint();
+                return;
+            }
+            match reassembler.accept(now, received.parts()) {
+                Ok(Accepted::InPlace(fragment)) => each(Pdu::in_place(fragment, received)),
+                Ok(Accepted::Reassembled(fragment, bytes)) => {
+                    each(Pdu::reassembled(fragment, bytes));
+                }
+                // What is dropped is counted.
+                Ok(Accepted::Waits) | Err(_) => {}
+            }
+        })?;
+        if self.turns.len() > 0 {
+            self.flush()?;
+        }
+        Ok(got)
+    }
+
+    /// Asks that the next [`PduEndpoint::wait`] also returns when there is more room.
+    pub fn want_room(&mut self) {
+        self.wants_room = true;
+    }
+
+    /// Waits until frames have come or, if that was asked for, there is more room; sends meanwhile
+    /// what waits for its turn, and gives up PDUs in parts whose time is over. Answers `false` when
+    /// the time is over; `None` waits for ever, and zero only looks. `true` is no promise: what came
+    /// may be no whole PDU, and what became free too little.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            self.flush()?;
+            let now = Instant::now();
+            self.reassembler.expire(now);
+            if self.wants_room || self.turns.len() > 0 {
+                self.session.want_room(self.endpoint.queue_set())?;
+            }
+            let next = [until, self.reassembler.deadline()].into_iter().flatten().min();
+            let left = next.map(|next| next.saturating_duration_since(now));
+            if self.session.wait(left)? {
+                self.wants_room = false;
+                self.flush()?;
+                return Ok(true);
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Waits until all that was given to be sent is sent, and gives what is received meanwhile to
+    /// `each`. Answers `false` when the time is over.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn drain(
+        &mut self,
+        timeout: Duration,
+        mut each: impl FnMut(Pdu<'_>),
+    ) -> Result<bool, Lost> {
+        let until = Instant::now() + timeout;
+        loop {
+            self.flush()?;
+            if self.turns.len() == 0 && self.session.unsent(self.endpoint.queue_set())? == 0 {
+                return Ok(true);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            self.want_room();
+            self.wait(Some(left))?;
+            self.receive(self.slots as usize, &mut each)?;
+        }
+    }
+
+    /// The session, for its counters and what else it knows.
+    #[must_use]
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The endpoint in its session.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    /// How many received PDUs are in parts.
+    #[must_use]
+    pub fn partials(&self) -> usize {
+        self.reassembler.waiting()
+    }
+
+    /// What was received and dropped.
+    #[must_use]
+    pub fn received(&self) -> ReceiveCounters {
+        self.reassembler.counters()
+    }
+
+    /// What was sent and refused.
+    #[must_use]
+    pub fn sent(&self) -> SendCounters {
+        self.sent
+    }
+}

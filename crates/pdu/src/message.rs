@@ -1,0 +1,141 @@
+//! A PDU being written, in the frames that it will be sent from.
+
+use std::io;
+
+use towpath_client::Lost;
+
+use crate::endpoint::{PduEndpoint, Waiting};
+use crate::format::{Fragment, OVERHEAD_BYTES};
+
+/// A PDU of a given length, to be written once, where it will be sent from: chunks that do not lie
+/// together and are seen as one, each as long as its frame has room for after the headers.
+///
+/// Written in order, in place ([`Message::next_chunk`]) or through [`io::Write`]; what was not
+/// written is zero. [`Message::send`] sends it; dropped before that, it leaves nothing behind.
+#[derive(Debug)]
+pub struct Message<'a> {
+    endpoint: &'a mut PduEndpoint,
+    to: [u8; 6],
+    channel: u32,
+    len: usize,
+    written: usize,
+}
+
+impl<'a> Message<'a> {
+    /// For what the endpoint has reserved frames for.
+    pub(crate) fn new(
+        endpoint: &'a mut PduEndpoint,
+        to: [u8; 6],
+        channel: u32,
+        len: usize,
+    ) -> Message<'a> {
+        Message { endpoint, to, channel, len, written: 0 }
+    }
+
+    /// How long the PDU is, in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the PDU has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes that are not written yet.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        self.len - self.written
+    }
+
+    /// The next chunk, or what is left of it, to be written in place; `None` at the end. It counts
+    /// as written.
+    pub fn next_chunk(&mut self) -> Option<&mut [u8]> {
+        if self.written == self.len {
+            return None;
+        }
+        let chunk_bytes = self.endpoint.chunk_bytes;
+        let (number, from) = (self.written / chunk_bytes, self.written % chunk_bytes);
+        let chunk_len = chunk_bytes.min(self.len - number * chunk_bytes);
+        self.written += chunk_len - from;
+        let frame = self.endpoint.filling.get(number)?;
+        let bytes = self.endpoint.session.reserved(frame, OVERHEAD_BYTES + chunk_len)?;
+        Some(&mut bytes[OVERHEAD_BYTES + from..])
+    }
+
+    /// Gives the PDU away to be sent: cut as it lies, behind its headers. It goes with the next
+    /// [`PduEndpoint::flush`], in turn with other channels. Answers its number.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn send(mut self) -> Result<u32, Lost> {
+        while let Some(rest) = self.next_chunk() {
+            rest.fill(0);
+        }
+        let (len, chunk_bytes) = (self.len, self.endpoint.chunk_bytes);
+        let PduEndpoint { session, filling, turns, next_id, sent, mac, .. } = &mut *self.endpoint;
+        let chunk_len = |number: usize| chunk_bytes.min(len - number * chunk_bytes);
+        let mut crc = 0;
+        for (number, frame) in filling.iter().enumerate() {
+            let bytes = session.reserved(frame, OVERHEAD_BYTES + chunk_len(number));
+            crc = crc32c::crc32c_append(crc, &bytes.ok_or(Lost::ServerGone)?[OVERHEAD_BYTES..]);
+        }
+        let id = *next_id;
+        *next_id = id.wrapping_add(1);
+        for (number, frame) in filling.iter().enumerate() {
+            let fragment = Fragment {
+                destination: self.to,
+                source: *mac,
+                channel: self.channel,
+                id,
+                total: len as u32,
+                offset: (number * chunk_bytes) as u32,
+                len: chunk_len(number) as u16,
+                crc,
+            };
+            let headers = session
+                .reserved(frame, OVERHEAD_BYTES)
+                .and_then(|bytes| bytes.first_chunk_mut())
+                .ok_or(Lost::ServerGone)?;
+            fragment.write(headers);
+        }
+        sent.pdus += 1;
+        sent.fragments += filling.len() as u64;
+        turns.push(
+            self.channel,
+            filling.drain(..).enumerate().map(|(number, frame)| {
+                let frame_bytes = OVERHEAD_BYTES + chunk_len(number);
+                Waiting { frame, frame_bytes }
+            }),
+        );
+        Ok(id)
+    }
+}
+
+impl io::Write for Message<'_> {
+    /// Copies into the chunk at hand; 0 when the PDU has no room for more.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let before = self.written;
+        let Some(chunk) = self.next_chunk() else { return Ok(0) };
+        let count = chunk.len().min(bytes.len());
+        chunk[..count].copy_from_slice(&bytes[..count]);
+        self.written = before + count;
+        self.endpoint.sent.copied_bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Message<'_> {
+    fn drop(&mut self) {
+        // Empty when it was sent.
+        for frame in self.endpoint.filling.drain(..) {
+            self.endpoint.session.release(frame);
+        }
+    }
+}

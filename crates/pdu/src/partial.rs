@@ -1,0 +1,167 @@
+//! PDUs of which a part has come: a table of bounded size, in the order of their age.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use crate::format::Fragment;
+use crate::ranges::Ranges;
+
+/// What a PDU is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) source: [u8; 6],
+    pub(crate) channel: u32,
+    pub(crate) id: u32,
+}
+
+impl Key {
+    pub(crate) fn of(fragment: &Fragment) -> Key {
+        Key { source: fragment.source, channel: fragment.channel, id: fragment.id }
+    }
+}
+
+/// What all fragments of a PDU say alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    pub(crate) total: u32,
+    pub(crate) crc: u32,
+}
+
+impl Identity {
+    pub(crate) fn of(fragment: &Fragment) -> Identity {
+        Identity { total: fragment.total, crc: fragment.crc }
+    }
+}
+
+/// A PDU of which a part has come.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    pub(crate) key: Key,
+    pub(crate) identity: Identity,
+    /// What came, at its place. Empty in a place that is not used.
+    pub(crate) buffer: Box<[u8]>,
+    pub(crate) ranges: Ranges,
+    /// When its first fragment came.
+    since: Instant,
+    older: Option<usize>,
+    newer: Option<usize>,
+}
+
+/// The table. The age of a PDU is that of its first fragment, so whoever is the oldest is also the
+/// first whose time is over.
+#[derive(Debug)]
+pub(crate) struct Partials {
+    places: Vec<Partial>,
+    free: Vec<usize>,
+    by_key: HashMap<Key, usize>,
+    /// Fragments of one PDU mostly follow each other.
+    last: Option<usize>,
+    oldest: Option<usize>,
+    newest: Option<usize>,
+}
+
+impl Partials {
+    pub(crate) fn new(limit: usize) -> Partials {
+        Partials {
+            places: Vec::with_capacity(limit),
+            free: Vec::with_capacity(limit),
+            // Twice the room: a table at most half full clears up in place and never grows.
+            by_key: HashMap::with_capacity(limit * 2),
+            last: None,
+            oldest: None,
+            newest: None,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    pub(crate) fn find(&mut self, key: &Key) -> Option<usize> {
+        // A place that is free has no buffer.
+        if let Some(last) = self.last
+            && self.places[last].key == *key
+            && !self.places[last].buffer.is_empty()
+        {
+            return Some(last);
+        }
+        let found = self.by_key.get(key).copied();
+        self.last = found.or(self.last);
+        found
+    }
+
+    pub(crate) fn get(&mut self, place: usize) -> &mut Partial {
+        &mut self.places[place]
+    }
+
+    /// The oldest one, and since when it waits.
+    pub(crate) fn oldest(&self) -> Option<(usize, Instant)> {
+        self.oldest.map(|place| (place, self.places[place].since))
+    }
+
+    /// How many there are of a source, and the oldest of them. Looks at all: once a PDU.
+    pub(crate) fn of_source(&self, source: [u8; 6]) -> (usize, Option<usize>) {
+        let (mut count, mut first, mut next) = (0, None, self.oldest);
+        while let Some(place) = next {
+            if self.places[place].key.source == source {
+                count += 1;
+                first = first.or(Some(place));
+            }
+            next = self.places[place].newer;
+        }
+        (count, first)
+    }
+
+    /// Begins one; there is none with that key.
+    pub(crate) fn insert(
+        &mut self,
+        key: Key,
+        identity: Identity,
+        buffer: Box<[u8]>,
+        now: Instant,
+    ) -> usize {
+        let older = self.newest;
+        let place = match self.free.pop() {
+            Some(place) => {
+                let partial = &mut self.places[place];
+                partial.ranges.clear();
+                (partial.key, partial.identity, partial.buffer) = (key, identity, buffer);
+                (partial.since, partial.older, partial.newer) = (now, older, None);
+                place
+            }
+            None => {
+                let ranges = Ranges::new();
+                let newer = None;
+                let since = now;
+                self.places.push(Partial { key, identity, buffer, ranges, since, older, newer });
+                self.places.len() - 1
+            }
+        };
+        match older {
+            Some(older) => self.places[older].newer = Some(place),
+            None => self.oldest = Some(place),
+        }
+        self.newest = Some(place);
+        self.by_key.insert(key, place);
+        self.last = Some(place);
+        place
+    }
+
+    /// Takes one out; its buffer is the caller's.
+    pub(crate) fn remove(&mut self, place: usize) -> Box<[u8]> {
+        let partial = &mut self.places[place];
+        let buffer = std::mem::take(&mut partial.buffer);
+        let (key, older, newer) = (partial.key, partial.older, partial.newer);
+        match older {
+            Some(older) => self.places[older].newer = newer,
+            None => self.oldest = newer,
+        }
+        match newer {
+            Some(newer) => self.places[newer].older = older,
+            None => self.newest = older,
+        }
+        self.by_key.remove(&key);
+        self.free.push(place);
+        buffer
+    }
+}

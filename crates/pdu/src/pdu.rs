@@ -1,0 +1,125 @@
+//! A received PDU.
+
+use towpath_client::Received;
+
+use crate::format::Fragment;
+use crate::pieces::Pieces;
+
+/// A received PDU, whole. What came in one fragment is read where the server put it; what came in
+/// several was put together, and lies in one piece.
+#[derive(Clone, Copy, Debug)]
+pub struct Pdu<'a> {
+    fragment: Fragment,
+    body: Body<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Body<'a> {
+    InPlace(Received<'a>),
+    Reassembled(&'a [u8]),
+}
+
+impl<'a> Pdu<'a> {
+    pub(crate) fn in_place(fragment: Fragment, frame: Received<'a>) -> Pdu<'a> {
+        Pdu { fragment, body: Body::InPlace(frame) }
+    }
+
+    pub(crate) fn reassembled(fragment: Fragment, bytes: &'a [u8]) -> Pdu<'a> {
+        Pdu { fragment, body: Body::Reassembled(bytes) }
+    }
+
+    /// From which MAC address. On this host the server has checked it; on the wire nobody has.
+    #[must_use]
+    pub fn source(&self) -> [u8; 6] {
+        self.fragment.source
+    }
+
+    /// To which MAC address: the endpoint's, or a group's.
+    #[must_use]
+    pub fn destination(&self) -> [u8; 6] {
+        self.fragment.destination
+    }
+
+    /// The channel.
+    #[must_use]
+    pub fn channel(&self) -> u32 {
+        self.fragment.channel
+    }
+
+    /// The number that its sender gave it.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.fragment.id
+    }
+
+    /// Length in bytes, 0 to 65 536.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.fragment.total as usize
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.fragment.total == 0
+    }
+
+    /// Whether it is read from the receive frame itself, uncopied.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        matches!(self.body, Body::InPlace(_))
+    }
+
+    /// The whole of it where it lies in one piece: always unless the session's receive frames are
+    /// smaller than the MTU.
+    #[must_use]
+    pub fn contiguous(&self) -> Option<&'a [u8]> {
+        match self.body {
+            Body::Reassembled(bytes) => Some(bytes),
+            Body::InPlace(frame) => {
+                let mut parts = Pieces::after_headers(frame.parts(), self.len());
+                let first = parts.next().unwrap_or(&[]);
+                (first.len() == self.len()).then_some(first)
+            }
+        }
+    }
+
+    /// Its pieces, in order; none is empty.
+    #[must_use]
+    pub fn parts(&self) -> Parts<'a> {
+        match self.body {
+            Body::Reassembled(bytes) => Parts { whole: Some(bytes), frame: None, at: 0 },
+            Body::InPlace(_) => Parts { whole: None, frame: Some(*self), at: 0 },
+        }
+    }
+
+    /// Appends it to a vector.
+    pub fn append_to(&self, to: &mut Vec<u8>) {
+        to.reserve(self.len());
+        for part in self.parts() {
+            to.extend_from_slice(part);
+        }
+    }
+}
+
+/// The pieces of a [`Pdu`].
+#[derive(Clone, Debug)]
+pub struct Parts<'a> {
+    whole: Option<&'a [u8]>,
+    frame: Option<Pdu<'a>>,
+    at: usize,
+}
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        if let Some(whole) = self.whole.take() {
+            return Some(whole);
+        }
+        let Some(Pdu { fragment, body: Body::InPlace(frame) }) = self.frame else { return None };
+        let part = Pieces::after_headers(frame.parts(), fragment.total as usize).nth(self.at);
+        self.at += 1;
+        part
+    }
+}

@@ -1,0 +1,76 @@
+//! A part of a frame that may lie in several pieces.
+
+use crate::format::OVERHEAD_BYTES;
+
+/// What of a frame's pieces lies from one byte on and is so long; no piece is empty.
+#[derive(Clone, Debug)]
+pub struct Pieces<I> {
+    from: I,
+    skip: usize,
+    left: usize,
+}
+
+impl<'f, I: Iterator<Item = &'f [u8]>> Pieces<I> {
+    /// `len` bytes of the frame after the headers: a fragment's part of its PDU.
+    pub fn after_headers(frame: I, len: usize) -> Pieces<I> {
+        Pieces { from: frame, skip: OVERHEAD_BYTES, left: len }
+    }
+}
+
+impl<'f, I: Iterator<Item = &'f [u8]>> Iterator for Pieces<I> {
+    type Item = &'f [u8];
+
+    fn next(&mut self) -> Option<&'f [u8]> {
+        while self.left > 0 {
+            let piece = self.from.next()?;
+            let skipped = self.skip.min(piece.len());
+            self.skip -= skipped;
+            let piece = &piece[skipped..];
+            let piece = &piece[..piece.len().min(self.left)];
+            if !piece.is_empty() {
+                self.left -= piece.len();
+                return Some(piece);
+            }
+        }
+        None
+    }
+}
+
+/// The headers, and the length of the whole frame; `None` when it is shorter than they are.
+pub(crate) fn headers<'f>(
+    frame: impl Iterator<Item = &'f [u8]>,
+) -> Option<([u8; OVERHEAD_BYTES], usize)> {
+    let mut headers = [0; OVERHEAD_BYTES];
+    let mut len = 0;
+    for piece in frame {
+        if len < OVERHEAD_BYTES {
+            let here = piece.len().min(OVERHEAD_BYTES - len);
+            headers[len..len + here].copy_from_slice(&piece[..here]);
+        }
+        len += piece.len();
+    }
+    (len >= OVERHEAD_BYTES).then_some((headers, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_however_it_is_cut() {
+        let frame: Vec<u8> = (0..120).collect();
+        for size in 1..=120 {
+            let parts = frame.chunks(size);
+            let (read, len) = headers(parts.clone()).unwrap();
+            assert_eq!((&read[..], len), (&frame[..OVERHEAD_BYTES], 120));
+            for len in 0..=78 {
+                let pieces = Pieces::after_headers(parts.clone(), len);
+                assert!(pieces.clone().all(|piece| !piece.is_empty()));
+                let bytes: Vec<u8> = pieces.flatten().copied().collect();
+                assert_eq!(bytes, frame[42..42 + len]);
+            }
+        }
+        assert!(headers(frame[..41].chunks(5)).is_none());
+        assert!(headers(std::iter::empty()).is_none());
+    }
+}

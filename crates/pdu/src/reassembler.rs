@@ -1,0 +1,326 @@
+//! PDUs put together from fragments that may be lost, doubled, out of order, or an attack.
+
+use std::time::{Duration, Instant};
+
+use crate::buffers::Buffers;
+use crate::counters::ReceiveCounters;
+use crate::finished::Finished;
+use crate::format::{Fragment, MAX_PDU_BYTES, Malformed};
+use crate::partial::{Identity, Key, Partials};
+use crate::pieces::{self, Pieces};
+use crate::ranges::Placed;
+
+/// What a receiver may use up. Each is at least what one PDU needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// PDUs in parts, all together. When there are more, the oldest gives way.
+    pub partials: usize,
+    /// PDUs in parts of one source. When there are more, the oldest of that source gives way.
+    pub partials_of_source: usize,
+    /// Bytes of memory for PDUs being put together; at least 64 KiB. When it takes more, the oldest
+    /// gives way. A PDU takes as much as the whole of it will need, rounded up to a power of two
+    /// from 4 KiB, from its first fragment on.
+    pub bytes: usize,
+    /// How long a PDU may take from its first fragment to its last; and how long the PDUs that are
+    /// done with are remembered.
+    pub time: Duration,
+    /// The longest PDU that is received, in bytes, up to 65 536.
+    pub pdu_bytes: usize,
+    /// PDUs done with that are remembered, so that what comes of them once more is dropped. With 0,
+    /// a PDU whose every fragment comes twice may be delivered twice.
+    pub finished: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            partials: 64,
+            partials_of_source: 16,
+            bytes: 64 * MAX_PDU_BYTES,
+            time: Duration::from_secs(2),
+            pdu_bytes: MAX_PDU_BYTES,
+            finished: 1024,
+        }
+    }
+}
+
+/// What a fragment made.
+#[derive(Debug)]
+pub enum Accepted<'a> {
+    /// Its PDU waits for more.
+    Waits,
+    /// It is all of its PDU, which lies in the fragment's own frame ([`Pieces::after_headers`]).
+    InPlace(Fragment),
+    /// It was what its PDU waited for.
+    Reassembled(Fragment, &'a [u8]),
+}
+
+/// Why a fragment was dropped. Each is counted ([`ReceiveCounters`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Dropped {
+    /// It is none.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// Its PDU is longer than the receiver takes.
+    #[error("its PDU is too long")]
+    TooLong,
+    /// It came before.
+    #[error("it came before")]
+    Duplicate,
+    /// Its PDU is done with.
+    #[error("its PDU is done with")]
+    Late,
+    /// It was the last of its PDU, and the CRC is wrong.
+    #[error("the CRC of its PDU is wrong")]
+    Damaged,
+    /// It contradicts what came before; its PDU is given up.
+    #[error("it contradicts what came before")]
+    Conflict,
+    /// Its PDU has too many holes, and is given up.
+    #[error("its PDU has too many holes")]
+    Holes,
+}
+
+/// Puts PDUs together. No input or output, and no clock: the time is an argument.
+///
+/// Nothing that comes from the network makes it panic, allocate more than its [`Limits`] or loop
+/// longer than a fragment is long and the tables are large.
+#[derive(Debug)]
+pub struct Reassembler {
+    limits: Limits,
+    partials: Partials,
+    buffers: Buffers,
+    finished: Finished,
+    /// What was delivered last, until the next fragment.
+    delivered: Option<Box<[u8]>>,
+    counters: ReceiveCounters,
+}
+
+impl Reassembler {
+    /// Within limits; those that are too small to receive anything are raised.
+    #[must_use]
+    pub fn new(limits: Limits) -> Reassembler {
+        let limits = Limits {
+            partials: limits.partials.max(1),
+            partials_of_source: limits.partials_of_source.max(1),
+            bytes: limits.bytes.max(MAX_PDU_BYTES),
+            pdu_bytes: limits.pdu_bytes.min(MAX_PDU_BYTES),
+            ..limits
+        };
+        Reassembler {
+            partials: Partials::new(limits.partials),
+            buffers: Buffers::new(limits.bytes),
+            finished: Finished::new(limits.finished),
+            delivered: None,
+            counters: ReceiveCounters::default(),
+            limits,
+        }
+    }
+
+    /// Takes a frame, as the pieces that it lies in. Times go forward: one that is before another
+    /// counts as the same.
+    ///
+    /// # Errors
+    /// [`Dropped`] says why the fragment counts for nothing.
+    pub fn accept<'f>(
+        &mut self,
+        now: Instant,
+        frame: impl Iterator<Item = &'f [u8]> + Clone,
+    ) -> Result<Accepted<'_>, Dropped> {
+        self.expire(now);
+        self.counters.fragments += 1;
+        let fragment = match pieces::headers(frame.clone()) {
+            Some((headers, frame_bytes)) => Fragment::parse(&headers, frame_bytes),
+            None => Err(Malformed::Short),
+        };
+        let fragment = fragment.inspect_err(|_| self.counters.malformed += 1)?;
+        if fragment.total as usize > self.limits.pdu_bytes {
+            self.counters.too_long += 1;
+            return Err(Dropped::TooLong);
+        }
+        let (key, identity) = (Key::of(&fragment), Identity::of(&fragment));
+        let part = Pieces::after_headers(frame, fragment.len as usize);
+        let place = match self.partials.find(&key) {
+            Some(place) => place,
+            None if self.finished.has(key, identity) => {
+                self.counters.late += 1;
+                return Err(Dropped::Late);
+            }
+            None if fragment.is_whole() => return self.take_in_place(now, &fragment, part),
+            None => self.start(now, key, identity),
+        };
+        self.place(now, place, &fragment, part)
+    }
+
+    fn take_in_place<'f>(
+        &mut self,
+        now: Instant,
+        fragment: &Fragment,
+        part: impl Iterator<Item = &'f [u8]>,
+    ) -> Result<Accepted<'_>, Dropped> {
+        if part.fold(0, crc32c::crc32c_append) != fragment.crc {
+            // Not remembered: a copy that is not damaged may come yet.
+            self.counters.damaged_in_place += 1;
+            return Err(Dropped::Damaged);
+        }
+        self.finished.note(now, Key::of(fragment), Identity::of(fragment));
+        self.counters.in_place += 1;
+        Ok(Accepted::InPlace(*fragment))
+    }
+
+    /// Makes room for a PDU, and begins it.
+    fn start(&mut self, now: Instant, key: Key, identity: Identity) -> usize {
+        let (count, oldest) = self.partials.of_source(key.source);
+        if let Some(oldest) = oldest
+            && count >= self.limits.partials_of_source
+        {
+            self.counters.gave_way_of_source += 1;
+            self.give_up(oldest);
+        }
+        if self.partials.len() >= self.limits.partials
+            && let Some((oldest, _)) = self.partials.oldest()
+        {
+            self.counters.gave_way += 1;
+            self.give_up(oldest);
+        }
+        // Ends: without any PDU in parts all memory is free, and the limit is enough for one.
+        let buffer = loop {
+            if let Some(buffer) = self.buffers.take(identity.total as usize) {
+                break buffer;
+            }
+            let Some((oldest, _)) = self.partials.oldest() else {
+                break vec![0; identity.total as usize].into_boxed_slice();
+            };
+            self.counters.gave_way_for_bytes += 1;
+            self.give_up(oldest);
+        };
+        self.counters.started += 1;
+        self.partials.insert(key, identity, buffer, now)
+    }
+
+    fn place<'f>(
+        &mut self,
+        now: Instant,
+        place: usize,
+        fragment: &Fragment,
+        part: impl Iterator<Item = &'f [u8]>,
+    ) -> Result<Accepted<'_>, Dropped> {
+        let partial = self.partials.get(place);
+        if partial.identity != Identity::of(fragment) {
+            self.counters.conflicts += 1;
+            self.finish(now, place);
+            return Err(Dropped::Conflict);
+        }
+        let (start, end) = (fragment.offset, fragment.offset + u32::from(fragment.len));
+        // Both are inside: no longer than the PDU, as the header was checked for.
+        let at = &mut partial.buffer[start as usize..end as usize];
+        match partial.ranges.place(start, end) {
+            Placed::New => {}
+            Placed::Known if is_same(at, part) => {
+                self.counters.duplicates += 1;
+                return Err(Dropped::Duplicate);
+            }
+            Placed::Known | Placed::Overlaps => {
+                self.counters.conflicts += 1;
+                self.finish(now, place);
+                return Err(Dropped::Conflict);
+            }
+            Placed::TooMany => {
+                self.counters.holes += 1;
+                self.finish(now, place);
+                return Err(Dropped::Holes);
+            }
+        }
+        copy(at, part);
+        self.counters.copied += 1;
+        self.counters.copied_bytes += u64::from(fragment.len);
+        if !partial.ranges.is_whole(fragment.total) {
+            return Ok(Accepted::Waits);
+        }
+        let whole = fragment.total as usize;
+        if crc32c::crc32c(&partial.buffer[..whole]) != fragment.crc {
+            self.counters.damaged += 1;
+            self.finish(now, place);
+            return Err(Dropped::Damaged);
+        }
+        self.counters.reassembled += 1;
+        self.finished.note(now, Key::of(fragment), Identity::of(fragment));
+        let buffer = self.delivered.insert(self.partials.remove(place));
+        Ok(Accepted::Reassembled(*fragment, &buffer[..whole]))
+    }
+
+    /// Gives up PDUs whose time is over, and takes the last delivered one's memory back.
+    pub fn expire(&mut self, now: Instant) {
+        if let Some(buffer) = self.delivered.take() {
+            self.buffers.give_back(buffer);
+        }
+        self.finished.forget_older(now, self.limits.time);
+        while let Some((oldest, since)) = self.partials.oldest()
+            && now.saturating_duration_since(since) >= self.limits.time
+        {
+            self.counters.expired += 1;
+            self.finish(now, oldest);
+        }
+    }
+
+    /// When the next PDU in parts is to be given up, unless the rest of it comes.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.partials.oldest().and_then(|(_, since)| since.checked_add(self.limits.time))
+    }
+
+    /// How many PDUs are in parts.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.partials.len()
+    }
+
+    /// Bytes of memory in which PDUs are put together, used or kept to be used again.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.buffers.held()
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counters(&self) -> ReceiveCounters {
+        self.counters
+    }
+
+    pub(crate) fn count_other_endpoint(&mut self) {
+        self.counters.other_endpoints += 1;
+    }
+
+    /// Gives a PDU up, and remembers that nothing will come of it.
+    fn finish(&mut self, now: Instant, place: usize) {
+        let partial = self.partials.get(place);
+        let (key, identity) = (partial.key, partial.identity);
+        self.finished.note(now, key, identity);
+        self.give_up(place);
+    }
+
+    fn give_up(&mut self, place: usize) {
+        let buffer = self.partials.remove(place);
+        self.buffers.give_back(buffer);
+    }
+}
+
+/// The one copy of the receive way. Both are of the same length.
+fn copy<'f>(mut to: &mut [u8], part: impl Iterator<Item = &'f [u8]>) {
+    for piece in part {
+        let (here, rest) = to.split_at_mut(piece.len());
+        here.copy_from_slice(piece);
+        to = rest;
+    }
+}
+
+fn is_same<'f>(mut with: &[u8], part: impl Iterator<Item = &'f [u8]>) -> bool {
+    for piece in part {
+        let (here, rest) = with.split_at(piece.len());
+        if here != piece {
+            return false;
+        }
+        with = rest;
+    }
+    true
+}

@@ -1,0 +1,245 @@
+//! Fragments that nobody honest sends: each is dropped and counted, and takes no more memory or
+//! time than the limits say.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{ALICE, BOB, Random, cut, frame};
+use towpath_pdu::{
+    Accepted, Dropped, Fragment, Limits, MAX_PDU_BYTES, Malformed, OVERHEAD_BYTES, Reassembler,
+};
+
+const FRAGMENT: Fragment = Fragment {
+    destination: BOB,
+    source: ALICE,
+    channel: 1,
+    id: 1,
+    total: 3000,
+    offset: 0,
+    len: 1000,
+    crc: 77,
+};
+
+struct Bench {
+    reassembler: Reassembler,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(limits: Limits) -> Bench {
+        Bench { reassembler: Reassembler::new(limits), now: Instant::now() }
+    }
+
+    /// The fragment with a part of one byte, over and over. `Ok(true)`: a PDU came of it.
+    fn give(&mut self, fragment: Fragment, byte: u8) -> Result<bool, Dropped> {
+        self.give_frame(&frame(&fragment, &vec![byte; fragment.len as usize]))
+    }
+
+    fn give_frame(&mut self, frame: &[u8]) -> Result<bool, Dropped> {
+        let accepted = self.reassembler.accept(self.now, std::iter::once(frame));
+        let accepted = accepted.map(|one| !matches!(one, Accepted::Waits));
+        let counters = self.reassembler.counters();
+        assert!(counters.adds_up(self.reassembler.waiting()), "{counters:?}");
+        accepted
+    }
+}
+
+#[test]
+fn what_is_no_fragment() {
+    let mut bench = Bench::new(Limits::default());
+    let good = frame(&FRAGMENT, &[0; 1000]);
+    for len in 0..OVERHEAD_BYTES {
+        assert_eq!(bench.give_frame(&good[..len]), Err(Malformed::Short.into()));
+    }
+    for len in OVERHEAD_BYTES..good.len() {
+        assert_eq!(bench.give_frame(&good[..len]), Err(Malformed::Truncated.into()));
+    }
+    for (total, offset, len) in [(3000, 2001, 1000), (3000, 0, 0), (0, 0, 1), (u32::MAX, 0, 1)] {
+        let bad = Fragment { total, offset, len, ..FRAGMENT };
+        assert_eq!(bench.give(bad, 0), Err(Malformed::Lengths.into()));
+    }
+    assert_eq!(bench.reassembler.counters().malformed, good.len() as u64 + 4);
+    assert_eq!((bench.reassembler.waiting(), bench.reassembler.held_bytes()), (0, 0));
+}
+
+#[test]
+fn an_overlap_gives_the_pdu_up_and_a_copy_does_not() {
+    let mut bench = Bench::new(Limits::default());
+    let at = |id, offset, len| Fragment { id, offset, len, ..FRAGMENT };
+    // The same, a part of it, and all of it again in other pieces.
+    assert_eq!(bench.give(at(1, 1000, 1000), 5), Ok(false));
+    for (offset, len) in [(1000, 1000), (1200, 300), (1000, 1), (1999, 1)] {
+        assert_eq!(bench.give(at(1, offset, len), 5), Err(Dropped::Duplicate));
+    }
+    // Other bytes at the same place: nobody knows which are right.
+    assert_eq!(bench.give(at(1, 1999, 1), 6), Err(Dropped::Conflict));
+    assert_eq!(bench.give(at(1, 0, 1000), 5), Err(Dropped::Late));
+    // Before, after, around it, by one byte.
+    for (id, offset, len) in [(2, 1, 1000), (3, 1999, 1000), (4, 900, 1200), (5, 0, 2000)] {
+        assert_eq!(bench.give(at(id, 1000, 1000), 5), Ok(false));
+        assert_eq!(bench.give(at(id, offset, len), 5), Err(Dropped::Conflict), "{offset}+{len}");
+        assert_eq!(bench.give(at(id, 0, 1000), 5), Err(Dropped::Late));
+    }
+    let counters = bench.reassembler.counters();
+    assert_eq!((counters.conflicts, counters.duplicates, counters.late), (5, 4, 5));
+    assert_eq!(bench.reassembler.waiting(), 0);
+}
+
+#[test]
+fn a_number_used_for_another_pdu() {
+    let mut bench = Bench::new(Limits::default());
+    // Half-way another length, and another CRC: neither can be believed.
+    for other in [Fragment { total: 4000, ..FRAGMENT }, Fragment { crc: 78, ..FRAGMENT }] {
+        let next = Fragment { id: other.total + other.crc, ..other };
+        assert_eq!(bench.give(Fragment { id: next.id, ..FRAGMENT }, 0), Ok(false));
+        assert_eq!(bench.give(Fragment { offset: 1000, ..next }, 0), Err(Dropped::Conflict));
+        assert_eq!(bench.reassembler.waiting(), 0);
+    }
+    // A whole PDU with the number of one in parts.
+    let whole = Fragment { total: 5, len: 5, crc: crc32c::crc32c(&[9; 5]), ..FRAGMENT };
+    assert_eq!(bench.give(FRAGMENT, 0), Ok(false));
+    assert_eq!(bench.give(whole, 9), Err(Dropped::Conflict));
+    // After it was done with, another PDU may have the number.
+    assert_eq!(bench.give(whole, 9), Ok(true));
+    assert_eq!(bench.give(whole, 9), Err(Dropped::Late));
+    let another = Fragment { crc: crc32c::crc32c(&[8; 5]), ..whole };
+    assert_eq!(bench.give(another, 8), Ok(true));
+    // The same one later is another one, or the sender began anew.
+    bench.now += Limits::default().time;
+    assert_eq!(bench.give(whole, 9), Ok(true));
+    // Of others' sources and channels nothing is confused.
+    assert_eq!(bench.give(Fragment { source: [4; 6], ..whole }, 9), Ok(true));
+    assert_eq!(bench.give(Fragment { channel: 2, ..whole }, 9), Ok(true));
+}
+
+#[test]
+fn a_wrong_crc_is_never_delivered() {
+    let mut bench = Bench::new(Limits::default());
+    for step in 0..2 {
+        assert_eq!(bench.give(Fragment { offset: step * 1000, ..FRAGMENT }, 0), Ok(false));
+    }
+    assert_eq!(bench.give(Fragment { offset: 2000, ..FRAGMENT }, 0), Err(Dropped::Damaged));
+    let whole = Fragment { id: 9, total: 1000, ..FRAGMENT };
+    assert_eq!(bench.give(whole, 0), Err(Dropped::Damaged));
+    let counters = bench.reassembler.counters();
+    assert_eq!((counters.damaged, counters.damaged_in_place, counters.delivered()), (1, 1, 0));
+    // Nor an empty one with a CRC that is not that of nothing.
+    let empty = Fragment { id: 10, total: 0, len: 0, ..FRAGMENT };
+    assert_eq!(bench.give(empty, 0), Err(Dropped::Damaged));
+    assert_eq!(bench.give(Fragment { crc: 0, ..empty }, 0), Ok(true));
+}
+
+#[test]
+fn the_oldest_gives_way() {
+    let limits = Limits { partials: 8, partials_of_source: 3, ..Limits::default() };
+    let mut bench = Bench::new(limits);
+    let of = |source: u8, id| Fragment { source: [source; 6], id, ..FRAGMENT };
+    // One source alone cannot have more than its share.
+    for id in 0..5 {
+        assert_eq!(bench.give(of(2, id), 0), Ok(false));
+    }
+    assert_eq!(bench.reassembler.waiting(), 3);
+    assert_eq!(bench.reassembler.counters().gave_way_of_source, 2);
+    // Its third is still there, the first two are not, and begin anew: the third goes.
+    let rest = |id| Fragment { offset: 1000, ..of(2, id) };
+    assert_eq!(bench.give(of(2, 2), 0), Err(Dropped::Duplicate));
+    assert_eq!(bench.give(rest(0), 0), Ok(false));
+    assert_eq!(bench.give(of(2, 2), 1), Ok(false), "it was given up");
+    for source in [4, 6, 8, 10] {
+        for id in 0..2 {
+            assert_eq!(bench.give(of(source, id), 0), Ok(false));
+            assert!(bench.reassembler.waiting() <= 8);
+        }
+    }
+    assert_eq!(bench.reassembler.counters().gave_way, 3);
+}
+
+#[test]
+fn memory_is_bounded() {
+    let limits = Limits {
+        partials: 100,
+        partials_of_source: 100,
+        bytes: 3 * MAX_PDU_BYTES + 5000,
+        ..Limits::default()
+    };
+    let mut bench = Bench::new(limits);
+    let total = MAX_PDU_BYTES as u32;
+    // One byte each, that asks for 64 KiB.
+    for id in 0..1000 {
+        assert_eq!(bench.give(Fragment { id, total, len: 1, ..FRAGMENT }, 0), Ok(false));
+        assert!(bench.reassembler.held_bytes() <= limits.bytes);
+        assert!(bench.reassembler.waiting() <= 3);
+    }
+    assert_eq!(bench.reassembler.counters().gave_way_for_bytes, 997);
+    // All sizes, in any order.
+    let mut random = Random::seeded(7);
+    for id in 1000..20_000 {
+        let total = 2 + random.below(MAX_PDU_BYTES as u64 - 1) as u32;
+        assert_eq!(bench.give(Fragment { id, total, len: 1, ..FRAGMENT }, 0), Ok(false));
+        assert!(bench.reassembler.held_bytes() <= limits.bytes);
+    }
+    // An honest PDU still comes through.
+    let pdu = random.bytes(MAX_PDU_BYTES);
+    let mut came = 0;
+    for one in cut([8; 6], 3, 3, &pdu, 1458) {
+        came += u32::from(bench.give_frame(&one).unwrap());
+    }
+    assert_eq!(came, 1);
+    // Too long for who wants only short ones, and too small a limit for anything is raised.
+    let mut bench = Bench::new(Limits { pdu_bytes: 2999, ..Limits::default() });
+    assert_eq!(bench.give(FRAGMENT, 0), Err(Dropped::TooLong));
+    let nothing = Limits {
+        partials: 0,
+        partials_of_source: 0,
+        bytes: 0,
+        time: Duration::from_secs(1),
+        pdu_bytes: usize::MAX,
+        finished: 0,
+    };
+    let mut bench = Bench::new(nothing);
+    let mut came = 0;
+    for one in cut([8; 6], 3, 3, &pdu, 1458) {
+        came += u32::from(bench.give_frame(&one).unwrap());
+    }
+    assert_eq!((came, bench.reassembler.held_bytes()), (1, MAX_PDU_BYTES));
+}
+
+#[test]
+fn holes_are_bounded() {
+    let mut bench = Bench::new(Limits::default());
+    let total = MAX_PDU_BYTES as u32;
+    let hole = |number: u32| Fragment { total, offset: number * 2, len: 1, ..FRAGMENT };
+    for number in 0..64 {
+        assert_eq!(bench.give(hole(number), 0), Ok(false));
+    }
+    assert_eq!(bench.give(hole(64), 0), Err(Dropped::Holes));
+    assert_eq!(bench.give(hole(65), 0), Err(Dropped::Late));
+    assert_eq!(bench.reassembler.waiting(), 0);
+}
+
+#[test]
+fn time_is_bounded() {
+    let limits = Limits { time: Duration::from_millis(100), ..Limits::default() };
+    let mut bench = Bench::new(limits);
+    let start = bench.now;
+    assert_eq!(bench.give(FRAGMENT, 0), Ok(false));
+    assert_eq!(bench.reassembler.deadline(), Some(start + limits.time));
+    // What comes later of it does not make it younger.
+    bench.now += Duration::from_millis(60);
+    assert_eq!(bench.give(Fragment { offset: 1000, ..FRAGMENT }, 0), Ok(false));
+    assert_eq!(bench.give(Fragment { id: 2, ..FRAGMENT }, 0), Ok(false));
+    bench.reassembler.expire(start + Duration::from_millis(99));
+    assert_eq!(bench.reassembler.waiting(), 2);
+    bench.reassembler.expire(start + Duration::from_millis(100));
+    assert_eq!(bench.reassembler.waiting(), 1);
+    assert_eq!(bench.reassembler.deadline(), Some(start + Duration::from_millis(160)));
+    bench.now = start + Duration::from_millis(101);
+    assert_eq!(bench.give(Fragment { offset: 2000, ..FRAGMENT }, 0), Err(Dropped::Late));
+    // A clock that steps back harms nothing.
+    bench.now = start;
+    assert_eq!(bench.give(Fragment { id: 3, ..FRAGMENT }, 0), Ok(false));
+    bench.now = start + Duration::from_secs(3600);
+    assert!(bench.give(Fragment { id: 4, ..FRAGMENT }, 0).is_ok());
+    assert_eq!((bench.reassembler.waiting(), bench.reassembler.counters().expired), (1, 3));
+}

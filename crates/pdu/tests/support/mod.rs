@@ -1,0 +1,60 @@
+//! Fragments by hand, and numbers that a seed repeats.
+
+#![allow(dead_code, reason = "each test program uses its share of it")]
+
+use towpath_pdu::{Fragment, OVERHEAD_BYTES};
+
+pub(crate) const ALICE: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub(crate) const BOB: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// Of `TOWPATH_SEED`, or of the test's own; printed.
+    pub(crate) fn seeded(own: u64) -> Random {
+        let given = std::env::var("TOWPATH_SEED").ok().and_then(|text| text.parse().ok());
+        let seed = given.unwrap_or(own);
+        println!("TOWPATH_SEED={seed}");
+        Random(seed)
+    }
+
+    pub(crate) fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.draw() % limit
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.draw() as u8).collect()
+    }
+}
+
+/// A fragment's frame.
+pub(crate) fn frame(fragment: &Fragment, part: &[u8]) -> Vec<u8> {
+    let mut headers = [0; OVERHEAD_BYTES];
+    fragment.write(&mut headers);
+    [&headers[..], part].concat()
+}
+
+/// A PDU's frames, each with at most so many bytes of it.
+pub(crate) fn cut(from: [u8; 6], channel: u32, id: u32, pdu: &[u8], chunk: usize) -> Vec<Vec<u8>> {
+    let parts: Vec<&[u8]> = if pdu.is_empty() { vec![pdu] } else { pdu.chunks(chunk).collect() };
+    let fragment = |number: usize, part: &[u8]| Fragment {
+        destination: BOB,
+        source: from,
+        channel,
+        id,
+        total: pdu.len() as u32,
+        offset: (number * chunk) as u32,
+        len: part.len() as u16,
+        crc: crc32c::crc32c(pdu),
+    };
+    parts.iter().enumerate().map(|(number, part)| frame(&fragment(number, part), part)).collect()
+}
