@@ -103,13 +103,10 @@ impl<'a> Message<'a> {
         }
         sent.pdus += 1;
         sent.fragments += filling.len() as u64;
-        turns.push(
-            self.channel,
-            filling.drain(..).enumerate().map(|(number, frame)| {
-                let frame_bytes = OVERHEAD_BYTES + chunk_len(number);
-                Waiting { frame, frame_bytes }
-            }),
-        );
+        for (number, frame) in filling.drain(..).enumerate() {
+            let frame_bytes = OVERHEAD_BYTES + chunk_len(number);
+            turns.push(self.channel, Waiting { frame, frame_bytes });
+        }
         Ok(id)
     }
 }

@@ -2,79 +2,82 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// What waits to be sent, in a queue for each channel. What is made for a channel is used again for
-/// the next one, so that nothing is allocated once as much has waited as ever waits.
+/// What waits to be sent, in a line for each channel. All lines are made of the same places, so that
+/// memory follows from how much waits, whatever channels it is of.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
-    queues: Vec<VecDeque<T>>,
-    /// Queues that no channel uses.
-    spare: Vec<usize>,
-    /// The queue of each channel that has something.
-    of_channel: HashMap<u32, usize>,
-    /// Those channels and their queues, the next one first.
+    places: Vec<Place<T>>,
+    /// Places that nothing is in.
+    free: Vec<usize>,
+    /// The last place of each channel that has something.
+    last: HashMap<u32, usize>,
+    /// Those channels and their first places, the next one first.
     order: VecDeque<(u32, usize)>,
-    len: usize,
+}
+
+#[derive(Debug)]
+struct Place<T> {
+    item: Option<T>,
+    /// The place behind it, unless it is its channel's last.
+    next: usize,
 }
 
 impl<T> Turns<T> {
-    /// For at most `most` at a time.
+    /// With room for so many from the start.
     pub(crate) fn new(most: usize) -> Turns<T> {
         Turns {
-            queues: Vec::new(),
-            spare: Vec::new(),
-            of_channel: HashMap::with_capacity(most * 2),
+            places: Vec::with_capacity(most),
+            free: Vec::with_capacity(most),
+            // Twice the room: a table at most half full clears up in place and never grows.
+            last: HashMap::with_capacity(most * 2),
             order: VecDeque::with_capacity(most),
-            len: 0,
         }
     }
 
     /// How many wait.
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.places.len() - self.free.len()
     }
 
     /// Whether something of a channel waits.
     pub(crate) fn has(&self, channel: u32) -> bool {
-        self.len > 0 && self.of_channel.contains_key(&channel)
+        self.last.contains_key(&channel)
     }
 
-    /// Puts several behind what waits of their channel.
-    pub(crate) fn push(&mut self, channel: u32, all: impl Iterator<Item = T>) {
-        let queue = match self.of_channel.get(&channel) {
-            Some(queue) => *queue,
+    /// Puts one behind what waits of its channel.
+    pub(crate) fn push(&mut self, channel: u32, item: T) {
+        let item = Some(item);
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.places[place].item = item;
+                place
+            }
             None => {
-                let queue = self.spare.pop().unwrap_or_else(|| {
-                    self.queues.push(VecDeque::new());
-                    self.queues.len() - 1
-                });
-                self.of_channel.insert(channel, queue);
-                self.order.push_back((channel, queue));
-                queue
+                self.places.push(Place { item, next: 0 });
+                self.places.len() - 1
             }
         };
-        let before = self.queues[queue].len();
-        self.queues[queue].extend(all);
-        self.len += self.queues[queue].len() - before;
-        debug_assert!(!self.queues[queue].is_empty(), "a channel in line has something");
+        match self.last.insert(channel, place) {
+            Some(before) => self.places[before].next = place,
+            None => self.order.push_back((channel, place)),
+        }
     }
 
     /// The next one, left where it is.
     pub(crate) fn front(&self) -> Option<&T> {
-        self.order.front().and_then(|(_, queue)| self.queues[*queue].front())
+        self.order.front().and_then(|(_, first)| self.places[*first].item.as_ref())
     }
 
     /// Takes the next one; its channel goes behind the others.
     pub(crate) fn next(&mut self) -> Option<T> {
-        let (channel, queue) = self.order.pop_front()?;
-        let next = self.queues[queue].pop_front();
-        if self.queues[queue].is_empty() {
-            self.of_channel.remove(&channel);
-            self.spare.push(queue);
+        let (channel, first) = self.order.pop_front()?;
+        if self.last.get(&channel) == Some(&first) {
+            self.last.remove(&channel);
         } else {
-            self.order.push_back((channel, queue));
+            self.order.push_back((channel, self.places[first].next));
         }
-        self.len -= usize::from(next.is_some());
-        next
+        self.free.push(first);
+        self.places[first].item.take()
     }
 }
 
@@ -85,27 +88,31 @@ mod tests {
     #[test]
     fn a_long_one_does_not_hold_up_a_short_one() {
         let mut turns = Turns::new(64);
-        turns.push(1, (0..45).map(|step| (1, step)));
-        turns.push(2, std::iter::once((2, 0)));
-        turns.push(1, (45..47).map(|step| (1, step)));
-        turns.push(3, (0..2).map(|step| (3, step)));
+        (0..45).for_each(|step| turns.push(1, (1, step)));
+        turns.push(2, (2, 0));
+        (45..47).for_each(|step| turns.push(1, (1, step)));
+        (0..2).for_each(|step| turns.push(3, (3, step)));
         assert_eq!(turns.len(), 50);
         assert!(turns.has(2) && !turns.has(4));
         let all: Vec<_> = std::iter::from_fn(|| turns.next()).collect();
         assert_eq!(all[..6], [(1, 0), (2, 0), (3, 0), (1, 1), (3, 1), (1, 2)]);
         let first: Vec<_> = all.iter().filter(|one| one.0 == 1).map(|one| one.1).collect();
         assert_eq!(first, (0..47).collect::<Vec<_>>(), "a channel's own order is kept");
-        assert_eq!((turns.len(), turns.order.len(), turns.of_channel.len()), (0, 0, 0));
-        assert_eq!(turns.spare.len(), 3);
+        assert_eq!((turns.len(), turns.order.len(), turns.last.len()), (0, 0, 0));
     }
 
     #[test]
-    fn queues_are_used_again() {
+    fn memory_follows_from_how_much_waits() {
         let mut turns = Turns::new(8);
-        for channel in 0..1000 {
-            turns.push(channel, 0..3);
-            while turns.next().is_some() {}
+        for round in 0..1000 {
+            for step in 0..8 {
+                turns.push(round * (step % 3), (round, step));
+            }
+            assert_eq!(turns.front(), Some(&(round, 0)));
+            let mut all: Vec<_> = std::iter::from_fn(|| turns.next()).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..8).map(|step| (round, step)).collect::<Vec<_>>());
         }
-        assert_eq!(turns.queues.len(), 1);
+        assert_eq!((turns.places.len(), turns.free.len(), turns.order.capacity()), (8, 8, 8));
     }
 }
