@@ -6,6 +6,7 @@ mod confined;
 mod forked;
 mod hostile;
 mod orders;
+mod pdus;
 mod random_writer;
 mod server;
 mod steps;
@@ -23,6 +24,7 @@ fn main() {
             applications::pair(Path::new(socket), number(seed), options);
         }
         ["echoed", socket, seed] => applications::echoed(Path::new(socket), number(seed)),
+        ["pdus", socket] => pdus::run(Path::new(socket)),
         ["sleeper", socket] => applications::sleeper(Path::new(socket)),
         ["forked", socket] => forked::run(Path::new(socket)),
         ["violations", socket] => hostile::violations(Path::new(socket)),
