@@ -7,6 +7,7 @@ use towpath_device::virtio;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, RST, SYN};
 use towpath_packet::{Checksum, Meta};
+use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 use towpath_protocol::VERSION;
 use towpath_protocol::message::{
     Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, ErrorBody, MAX_BYTES, Message, OPEN_ALL,
@@ -133,6 +134,52 @@ fn conversations() -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
+/// PDUs in fragments: in order and not, twice, too late, contradicting each other, whole.
+fn pdus() -> Vec<(&'static str, Vec<u8>)> {
+    let bytes: Vec<u8> = (0..900_u32).map(|place| (place % 251) as u8).collect();
+    let fragment = |id: u32, total: usize, offset: usize, len: usize| {
+        let fragment = Fragment {
+            destination: [2, 0, 0, 0, 0, 1],
+            source: [2, 0, 0, 0, 0, 2],
+            channel: 7,
+            id,
+            total: total as u32,
+            offset: offset as u32,
+            len: len as u16,
+            crc: crc32c::crc32c(&bytes[..total.min(900)]),
+        };
+        let mut frame = [0; OVERHEAD_BYTES];
+        fragment.write(&mut frame);
+        // Padded as on Ethernet.
+        let mut frame = [&frame[..], &bytes[offset..offset + len]].concat();
+        frame.resize(frame.len().max(60), 0);
+        frame
+    };
+    let part = |offset| fragment(1, 900, offset, 300);
+    let many: Vec<_> = (0..10).map(|id| (1, 2, fragment(id, 900, 0, 20))).collect();
+    let large: Vec<_> = (0..6).map(|id| (1, 0, fragment(id, 65_536, 5, 9))).collect();
+    // Unpadded: a seed has at most 4096 bytes.
+    let hole = |number: usize| fragment(1, 900, number * 2, 1)[..OVERHEAD_BYTES + 1].to_vec();
+    let holes: Vec<_> = (0..66).map(|number| (1, 0, hole(number))).collect();
+    vec![
+        ("empty", conversation(&[(0, 0, fragment(1, 0, 0, 0))])),
+        ("whole", conversation(&[(0, 0, fragment(1, 46, 0, 46)), (4, 0, fragment(1, 46, 0, 46))])),
+        ("mended", conversation(&[(3, 0, fragment(1, 200, 0, 200))])),
+        ("in-order", conversation(&[(0, 0, part(0)), (1, 0, part(300)), (4, 1, part(600))])),
+        ("reversed", conversation(&[(1, 0, part(600)), (5, 0, part(300)), (0, 1, part(0))])),
+        (
+            "twice",
+            conversation(&[(0, 0, part(0)), (0, 0, part(0)), (0, 0, part(300)), (0, 0, part(600))]),
+        ),
+        ("late", conversation(&[(0, 0, part(0)), (0, 60, part(300)), (0, 60, part(600))])),
+        ("overlap", conversation(&[(0, 0, part(0)), (1, 0, fragment(1, 900, 200, 300))])),
+        ("another-length", conversation(&[(0, 0, part(0)), (1, 0, fragment(1, 800, 300, 300))])),
+        ("too-many", conversation(&many)),
+        ("too-large", conversation(&large)),
+        ("holes", conversation(&holes)),
+    ]
+}
+
 /// A message after how many descriptors go with it.
 fn control() -> Vec<(&'static str, Vec<u8>)> {
     let encoded = |message: &Message, descriptors: u8| {
@@ -241,5 +288,6 @@ fn main() -> std::io::Result<()> {
         .collect();
     write("virtio", &virtio)?;
     write("stack_input", &conversations())?;
-    write("control", &control())
+    write("control", &control())?;
+    write("pdu", &pdus())
 }

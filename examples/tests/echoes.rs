@@ -1,4 +1,4 @@
-//! The two echo examples against the kernel's sockets.
+//! The echo examples against the kernel's sockets, and against another application.
 
 mod network;
 
@@ -115,6 +115,43 @@ fn frames_come_back() {
         for number in 0..100u8 {
             let (_, count) = rustix::net::recv(&socket, &mut got, RecvFlags::empty()).unwrap();
             assert_eq!((count, got[14]), (200, number));
+        }
+        echo.assert_alive();
+        served.server.stop().unwrap();
+    });
+}
+
+#[test]
+fn pdus_come_back() {
+    if !possible("pdus_come_back", &[]) {
+        return;
+    }
+    isolated!(|| {
+        use towpath_pdu::{Options, PduEndpoint, Session, SessionOptions};
+        let served = Served::start(1500, |device| Box::new(device));
+        let mut echo = Running::start(env!("CARGO_BIN_EXE_pdu_echo"), &served, &[]);
+        let report = towpath_client::report(served.socket()).unwrap();
+        let mac = report["sessions"][0]["mac"].as_str().unwrap().to_owned();
+        let mac: Vec<u8> =
+            mac.split(':').map(|part| u8::from_str_radix(part, 16).unwrap()).collect();
+        let mac: [u8; 6] = mac.try_into().unwrap();
+        let session = Session::attach(served.socket(), &SessionOptions::default()).unwrap();
+        let mut pdus = PduEndpoint::open(session, &Options::default()).unwrap();
+        for (channel, len) in [0, 1, 48, 1472, 1473, 20_000, 65_536].into_iter().enumerate() {
+            let sent: Vec<u8> = (0..len).map(|n| (n % 251) as u8).collect();
+            pdus.send_bytes(mac, channel as u32, &sent).unwrap();
+            let mut back = false;
+            let until = std::time::Instant::now() + PATIENCE;
+            while !back {
+                assert!(std::time::Instant::now() < until, "{len} bytes: nothing came back");
+                pdus.wait(Some(Duration::from_millis(50))).unwrap();
+                pdus.receive(64, |pdu| {
+                    assert_eq!((pdu.source(), pdu.channel()), (mac, channel as u32));
+                    assert!(pdu.parts().flatten().eq(&sent), "{len} bytes");
+                    back = true;
+                })
+                .unwrap();
+            }
         }
         echo.assert_alive();
         served.server.stop().unwrap();

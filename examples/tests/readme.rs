@@ -18,6 +18,7 @@ fn every_example_is_read_at_a_glance() {
     for (name, text) in [
         ("echo", include_str!("../src/bin/echo.rs")),
         ("udp_echo", include_str!("../src/bin/udp_echo.rs")),
+        ("pdu_echo", include_str!("../src/bin/pdu_echo.rs")),
         ("web", include_str!("../src/bin/web.rs")),
     ] {
         let lines = text.lines().count();

@@ -317,18 +317,18 @@ impl PduEndpoint {
         timeout: Duration,
         mut each: impl FnMut(Pdu<'_>),
     ) -> Result<bool, Lost> {
-        let until = Instant::now() + timeout;
+        let until = Instant::now().checked_add(timeout);
         loop {
             self.flush()?;
             if self.turns.len() == 0 && self.session.unsent(self.endpoint.queue_set())? == 0 {
                 return Ok(true);
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
                 return Ok(false);
             }
             self.want_room();
-            self.wait(Some(left))?;
+            self.wait(left)?;
             self.receive(self.slots as usize, &mut each)?;
         }
     }

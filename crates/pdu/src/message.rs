@@ -71,6 +71,8 @@ impl<'a> Message<'a> {
     /// # Errors
     /// [`Lost`].
     pub fn send(mut self) -> Result<u32, Lost> {
+        // Says so if the session is over: its frames cannot be written then.
+        self.endpoint.session.free_frames()?;
         while let Some(rest) = self.next_chunk() {
             rest.fill(0);
         }

@@ -10,10 +10,16 @@ use crate::partial::{Identity, Key, Partials};
 use crate::pieces::{self, Pieces};
 use crate::ranges::Placed;
 
+/// The most that [`Limits::partials`] can be.
+const MAX_PARTIALS: usize = 1 << 16;
+/// The most that [`Limits::finished`] can be.
+const MAX_FINISHED: usize = 1 << 20;
+
 /// What a receiver may use up. Each is at least what one PDU needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// PDUs in parts, all together. When there are more, the oldest gives way.
+    /// PDUs in parts, all together, 1 to 65 536. When there are more, the oldest gives way. Tables
+    /// for as many are made at the start.
     pub partials: usize,
     /// PDUs in parts of one source. When there are more, the oldest of that source gives way.
     pub partials_of_source: usize,
@@ -26,8 +32,9 @@ pub struct Limits {
     pub time: Duration,
     /// The longest PDU that is received, in bytes, up to 65 536.
     pub pdu_bytes: usize,
-    /// PDUs done with that are remembered, so that what comes of them once more is dropped. With 0,
-    /// a PDU whose every fragment comes twice may be delivered twice.
+    /// PDUs done with that are remembered, up to 2^20, so that what comes of them once more is
+    /// dropped; a table for as many is made at the start. With 0, a PDU whose every fragment comes
+    /// twice may be delivered twice.
     pub finished: usize,
 }
 
@@ -97,14 +104,15 @@ pub struct Reassembler {
 }
 
 impl Reassembler {
-    /// Within limits; those that are too small to receive anything are raised.
+    /// Within limits; those that are out of range are taken as the nearest in it.
     #[must_use]
     pub fn new(limits: Limits) -> Reassembler {
         let limits = Limits {
-            partials: limits.partials.max(1),
+            partials: limits.partials.clamp(1, MAX_PARTIALS),
             partials_of_source: limits.partials_of_source.max(1),
             bytes: limits.bytes.max(MAX_PDU_BYTES),
             pdu_bytes: limits.pdu_bytes.min(MAX_PDU_BYTES),
+            finished: limits.finished.min(MAX_FINISHED),
             ..limits
         };
         Reassembler {

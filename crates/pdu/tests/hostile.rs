@@ -203,6 +203,11 @@ fn memory_is_bounded() {
         came += u32::from(bench.give_frame(&one).unwrap());
     }
     assert_eq!((came, bench.reassembler.held_bytes()), (1, MAX_PDU_BYTES));
+    let most = usize::MAX;
+    let endless = Limits { partials: most, finished: most, time: Duration::MAX, ..nothing };
+    let mut bench = Bench::new(endless);
+    assert_eq!(bench.give(FRAGMENT, 0), Ok(false));
+    assert_eq!(bench.reassembler.deadline(), None);
 }
 
 #[test]
