@@ -387,3 +387,57 @@ fn rules_belong_to_one() {
     assert!(matches!(refused, AttachError::Refused { .. }), "{refused}");
     server.stop().unwrap();
 }
+
+#[test]
+fn reserved_frames_are_sent_when_it_is_their_turn() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let rule = Rule::new().ethertype(0x88b5);
+    let endpoint = a.open(&rule).unwrap();
+    b.open(&rule).unwrap();
+    let slots = a.transmit_slots(endpoint) as usize;
+    let bytes = a.transmit_frame_bytes();
+    assert_eq!((a.free_frames().unwrap(), slots, bytes >= 1514), (slots, 256, true));
+    let mut frames: Vec<_> = std::iter::from_fn(|| a.reserve()).collect();
+    assert_eq!((frames.len(), a.free_frames().unwrap()), (slots, 0));
+    let packets: Vec<Vec<u8>> =
+        (0..slots).map(|number| frame(b.info().mac, a.info().mac, number as u32)).collect();
+    for (frame, packet) in frames.iter().zip(&packets) {
+        assert!(a.reserved(frame, bytes + 1).is_none());
+        a.reserved(frame, packet.len()).unwrap().copy_from_slice(packet);
+    }
+    // All are reserved: nothing else is sent, and nothing was.
+    assert_eq!(a.send_bytes(endpoint, &packets[0]), Err(SendError::Full));
+    for len in [0, bytes + 1] {
+        let length = SendError::Length { len, max: bytes };
+        assert_eq!(a.send_reserved(endpoint, &frames[0], len), Err(length));
+    }
+    assert!(!b.wait(Some(Duration::from_millis(20))).unwrap());
+    // The last one goes first; the first one is not sent at all.
+    for (frame, packet) in frames.iter().zip(&packets).skip(1).rev() {
+        a.send_reserved(endpoint, frame, packet.len()).unwrap();
+        // It is the server's now.
+        assert!(a.reserved(frame, 60).is_none());
+        assert!(a.send_reserved(endpoint, frame, packet.len()).is_err());
+    }
+    a.flush().unwrap();
+    for packet in packets.iter().skip(1).rev() {
+        assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
+        assert_eq!(b.receive_one(0).unwrap().as_ref(), Some(packet));
+    }
+    // What was sent is free again, once, whatever is done with its name.
+    for frame in frames.drain(..) {
+        a.release(frame);
+    }
+    let until = std::time::Instant::now() + Duration::from_secs(5);
+    while a.unsent(0).unwrap() > 0 {
+        assert!(std::time::Instant::now() < until);
+    }
+    assert_eq!(a.free_frames().unwrap(), slots);
+    // Another session's name for a frame is none here, unless this one has the same reserved.
+    let theirs = b.reserve().unwrap();
+    assert!(a.reserved(&theirs, 60).is_none());
+    a.release(theirs);
+    assert_eq!(a.free_frames().unwrap(), slots);
+    server.stop().unwrap();
+}
