@@ -58,6 +58,9 @@ pub struct Info {
     /// The size each pool frame needs to hold what the device may receive at once, headroom
     /// included, in bytes.
     pub rx_frame_bytes: usize,
+    /// How many packets wait at most until they are taken by `rx_return`, before more are lost; 0:
+    /// not known. A clock must tick before half of them have come.
+    pub rx_queue_packets: usize,
 }
 
 /// What a device can do; the engine does the rest in software.

@@ -144,6 +144,7 @@ impl LoopbackDevice {
             mtu: config.mtu,
             can,
             rx_frame_bytes: (POOL_HEADROOM_BYTES + longest).next_multiple_of(64),
+            rx_queue_packets: config.ring_packets,
         };
         LoopbackDevice {
             info,

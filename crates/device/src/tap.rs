@@ -128,6 +128,7 @@ impl TapDevice {
             },
             // At least one byte more than the longest packet, so that a longer one shows.
             rx_frame_bytes: (POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256),
+            rx_queue_packets: interface.queue_packets,
         };
         Ok(TapDevice {
             info,
@@ -411,7 +412,14 @@ mod tests {
         let can = Capabilities { tx_in_place: true, ..Capabilities::default() };
         let name = "sockets".to_owned();
         let device = TapDevice {
-            info: Info { name, mac: [0; 6], mtu: 1500, can, rx_frame_bytes: 2048 },
+            info: Info {
+                name,
+                mac: [0; 6],
+                mtu: 1500,
+                can,
+                rx_frame_bytes: 2048,
+                rx_queue_packets: 0,
+            },
             fd,
             sleep,
             waits_for,

@@ -100,6 +100,7 @@ fn says_what_it_is() {
     let fd = device.as_fd().try_clone_to_owned().unwrap();
     let info = TapDevice::from_fd(fd, true).unwrap().info().clone();
     assert_eq!((info.name.as_str(), info.mtu), ("info0", 1400));
+    assert_eq!(info.rx_queue_packets, 4096, "one that was made here holds a clock's ticks");
     assert_eq!(info.mac, [0x02, 0x11, 0x22, 0x33, 0x44, 0x55]);
     assert!(info.can.rx_offload && info.can.tx_segmentation && info.can.tx_in_place);
     let chosen = TapDevice::open(&Options::default()).unwrap();
@@ -125,9 +126,10 @@ fn open_errors() {
     let fresh: OwnedFd =
         std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap().into();
     assert!(matches!(TapDevice::from_fd(fresh, true), Err(TapError::BadDescriptor { .. })));
-    // A persistent one made beforehand is taken, and is there afterwards.
+    // A persistent one made beforehand is taken as it is, and is there afterwards.
     ip("tuntap add dev keep0 mode tap");
-    drop(open_held("keep0"));
+    ip("link set keep0 txqueuelen 77");
+    assert_eq!(open_held("keep0").info().rx_queue_packets, 77);
     drop(open_held("keep0"));
     ip("link show keep0");
 }

@@ -130,6 +130,8 @@ pub struct Engine {
     pub(crate) sleeper: Sleeper,
     pub(crate) values: Values,
     pub(crate) waiter: Waiter,
+    /// Packets that may wait in the device: half of those that it keeps.
+    pub(crate) most_waiting: u64,
     /// What waiters that are left again had counted.
     pub(crate) counted: Counted,
     /// The last sleep was ended by a ring.
@@ -198,6 +200,7 @@ impl Engine {
         let pool_frame_bytes = info.rx_frame_bytes.next_multiple_of(128) as u32;
         let pool_frames = (budgets.batch * 2).clamp(64, 4096) as u32;
         let can = info.can;
+        let most_waiting = info.rx_queue_packets as u64 / 2;
         let slot_bytes = if can.tx_in_place && can.tx_checksum && can.tx_segmentation {
             WHOLE_BYTES
         } else {
@@ -255,8 +258,9 @@ impl Engine {
             header,
             sleeper: Sleeper::new(flag),
             values: values.clone(),
-            waiter: Waiter::new(values, clock_ns()),
+            waiter: Waiter::new(values, most_waiting, clock_ns()),
             counted: Counted::default(),
+            most_waiting,
             rung: false,
             device_watched: true,
             now: clock_ns(),

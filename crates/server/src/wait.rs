@@ -164,7 +164,7 @@ impl Engine {
     /// A setting of how to wait was changed.
     pub(crate) fn set_waiting(&mut self, setting: Setting) {
         let now = self.read_clock();
-        if let Some(counted) = self.waiter.set(&self.values, setting, now) {
+        if let Some(counted) = self.waiter.set(&self.values, self.most_waiting, setting, now) {
             self.counted = self.counted.and(counted);
         }
         if setting == Setting::TimerSlackUs {

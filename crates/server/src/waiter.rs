@@ -28,8 +28,9 @@ pub(crate) struct Counted {
 }
 
 impl Waiter {
-    /// The waiter that the settings ask for, from `now` on, in nanoseconds.
-    pub(crate) fn new(values: &Values, now: u64) -> Waiter {
+    /// The waiter that the settings ask for, from `now` on, in nanoseconds; `packets` may come
+    /// between two looks.
+    pub(crate) fn new(values: &Values, packets: u64, now: u64) -> Waiter {
         let mode = Mode::of(values.get(Setting::Mode));
         match mode {
             Mode::Poll => Waiter::Poll,
@@ -41,23 +42,29 @@ impl Waiter {
             }
             Mode::Auto => {
                 let costs = Costs::of_this_machine();
-                Waiter::Auto(Box::new(Controller::new(bounds(values), costs)))
+                Waiter::Auto(Box::new(Controller::new(bounds(values, packets), costs)))
             }
         }
     }
 
     /// A setting that concerns it was changed. Bounds are taken over in going on.
-    pub(crate) fn set(&mut self, values: &Values, setting: Setting, now: u64) -> Option<Counted> {
+    pub(crate) fn set(
+        &mut self,
+        values: &Values,
+        packets: u64,
+        setting: Setting,
+        now: u64,
+    ) -> Option<Counted> {
         match (setting, &mut *self) {
             (Setting::LatencyUs | Setting::CpuPercent, Waiter::Auto(controller)) => {
-                controller.set(bounds(values));
+                controller.set(bounds(values, packets));
                 None
             }
             (Setting::LatencyUs | Setting::CpuPercent, _) => None,
             (Setting::ClockHz, waiter) if !matches!(waiter, Waiter::Clocked(_)) => None,
             _ => {
                 let counted = self.counted();
-                *self = Waiter::new(values, now);
+                *self = Waiter::new(values, packets, now);
                 Some(counted)
             }
         }
@@ -154,8 +161,9 @@ impl Counted {
     }
 }
 
-fn bounds(values: &Values) -> Bounds {
+fn bounds(values: &Values, packets: u64) -> Bounds {
     Bounds {
+        packets,
         latency: values.get(Setting::LatencyUs) * 1000,
         cpu_percent: values.get(Setting::CpuPercent),
     }

@@ -30,6 +30,9 @@ pub struct Bounds {
     pub latency: u64,
     /// Processor time, in hundredths of a processor: 1 to 100.
     pub cpu_percent: u64,
+    /// Packets that may come between two ticks: more than half of what the device keeps may be
+    /// lost. 0: no limit.
+    pub packets: u64,
 }
 
 /// What it did.
@@ -91,6 +94,8 @@ pub struct Controller {
     late: u64,
     work: u64,
     woken: u64,
+    /// Packets that come in a second, when many do.
+    per_second: u64,
     tokens: i64,
     spinner: Spinner,
     gaps: Gaps,
@@ -125,6 +130,7 @@ impl Controller {
             late: costs.tick_late,
             work: 0,
             woken: 0,
+            per_second: 0,
             tokens: SAVED,
             spinner: Spinner::new(costs.wake_up_cpu),
             gaps: Gaps::default(),
@@ -156,7 +162,13 @@ impl Controller {
     /// sleep is so short.
     #[must_use]
     pub fn interval(&self) -> Option<u64> {
-        let interval = self.bounds.latency.saturating_sub(self.late + self.work) * 15 / 16;
+        let latency = self.bounds.latency;
+        // Where the timer is later than that, nothing else would be earlier.
+        let late = self.late.min(latency / 2) + self.work.min(latency / 4);
+        let mut interval = (latency - late) * 15 / 16;
+        if self.bounds.packets > 0 && self.per_second > 0 {
+            interval = interval.min(self.bounds.packets * 1_000_000_000 / self.per_second);
+        }
         (interval >= self.costs.least_sleep().max(2 * self.costs.tick_cpu)).then_some(interval)
     }
 
@@ -255,6 +267,10 @@ impl Controller {
         let late = if is_rung { self.costs.wake_up } else { 0 };
         self.gaps.add(now, late, count);
         self.found += 1;
+        if waited > 0 {
+            // Rounded up: a tick after this one it may be so many again.
+            follow(&mut self.per_second, (count * 1_000_000_000).div_ceil(waited));
+        }
         if slept.is_some() {
             let work = now.saturating_sub(self.woken);
             follow(&mut self.work, work);

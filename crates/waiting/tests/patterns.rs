@@ -164,7 +164,7 @@ fn fixed() -> Vec<(String, Waiter)> {
 }
 
 fn controller(latency: u64, cpu_percent: u64) -> Waiter {
-    Waiter::Auto(Box::new(Controller::new(Bounds { latency, cpu_percent }, COSTS)))
+    Waiter::Auto(Box::new(Controller::new(Bounds { latency, cpu_percent, packets: 0 }, COSTS)))
 }
 
 /// Runs all settings; the controller keeps the bound, at no more than 1.2 times the processor time

@@ -84,7 +84,13 @@ pub(super) struct Interface {
     pub(super) name: String,
     pub(super) mac: [u8; 6],
     pub(super) mtu: usize,
+    /// How many packets the kernel keeps for whoever reads the descriptor.
+    pub(super) queue_packets: usize,
 }
+
+/// What an interface that was made here keeps: with the kernel's own 500, what comes in a
+/// millisecond would be lost to a reader that looks so seldom.
+const QUEUE_PACKETS: c_int = 4096;
 
 fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> io::Result<()> {
     // SAFETY: every caller passes a live variable of the type that `request` is documented for
@@ -192,7 +198,26 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     )?;
     // SAFETY: SIOCGIFMTU has filled in the MTU.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-    Ok(Interface { name, mac, mtu: usize::try_from(mtu).unwrap_or(0) })
+    let queue_packets = queue(fd, &socket, &mut request).unwrap_or(0);
+    Ok(Interface { name, mac, mtu: usize::try_from(mtu).unwrap_or(0), queue_packets })
+}
+
+/// How many packets wait for the reader (netdevice(7), `txqueuelen`). An interface that was there
+/// before keeps what its owner gave it.
+fn queue(fd: &OwnedFd, socket: &OwnedFd, request: &mut ifreq) -> io::Result<usize> {
+    let mut flags = *request;
+    ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut flags)?;
+    // SAFETY: TUNGETIFF has filled in the flags.
+    if c_int::from(unsafe { flags.ifr_ifru.ifru_flags }) & libc::IFF_PERSIST == 0 {
+        // The name stays, behind it stands the number.
+        request.ifr_ifru.ifru_metric = QUEUE_PACKETS;
+        // Without the right to, it stays as it is.
+        let _ = ioctl(socket.as_raw_fd(), libc::SIOCSIFTXQLEN as libc::Ioctl, &raw mut *request);
+    }
+    ioctl(socket.as_raw_fd(), libc::SIOCGIFTXQLEN as libc::Ioctl, &raw mut *request)?;
+    // SAFETY: SIOCGIFTXQLEN has filled in the number.
+    let packets = unsafe { request.ifr_ifru.ifru_metric };
+    Ok(usize::try_from(packets).unwrap_or(0))
 }
 
 /// Sets the size of the header in front of each packet.
