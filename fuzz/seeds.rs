@@ -223,8 +223,9 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         protocol: 17,
         ip_version: 4,
         ip: [10, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        remote_ip: [10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         port: 53,
-        reserved: 0,
+        remote_port: 5353,
     };
     let refused = Message::Error(Box::new(ErrorBody::new(Refusal::Version, "use matching builds")));
     let mut messages: Vec<_> = [

@@ -258,14 +258,15 @@ fn each_field_of_open_has_its_range() {
     let (attached, _files) = raw.live(raw::attach("fields")).unwrap();
     let good = raw::open();
     let (ip, port) = (message::RULE_IP, message::RULE_PORT | message::RULE_PROTOCOL);
+    let remote_port = message::RULE_REMOTE_PORT | message::RULE_PROTOCOL;
+    let any_vlan = message::RULE_ANY_VLAN;
     let mut other_ip = [0; 16];
     other_ip[..4].copy_from_slice(&[10, 77, 0, 99]);
     let cases: Vec<(Open, Refusal)> = vec![
-        (Open { given: 64, ..good }, Refusal::Malformed),
+        (Open { given: 1024, ..good }, Refusal::Malformed),
         (Open { given: u32::MAX, ..good }, Refusal::Malformed),
         (Open { flags: 16, ..good }, Refusal::Malformed),
         (Open { flags: u32::MAX, ..good }, Refusal::Malformed),
-        (Open { reserved: 1, ..good }, Refusal::Malformed),
         (Open { queue_set: 1, ..good }, Refusal::NotFound),
         (Open { queue_set: u32::MAX, ..good }, Refusal::NotFound),
         (Open { flags: 12, ..good }, Refusal::Malformed),
@@ -276,7 +277,10 @@ fn each_field_of_open_has_its_range() {
         (Open { given: message::RULE_ETHERTYPE, ethertype: 0x5ff, ..good }, Refusal::Malformed),
         (Open { given: message::RULE_ETHERTYPE, ethertype: 0x8100, ..good }, Refusal::Malformed),
         (Open { given: message::RULE_ETHERTYPE, ethertype: 0x88a8, ..good }, Refusal::Malformed),
-        (Open { given: message::RULE_PORT, port: 53, ..good }, Refusal::Malformed),
+        (Open { given: remote_port, protocol: 1, remote_port: 53, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_MAC | message::RULE_ANY_MAC, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_VLAN | any_vlan, vlan: 5, ..good }, Refusal::Malformed),
+        (Open { given: message::RULE_REMOTE_IP, ip_version: 0, ..good }, Refusal::Malformed),
         (Open { given: port, protocol: 1, port: 53, ..good }, Refusal::Malformed),
         (Open { given: ip, ip_version: 5, ..good }, Refusal::Malformed),
         (Open { given: ip, ip_version: 0, ..good }, Refusal::Malformed),
@@ -293,7 +297,7 @@ fn each_field_of_open_has_its_range() {
     let mut own = [0; 16];
     own[..4].copy_from_slice(&attached.ipv4);
     let rights = [
-        good,
+        Open { given: any_vlan | message::RULE_REMOTE_PORT, remote_port: 7, ..good },
         Open { given: message::RULE_VLAN, vlan: 4094, ..good },
         Open { given: ip, ip_version: 4, ip: own, ..good },
         Open { given: port, protocol: 132, port: 0, ..good },
@@ -360,7 +364,7 @@ fn who_floods_or_never_reads_is_cut_off_and_holds_up_nobody() {
     for message in [
         // Each is answered: by refusals, by a memory file.
         bytes(&Message::Mapped),
-        bytes(&Message::Open(Open { reserved: 1, ..raw::open() })),
+        bytes(&Message::Open(Open { given: u32::MAX, ..raw::open() })),
         bytes(&Message::Report),
     ] {
         let raw = connect(&server);
@@ -428,7 +432,7 @@ fn descriptors_sent_to_the_server_do_not_stay() {
         assert!(matches!(reply, Reply::Message(..)), "{reply:?}");
     }
     for _ in 0..200 {
-        raw.send(&bytes(&Message::Open(Open { reserved: 1, ..raw::open() })), &few).unwrap();
+        raw.send(&bytes(&Message::Open(Open { given: u32::MAX, ..raw::open() })), &few).unwrap();
         refused(raw.hear(PATIENCE));
     }
     // More than any message has, and with what is no message: cut off.

@@ -2,9 +2,13 @@
 //! byte is looked at, on a server whose every descriptor is counted.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
 
-use towpath_client::{AttachError, Options, Refusal, Session};
-use towpath_rig::{Unavailable, Users, skip};
+use towpath_client::{AttachError, OpenError, Options, Refusal, Rule, Session};
+use towpath_packet::build::{Flow, Tcp};
+use towpath_rig::{Unavailable, User, Users, skip};
+use towpath_tests::eventually;
 use towpath_tests::process::{Process, Program};
 use towpath_tests::random::seed;
 use towpath_tests::served::Served;
@@ -173,24 +177,115 @@ fn another_user_writes_only_what_is_its_own() {
     server.stop();
 }
 
+/// Attaches as another user: whoever may become anybody asks in a thread whose user alone changes.
+fn attach_as(user: User, socket: &Path, options: &Options) -> Result<Session, AttachError> {
+    let (socket, options) = (socket.to_owned(), options.clone());
+    std::thread::spawn(move || {
+        let uid = rustix::process::Uid::from_raw(user.uid);
+        let gid = rustix::process::Gid::from_raw(user.gid);
+        rustix::thread::set_thread_groups(&[]).unwrap();
+        rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+        Session::attach(socket, &options)
+    })
+    .join()
+    .unwrap()
+}
+
+/// Every rule that can be made of the fields, each left out, given as one's own, or given as the
+/// neighbour's; and whether it asks for what is the neighbour's.
+fn rules(neighbour: &Session, flow: &Flow) -> Vec<(Rule, bool)> {
+    let mut rules = vec![(Rule::new(), false)];
+    let mut each = |choices: &[&dyn Fn(Rule) -> (Rule, bool)]| {
+        rules = rules
+            .iter()
+            .flat_map(|(rule, theirs)| {
+                let more = choices.iter().map(|choice| choice(*rule));
+                more.map(|(rule, more)| (rule, *theirs || more)).collect::<Vec<_>>()
+            })
+            .collect();
+    };
+    let mac = neighbour.info().mac;
+    each(&[&|rule| (rule, false), &|rule| (rule.any_mac(), true), &|rule| (rule.mac(mac), true)]);
+    each(&[&|rule| (rule, false), &|rule| (rule.any_vlan(), false)]);
+    each(&[&|rule| (rule, false), &|rule| (rule.ip(flow.destination), true)]);
+    each(&[&|rule| (rule, false), &|rule| (rule.ethertype(0x800), false)]);
+    each(&[&|rule| (rule, false), &|rule| (rule.protocol(17), false)]);
+    each(&[&|rule| (rule, false), &|rule| (rule.port(flow.destination_port), false)]);
+    each(&[&|rule| (rule, false), &|rule| (rule.remote_ip(flow.source), false)]);
+    each(&[&|rule| (rule, false), &|rule| (rule.remote_port(flow.source_port), false)]);
+    rules
+}
+
+#[test]
+fn no_wildcard_takes_a_neighbours_packets() {
+    let Some(users) = two_users("no_wildcard_takes_a_neighbours_packets") else { return };
+    let [victim, hostile] = users.applications;
+    let option = format!("users={},{}", victim.uid, hostile.uid);
+    let server = Served::start_as(&PEER, &[&option], Some(users.server));
+    let options = |name: &str| Options { name: name.into(), endpoints: 512, ..Options::default() };
+    let mut victim = attach_as(victim, server.socket(), &options("victim")).unwrap();
+    let mut hostile = attach_as(hostile, server.socket(), &options("hostile")).unwrap();
+    let mut sender = Session::attach(server.socket(), &options("sender")).unwrap();
+    assert!(!victim.info().trusted && !hostile.info().trusted);
+    // The least specific of all that it may open: whatever else there is comes first.
+    let theirs = victim.open(&Rule::new().any_vlan()).unwrap();
+    let address = |session: &Session| IpAddr::from(session.info().ipv4.unwrap().0);
+    let flow = Flow::v4()
+        .macs(sender.info().mac, victim.info().mac)
+        .addresses(address(&sender), address(&victim));
+    let mut opened = Vec::new();
+    let (mut denied, mut too_many) = (0, 0);
+    for (rule, neighbours) in rules(&victim, &flow) {
+        match hostile.open(&rule) {
+            Ok(endpoint) => {
+                assert!(!neighbours, "{rule:?}");
+                opened.push(endpoint);
+            }
+            Err(OpenError::Refused { refusal: Refusal::Permission, .. }) => {
+                assert!(neighbours, "{rule:?}");
+                denied += 1;
+            }
+            // The sets of fields of one address are bounded.
+            Err(OpenError::Refused { refusal: Refusal::Limit, text }) => {
+                assert!(!neighbours && text.contains("sets of fields"), "{rule:?}: {text}");
+                too_many += 1;
+            }
+            Err(error) => panic!("{rule:?}: {error}"),
+        }
+    }
+    assert_eq!((opened.len(), denied, too_many), (16, 320, 48));
+    let from = sender.open(&Rule::new().any_vlan()).unwrap();
+    let mut packets = vec![flow.udp(b"udp"), flow.tcp(&Tcp::default(), b"tcp"), flow.who_has()];
+    packets.extend([flow.vlan(7).udp(b"tagged"), flow.echo(true, 1, 1, b"ping")]);
+    // Also what is for the neighbour by its MAC address alone.
+    packets.push(Flow { destination: address(&hostile), ..flow }.udp(b"udp"));
+    packets.retain(|packet| packet[0] & 1 == 0);
+    let count = 20 * packets.len() as u64;
+    for packet in packets.iter().cycle().take(count as usize) {
+        sender.send_bytes(from, packet).unwrap();
+        sender.flush().unwrap();
+    }
+    eventually("the victim has all of them", || {
+        victim.receive(0, 64, |_| {}).unwrap();
+        let counters: BTreeMap<_, _> = victim.counters(theirs).into_iter().collect();
+        counters["rx_packets"] == count
+    });
+    for endpoint in opened {
+        let counters: BTreeMap<_, _> = hostile.counters(endpoint).into_iter().collect();
+        assert_eq!(counters["rx_packets"], 0);
+    }
+    drop((victim, hostile, sender));
+    server.stop();
+}
+
 #[test]
 fn who_is_not_named_is_refused_with_the_remedy() {
     let Some(users) = two_users("who_is_not_named_is_refused_with_the_remedy") else { return };
     let [granted, stranger] = users.applications;
     let option = format!("users={}", granted.uid);
     let server = Served::start_as(&PEER, &[&option], Some(users.server));
-    // Whoever may become anybody asks as the stranger, in a thread whose user alone changes.
-    let socket = server.socket().to_owned();
-    let refused = std::thread::spawn(move || {
-        let uid = rustix::process::Uid::from_raw(stranger.uid);
-        let gid = rustix::process::Gid::from_raw(stranger.gid);
-        rustix::thread::set_thread_groups(&[]).unwrap();
-        rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
-        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-        Session::attach(socket, &Options::default()).unwrap_err()
-    })
-    .join()
-    .unwrap();
+    let refused = attach_as(stranger, server.socket(), &Options::default()).unwrap_err();
     let AttachError::Refused { refusal: Refusal::Permission, text } = refused else {
         panic!("{refused}")
     };

@@ -5,7 +5,17 @@ use std::net::IpAddr;
 use towpath_protocol::message::{self, Open};
 
 /// A flow rule and the ways of an endpoint. What is not given does not count, but for MAC address
-/// and VLAN: these are the session's own address, and none.
+/// and VLAN: these are the session's own address, and none, unless [`Rule::any_mac`] or
+/// [`Rule::any_vlan`] says otherwise.
+///
+/// An endpoint sends inside of its rule as it receives: local is where its packets come from, and
+/// remote where they go. Whatever a rule leaves out, they have the session's own addresses as
+/// source.
+///
+/// A packet that several rules match is for the most specific one: that which gives more fields,
+/// and of as many, the one that gives the first in which they differ of remote port, remote
+/// address, port, address, protocol, ethertype, VLAN, MAC address. `Rule::new()` gives two, MAC
+/// address and VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     mac: Option<[u8; 6]>,
@@ -14,12 +24,15 @@ pub struct Rule {
     ip: Option<IpAddr>,
     protocol: Option<u8>,
     port: Option<u16>,
+    remote_ip: Option<IpAddr>,
+    remote_port: Option<u16>,
+    any: u32,
     flags: u32,
     queue_set: u32,
 }
 
 impl Rule {
-    /// Everything for the session's MAC address.
+    /// Everything for the session's MAC address, without a VLAN tag.
     #[must_use]
     pub fn new() -> Rule {
         Rule::default()
@@ -41,13 +54,26 @@ impl Rule {
     /// Another MAC address than the session's. For root and the server's user.
     #[must_use]
     pub fn mac(self, mac: [u8; 6]) -> Rule {
-        Rule { mac: Some(mac), ..self }
+        Rule { mac: Some(mac), any: self.any & !message::RULE_ANY_MAC, ..self }
+    }
+
+    /// Whichever MAC address a packet is for, but a group's. The endpoint still sends from the
+    /// session's own alone. For root and the server's user.
+    #[must_use]
+    pub fn any_mac(self) -> Rule {
+        Rule { mac: None, any: self.any | message::RULE_ANY_MAC, ..self }
     }
 
     /// Packets with this VLAN tag, 1 to 4094.
     #[must_use]
     pub fn vlan(self, vlan: u16) -> Rule {
-        Rule { vlan: Some(vlan), ..self }
+        Rule { vlan: Some(vlan), any: self.any & !message::RULE_ANY_VLAN, ..self }
+    }
+
+    /// Packets with any VLAN tag, and without.
+    #[must_use]
+    pub fn any_vlan(self) -> Rule {
+        Rule { vlan: None, any: self.any | message::RULE_ANY_VLAN, ..self }
     }
 
     /// Packets of this ethertype, 0x0600 upward.
@@ -66,6 +92,25 @@ impl Rule {
     #[must_use]
     pub fn protocol(self, protocol: u8) -> Rule {
         Rule { protocol: Some(protocol), ..self }
+    }
+
+    /// Packets to this port, of the rule's protocol, or without one of any that has ports: TCP,
+    /// UDP, SCTP.
+    #[must_use]
+    pub fn port(self, port: u16) -> Rule {
+        Rule { port: Some(port), ..self }
+    }
+
+    /// Packets from this address. Of the same family as [`Rule::ip`], if both are given.
+    #[must_use]
+    pub fn remote_ip(self, ip: IpAddr) -> Rule {
+        Rule { remote_ip: Some(ip), ..self }
+    }
+
+    /// Packets from this port, as [`Rule::port`].
+    #[must_use]
+    pub fn remote_port(self, port: u16) -> Rule {
+        Rule { remote_port: Some(port), ..self }
     }
 
     /// UDP packets to this port.
@@ -105,7 +150,7 @@ impl Rule {
 
     pub(crate) fn to_message(self) -> Open {
         let mut open = Open {
-            given: 0,
+            given: self.any,
             queue_set: self.queue_set,
             flags: self.flags,
             vlan: self.vlan.unwrap_or(0),
@@ -114,20 +159,29 @@ impl Rule {
             protocol: self.protocol.unwrap_or(0),
             ip_version: 0,
             ip: [0; 16],
+            remote_ip: [0; 16],
             port: self.port.unwrap_or(0),
-            reserved: 0,
+            remote_port: self.remote_port.unwrap_or(0),
         };
-        match self.ip {
-            None => {}
-            Some(IpAddr::V4(ip)) => {
-                open.ip_version = 4;
-                open.ip[..4].copy_from_slice(&ip.octets());
-            }
-            Some(IpAddr::V6(ip)) => {
-                open.ip_version = 6;
-                open.ip = ip.octets();
+        for (ip, octets) in [(self.ip, &mut open.ip), (self.remote_ip, &mut open.remote_ip)] {
+            match ip {
+                None => {}
+                Some(IpAddr::V4(ip)) => octets[..4].copy_from_slice(&ip.octets()),
+                Some(IpAddr::V6(ip)) => *octets = ip.octets(),
             }
         }
+        open.ip_version = match (self.ip, self.remote_ip) {
+            // Two families have no version in common: the server refuses it.
+            (Some(local), Some(remote)) if local.is_ipv4() != remote.is_ipv4() => 0,
+            (Some(ip), _) | (None, Some(ip)) => {
+                if ip.is_ipv4() {
+                    4
+                } else {
+                    6
+                }
+            }
+            (None, None) => 0,
+        };
         for (given, field) in [
             (self.mac.is_some(), message::RULE_MAC),
             (self.vlan.is_some(), message::RULE_VLAN),
@@ -135,6 +189,8 @@ impl Rule {
             (self.ip.is_some(), message::RULE_IP),
             (self.protocol.is_some(), message::RULE_PROTOCOL),
             (self.port.is_some(), message::RULE_PORT),
+            (self.remote_ip.is_some(), message::RULE_REMOTE_IP),
+            (self.remote_port.is_some(), message::RULE_REMOTE_PORT),
         ] {
             if given {
                 open.given |= field;

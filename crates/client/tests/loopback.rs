@@ -296,6 +296,56 @@ fn to_the_far_end_and_back() {
 }
 
 #[test]
+fn an_administrators_wildcards_receive_what_no_closer_rule_takes() {
+    use towpath_device::conformance::FarEnd;
+    use towpath_packet::build::Flow;
+    let (server, far) = serve(Mode::Interrupt);
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let mut a = attach(&server, "a");
+    let mac = a.info().mac;
+    let elsewhere = [2, 9, 9, 9, 9, 9];
+    let flow = Flow::v4().macs(elsewhere, mac).ports(7, 53);
+    let own = a.open(&Rule::new()).unwrap();
+    let anything = a.open(&Rule::new().any_mac().any_vlan()).unwrap();
+    let port = a.open(&Rule::new().any_mac().any_vlan().port(53)).unwrap();
+    let client = a.open(&Rule::new().remote_ip(flow.source).remote_port(7).any_vlan()).unwrap();
+    let strange = Flow { destination_mac: elsewhere, ..flow };
+    for (packet, endpoint) in [
+        (flow.ports(8, 54).udp(b"x"), own),
+        (flow.ports(8, 54).vlan(7).udp(b"x"), anything),
+        (strange.ports(8, 54).udp(b"x"), anything),
+        (strange.vlan(9).udp(b"x"), port),
+        // As many fields as the MAC address and the VLAN, but for the port.
+        (flow.ports(8, 53).vlan(9).udp(b"x"), port),
+        (flow.udp(b"x"), client),
+        (flow.vlan(9).udp(b"x"), client),
+        (flow.who_has(), own),
+    ] {
+        // A request for an address is a broadcast: here it is for one.
+        let mut packet = packet;
+        if packet[0] & 1 != 0 {
+            packet[..6].copy_from_slice(&mac);
+        }
+        assert!(far.send(&packet, Meta::FINISHED));
+        assert!(a.wait(Some(Duration::from_secs(5))).unwrap());
+        let mut got = None;
+        a.receive(0, 1, |packet| got = Some(packet.endpoint())).unwrap();
+        assert_eq!(got, Some(endpoint.number()), "{packet:02x?}");
+    }
+    // What it receives for anybody it may not send from anybody.
+    a.send_bytes(anything, &frame(mac, elsewhere, 1)).unwrap();
+    a.send_bytes(anything, &frame(elsewhere, mac, 2)).unwrap();
+    a.flush().unwrap();
+    let until = std::time::Instant::now() + Duration::from_secs(5);
+    while a.unsent(0).unwrap() > 0 {
+        assert!(std::time::Instant::now() < until, "nothing was sent");
+    }
+    let counters = a.counters(anything).into_iter().collect::<std::collections::BTreeMap<_, _>>();
+    assert_eq!(counters["tx_dropped_source_mac"], 1);
+    server.stop().unwrap();
+}
+
+#[test]
 fn a_full_queue_is_back_pressure_and_room_wakes() {
     let (server, _far) = serve(Mode::Interrupt);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));

@@ -120,11 +120,20 @@ pub enum Device {
     LatePackets,
     /// Times that mode=auto waited for its bound on processor time.
     Throttled,
+    /// Flow lookups: packets received, and packets sent that may be for an endpoint of this host.
+    FlowLookups,
+    /// Of these, compared with the last flow. By compared minus hits, it is the mean length of a
+    /// train.
+    FlowCompared,
+    /// Of those compared, the last flow's again: answered by the cache.
+    FlowHits,
+    /// Times that the last-flow cache was put to use, or to rest.
+    FlowSwitches,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 26] = [
+    pub const ALL: [(Device, &'static str); 30] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -151,6 +160,10 @@ impl Device {
         (Device::ModeSwitches, "mode_switches"),
         (Device::LatePackets, "late_packets"),
         (Device::Throttled, "throttled"),
+        (Device::FlowLookups, "flow_lookups"),
+        (Device::FlowCompared, "flow_compared"),
+        (Device::FlowHits, "flow_cache_hits"),
+        (Device::FlowSwitches, "flow_cache_switches"),
     ];
 }
 

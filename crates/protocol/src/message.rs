@@ -119,25 +119,27 @@ pub struct Open {
     pub queue_set: u32,
     /// `OPEN_…`.
     pub flags: u32,
-    /// VLAN identifier, 1 to 4094; not given: frames without a tag.
+    /// VLAN identifier, 1 to 4094; not given: frames without a tag, or with [`RULE_ANY_VLAN`] all.
     pub vlan: u16,
     /// Ethertype, 0x0600 upward.
     pub ethertype: u16,
-    /// Local MAC address.
+    /// Local MAC address; not given: the session's own, or with [`RULE_ANY_MAC`] any.
     pub mac: [u8; 6],
     /// IP protocol: 6 TCP, 17 UDP, ...
     pub protocol: u8,
-    /// 4 or 6: what the address is.
+    /// 4 or 6: what the addresses are.
     pub ip_version: u8,
     /// Local IP address; an IPv4 address in the first four bytes.
     pub ip: [u8; 16],
-    /// Local TCP or UDP port.
+    /// Remote IP address, of the same version.
+    pub remote_ip: [u8; 16],
+    /// Local port.
     pub port: u16,
-    /// Must be 0.
-    pub reserved: u16,
+    /// Remote port.
+    pub remote_port: u16,
 }
 
-/// [`Open::mac`] counts; else the session's own address.
+/// [`Open::mac`] counts.
 pub const RULE_MAC: u32 = 1;
 /// [`Open::vlan`] counts.
 pub const RULE_VLAN: u32 = 2;
@@ -147,10 +149,18 @@ pub const RULE_ETHERTYPE: u32 = 4;
 pub const RULE_IP: u32 = 8;
 /// [`Open::protocol`] counts.
 pub const RULE_PROTOCOL: u32 = 16;
-/// [`Open::port`] counts; needs a protocol.
+/// [`Open::port`] counts; without a protocol, that of any that has ports.
 pub const RULE_PORT: u32 = 32;
+/// [`Open::remote_ip`] counts.
+pub const RULE_REMOTE_IP: u32 = 64;
+/// [`Open::remote_port`] counts.
+pub const RULE_REMOTE_PORT: u32 = 128;
+/// Any MAC address, not only the session's own; needs the right to. Excludes [`RULE_MAC`].
+pub const RULE_ANY_MAC: u32 = 256;
+/// With a tag or without, of whichever VLAN. Excludes [`RULE_VLAN`].
+pub const RULE_ANY_VLAN: u32 = 512;
 /// All of them.
-pub const RULE_ALL: u32 = 63;
+pub const RULE_ALL: u32 = 1023;
 
 /// Also receives broadcast and multicast that the rest of the rule matches.
 pub const OPEN_GROUP: u32 = 1;
@@ -270,7 +280,7 @@ const _: () = {
     assert!(size_of::<Header>() == 8);
     assert!(size_of::<Attach>() == 64);
     assert!(size_of::<Attached>() == 88);
-    assert!(size_of::<Open>() == 44);
+    assert!(size_of::<Open>() == 60);
     assert!(size_of::<Set>() == 24);
     assert!(size_of::<ErrorBody>() == 248);
 };

@@ -19,6 +19,7 @@ pub enum Setting {
     RingSaving,
     RxFrames,
     RxUsecs,
+    FlowCache,
 }
 
 /// Whose a setting is.
@@ -68,7 +69,7 @@ pub const OFF_ON: Kind = Kind::Word(&["off", "on"]);
 
 impl Setting {
     /// All, in the order of their numbers.
-    pub const ALL: [(Setting, Spec); 9] = [
+    pub const ALL: [(Setting, Spec); 10] = [
         (
             Setting::Mode,
             Spec {
@@ -157,6 +158,16 @@ impl Setting {
                 kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
                 default: 0,
                 help: "the longest that a ring is put off for rx_frames; 0: not at all",
+            },
+        ),
+        (
+            Setting::FlowCache,
+            Spec {
+                name: "flow_cache",
+                scope: Scope::Device,
+                kind: Kind::Word(&["off", "on", "auto"]),
+                default: 2,
+                help: "whether lookups remember the last flow; auto: while trains are long",
             },
         ),
     ];

@@ -5,7 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use towpath_packet::headers::{ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN};
+use towpath_packet::headers::{
+    ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
+};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::memory::Mapping;
@@ -14,7 +16,7 @@ use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::Values;
 
 use crate::addresses::Lease;
-use crate::demux::Rule;
+use crate::demux::{Rule, Vlan};
 use crate::orders::Tap;
 use crate::policy::Standing;
 use crate::prepare::Prepared;
@@ -163,10 +165,7 @@ pub(crate) fn read_open(
         return Err((Refusal::State, "open: there is no session on this connection".into()));
     };
     let has = |field: u32| open.given & field != 0;
-    if open.given & !message::RULE_ALL != 0
-        || open.flags & !message::OPEN_ALL != 0
-        || open.reserved != 0
-    {
+    if open.given & !message::RULE_ALL != 0 || open.flags & !message::OPEN_ALL != 0 {
         return malformed("fields or flags that this version does not have");
     }
     if open.queue_set >= shape.queue_sets {
@@ -199,19 +198,27 @@ pub(crate) fn read_open(
     {
         return malformed("ethertypes are 0x0600 upward, without those of VLAN tags");
     }
-    if has(message::RULE_PORT)
-        && !(has(message::RULE_PROTOCOL) && matches!(open.protocol, 6 | 17 | 132))
+    if (has(message::RULE_PORT) || has(message::RULE_REMOTE_PORT))
+        && has(message::RULE_PROTOCOL)
+        && !matches!(open.protocol, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP)
     {
-        return malformed("a port needs a protocol that has ports: 6 TCP, 17 UDP, 132 SCTP");
+        return malformed("a port with a protocol that has none; TCP, UDP and SCTP have");
     }
-    let ip = match (has(message::RULE_IP), open.ip_version) {
-        (false, _) => None,
-        (true, 4) => {
-            let [a, b, c, d, ..] = open.ip;
-            Some(IpAddr::from([a, b, c, d]))
-        }
-        (true, 6) => Some(IpAddr::V6(Ipv6Addr::from(open.ip))),
-        (true, _) => return malformed("the IP version is 4 or 6"),
+    if has(message::RULE_MAC) && has(message::RULE_ANY_MAC)
+        || has(message::RULE_VLAN) && has(message::RULE_ANY_VLAN)
+    {
+        return malformed("a MAC address or VLAN, and any");
+    }
+    let address = |field, octets: [u8; 16]| match (has(field), open.ip_version) {
+        (false, _) => Some(None),
+        (true, 4) => octets.first_chunk::<4>().map(|ip| Some(IpAddr::from(*ip))),
+        (true, 6) => Some(Some(IpAddr::V6(Ipv6Addr::from(octets)))),
+        (true, _) => None,
+    };
+    let (Some(ip), Some(remote_ip)) =
+        (address(message::RULE_IP, open.ip), address(message::RULE_REMOTE_IP, open.remote_ip))
+    else {
+        return malformed("IP addresses are of version 4 or 6, and both of one");
     };
     if let Some(ip) = ip
         && !lease.addresses().has(ip)
@@ -222,14 +229,25 @@ pub(crate) fn read_open(
     if has(message::RULE_MAC) && open.mac != lease.mac && !(administrator && open.mac[0] & 1 == 0) {
         return denied("a MAC address that was not given to this session".into());
     }
+    // A neighbour's packets would match a rule without a MAC address.
+    if has(message::RULE_ANY_MAC) && !administrator {
+        return denied("only root and the server's user may receive for any MAC address".into());
+    }
+    let mac = if has(message::RULE_MAC) { open.mac } else { lease.mac };
     Ok(Opened {
         rule: Rule {
-            mac: if has(message::RULE_MAC) { open.mac } else { lease.mac },
-            vlan: has(message::RULE_VLAN).then_some(open.vlan),
+            mac: (!has(message::RULE_ANY_MAC)).then_some(mac),
+            vlan: match (has(message::RULE_ANY_VLAN), has(message::RULE_VLAN)) {
+                (true, _) => Vlan::Any,
+                (false, true) => Vlan::Number(open.vlan),
+                (false, false) => Vlan::Untagged,
+            },
             ethertype: has(message::RULE_ETHERTYPE).then_some(open.ethertype),
             ip,
             protocol: has(message::RULE_PROTOCOL).then_some(open.protocol),
             port: has(message::RULE_PORT).then_some(open.port),
+            remote_ip,
+            remote_port: has(message::RULE_REMOTE_PORT).then_some(open.remote_port),
         },
         tap,
         group: open.flags & message::OPEN_GROUP != 0,

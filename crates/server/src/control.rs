@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::addresses::{Holder, Pool};
 use crate::connection::{Connection, Progress};
-use crate::demux::Rule;
+use crate::demux::{Rule, Sets};
 use crate::orders::{Event, Order};
 use crate::policy::Policy;
 use crate::prepare::stored_name;
@@ -102,7 +102,9 @@ pub(crate) struct Control {
     pub(crate) next_number: u32,
     pub(crate) next_ticket: u64,
     pub(crate) replies: HashMap<u64, Reply>,
+    /// Whose each flow rule is.
     pub(crate) rules: HashMap<Rule, u32>,
+    pub(crate) rule_sets: Sets,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
 }
@@ -138,6 +140,7 @@ impl Control {
             next_ticket: 0,
             replies: HashMap::new(),
             rules: HashMap::new(),
+            rule_sets: Sets::default(),
             ended: None,
             stopping: false,
         })

@@ -25,7 +25,7 @@ use towpath_queue::frames::FreeFrames;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 
-use crate::demux::{Destination, FlowTable};
+use crate::demux::{Destination, FlowCache, FlowTable, Way};
 use crate::handoff::Handoff;
 use crate::held::HeldRings;
 use crate::orders::{Event, Order};
@@ -238,7 +238,7 @@ impl Engine {
             pool_frame_bytes,
             sessions: Vec::new(),
             heaps: Vec::new(),
-            flows: FlowTable::new(seed),
+            flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             stage,
             handoff: Handoff::new(),
             flights: vec![Flight::default(); STAGE_SLOTS as usize],
@@ -361,6 +361,7 @@ impl Engine {
     pub(crate) fn publish_device_counters(&mut self) {
         let driver = self.device.counters();
         let waited = self.counted.and(self.waiter.counted());
+        let flows = self.flows.counts(Way::Received) + self.flows.counts(Way::Sent);
         for (count, value) in [
             (Count::RxDriver, driver.rx_dropped),
             (Count::TxDriver, driver.tx_dropped),
@@ -375,6 +376,10 @@ impl Engine {
             (Count::ModeSwitches, waited.switches),
             (Count::LatePackets, waited.late_packets),
             (Count::Throttled, waited.throttled),
+            (Count::FlowLookups, flows.lookups),
+            (Count::FlowCompared, flows.compared),
+            (Count::FlowHits, flows.hits),
+            (Count::FlowSwitches, flows.switches),
         ] {
             self.counters.store(count as usize, value);
         }

@@ -53,6 +53,7 @@ mod wait;
 mod waiter;
 
 pub use addresses::Subnets;
+pub use demux::FlowCache;
 pub use engine::Mode;
 pub use policy::Policy;
 pub use server::{Config, Server, StartError};

@@ -13,7 +13,7 @@ use towpath_protocol::layout::{ENDPOINT_COUNTERS, peer_words};
 use towpath_protocol::settings::{Scope, Setting};
 use towpath_queue::Violation;
 
-use crate::demux::{Destination, Rule};
+use crate::demux::{Destination, FlowCache};
 use crate::engine::Engine;
 use crate::session::{Endpoint, Session};
 
@@ -153,6 +153,7 @@ impl Engine {
             | Setting::TimerSlackUs => self.set_waiting(setting),
             Setting::RxBatch => self.batch = (value as usize).min(self.budgets.batch),
             Setting::RingSaving => self.ring_saving = value != 0,
+            Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),
             Setting::RxFrames | Setting::RxUsecs => {
                 let Some(place) = self.place(session) else { return };
                 if let Some(session) = &mut self.sessions[place as usize] {
@@ -266,10 +267,4 @@ impl Engine {
             self.tell(Event::Violated { session: number, violation });
         }
     }
-}
-
-/// The rule of an endpoint that only taps.
-#[must_use]
-pub fn tap_rule(mac: [u8; 6]) -> Rule {
-    Rule { mac, vlan: None, ethertype: None, ip: None, protocol: None, port: None }
 }

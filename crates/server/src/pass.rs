@@ -5,6 +5,7 @@
 
 use towpath_protocol::counters::{self, Device as Count};
 
+use crate::demux::Way;
 use crate::engine::Engine;
 use crate::receive::Deliverer;
 use crate::send::count_sent;
@@ -41,7 +42,7 @@ impl Engine {
             {
                 break;
             }
-            let Some(destination) = self.flows.lookup_plain(plain) else { break };
+            let Some(destination) = self.flows.lookup_plain(Way::Sent, plain) else { break };
             let copies = u64::from(self.stage.slots[group.slots[place] as usize].copies);
             count_sent(&mut sender.counters, one.endpoint, len, copies);
             let prefix = self.stage.bytes(group.slots[place]);

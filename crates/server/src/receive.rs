@@ -6,7 +6,7 @@ use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_queue::descriptor::OUTGOING;
 
 use crate::copy::{Delivered, deliver, session_word};
-use crate::demux::{Destination, is_group};
+use crate::demux::{Destination, Way, is_group};
 use crate::engine::Engine;
 use crate::publish::touch;
 use crate::session::Session;
@@ -93,7 +93,7 @@ impl Engine {
         self.found.clear();
         if is_group(headers.destination) {
             self.flows.members(&headers, &mut self.found);
-        } else if let Some(destination) = self.flows.lookup(&headers) {
+        } else if let Some(destination) = self.flows.lookup(Way::Received, &headers) {
             self.found.push(destination);
         }
         self.found.extend_from_slice(&self.flows.promiscuous);

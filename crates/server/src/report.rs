@@ -7,7 +7,7 @@ use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD, peer_word
 use towpath_protocol::memory::Mapping;
 
 use crate::connection::{Connection, Opened, Progress};
-use crate::demux::Rule;
+use crate::demux::{Rule, Vlan};
 use crate::orders::Tap;
 use towpath_protocol::counters;
 
@@ -97,17 +97,29 @@ pub fn mac_text([a, b, c, d, e, f]: [u8; 6]) -> String {
 }
 
 fn rule_text(rule: &Rule) -> String {
-    let mut text = format!("mac {}", mac_text(rule.mac));
+    let mut text = match rule.mac {
+        Some(mac) => format!("mac {}", mac_text(mac)),
+        None => "any mac".to_owned(),
+    };
     let mut add = |name: &str, value: Option<String>| {
         if let Some(value) = value {
             text.push_str(&format!(" {name} {value}"));
         }
     };
-    add("vlan", rule.vlan.map(|one| one.to_string()));
+    add(
+        "vlan",
+        match rule.vlan {
+            Vlan::Any => Some("any".to_owned()),
+            Vlan::Untagged => None,
+            Vlan::Number(number) => Some(number.to_string()),
+        },
+    );
     add("ethertype", rule.ethertype.map(|one| format!("{one:#06x}")));
     add("ip", rule.ip.map(|one| one.to_string()));
     add("protocol", rule.protocol.map(|one| one.to_string()));
     add("port", rule.port.map(|one| one.to_string()));
+    add("remote-ip", rule.remote_ip.map(|one| one.to_string()));
+    add("remote-port", rule.remote_port.map(|one| one.to_string()));
     text
 }
 

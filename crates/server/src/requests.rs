@@ -12,7 +12,8 @@ use tracing::{debug, info};
 use crate::addresses::Holder;
 use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
 use crate::control::{Control, Reply};
-use crate::orders::{Order, Tap, tap_rule};
+use crate::demux::SETS_PER_MAC;
+use crate::orders::{Order, Tap};
 use crate::policy::Standing;
 use crate::prepare::{Prepared, session_bytes, stored_name};
 use crate::report;
@@ -176,6 +177,13 @@ impl Control {
             let text = format!("open: session {owner} has an endpoint with the same flow rule");
             return Err((Refusal::InUse, text));
         }
+        if opened.tap.is_none() && !self.rule_sets.has_room(&opened.rule) {
+            let text = format!(
+                "open: the flow rules of this MAC address give {SETS_PER_MAC} different sets of \
+                 fields, which is the limit; give the same fields as another rule"
+            );
+            return Err((Refusal::Limit, text));
+        }
         let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
         let (Some(lease), Some(slot)) =
             (connection.lease, connection.endpoints.get_mut(number as usize))
@@ -183,8 +191,8 @@ impl Control {
             return Ok(());
         };
         let rights = match opened.tap {
-            Some(Tap::Capture) => Rights::nothing(tap_rule(lease.mac)),
-            _ => Rights::new(opened.rule, lease.addresses()),
+            Some(Tap::Capture) => Rights::nothing(),
+            _ => Rights::new(opened.rule, lease.mac, lease.addresses()),
         };
         let endpoint = Endpoint {
             queue_set: opened.queue_set,
@@ -199,6 +207,7 @@ impl Control {
         let (tap, group) = (opened.tap, opened.group);
         if tap.is_none() {
             self.rules.insert(opened.rule, session);
+            self.rule_sets.add(&opened.rule);
         }
         *slot = Some(opened);
         let endpoint = Box::new(endpoint);
@@ -222,6 +231,7 @@ impl Control {
     pub(crate) fn forget_rule(&mut self, opened: &Opened) {
         if opened.tap.is_none() {
             self.rules.remove(&opened.rule);
+            self.rule_sets.remove(&opened.rule);
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Checked on the server's own copy of the headers, and that copy is what is sent. The default is
 //! nothing: an endpoint sends from the addresses that its session was given and inside of its flow
-//! rule, and never what would speak for a router, a bridge or a neighbour.
+//! rule, and never what would speak for a router, a bridge or a neighbour. What a rule leaves out
+//! widens what is received; a source address that it leaves out is the session's own.
 
 use std::net::IpAddr;
 
@@ -12,7 +13,7 @@ use towpath_packet::headers::{
 use towpath_packet::plain::{Plain, kind, link};
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
-use crate::demux::Rule;
+use crate::demux::{Rule, Vlan};
 use towpath_protocol::counters;
 
 /// Why a packet may not be sent: the counter that it raises.
@@ -42,6 +43,8 @@ impl Addresses {
 #[derive(Clone, Copy, Debug)]
 pub struct Rights {
     rule: Rule,
+    /// The rule's, or the session's own.
+    mac: [u8; 6],
     addresses: Addresses,
     nothing: bool,
     plain: PlainRights,
@@ -54,13 +57,31 @@ struct PlainRights {
     /// What counts of the second word, and what it must be.
     mask: u64,
     kind: u64,
+    /// The same of the destination's,
+    remote_mask: u64,
+    remote_kind: u64,
+    /// and its IP address, low and high.
+    remote_ip: Option<[u64; 2]>,
 }
 
 impl PlainRights {
-    fn new(rule: &Rule) -> PlainRights {
+    fn new(rule: &Rule, mac: [u8; 6]) -> PlainRights {
         let all = |given: bool, word: u64| if given { word } else { 0 };
+        let remote = rule.remote_ip.map(|ip| match ip {
+            IpAddr::V4(ip) => (4, [u64::from(ip.to_bits()), 0]),
+            IpAddr::V6(ip) => (6, [ip.to_bits() as u64, (ip.to_bits() >> 64) as u64]),
+        });
+        let version = remote.map_or(0, |(version, _)| version);
         PlainRights {
-            link: link(rule.mac, rule.vlan),
+            // Plain packets have no tag: who must tag sends none.
+            link: match rule.vlan {
+                Vlan::Any | Vlan::Untagged => link(mac, None),
+                Vlan::Number(number) => link(mac, Some(number)),
+            },
+            remote_mask: all(remote.is_some(), kind(0, 0, u8::MAX, 0))
+                | all(rule.remote_port.is_some(), kind(0, 0, 0, u16::MAX)),
+            remote_kind: kind(0, 0, version, rule.remote_port.unwrap_or(0)),
+            remote_ip: remote.map(|(_, ip)| ip),
             mask: all(rule.ethertype.is_some(), kind(u16::MAX, 0, 0, 0))
                 | all(rule.protocol.is_some(), kind(0, u8::MAX, 0, 0))
                 | all(rule.port.is_some(), kind(0, 0, 0, u16::MAX)),
@@ -75,22 +96,23 @@ impl PlainRights {
 }
 
 impl Rights {
-    /// Inside of its rule, from its session's addresses, or from the rule's own one.
+    /// Inside of its rule, from its session's addresses, `mac` among them, or from the rule's own.
     #[must_use]
-    pub fn new(rule: Rule, addresses: Addresses) -> Rights {
+    pub fn new(rule: Rule, mac: [u8; 6], addresses: Addresses) -> Rights {
+        let mac = rule.mac.unwrap_or(mac);
         let addresses = match rule.ip {
             None => addresses,
             Some(IpAddr::V4(ip)) => Addresses { ipv4: Some(ip.to_bits()), ipv6: [None; 2] },
             Some(IpAddr::V6(ip)) => Addresses { ipv4: None, ipv6: [Some(ip.to_bits()), None] },
         };
-        Rights { rule, addresses, nothing: false, plain: PlainRights::new(&rule) }
+        Rights { rule, mac, addresses, nothing: false, plain: PlainRights::new(&rule, mac) }
     }
 
     /// Nothing at all: endpoints that only capture.
     #[must_use]
-    pub fn nothing(rule: Rule) -> Rights {
-        let plain = PlainRights::new(&rule);
-        Rights { rule, addresses: Addresses::default(), nothing: true, plain }
+    pub fn nothing() -> Rights {
+        let rights = Rights::new(Rule::default(), [0; 6], Addresses::default());
+        Rights { nothing: true, ..rights }
     }
 
     /// Whether a plain packet may be sent; why not is [`Rights::check`]'s to say.
@@ -106,6 +128,8 @@ impl Rights {
         ours && !self.nothing
             && link == self.plain.link
             && kind & self.plain.mask == self.plain.kind
+            && packet.destination[1] & self.plain.remote_mask == self.plain.remote_kind
+            && self.plain.remote_ip.is_none_or(|ip| packet.destination[2..] == ip)
     }
 
     /// Checks a packet by its headers.
@@ -117,11 +141,11 @@ impl Rights {
         if self.nothing {
             return Err(Refused::TxOutsideRule);
         }
-        if headers.source != self.rule.mac {
+        if headers.source != self.mac {
             return Err(Refused::TxSourceMac);
         }
         // A tag within a tag would hide what is inside from every check.
-        if headers.vlan != self.rule.vlan
+        if !self.rule.vlan.matches(headers.vlan)
             || matches!(headers.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN)
         {
             return Err(Refused::TxOutsideRule);
@@ -135,12 +159,12 @@ impl Rights {
         {
             return Err(Refused::TxOutsideRule);
         }
-        let (protocol, fragment, transport) = match &headers.network {
+        let (protocol, fragment, transport, remote) = match &headers.network {
             Network::Arp(arp) => {
-                if self.rule.protocol.is_some() || self.rule.ip.is_some() {
+                if self.rule.asks_for_ip() {
                     return Err(Refused::TxOutsideRule);
                 }
-                if arp.sender_mac != self.rule.mac {
+                if arp.sender_mac != self.mac {
                     return Err(Refused::TxSourceMac);
                 }
                 // 0.0.0.0 asks whether anybody has the address (RFC 5227).
@@ -148,14 +172,15 @@ impl Rights {
                 return if ours { Ok(()) } else { Err(Refused::TxSourceAddress) };
             }
             Network::Other => {
-                let within = self.rule.protocol.is_none() && self.rule.ip.is_none();
-                return if within { Ok(()) } else { Err(Refused::TxOutsideRule) };
+                let outside = self.rule.asks_for_ip();
+                return if outside { Err(Refused::TxOutsideRule) } else { Ok(()) };
             }
             Network::Ipv4(ip) => {
                 if self.addresses.ipv4 != Some(ip.source) {
                     return Err(Refused::TxSourceAddress);
                 }
-                (ip.protocol, ip.fragment, &ip.transport)
+                let remote = IpAddr::V4(ip.destination.into());
+                (ip.protocol, ip.fragment, &ip.transport, remote)
             }
             Network::Ipv6(ip) => {
                 if ip.protocol == PROTOCOL_ICMPV6 {
@@ -163,18 +188,22 @@ impl Rights {
                 } else if !self.addresses.ipv6.contains(&Some(ip.source)) {
                     return Err(Refused::TxSourceAddress);
                 }
-                (ip.protocol, ip.fragment, &ip.transport)
+                let remote = IpAddr::V6(ip.destination.into());
+                (ip.protocol, ip.fragment, &ip.transport, remote)
             }
         };
-        if self.rule.protocol.is_some_and(|given| given != protocol) {
+        if self.rule.protocol.is_some_and(|given| given != protocol)
+            || self.rule.remote_ip.is_some_and(|given| given != remote)
+        {
             return Err(Refused::TxOutsideRule);
         }
-        if let Some(port) = self.rule.port {
-            // A later fragment has no port to be checked by.
-            let from = transport.ports().map(|(source, _)| source);
-            if from != Some(port) || matches!(fragment, Fragment::Later { .. }) {
-                return Err(Refused::TxOutsideRule);
-            }
+        // A later fragment has no port to be checked by.
+        let ports = transport.ports().filter(|_| !matches!(fragment, Fragment::Later { .. }));
+        let (from, to) = (ports.map(|(source, _)| source), ports.map(|(_, to)| to));
+        if self.rule.port.is_some() && self.rule.port != from
+            || self.rule.remote_port.is_some() && self.rule.remote_port != to
+        {
+            return Err(Refused::TxOutsideRule);
         }
         Ok(())
     }
@@ -210,7 +239,7 @@ mod tests {
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
     fn rule() -> Rule {
-        Rule { mac: MAC, vlan: None, ethertype: None, ip: None, protocol: None, port: None }
+        Rule { mac: Some(MAC), vlan: Vlan::Untagged, ..Rule::default() }
     }
 
     fn flow() -> Flow {
@@ -231,36 +260,88 @@ mod tests {
     #[test]
     fn sources_are_checked() {
         let flow = flow();
-        let rights = Rights::new(rule(), addresses(&flow));
+        let rights = Rights::new(rule(), MAC, addresses(&flow));
         assert_eq!(check(&rights, &flow.udp(b"x")), Ok(()));
         let forged = Flow { source_mac: [2, 0, 0, 0, 0, 8], ..flow };
         assert_eq!(check(&rights, &forged.udp(b"x")), Err(Refused::TxSourceMac));
         let forged = Flow { source: "192.0.2.77".parse().unwrap(), ..flow };
         assert_eq!(check(&rights, &forged.udp(b"x")), Err(Refused::TxSourceAddress));
         let port = Rule { protocol: Some(17), port: Some(flow.source_port), ..rule() };
-        let rights = Rights::new(port, addresses(&flow));
+        let rights = Rights::new(port, MAC, addresses(&flow));
         assert_eq!(check(&rights, &flow.udp(b"x")), Ok(()));
         let forged = Flow { source_port: flow.source_port ^ 1, ..flow };
         assert_eq!(check(&rights, &forged.udp(b"x")), Err(Refused::TxOutsideRule));
-        let rights = Rights::new(Rule { vlan: Some(5), ..rule() }, addresses(&flow));
+        let rights = Rights::new(Rule { vlan: Vlan::Number(5), ..rule() }, MAC, addresses(&flow));
         assert_eq!(check(&rights, &flow.udp(b"x")), Err(Refused::TxOutsideRule));
-        assert_eq!(check(&Rights::nothing(rule()), &flow.udp(b"x")), Err(Refused::TxOutsideRule));
+        assert_eq!(check(&Rights::nothing(), &flow.udp(b"x")), Err(Refused::TxOutsideRule));
     }
 
     #[test]
     fn a_tag_within_a_tag_is_refused() {
-        let rights = Rights::new(Rule { vlan: Some(5), ..rule() }, Addresses::default());
+        let rights =
+            Rights::new(Rule { vlan: Vlan::Number(5), ..rule() }, MAC, Addresses::default());
         let mut frame = vec![0xff; 6];
         frame.extend_from_slice(&MAC);
         frame.extend_from_slice(&[0x81, 0, 0, 5, 0x81, 0, 0, 6, 8, 0]);
         frame.resize(60, 0);
         assert_eq!(check(&rights, &frame), Err(Refused::TxOutsideRule));
         // And lengths instead of ethertypes: bridges talk so.
-        let rights = Rights::new(rule(), Addresses::default());
+        let rights = Rights::new(rule(), MAC, Addresses::default());
         let mut frame = vec![1, 0x80, 0xc2, 0, 0, 0];
         frame.extend_from_slice(&MAC);
         frame.extend_from_slice(&[0, 38]);
         frame.resize(60, 0);
         assert_eq!(check(&rights, &frame), Err(Refused::TxOutsideRule));
+    }
+
+    /// What both ways say of a frame; the short one only of those that are plain.
+    fn both(rights: &Rights, frame: &[u8]) -> Result<(), Refused> {
+        let outcome = check(rights, frame);
+        if let Some(plain) = towpath_packet::plain::read(frame, frame.len()) {
+            assert_eq!(rights.allow(&plain), outcome.is_ok());
+        }
+        outcome
+    }
+
+    #[test]
+    fn what_a_rule_leaves_out_is_the_sessions_own() {
+        let flow = flow();
+        let rights = Rights::new(Rule::default(), MAC, addresses(&flow));
+        assert_eq!(both(&rights, &flow.udp(b"x")), Ok(()));
+        assert_eq!(both(&rights, &flow.vlan(7).udp(b"x")), Ok(()), "any VLAN");
+        let forged = Flow { source_mac: [2, 0, 0, 0, 0, 8], ..flow };
+        assert_eq!(both(&rights, &forged.udp(b"x")), Err(Refused::TxSourceMac));
+        assert_eq!(both(&rights, &forged.who_has()), Err(Refused::TxSourceMac));
+        let forged = Flow { source: "192.0.2.77".parse().unwrap(), ..flow };
+        assert_eq!(both(&rights, &forged.udp(b"x")), Err(Refused::TxSourceAddress));
+    }
+
+    #[test]
+    fn the_remote_side_of_a_rule_is_where_its_packets_go() {
+        for base in [flow(), Flow { source_mac: MAC, ..Flow::v6() }] {
+            let rule = Rule {
+                remote_ip: Some(base.destination),
+                remote_port: Some(base.destination_port),
+                ..rule()
+            };
+            let rights = Rights::new(rule, MAC, addresses(&base));
+            assert_eq!(both(&rights, &base.udp(b"x")), Ok(()));
+            let other = base.ports(base.source_port, base.destination_port ^ 1);
+            assert_eq!(both(&rights, &other.udp(b"x")), Err(Refused::TxOutsideRule));
+            let other = Flow { destination: base.source, ..base };
+            assert_eq!(both(&rights, &other.udp(b"x")), Err(Refused::TxOutsideRule));
+            let no_port = base.echo(true, 1, 1, b"x");
+            assert_eq!(both(&rights, &no_port), Err(Refused::TxOutsideRule));
+            let arp = flow().who_has();
+            assert_eq!(both(&rights, &arp), Err(Refused::TxOutsideRule));
+            // A port without a protocol.
+            let rule = Rule { port: Some(base.source_port), ..Rule::default() };
+            let rights = Rights::new(rule, MAC, addresses(&base));
+            assert_eq!(both(&rights, &base.udp(b"x")), Ok(()));
+            assert_eq!(both(&rights, &base.tcp(&Default::default(), b"x")), Ok(()));
+            let other = base.ports(base.source_port ^ 1, 9);
+            assert_eq!(both(&rights, &other.udp(b"x")), Err(Refused::TxOutsideRule));
+            assert_eq!(both(&rights, &base.echo(true, 1, 1, b"x")), Err(Refused::TxOutsideRule));
+        }
     }
 }

@@ -10,7 +10,7 @@ use towpath_queue::descriptor::META;
 use towpath_queue::{OwnWords, Violation};
 
 use crate::copy::session_word;
-use crate::demux::{Destination, is_group};
+use crate::demux::{Destination, Way, is_group};
 use crate::engine::{Engine, Flight, STAGE_SLOTS};
 use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
 use crate::source::{Piece, Source};
@@ -154,7 +154,7 @@ impl Engine {
     ) -> Result<Sent, DeviceError> {
         let small = one.len <= WHOLE_BYTES;
         let group = is_group(headers.destination);
-        let destination = if group { None } else { self.flows.lookup(headers) };
+        let destination = if group { None } else { self.flows.lookup(Way::Sent, headers) };
         self.found.clear();
         if let Some(destination) = destination {
             self.found.push(destination);

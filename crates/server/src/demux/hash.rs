@@ -1,0 +1,192 @@
+//! A hash table with open addressing, at most half full.
+
+use std::fmt;
+
+/// Keys of `N` words, and what each leads to. The seed, which every call is given, keeps a peer
+/// that may choose keys from choosing colliding ones.
+pub(crate) struct Table<const N: usize, V> {
+    slots: Vec<Option<([u64; N], V)>>,
+    used: usize,
+}
+
+impl<const N: usize, V> Default for Table<N, V> {
+    fn default() -> Table<N, V> {
+        Table { slots: Vec::new(), used: 0 }
+    }
+}
+
+impl<const N: usize, V> fmt::Debug for Table<N, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Table of {} in {}", self.used, self.slots.len())
+    }
+}
+
+#[inline]
+fn hash<const N: usize>(seed: u64, key: &[u64; N]) -> usize {
+    const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+    let fold = |a: u64, b: u64| {
+        let product = u128::from(a) * u128::from(b);
+        product as u64 ^ (product >> 64) as u64
+    };
+    let (pairs, rest) = key.as_chunks::<2>();
+    let mut sum = seed;
+    for (number, [low, high]) in pairs.iter().enumerate() {
+        // The pairs do not wait for each other.
+        sum = sum.rotate_left(23) ^ fold(low ^ seed.rotate_left(32 * number as u32), high ^ MIX);
+    }
+    for word in rest {
+        sum = sum.rotate_left(23) ^ word;
+    }
+    fold(sum ^ seed, MIX) as usize
+}
+
+/// Word by word: a comparison of all at once would wait until the key, just written in words, has
+/// reached the cache.
+#[inline]
+pub(crate) fn same<const N: usize>(found: &[u64; N], key: &[u64; N]) -> bool {
+    let mut place = 0;
+    while place < N {
+        if found[place] != key[place] {
+            return false;
+        }
+        place += 1;
+    }
+    true
+}
+
+impl<const N: usize, V: Copy> Table<N, V> {
+    /// How many keys there are.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    #[inline]
+    pub(crate) fn lookup(&self, seed: u64, key: &[u64; N]) -> Option<V> {
+        let mask = self.slots.len().wrapping_sub(1);
+        let mut place = hash(seed, key) & mask;
+        // At most half full: there is always an empty slot to stop at.
+        loop {
+            match self.slots.get(place)? {
+                None => return None,
+                Some((found, value)) if same(found, key) => return Some(*value),
+                Some(_) => place = (place + 1) & mask,
+            }
+        }
+    }
+
+    /// Puts a key in. Answers `false`, and changes nothing, when it is there.
+    pub(crate) fn insert(&mut self, seed: u64, key: [u64; N], value: V) -> bool {
+        if self.lookup(seed, &key).is_some() {
+            return false;
+        }
+        if (self.used + 1) * 2 > self.slots.len() {
+            let larger = (self.slots.len() * 2).max(16);
+            let old = std::mem::replace(&mut self.slots, vec![None; larger]);
+            for (key, value) in old.into_iter().flatten() {
+                self.place(seed, key, value);
+            }
+        }
+        self.place(seed, key, value);
+        self.used += 1;
+        true
+    }
+
+    fn place(&mut self, seed: u64, key: [u64; N], value: V) {
+        let mask = self.slots.len() - 1;
+        let mut place = hash(seed, &key) & mask;
+        while self.slots[place].is_some() {
+            place = (place + 1) & mask;
+        }
+        self.slots[place] = Some((key, value));
+    }
+
+    /// Takes a key out, if `theirs` says so of what it leads to. Answers whether it did. An empty
+    /// table holds no memory.
+    pub(crate) fn remove(
+        &mut self,
+        seed: u64,
+        key: &[u64; N],
+        theirs: impl FnOnce(&V) -> bool,
+    ) -> bool {
+        let mask = self.slots.len().wrapping_sub(1);
+        let mut place = hash(seed, key) & mask;
+        loop {
+            match self.slots.get(place) {
+                None | Some(None) => return false,
+                Some(Some((found, value))) if found == key => {
+                    if !theirs(value) {
+                        return false;
+                    }
+                    break;
+                }
+                Some(Some(_)) => place = (place + 1) & mask,
+            }
+        }
+        self.used -= 1;
+        if self.used == 0 {
+            self.slots = Vec::new();
+            return true;
+        }
+        // Those that follow move up, so that no lookup stops before them.
+        let mut hole = place;
+        let mut next = (place + 1) & mask;
+        while let Some((key, _)) = self.slots[next] {
+            let home = hash(seed, &key) & mask;
+            if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(hole) & mask) {
+                self.slots[hole] = self.slots[next];
+                hole = next;
+            }
+            next = (next + 1) & mask;
+        }
+        self.slots[hole] = None;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    proptest! {
+        #[test]
+        fn a_table_against_a_map(steps in proptest::collection::vec((any::<bool>(), 0..40u64), 1..400)) {
+            let mut table = Table::<4, u64>::default();
+            let mut oracle = HashMap::new();
+            for (insert, key) in steps {
+                let key = [key, 0, 0, key / 2];
+                if insert {
+                    let new = !oracle.contains_key(&key);
+                    prop_assert_eq!(table.insert(5, key, key[0]), new);
+                    oracle.insert(key, key[0]);
+                } else {
+                    prop_assert!(!table.remove(5, &key, |_| false));
+                    let there = oracle.remove(&key).is_some();
+                    prop_assert_eq!(table.remove(5, &key, |value| *value == key[0]), there);
+                }
+                prop_assert_eq!(table.used(), oracle.len());
+                prop_assert!(table.slots.len() <= (4 * 40usize).next_power_of_two());
+                for key in 0..40 {
+                    let key = [key, 0, 0, key / 2];
+                    prop_assert_eq!(table.lookup(5, &key), oracle.get(&key).copied());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_word_counts() {
+        let mut table = Table::<6, usize>::default();
+        for word in 0..6 {
+            let mut key = [7; 6];
+            key[word] = 8;
+            assert!(table.insert(1, key, word));
+        }
+        assert_eq!(table.lookup(1, &[7; 6]), None);
+        assert_eq!(table.lookup(1, &[7, 7, 7, 8, 7, 7]), Some(3));
+        let mut one = Table::<1, ()>::default();
+        assert!(one.insert(1, [9], ()) && !one.insert(1, [9], ()));
+        assert_eq!(one.lookup(1, &[8]), None);
+    }
+}

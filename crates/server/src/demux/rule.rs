@@ -1,0 +1,245 @@
+//! Flow rules, what of a packet they ask for, and which of two comes first.
+
+use std::net::IpAddr;
+
+use towpath_packet::headers::{Headers, Network};
+use towpath_packet::plain::{self, Plain, kind, link};
+
+/// Which VLAN's packets match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Vlan {
+    /// Those of any, and those of none.
+    #[default]
+    Any,
+    /// Those of none: untagged, or with a tag that carries a priority alone (IEEE 802.1Q, 9.6).
+    Untagged,
+    /// Those of one, 1 to 4094.
+    Number(u16),
+}
+
+impl Vlan {
+    /// Whether a packet of this VLAN matches.
+    #[inline]
+    #[must_use]
+    pub fn matches(self, vlan: Option<u16>) -> bool {
+        match self {
+            Vlan::Any => true,
+            Vlan::Untagged => vlan.is_none(),
+            Vlan::Number(number) => vlan == Some(number),
+        }
+    }
+}
+
+/// What a packet must match. Every field may be left out: then it does not count.
+///
+/// The local side is the destination of what comes in and the source of what goes out; the remote
+/// side is the other one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Rule {
+    /// Local MAC address.
+    pub mac: Option<[u8; 6]>,
+    /// VLAN.
+    pub vlan: Vlan,
+    /// Ethertype.
+    pub ethertype: Option<u16>,
+    /// Local IP address.
+    pub ip: Option<IpAddr>,
+    /// IP protocol.
+    pub protocol: Option<u8>,
+    /// Local port, of whichever protocol has ports.
+    pub port: Option<u16>,
+    /// Remote IP address.
+    pub remote_ip: Option<IpAddr>,
+    /// Remote port.
+    pub remote_port: Option<u16>,
+}
+
+impl Rule {
+    /// Whether it asks for more than the Ethernet header has.
+    #[must_use]
+    pub fn asks_for_ip(&self) -> bool {
+        self.given() & !(MAC | VLAN | ETHERTYPE) != 0
+    }
+
+    /// The fields that it gives.
+    #[must_use]
+    pub(crate) fn given(&self) -> Fields {
+        let all = [
+            (self.mac.is_some(), MAC),
+            (self.vlan != Vlan::Any, VLAN),
+            (self.ethertype.is_some(), ETHERTYPE),
+            (self.protocol.is_some(), PROTOCOL),
+            (self.ip.is_some(), IP),
+            (self.port.is_some(), PORT),
+            (self.remote_ip.is_some(), REMOTE_IP),
+            (self.remote_port.is_some(), REMOTE_PORT),
+        ];
+        all.iter().filter(|(given, _)| *given).fold(0, |fields, (_, field)| fields | field)
+    }
+
+    /// What it asks for, as a key.
+    #[must_use]
+    pub(crate) fn key(&self) -> Key {
+        let ip = |ip: Option<IpAddr>| match ip {
+            None => (0, 0),
+            Some(IpAddr::V4(ip)) => (4, u128::from(ip.to_bits())),
+            Some(IpAddr::V6(ip)) => (6, ip.to_bits()),
+        };
+        let (version, local) = ip(self.ip);
+        let (remote_version, remote) = ip(self.remote_ip);
+        let vlan = match self.vlan {
+            Vlan::Any | Vlan::Untagged => None,
+            Vlan::Number(number) => Some(number),
+        };
+        [
+            link(self.mac.unwrap_or([0; 6]), vlan),
+            kind(
+                self.ethertype.unwrap_or(0),
+                self.protocol.unwrap_or(0),
+                version | remote_version,
+                self.port.unwrap_or(0),
+            ) | u64::from(self.remote_port.unwrap_or(0)) << REMOTE_PORT_AT,
+            local as u64,
+            (local >> 64) as u64,
+            remote as u64,
+            (remote >> 64) as u64,
+        ]
+    }
+}
+
+/// A set of fields.
+pub(crate) type Fields = u8;
+
+// The order is that of precedence, the last the strongest.
+pub(crate) const MAC: Fields = 1;
+pub(crate) const VLAN: Fields = 2;
+pub(crate) const ETHERTYPE: Fields = 4;
+pub(crate) const PROTOCOL: Fields = 8;
+pub(crate) const IP: Fields = 16;
+pub(crate) const PORT: Fields = 32;
+pub(crate) const REMOTE_IP: Fields = 64;
+pub(crate) const REMOTE_PORT: Fields = 128;
+
+/// How many sets of fields there are.
+pub(crate) const FIELD_SETS: usize = 256;
+
+/// Every set's place, the more specific first: more fields before fewer, and of as many, the one
+/// that has the strongest field of those in which they differ.
+pub(crate) const PLACES: [u8; FIELD_SETS] = {
+    let mut places = [0; FIELD_SETS];
+    let mut one = 0;
+    while one < FIELD_SETS {
+        let mut other = 0;
+        while other < FIELD_SETS {
+            let (mine, theirs) = ((one as u8).count_ones(), (other as u8).count_ones());
+            if theirs > mine || theirs == mine && other > one {
+                places[one] += 1;
+            }
+            other += 1;
+        }
+        one += 1;
+    }
+    places
+};
+
+/// What of a packet rules can ask for: the local side as [`plain::Key`] has it, with the remote
+/// port in the bits that the second word has left; then the remote IP address, low and high.
+pub(crate) type Key = [u64; 6];
+
+const REMOTE_PORT_AT: u32 = 48;
+/// The bits of a key's first word that are the MAC address.
+pub(crate) const MAC_BITS: u64 = (1 << 48) - 1;
+
+/// What of a key counts for rules that give these fields.
+pub(crate) const fn mask(fields: Fields) -> Key {
+    const fn keep(given: bool, bits: u64) -> u64 {
+        if given { bits } else { 0 }
+    }
+    let (ip, remote) = (fields & IP != 0, fields & REMOTE_IP != 0);
+    [
+        keep(fields & MAC != 0, MAC_BITS) | keep(fields & VLAN != 0, !MAC_BITS),
+        keep(fields & ETHERTYPE != 0, 0xffff)
+            | keep(fields & PROTOCOL != 0, 0xff << 16)
+            | keep(ip || remote, 0xff << 24)
+            | keep(fields & PORT != 0, 0xffff << 32)
+            | keep(fields & REMOTE_PORT != 0, 0xffff << REMOTE_PORT_AT),
+        keep(ip, u64::MAX),
+        keep(ip, u64::MAX),
+        keep(remote, u64::MAX),
+        keep(remote, u64::MAX),
+    ]
+}
+
+#[inline]
+pub(crate) fn masked<const N: usize>(key: &Key, mask: &Key) -> [u64; N] {
+    std::array::from_fn(|word| key[word] & mask[word])
+}
+
+/// What a packet has, and its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Looked {
+    pub(crate) key: Key,
+    pub(crate) has: Fields,
+}
+
+impl Looked {
+    /// A packet by its headers; its destination is the local side.
+    #[inline]
+    pub(crate) fn of_packet(headers: &Headers) -> Looked {
+        let mut has = MAC | VLAN | ETHERTYPE;
+        let link = link(headers.destination, headers.vlan);
+        let (version, protocol, local, remote, transport) = match &headers.network {
+            Network::Ipv4(ip) => {
+                let (local, remote) = (u128::from(ip.destination), u128::from(ip.source));
+                (4, ip.protocol, local, remote, &ip.transport)
+            }
+            Network::Ipv6(ip) => (6, ip.protocol, ip.destination, ip.source, &ip.transport),
+            Network::Arp(_) | Network::Other => {
+                let kind = kind(headers.ethertype, 0, 0, 0);
+                return Looked { key: [link, kind, 0, 0, 0, 0], has };
+            }
+        };
+        has |= PROTOCOL | IP | REMOTE_IP;
+        let mut ports = (0, 0);
+        if let Some(both) = transport.ports() {
+            ports = both;
+            has |= PORT | REMOTE_PORT;
+        }
+        let kind = kind(headers.ethertype, protocol, version, ports.1)
+            | u64::from(ports.0) << REMOTE_PORT_AT;
+        let key =
+            [link, kind, local as u64, (local >> 64) as u64, remote as u64, (remote >> 64) as u64];
+        Looked { key, has }
+    }
+
+    /// The same of a plain packet.
+    #[inline]
+    pub(crate) fn of_plain(packet: &Plain) -> Looked {
+        let [link, kind, low, high]: plain::Key = packet.destination;
+        let [_, from, remote_low, remote_high] = packet.source;
+        // Above the port, the second word of either side is empty.
+        let kind = kind | from >> 32 << REMOTE_PORT_AT;
+        Looked { key: [link, kind, low, high, remote_low, remote_high], has: Fields::MAX }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_more_specific_set_has_the_earlier_place() {
+        let mut order: Vec<Fields> = (0..=Fields::MAX).collect();
+        order.sort_by_key(|fields| PLACES[usize::from(*fields)]);
+        assert_eq!(order.first(), Some(&Fields::MAX));
+        assert_eq!(order.last(), Some(&0));
+        for pair in order.windows(2) {
+            let rank = |fields: Fields| (fields.count_ones(), fields);
+            assert!(rank(pair[0]) > rank(pair[1]), "{pair:?}");
+        }
+        let before =
+            |one: Fields, other: Fields| PLACES[usize::from(one)] < PLACES[usize::from(other)];
+        assert!(before(MAC | PORT, MAC | IP) && before(MAC | IP, MAC | PROTOCOL));
+        assert!(before(MAC | VLAN | PROTOCOL, REMOTE_IP | REMOTE_PORT), "more fields come first");
+    }
+}

@@ -1,0 +1,72 @@
+//! Which sets of fields the rules of a MAC address give: what bounds a lookup.
+
+use std::collections::HashMap;
+
+use super::rule::{FIELD_SETS, Fields, Rule};
+
+/// Sets of fields that the rules of one MAC address may give, and as many those without one. A
+/// lookup asks one hash table for each, so this is its cost at worst, twice, and one for the MAC
+/// address.
+pub const SETS_PER_MAC: usize = 16;
+
+/// How many rules give which set, by MAC address; `None`: rules without one.
+#[derive(Debug)]
+pub(crate) struct Sets {
+    counts: HashMap<Option<[u8; 6]>, Vec<(Fields, u32)>>,
+    /// By set, whatever their MAC address.
+    totals: [u32; FIELD_SETS],
+}
+
+impl Default for Sets {
+    fn default() -> Sets {
+        Sets { counts: HashMap::new(), totals: [0; FIELD_SETS] }
+    }
+}
+
+impl Sets {
+    /// Whether a rule may come in.
+    #[must_use]
+    pub(crate) fn has_room(&self, rule: &Rule) -> bool {
+        let given = rule.given();
+        self.counts.get(&rule.mac).is_none_or(|sets| {
+            sets.len() < SETS_PER_MAC || sets.iter().any(|(fields, _)| *fields == given)
+        })
+    }
+
+    /// Counts a rule that [`Sets::has_room`] let in.
+    pub(crate) fn add(&mut self, rule: &Rule) {
+        let given = rule.given();
+        self.totals[usize::from(given)] += 1;
+        let sets = self.counts.entry(rule.mac).or_default();
+        match sets.iter_mut().find(|(fields, _)| *fields == given) {
+            Some((_, count)) => *count += 1,
+            None => sets.push((given, 1)),
+        }
+    }
+
+    /// Takes a rule off that was counted.
+    pub(crate) fn remove(&mut self, rule: &Rule) {
+        let given = rule.given();
+        let Some(sets) = self.counts.get_mut(&rule.mac) else { return };
+        if let Some(place) = sets.iter().position(|(fields, _)| *fields == given) {
+            self.totals[usize::from(given)] -= 1;
+            sets[place].1 -= 1;
+            if sets[place].1 == 0 {
+                sets.swap_remove(place);
+            }
+        }
+        if sets.is_empty() {
+            self.counts.remove(&rule.mac);
+        }
+    }
+
+    /// The sets of one MAC address' rules.
+    pub(crate) fn of(&self, mac: Option<[u8; 6]>) -> impl Iterator<Item = Fields> {
+        self.counts.get(&mac).into_iter().flatten().map(|(fields, _)| *fields)
+    }
+
+    /// The sets of all rules.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Fields> {
+        (0..=Fields::MAX).filter(|fields| self.totals[usize::from(*fields)] > 0)
+    }
+}

@@ -1,0 +1,441 @@
+//! The flow table against a list of rules, and the cache by its counts.
+
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+use towpath_packet::build::{Flow, Tcp};
+use towpath_packet::headers::{Fragment, Network};
+use towpath_packet::plain;
+
+use super::*;
+
+const fn mac(number: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0, number]
+}
+
+/// Everything for one address, without a tag.
+fn rule(number: u8) -> Rule {
+    Rule { mac: Some(mac(number)), vlan: Vlan::Untagged, ..Rule::default() }
+}
+
+fn to(endpoint: u32) -> Destination {
+    Destination { session: 0, endpoint }
+}
+
+fn parse(frame: &[u8]) -> Headers {
+    Headers::parse(frame, frame.len()).unwrap()
+}
+
+fn udp(number: u8, port: u16) -> Headers {
+    let flow = Flow { destination_mac: mac(number), destination_port: port, ..Flow::v4() };
+    parse(&flow.udp(b"x"))
+}
+
+fn lookup(table: &mut FlowTable, headers: &Headers) -> Option<Destination> {
+    table.lookup(Way::Received, headers)
+}
+
+#[test]
+fn the_more_specific_rule_wins() {
+    let mut table = FlowTable::new(1, FlowCache::Auto);
+    assert!(table.insert(&rule(1), false, to(0)));
+    let port = Rule { protocol: Some(17), port: Some(53), ..rule(1) };
+    assert!(table.insert(&port, false, to(1)));
+    assert!(!table.insert(&port, false, to(2)), "the same rule twice");
+    assert_eq!(lookup(&mut table, &udp(1, 53)), Some(to(1)));
+    assert_eq!(lookup(&mut table, &udp(1, 54)), Some(to(0)));
+    assert_eq!(lookup(&mut table, &udp(2, 53)), None);
+    table.remove(&port, to(2));
+    assert_eq!(lookup(&mut table, &udp(1, 53)), Some(to(1)), "somebody else's remove");
+    table.remove(&port, to(1));
+    assert_eq!(lookup(&mut table, &udp(1, 53)), Some(to(0)));
+    table.remove(&rule(1), to(0));
+    assert!(table.is_empty());
+    assert_eq!(lookup(&mut table, &udp(1, 53)), None, "also not from the cache");
+}
+
+#[test]
+fn vlans_are_apart_unless_any_is_asked_for() {
+    let mut table = FlowTable::new(1, FlowCache::Off);
+    assert!(table.insert(&Rule { vlan: Vlan::Number(7), ..rule(1) }, true, to(0)));
+    assert!(table.insert(&rule(1), true, to(1)));
+    assert!(table.insert(&Rule { vlan: Vlan::Any, ..rule(1) }, true, to(2)));
+    let untagged = udp(1, 53);
+    let tagged = |vlan| Headers { vlan: Some(vlan), ..untagged };
+    assert_eq!(lookup(&mut table, &untagged), Some(to(1)));
+    assert_eq!(lookup(&mut table, &tagged(7)), Some(to(0)));
+    assert_eq!(lookup(&mut table, &tagged(8)), Some(to(2)));
+    let mut found = Vec::new();
+    table.members(&tagged(7), &mut found);
+    assert_eq!(found, [to(0), to(2)]);
+    found.clear();
+    table.members(&untagged, &mut found);
+    assert_eq!(found, [to(1), to(2)]);
+}
+
+#[test]
+fn groups_reach_those_whose_rule_matches_but_for_the_local_addresses() {
+    let mut table = FlowTable::new(1, FlowCache::Off);
+    let flow = Flow { destination_mac: [0xff; 6], ..Flow::v4() };
+    let headers = parse(&flow.udp(b"x"));
+    let all = Rule { ip: Some("192.0.2.200".parse().unwrap()), ..rule(1) };
+    let port = Rule { port: Some(flow.destination_port), ..all };
+    let remote = Rule { remote_ip: Some(flow.source), remote_port: Some(flow.source_port), ..port };
+    let other = Rule { remote_port: Some(flow.source_port ^ 1), ..remote };
+    for (number, rule) in [all, port, remote, other].iter().enumerate() {
+        assert!(table.insert(rule, true, to(number as u32)));
+    }
+    let mut found = Vec::new();
+    table.members(&headers, &mut found);
+    assert_eq!(found, [to(0), to(1), to(2)]);
+}
+
+#[test]
+fn the_sets_of_one_address_are_bounded_and_cost_the_others_nothing() {
+    let mut table = FlowTable::new(1, FlowCache::Off);
+    // As many kinds of rules as there are, all for one address.
+    let mut sets = 0;
+    for bits in 0..128u32 {
+        let given = |bit: u32| bits & 1 << bit != 0;
+        let ip = |given: bool| given.then(|| IpAddr::from([192, 0, 2, 9]));
+        let one = Rule {
+            mac: Some(mac(1)),
+            vlan: if given(0) { Vlan::Number(9) } else { Vlan::Any },
+            ethertype: given(1).then_some(0x800),
+            protocol: given(2).then_some(17),
+            ip: ip(given(3)),
+            port: given(4).then_some(9),
+            remote_ip: ip(given(5)),
+            remote_port: given(6).then_some(9),
+        };
+        sets += usize::from(table.insert(&one, false, to(bits)));
+    }
+    assert_eq!(sets, SETS_PER_MAC);
+    assert!(table.insert(&rule(2), false, to(200)), "another address has sets of its own");
+    let key = [rule(2).key()[0] & MAC_BITS];
+    let theirs = table.macs.lookup(table.seed, &key).unwrap();
+    assert_eq!(theirs.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+    assert_eq!(lookup(&mut table, &udp(2, 1)), Some(to(200)));
+    assert_eq!(table.len(), SETS_PER_MAC + 1);
+}
+
+/// A list of rules, asked one after the other.
+#[derive(Default)]
+struct Oracle {
+    rules: Vec<(Rule, Destination)>,
+}
+
+impl Oracle {
+    fn matches(rule: &Rule, headers: &Headers) -> bool {
+        let (addresses, protocol, later) = match headers.network {
+            Network::Ipv4(ip) => (
+                Some((IpAddr::V4(ip.source.into()), IpAddr::V4(ip.destination.into()))),
+                Some(ip.protocol),
+                matches!(ip.fragment, Fragment::Later { .. }),
+            ),
+            Network::Ipv6(ip) => (
+                Some((IpAddr::V6(ip.source.into()), IpAddr::V6(ip.destination.into()))),
+                Some(ip.protocol),
+                matches!(ip.fragment, Fragment::Later { .. }),
+            ),
+            Network::Arp(_) | Network::Other => (None, None, false),
+        };
+        let ports = headers.ports().filter(|_| !later);
+        rule.mac.is_none_or(|mac| mac == headers.destination)
+            && match rule.vlan {
+                Vlan::Any => true,
+                Vlan::Untagged => headers.vlan.is_none(),
+                Vlan::Number(number) => headers.vlan == Some(number),
+            }
+            && rule.ethertype.is_none_or(|ethertype| ethertype == headers.ethertype)
+            && (rule.protocol.is_none() || rule.protocol == protocol)
+            && (rule.ip.is_none() || rule.ip == addresses.map(|(_, local)| local))
+            && (rule.remote_ip.is_none() || rule.remote_ip == addresses.map(|(remote, _)| remote))
+            && (rule.port.is_none() || rule.port == ports.map(|(_, local)| local))
+            && (rule.remote_port.is_none() || rule.remote_port == ports.map(|(remote, _)| remote))
+    }
+
+    /// How many fields, and then which, the strongest first.
+    fn strength(rule: &Rule) -> (usize, [bool; 8]) {
+        let given = [
+            rule.remote_port.is_some(),
+            rule.remote_ip.is_some(),
+            rule.port.is_some(),
+            rule.ip.is_some(),
+            rule.protocol.is_some(),
+            rule.ethertype.is_some(),
+            rule.vlan != Vlan::Any,
+            rule.mac.is_some(),
+        ];
+        (given.iter().filter(|given| **given).count(), given)
+    }
+
+    fn lookup(&self, headers: &Headers) -> Option<Destination> {
+        let matching = self.rules.iter().filter(|(rule, _)| Oracle::matches(rule, headers));
+        matching.max_by_key(|(rule, _)| Oracle::strength(rule)).map(|(_, found)| *found)
+    }
+}
+
+/// Addresses, few enough to meet.
+fn ip(six: bool, number: u8) -> IpAddr {
+    if six {
+        IpAddr::from([0x2001, 0xdb8, 0, 0, u16::from(number), 0, 0, 1])
+    } else {
+        IpAddr::from([192, 0, 2, number])
+    }
+}
+
+prop_compose! {
+    fn any_rule()(
+        mac_number in proptest::option::of(1..3u8),
+        vlan in prop_oneof![Just(Vlan::Any), Just(Vlan::Untagged), (1..3u16).prop_map(Vlan::Number)],
+        ethertype in proptest::option::of(prop_oneof![Just(0x800), Just(0x86dd), Just(0x806)]),
+        six in any::<bool>(),
+        local in proptest::option::of(1..3u8),
+        remote in proptest::option::of(1..3u8),
+        protocol in proptest::option::of(prop_oneof![Just(6), Just(17)]),
+        port in proptest::option::of(0..3u16),
+        remote_port in proptest::option::of(0..3u16),
+    ) -> Rule {
+        Rule {
+            mac: mac_number.map(mac),
+            vlan,
+            ethertype,
+            ip: local.map(|number| ip(six, number)),
+            protocol,
+            port,
+            remote_ip: remote.map(|number| ip(six, number)),
+            remote_port,
+        }
+    }
+}
+
+prop_compose! {
+    fn any_frame()(
+        number in 1..4u8,
+        vlan in proptest::option::of(1..4u16),
+        six in any::<bool>(),
+        local in 1..4u8,
+        remote in 1..4u8,
+        port in 0..4u16,
+        remote_port in 0..4u16,
+        what in 0..6,
+    ) -> Vec<u8> {
+        let flow = if six { Flow::v6() } else { Flow::v4() }
+            .macs(mac(9), mac(number))
+            .addresses(ip(six, remote), ip(six, local))
+            .ports(remote_port, port);
+        let flow = match vlan {
+            Some(vlan) => flow.vlan(vlan),
+            None => flow,
+        };
+        match what {
+            0 | 1 => flow.udp(b"x"),
+            2 | 3 => flow.tcp(&Tcp::default(), b"x"),
+            4 => flow.echo(true, 1, 1, b"ping"),
+            _ => flow.ethernet(0x88b5, &[0; 46]),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Insert(Rule),
+    /// Of those that are there, modulo.
+    Remove(usize),
+    /// One after the other, each so many times.
+    Look(Vec<(Vec<u8>, usize)>),
+    Set(FlowCache),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => any_rule().prop_map(Step::Insert),
+        2 => any::<usize>().prop_map(Step::Remove),
+        6 => proptest::collection::vec((any_frame(), 1..4usize), 1..12).prop_map(Step::Look),
+        1 => prop_oneof![Just(FlowCache::Off), Just(FlowCache::On), Just(FlowCache::Auto)]
+            .prop_map(Step::Set),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_table_against_a_list_of_rules(
+        seed in any::<u64>(),
+        steps in proptest::collection::vec(any_step(), 1..60),
+    ) {
+        let mut table = FlowTable::new(seed, FlowCache::On);
+        let mut oracle = Oracle::default();
+        let mut next = 0;
+        for step in steps {
+            match step {
+                Step::Insert(rule) => {
+                    let sets = |mac| {
+                        let theirs = oracle.rules.iter().filter(|(one, _)| one.mac == mac);
+                        let sets: std::collections::HashSet<_> =
+                            theirs.map(|(one, _)| one.given()).collect();
+                        sets
+                    };
+                    let theirs = sets(rule.mac);
+                    let room = theirs.len() < SETS_PER_MAC || theirs.contains(&rule.given());
+                    let new = room && !oracle.rules.iter().any(|(one, _)| *one == rule);
+                    prop_assert_eq!(table.insert(&rule, false, to(next)), new);
+                    if new {
+                        oracle.rules.push((rule, to(next)));
+                    }
+                    next += 1;
+                }
+                Step::Remove(which) => {
+                    if !oracle.rules.is_empty() {
+                        let (rule, theirs) =
+                            oracle.rules.swap_remove(which % oracle.rules.len());
+                        table.remove(&rule, to(u32::MAX));
+                        table.remove(&rule, theirs);
+                    }
+                }
+                Step::Look(frames) => {
+                    for (frame, times) in frames {
+                        let headers = parse(&frame);
+                        let expected = oracle.lookup(&headers);
+                        for _ in 0..times {
+                            prop_assert_eq!(table.lookup(Way::Received, &headers), expected);
+                            if let Some(plain) = plain::read(&frame, frame.len()) {
+                                prop_assert_eq!(table.lookup_plain(Way::Sent, &plain), expected);
+                            }
+                        }
+                    }
+                }
+                Step::Set(setting) => table.set_cache(setting),
+            }
+            prop_assert_eq!(table.len(), oracle.rules.len());
+        }
+    }
+}
+
+/// A table of some ports, and a packet for each.
+fn ports(cache: FlowCache, count: u16) -> (FlowTable, Vec<Headers>) {
+    let mut table = FlowTable::new(1, cache);
+    for port in 0..count {
+        let rule = Rule { protocol: Some(17), port: Some(port), ..rule(1) };
+        assert!(table.insert(&rule, false, to(port.into())));
+    }
+    (table, (0..count).map(|port| udp(1, port)).collect())
+}
+
+/// Looks `count` packets up, in trains of this length.
+fn trains(table: &mut FlowTable, packets: &[Headers], length: u64, count: u64) -> FlowCounts {
+    let before = table.counts(Way::Received);
+    for number in 0..count {
+        let port = (number / length) as usize % packets.len();
+        assert_eq!(lookup(table, &packets[port]), Some(to(port as u32)));
+    }
+    let after = table.counts(Way::Received);
+    FlowCounts {
+        lookups: after.lookups - before.lookups,
+        compared: after.compared - before.compared,
+        hits: after.hits - before.hits,
+        switches: after.switches - before.switches,
+    }
+}
+
+#[test]
+fn a_cache_that_is_on_hits_all_but_the_first_of_a_train() {
+    let (mut table, packets) = ports(FlowCache::On, 8);
+    let counts = trains(&mut table, &packets, 10, 10_000);
+    assert_eq!(counts, FlowCounts { lookups: 10_000, compared: 10_000, hits: 9_000, switches: 0 });
+    assert_eq!(counts.mean_train(), Some(10.0));
+    let counts = trains(&mut table, &packets, 1, 10_000);
+    assert_eq!(counts, FlowCounts { lookups: 10_000, compared: 10_000, hits: 0, switches: 0 });
+    assert_eq!(counts.mean_train(), Some(1.0));
+}
+
+#[test]
+fn a_cache_that_is_off_compares_nothing() {
+    let (mut table, packets) = ports(FlowCache::Off, 8);
+    let counts = trains(&mut table, &packets, 10, 10_000);
+    assert_eq!(counts, FlowCounts { lookups: 10_000, ..FlowCounts::default() });
+    assert_eq!(counts.mean_train(), None);
+}
+
+#[test]
+fn what_no_rule_asks_for_does_not_end_a_train() {
+    let (mut table, _) = ports(FlowCache::On, 8);
+    let from = |source_port| {
+        let flow = Flow { destination_mac: mac(1), destination_port: 3, source_port, ..Flow::v4() };
+        parse(&flow.udp(b"x"))
+    };
+    for client in 0..100 {
+        assert_eq!(lookup(&mut table, &from(client)), Some(to(3)));
+    }
+    assert_eq!(table.counts(Way::Received).hits, 99);
+    // With a rule that asks for it, it does.
+    let remote = Rule { remote_port: Some(1), ..rule(1) };
+    assert!(table.insert(&remote, false, to(9)));
+    for client in 100..200 {
+        assert_eq!(lookup(&mut table, &from(client)), Some(to(3)));
+    }
+    assert_eq!(table.counts(Way::Received).hits, 99);
+}
+
+#[test]
+fn automatic_follows_the_length_of_trains() {
+    let (mut table, packets) = ports(FlowCache::Auto, 8);
+    // Interleaved: one window is measured in each period, and nothing is used.
+    let period = WINDOW + REST;
+    let counts = trains(&mut table, &packets, 1, 10 * period);
+    assert_eq!(counts.switches, 0);
+    assert_eq!((counts.compared, counts.hits), (10 * WINDOW, 0));
+    // Trains: on from the end of the next window that is measured.
+    let counts = trains(&mut table, &packets, 16, period);
+    assert_eq!(counts.switches, 1);
+    let counts = trains(&mut table, &packets, 16, 16_000);
+    assert_eq!((counts.compared, counts.hits, counts.switches), (16_000, 15_000, 0));
+    // Interleaved again: off after at most two windows, of which one was begun before.
+    let counts = trains(&mut table, &packets, 1, 2 * WINDOW);
+    assert_eq!((counts.hits, counts.switches), (0, 1));
+    let counts = trains(&mut table, &packets, 1, 2 * REST);
+    assert!(counts.compared <= 3 * WINDOW, "{counts:?}");
+}
+
+#[test]
+fn between_the_thresholds_automatic_stays_as_it_is() {
+    // Trains of 1 and 2 in turn: 1.5 in the mean would be the lower threshold itself; 2 and 1 and
+    // 2 is 1.67.
+    let mixed = |table: &mut FlowTable, packets: &[Headers], count: usize| {
+        let before = table.counts(Way::Received).switches;
+        for number in 0..count {
+            let port = [0, 0, 1, 2, 2][number % 5];
+            assert_eq!(lookup(table, &packets[port]), Some(to(port as u32)));
+        }
+        table.counts(Way::Received).switches - before
+    };
+    let (mut table, packets) = ports(FlowCache::Auto, 8);
+    assert_eq!(mixed(&mut table, &packets, 100_000), 0);
+    assert!(!table.last[0].compares || table.counts(Way::Received).switches == 0);
+    trains(&mut table, &packets, 64, 2 * (WINDOW + REST));
+    assert!(table.last[0].compares);
+    let hits = table.counts(Way::Received).hits;
+    assert_eq!(mixed(&mut table, &packets, 100_000), 0);
+    assert!(table.counts(Way::Received).hits - hits >= 39_000, "it stays on");
+}
+
+#[test]
+fn a_rule_that_comes_or_goes_is_seen_by_the_next_packet() {
+    let (mut table, packets) = ports(FlowCache::On, 2);
+    for _ in 0..3 {
+        assert_eq!(lookup(&mut table, &packets[1]), Some(to(1)));
+    }
+    assert_eq!(table.last[0].remembers(), Some(table.fields));
+    let closer =
+        Rule { ip: Some(Flow::v4().destination), port: Some(1), protocol: Some(17), ..rule(1) };
+    assert!(table.insert(&closer, false, to(7)));
+    assert_eq!(table.last[0].remembers(), None);
+    assert_eq!(lookup(&mut table, &packets[1]), Some(to(7)));
+    table.remove(&closer, to(7));
+    assert_eq!(lookup(&mut table, &packets[1]), Some(to(1)));
+    // Also that nobody has it is remembered, and forgotten.
+    let nobody = udp(1, 99);
+    assert_eq!((lookup(&mut table, &nobody), lookup(&mut table, &nobody)), (None, None));
+    assert!(table.insert(&rule(1), false, to(8)));
+    assert_eq!(lookup(&mut table, &nobody), Some(to(8)));
+}
