@@ -44,6 +44,15 @@ pub(crate) enum Role {
         /// Packets put into its queue at once, once a millisecond.
         burst: usize,
     },
+    /// Moves packets through an engine without threads, for a tool that counts instructions.
+    Count {
+        /// Which way.
+        way: crate::solo::Way,
+        /// How many of one flow one after the other.
+        train: usize,
+        /// How many.
+        packets: usize,
+    },
 }
 
 /// Plays the role that a parent gave. Answers when the parent is gone.
@@ -57,6 +66,7 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::Application { socket, cpu, burst } => {
             crate::isolation::send_to_itself(&socket, cpu, burst)
         }
+        Role::Count { way, train, packets } => crate::solo::count(way, train, packets),
     }
 }
 

@@ -14,6 +14,7 @@
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | [`page`] | the documentation's page of figures |
+//! | `solo` | an engine without threads, whose instructions can be counted |
 //! | `child` | the other processes of an experiment |
 
 #![forbid(unsafe_code)]
@@ -26,6 +27,7 @@ pub mod machine;
 pub mod page;
 mod queue;
 pub mod report;
+mod solo;
 pub mod statistics;
 mod switch;
 mod tcp;
