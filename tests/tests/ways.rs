@@ -1,12 +1,13 @@
 //! The engine has a short way for most packets and a long one for all. Which of them a packet goes
-//! must make no difference to anybody: here it goes both, and what everybody got and counted is
-//! compared. Whoever captures, or is promiscuous, makes all packets go the long way.
+//! must make no difference to anybody: here it goes both, sent by an application and received from
+//! the device, and what everybody got and counted is compared. Whoever captures, or is promiscuous,
+//! makes all packets go the long way.
 
 use std::net::IpAddr;
 
 use towpath_client::{Endpoint, Options, Rule, Session};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback;
+use towpath_device::{Meta, loopback};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Server, Subnets};
@@ -75,6 +76,9 @@ fn samples(from: &Session, to: &Session) -> Vec<Vec<u8>> {
     all
 }
 
+/// Where the last packet of each group goes.
+const LAST: u16 = 9999;
+
 fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let config = Config {
@@ -98,6 +102,8 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
         Rule::new().udp(1000),
         Rule::new().tcp(1000),
         Rule::new().ip(from.info().ipv6.unwrap().0.into()).udp(1000),
+        // It only hears that all before was received.
+        Rule::new().ip(from.info().ipv4.unwrap().0.into()).udp(LAST),
     ]
     .iter()
     .map(|rule| from.open(rule).unwrap())
@@ -128,7 +134,17 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     }
     let mut outcome = Outcome::default();
     let mut got = [0u64; 2];
-    for group in packets.chunks(24) {
+    let last = flows(&to, &from)[0].ports(9, LAST).udp(b"that was all");
+    for (before, group) in packets.chunks(24).enumerate() {
+        // From the device as from an application; it takes what has a header and is not too long.
+        for (_, frame) in group.iter().filter(|(_, frame)| (14..=1514).contains(&frame.len())) {
+            eventually("the far end has room", || far.send(frame, Meta::FINISHED));
+        }
+        // Received in order: with this one all are.
+        eventually("the far end has room", || far.send(&last, Meta::FINISHED));
+        eventually("all that came is received", || {
+            count(&from, &senders[4..], "rx_packets") == before as u64 + 1
+        });
         for (by, frame) in group {
             from.send_bytes(senders[*by], frame).unwrap();
         }
@@ -143,8 +159,8 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
         for (place, (session, endpoints)) in
             [(&mut from, &senders), (&mut to, &receivers)].into_iter().enumerate()
         {
-            let delivered = count(session, endpoints, "rx_packets");
             eventually("what was delivered is received", || {
+                let delivered = count(session, endpoints, "rx_packets");
                 let taken = session
                     .receive(0, 64, |packet| {
                         let bytes = packet.parts().flatten().copied().collect();

@@ -10,6 +10,7 @@
 //! | [`report`] | what an experiment answers: rows, machine, JSON and table |
 //! | [`limits`] | cache line round trip, memory copy, a bare queue |
 //! | `queue` | one queue against a bare ring |
+//! | `demux` | flow lookups, the last-flow cache on, off and automatic |
 //! | `switch` | endpoint to endpoint through the engine of another process |
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
@@ -21,6 +22,7 @@
 
 mod bare;
 mod child;
+mod demux;
 mod isolation;
 pub mod limits;
 pub mod machine;
@@ -55,6 +57,8 @@ impl Settings {
 pub enum Experiment {
     /// One queue against a bare ring.
     Queue,
+    /// Flow lookups with and without the last-flow cache.
+    Demux,
     /// Endpoint to endpoint through the engine of another process.
     Switch,
     /// A neighbour's throughput while another application is killed or stopped.
@@ -65,14 +69,20 @@ pub enum Experiment {
 
 impl Experiment {
     /// All, in the order of the page.
-    pub const ALL: [Experiment; 4] =
-        [Experiment::Queue, Experiment::Switch, Experiment::Isolation, Experiment::Tcp];
+    pub const ALL: [Experiment; 5] = [
+        Experiment::Queue,
+        Experiment::Demux,
+        Experiment::Switch,
+        Experiment::Isolation,
+        Experiment::Tcp,
+    ];
 
     /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Experiment::Queue => "queue",
+            Experiment::Demux => "demux",
             Experiment::Switch => "switch",
             Experiment::Isolation => "isolation",
             Experiment::Tcp => "tcp",
@@ -99,6 +109,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
     report.limits = limits::measure(settings)?;
     let outcome = match experiment {
         Experiment::Queue => queue::measure(settings)?,
+        Experiment::Demux => demux::measure(settings)?,
         Experiment::Switch => switch::measure(settings)?,
         Experiment::Isolation => isolation::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,

@@ -12,6 +12,10 @@ fn question(experiment: &str) -> &'static str {
             "What does it cost that neither side of a queue trusts the other? One queue, checked and \
              accounted for, against a bare ring that carries the same descriptors and frames."
         }
+        Some(Experiment::Demux) => {
+            "Does it pay to remember the last packet's flow? Lookups in trains and interleaved, with \
+             the cache automatic or on, against the same table with the cache off. Above 1 is faster."
+        }
         Some(Experiment::Switch) => {
             "How fast does a packet pass from one application's endpoint to another's, through the \
              server's process, with every check, the flow table and one copy?"

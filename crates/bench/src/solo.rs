@@ -147,7 +147,7 @@ impl Solo {
         let inward = |number: u16| flow.ports(1000, PORT + number).udp(&body);
         let outward = |number: u16| {
             Flow { source_mac: MAC, source: flow.destination, ..flow }
-                .ports(PORT + number, PORT)
+                .ports(PORT + number, PORT + number)
                 .udp(&body)
         };
         let mut solo = Solo {

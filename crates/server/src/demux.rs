@@ -42,7 +42,7 @@ use rule::{
     mask, masked,
 };
 
-pub use cache::{FlowCache, FlowCounts, OFF_TENTHS, ON_TENTHS, REST, WINDOW};
+pub use cache::{FEW_SETS, FlowCache, FlowCounts, MORE_SETS, REST, Thresholds, WINDOW};
 pub use rule::{Rule, Vlan};
 pub use sets::SETS_PER_MAC;
 pub(crate) use sets::Sets;
@@ -105,6 +105,9 @@ impl Member {
             && masked::<6>(&looked.key, &self.mask) == self.key
     }
 }
+
+/// Tables that are asked at once, without the way by the MAC address, if there are no more.
+const FEW: usize = 2;
 
 /// Sets of fields, by their places: a bit each.
 type Places = [u64; FIELD_SETS / 64];
@@ -171,10 +174,9 @@ pub struct FlowTable {
     macs: Table<1, Places>,
     /// The tables of rules without a MAC address.
     without_mac: Places,
-    /// All tables with rules.
-    all: Places,
-    /// There are so few tables that the MAC address needs not be asked.
-    few: bool,
+    /// The places of all tables with rules, where they are so few that the MAC address needs not be
+    /// asked; else nothing.
+    few: Option<Vec<u8>>,
     /// What any rule asks for: the rest of a packet makes no difference.
     counts: Key,
     fields: Fields,
@@ -198,8 +200,7 @@ impl FlowTable {
             rules,
             macs: Table::default(),
             without_mac: Places::default(),
-            all: Places::default(),
-            few: true,
+            few: Some(Vec::new()),
             counts: Key::default(),
             fields: 0,
             sets: Sets::default(),
@@ -265,8 +266,9 @@ impl FlowTable {
                 }
             }
         }
-        self.all = places(self.sets.all());
-        self.few = self.all.iter().map(|word| word.count_ones()).sum::<u32>() <= 2;
+        let mut all: Vec<u8> = self.sets.all().map(|fields| PLACES[usize::from(fields)]).collect();
+        all.sort_unstable();
+        self.few = (all.len() <= FEW).then_some(all);
         self.fields = self.sets.all().fold(0, |all, fields| all | fields);
         self.counts = mask(self.fields);
         for last in &mut self.last {
@@ -304,7 +306,7 @@ impl FlowTable {
     #[inline]
     fn look_up(&mut self, way: Way, looked: &Looked) -> Option<Destination> {
         let last = &mut self.last[way as usize];
-        last.count();
+        last.count(self.few.is_some());
         if !last.compares {
             return self.find(looked);
         }
@@ -321,27 +323,38 @@ impl FlowTable {
 
     #[inline]
     fn find(&self, looked: &Looked) -> Option<Destination> {
-        let mut places = self.all;
-        if !self.few {
-            places = self.without_mac;
-            if let Some(theirs) = self.macs.lookup(self.seed, &[looked.key[0] & MAC_BITS]) {
-                for (all, theirs) in places.iter_mut().zip(theirs) {
-                    *all |= theirs;
-                }
+        let Some(few) = &self.few else { return self.find_by_mac(looked) };
+        few.iter().find_map(|place| self.find_in(usize::from(*place), looked))
+    }
+
+    #[inline(never)]
+    fn find_by_mac(&self, looked: &Looked) -> Option<Destination> {
+        let mut places = self.without_mac;
+        if let Some(theirs) = self.macs.lookup(self.seed, &[looked.key[0] & MAC_BITS]) {
+            for (all, theirs) in places.iter_mut().zip(theirs) {
+                *all |= theirs;
             }
         }
         for (number, mut word) in places.into_iter().enumerate() {
             while word != 0 {
-                let rules = &self.rules[number * 64 + word.trailing_zeros() as usize];
+                let place = number * 64 + word.trailing_zeros() as usize;
                 word &= word - 1;
-                if rules.fields & !looked.has == 0
-                    && let Some(found) = rules.lookup(self.seed, &looked.key)
-                {
+                if let Some(found) = self.find_in(place, looked) {
                     return Some(found);
                 }
             }
         }
         None
+    }
+
+    #[inline]
+    fn find_in(&self, place: usize, looked: &Looked) -> Option<Destination> {
+        let rules = &self.rules[place];
+        // Most packets have all that there is to ask for.
+        if rules.fields & !looked.has != 0 {
+            return None;
+        }
+        rules.lookup(self.seed, &looked.key)
     }
 
     /// Appends everybody that receives a broadcast or multicast packet.

@@ -17,11 +17,8 @@ const ETHERNET_BYTES: usize = 14;
 
 impl Engine {
     /// Passes on the packets of a group from `from` to the first that is not for this way. Answers
-    /// how many.
-    pub(crate) fn pass_on(&mut self, group: &Group, from: usize, mtu: usize) -> usize {
-        if !self.flows.has_no_taps() {
-            return 0;
-        }
+    /// how many. Only while nobody captures or is promiscuous.
+    pub(crate) fn pass_on(&mut self, group: &mut Group, from: usize, mtu: usize) -> usize {
         let Some((memory, _)) = &self.heaps[group.place as usize] else { return 0 };
         // Each packet of this way has one slot.
         let (mut first, mut slots) = (0u32, 0u32);
@@ -42,7 +39,10 @@ impl Engine {
             {
                 break;
             }
-            let Some(destination) = self.flows.lookup_plain(Way::Sent, plain) else { break };
+            let Some(destination) = self.flows.lookup_plain(Way::Sent, plain) else {
+                group.packets[place].for_nobody_here = true;
+                break;
+            };
             let copies = u64::from(self.stage.slots[group.slots[place] as usize].copies);
             count_sent(&mut sender.counters, one.endpoint, len, copies);
             let prefix = self.stage.bytes(group.slots[place]);

@@ -40,6 +40,8 @@ struct Outgoing {
     len: usize,
     /// Where in the stage its beginning is.
     slot: u32,
+    /// See [`crate::transmit::Taken`].
+    for_nobody_here: bool,
 }
 
 impl Engine {
@@ -51,7 +53,7 @@ impl Engine {
     }
 
     /// Checks a packet by its beginning in its slot, and sends what was checked.
-    pub(crate) fn check_and_send(
+    pub(crate) fn check_and_send<const TAPS: bool>(
         &mut self,
         group: &mut Group,
         place: usize,
@@ -67,6 +69,7 @@ impl Engine {
             chain: taken.chain,
             len: taken.len as usize,
             slot,
+            for_nobody_here: taken.for_nobody_here,
         };
         let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
         let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return Ok(Sent::Now) };
@@ -143,10 +146,10 @@ impl Engine {
                 }
             }
         }
-        self.route(one, meta, &headers)
+        self.route::<TAPS>(one, meta, &headers)
     }
 
-    fn route(
+    fn route<const TAPS: bool>(
         &mut self,
         one: &Outgoing,
         meta: Meta,
@@ -154,12 +157,13 @@ impl Engine {
     ) -> Result<Sent, DeviceError> {
         let small = one.len <= WHOLE_BYTES;
         let group = is_group(headers.destination);
-        let destination = if group { None } else { self.flows.lookup(Way::Sent, headers) };
+        let destination =
+            if group || one.for_nobody_here { None } else { self.flows.lookup(Way::Sent, headers) };
         self.found.clear();
         if let Some(destination) = destination {
             self.found.push(destination);
-            if self.flows.has_no_taps() {
-                self.deliver_here(one, meta);
+            if !TAPS {
+                self.deliver_here::<TAPS>(one, meta);
                 self.count(Count::LocalPackets);
                 self.count_sent(one);
                 return Ok(Sent::Now);
@@ -185,10 +189,12 @@ impl Engine {
                 return Ok(Sent::NoRoom);
             }
         }
-        self.found.extend(self.flows.promiscuous.iter().filter(|found| !sender(found)));
+        if TAPS {
+            self.found.extend(self.flows.promiscuous.iter().filter(|found| !sender(found)));
+        }
         let local = self.found.len();
-        if local > 0 || !self.flows.captures.is_empty() {
-            self.deliver_here(one, meta);
+        if local > 0 || TAPS && !self.flows.captures.is_empty() {
+            self.deliver_here::<TAPS>(one, meta);
         }
         if !group && local > 0 {
             self.count(Count::LocalPackets);
@@ -214,7 +220,7 @@ impl Engine {
     }
 
     /// Delivers to the endpoints of this host in `found`, and to those that capture.
-    fn deliver_here(&mut self, one: &Outgoing, meta: Meta) {
+    fn deliver_here<const TAPS: bool>(&mut self, one: &Outgoing, meta: Meta) {
         let Some((memory, _)) = &self.heaps[one.place as usize] else { return };
         let looked = self.stage.bytes(one.slot);
         let source = Source { prefix: looked, memory, pieces: &self.pieces };
@@ -226,8 +232,10 @@ impl Engine {
             receive_budget: self.budgets.receive_budget,
             turn: self.turn,
         };
-        for destination in &self.flows.captures {
-            deliverer.deliver_to(*destination, &packet, CAPTURED_OUTGOING);
+        if TAPS {
+            for destination in &self.flows.captures {
+                deliverer.deliver_to(*destination, &packet, CAPTURED_OUTGOING);
+            }
         }
         for destination in &self.found {
             deliverer.deliver_to(*destination, &packet, 0);

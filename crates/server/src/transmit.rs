@@ -42,6 +42,8 @@ pub(crate) struct Taken {
     pub(crate) fetched: bool,
     /// It is in [`Group::plain`].
     pub(crate) plain: bool,
+    /// It was looked up, and no endpoint of this host has its destination.
+    pub(crate) for_nobody_here: bool,
 }
 
 /// Packets of one queue set taken together, with their descriptors.
@@ -222,6 +224,7 @@ impl Engine {
                 single: chain[0].flags == 0,
                 fetched: false,
                 plain: false,
+                for_nobody_here: false,
             };
             group.count += 1;
             at += count;
@@ -265,17 +268,32 @@ impl Engine {
     /// Sends what was fetched, one after the other. Answers how many are done with or on their way,
     /// and the violation that ended it; fewer than there are and none: there is no room.
     fn send_group(&mut self, group: &mut Group) -> Result<(usize, Option<Violation>), DeviceError> {
+        // Nobody begins to capture in the middle of a turn: orders are followed before it.
+        if self.flows.has_no_taps() {
+            self.send_group_to::<false>(group)
+        } else {
+            self.send_group_to::<true>(group)
+        }
+    }
+
+    /// The same when somebody captures or is promiscuous, or when nobody does.
+    fn send_group_to<const TAPS: bool>(
+        &mut self,
+        group: &mut Group,
+    ) -> Result<(usize, Option<Violation>), DeviceError> {
         let mtu = self.device.info().mtu;
         let mut place = 0;
         loop {
-            place += self.pass_on(group, place, mtu);
+            if !TAPS {
+                place += self.pass_on(group, place, mtu);
+            }
             if place == group.count {
                 return Ok((place, None));
             }
             if group.slots[place] == NO_SLOT {
                 return Ok((place, None));
             }
-            match self.check_and_send(group, place, mtu)? {
+            match self.check_and_send::<TAPS>(group, place, mtu)? {
                 Sent::Now => {
                     let one = group.packets[place];
                     self.finish(group, one.first, one.chain);

@@ -6,8 +6,9 @@
 //! that compare equal one after the other. To compare is what the cache costs, so while it rests,
 //! only one window of [`WINDOW`] lookups in each [`REST`] is measured.
 //!
-//! Two thresholds keep it from switching to and fro: [`ON_TENTHS`] and [`OFF_TENTHS`]. They lie around
-//! where, by counted instructions, the cache neither gains nor loses.
+//! Two thresholds keep it from switching to and fro. They lie around where the cache neither gains
+//! nor loses (`towpath bench demux`): above two packets a train where one or two tables are asked,
+//! [`FEW_SETS`], and below where there are more to be spared, [`MORE_SETS`].
 
 use super::rule::{Key, Looked};
 use super::{Destination, hash};
@@ -38,10 +39,20 @@ impl FlowCache {
 pub const WINDOW: u64 = 128;
 /// Lookups between two measured windows while the cache rests.
 pub const REST: u64 = 32 * WINDOW;
-/// Mean length of trains, in tenths, from which on the cache is used.
-pub const ON_TENTHS: u64 = 20;
-/// Mean length of trains, in tenths, below which it is not used any more.
-pub const OFF_TENTHS: u64 = 15;
+
+/// Mean lengths of trains, in tenths of a packet, at which the cache is put to use or to rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// From here on it is used.
+    pub on_tenths: u64,
+    /// Below, it is not used any more.
+    pub off_tenths: u64,
+}
+
+/// Where the device's rules give one or two sets of fields.
+pub const FEW_SETS: Thresholds = Thresholds { on_tenths: 30, off_tenths: 24 };
+/// Where they give more.
+pub const MORE_SETS: Thresholds = Thresholds { on_tenths: 18, off_tenths: 14 };
 
 /// What lookups came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,9 +162,9 @@ impl Last {
 
     /// To be called once before each lookup.
     #[inline]
-    pub(super) fn count(&mut self) {
+    pub(super) fn count(&mut self, few: bool) {
         if self.lookups == self.due {
-            self.decide();
+            self.decide(if few { FEW_SETS } else { MORE_SETS });
         }
         self.lookups += 1;
     }
@@ -169,7 +180,7 @@ impl Last {
     }
 
     #[cold]
-    fn decide(&mut self) {
+    fn decide(&mut self, thresholds: Thresholds) {
         let compared = self.compares;
         let (lookups, hits) = self.end_window();
         let used = match self.setting {
@@ -183,8 +194,9 @@ impl Last {
                 return;
             }
             FlowCache::Auto => {
-                // The mean length of trains against the threshold, without a division.
-                let threshold = if self.used { OFF_TENTHS } else { ON_TENTHS };
+                let Thresholds { on_tenths, off_tenths } = thresholds;
+                let threshold = if self.used { off_tenths } else { on_tenths };
+                // Lookups by trains, without a division.
                 lookups * 10 >= threshold * (lookups - hits)
             }
         };

@@ -397,26 +397,42 @@ fn automatic_follows_the_length_of_trains() {
     assert!(counts.compared <= 3 * WINDOW, "{counts:?}");
 }
 
+/// Packets of trains whose mean length is between the thresholds.
+fn between(thresholds: Thresholds) -> Vec<usize> {
+    let pattern = match thresholds {
+        FEW_SETS => vec![0, 0, 0, 1, 1, 2, 2, 2],
+        _ => vec![0, 0, 1, 2, 2],
+    };
+    let tenths = pattern.len() as u64 * 10 / 3;
+    assert!((thresholds.off_tenths..thresholds.on_tenths).contains(&tenths));
+    pattern
+}
+
 #[test]
 fn between_the_thresholds_automatic_stays_as_it_is() {
-    // Trains of 1 and 2 in turn: 1.5 in the mean would be the lower threshold itself; 2 and 1 and
-    // 2 is 1.67.
-    let mixed = |table: &mut FlowTable, packets: &[Headers], count: usize| {
-        let before = table.counts(Way::Received).switches;
-        for number in 0..count {
-            let port = [0, 0, 1, 2, 2][number % 5];
-            assert_eq!(lookup(table, &packets[port]), Some(to(port as u32)));
+    for thresholds in [FEW_SETS, MORE_SETS] {
+        let (mut table, packets) = ports(FlowCache::Auto, 8);
+        if thresholds == MORE_SETS {
+            for rule in [rule(2), Rule { vlan: Vlan::Any, ..rule(2) }] {
+                assert!(table.insert(&rule, false, to(99)));
+            }
         }
-        table.counts(Way::Received).switches - before
-    };
-    let (mut table, packets) = ports(FlowCache::Auto, 8);
-    assert_eq!(mixed(&mut table, &packets, 100_000), 0);
-    assert!(!table.last[0].compares || table.counts(Way::Received).switches == 0);
-    trains(&mut table, &packets, 64, 2 * (WINDOW + REST));
-    assert!(table.last[0].compares);
-    let hits = table.counts(Way::Received).hits;
-    assert_eq!(mixed(&mut table, &packets, 100_000), 0);
-    assert!(table.counts(Way::Received).hits - hits >= 39_000, "it stays on");
+        let pattern = between(thresholds);
+        let mut mixed = |table: &mut FlowTable, count: usize| {
+            let before = table.counts(Way::Received);
+            for number in 0..count {
+                let port = pattern[number % pattern.len()];
+                assert_eq!(lookup(table, &packets[port]), Some(to(port as u32)));
+            }
+            let after = table.counts(Way::Received);
+            assert_eq!(after.switches, before.switches, "{thresholds:?}");
+            after.hits - before.hits
+        };
+        assert!(mixed(&mut table, 100_000) < 5_000, "it stays off");
+        trains(&mut table, &packets, 64, 2 * (WINDOW + REST));
+        assert!(table.last[0].compares);
+        assert!(mixed(&mut table, 100_000) >= 39_000, "it stays on");
+    }
 }
 
 #[test]
