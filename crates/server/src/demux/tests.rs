@@ -418,7 +418,7 @@ fn between_the_thresholds_automatic_stays_as_it_is() {
             }
         }
         let pattern = between(thresholds);
-        let mut mixed = |table: &mut FlowTable, count: usize| {
+        let mixed = |table: &mut FlowTable, count: usize| {
             let before = table.counts(Way::Received);
             for number in 0..count {
                 let port = pattern[number % pattern.len()];
