@@ -1,6 +1,6 @@
 //! Asynchronous queues, doorbells, events and frames in memory that two processes share.
 //!
-//! Every shared-memory atomic of the project is in this crate, and nothing else is: it allocates a
+//! Every shared-memory atomic of the project is in this crate, and little else is: it allocates a
 //! little private memory, makes no system call and depends on nothing. The rules that it keeps:
 //!
 //! 1. Every word has exactly one writer: [`OwnWords`] on its writer's side, [`PeerWords`] on the
@@ -21,6 +21,7 @@
 //! | [`receive`] | server to application: empty frames one way, descriptors and one commit word back |
 //! | [`doorbell`] | who sleeps, and whether to ring |
 //! | [`events`] | which queues have news |
+//! | [`optimistic`] | a section of one process that nobody waits for; not in shared memory |
 //! | [`frames`] | whose a frame is, and which to use next |
 #![cfg_attr(not(any(test, loom)), no_std)]
 
@@ -31,6 +32,7 @@ pub mod doorbell;
 pub mod events;
 pub mod frames;
 pub mod layout;
+pub mod optimistic;
 pub mod receive;
 pub mod spsc;
 pub mod transmit;

@@ -28,7 +28,7 @@ const CACHE_LINE_WORDS: usize = 8;
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
 const LINES_AHEAD: usize = 4;
 
-/// The four places where a store must be seen before a load is made, in two pairs. Of each pair,
+/// The six places where a store must be seen before a load is made, in three pairs. Of each pair,
 /// one side is certain to see what the other stored; with either barrier taken out, neither may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
@@ -42,6 +42,10 @@ pub enum Barrier {
     /// Queues were published, and the acknowledgements are looked at. Partner:
     /// [`Barrier::AcknowledgerLooks`].
     MarkerLooks,
+    /// Work was left, and the flag is looked at. Partner: [`Barrier::HolderLooks`].
+    LeaverLooks,
+    /// The flag was released, and what was left is looked for. Partner: [`Barrier::LeaverLooks`].
+    HolderLooks,
 }
 
 /// A full barrier. Written as a fence and not as SeqCst accesses: those order only among each

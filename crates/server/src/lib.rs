@@ -18,6 +18,7 @@
 //! | [`source`] | where a packet's bytes are before they are copied |
 //! | [`handoff`] | how checked packets reach the device; the backlog |
 //! | [`session`] | what the engine has of a session |
+//! | [`embedded`] | a driver for all threads of one program, without a server |
 //! | `control` | connections, attach, endpoints, reports |
 //! | [`addresses`] | which addresses sessions get |
 //! | [`policy`] | who may what |
@@ -30,6 +31,7 @@ mod control;
 #[allow(unsafe_code)]
 pub mod copy;
 pub mod demux;
+pub mod embedded;
 pub mod engine;
 pub mod handoff;
 mod held;

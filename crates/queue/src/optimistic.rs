@@ -1,0 +1,475 @@
+//! A section that one thread at a time is in, and that nobody waits for.
+//!
+//! Stodolsky, Chen and Bershad's optimistic interrupt protection, as Tracey and Banerji (3.3, 4.3)
+//! put it into a driver: instead of raising the interrupt level a flag is set, and the interrupter
+//! that finds it set leaves its work for whoever is inside. Here threads take the interrupter's
+//! place. Who finds the flag free goes in; who does not, leaves its work in a bounded queue and goes
+//! on. Who is inside does what was left before its own, so what one thread brings keeps its order.
+//!
+//! ```text
+//!   who comes                            who is inside
+//!   the flag is set: take a slot,        do all that was left; release the flag;
+//!   write, publish it;                   fence;
+//!   fence;                               look whether something was left;
+//!   look at the flag: free? go in        if so, go in again
+//! ```
+//!
+//! Both fences are needed: with either taken out, something may be left that both believe the
+//! other to do. The memory of a slot is the caller's; here are only their numbers.
+//!
+//! The queue of slots has a sequence word for each, after Vyukov's bounded queue: a thread that is
+//! stopped between taking a slot and publishing it holds up what was left behind it, and that
+//! alone: others go on until the slots are used up, and it looks after it by itself when it goes on.
+//!
+//! Unsafe lives here for the state inside: the flag alone says who may touch it.
+
+use alloc::boxed::Box;
+#[cfg(not(loom))]
+use core::cell::UnsafeCell;
+#[cfg(loom)]
+use loom::cell::UnsafeCell;
+
+use crate::word::{AtomicU64, Barrier, Ordering, full_fence};
+
+/// Times that whoever is inside goes in again for others, before nobody may leave it more. What
+/// was being left meanwhile is done, too: at most a slot for each other thread.
+const ROUNDS: u32 = 32;
+
+/// What one thread at a time may touch: `S`, and a bounded queue of what others left.
+pub struct Optimistic<S> {
+    /// 0: nobody is inside.
+    flag: AtomicU64,
+    /// Requests that were left, a bit each.
+    requests: AtomicU64,
+    /// Not 0: whoever is inside has done enough for others.
+    closed: AtomicU64,
+    /// The next slot to be taken, free-running.
+    tail: AtomicU64,
+    /// For each slot whose turn it is; see [`word`].
+    sequence: Box<[AtomicU64]>,
+    inside: UnsafeCell<Inside<S>>,
+}
+
+struct Inside<S> {
+    /// The next slot to be done, free-running.
+    head: u64,
+    /// Times that somebody went in.
+    entered: u64,
+    /// For each slot the place in the queue for which it was handed out.
+    places: Box<[u64]>,
+    state: S,
+}
+
+// SAFETY: `inside` is touched by who took the flag, alone, and everything before its release is
+// seen by whoever takes it next (`try_enter`, `Entered::exit`). The rest are atomics. So the state
+// moves between threads, and is never shared.
+unsafe impl<S: Send> Sync for Optimistic<S> {}
+// SAFETY: as above; all that is inside may move.
+unsafe impl<S: Send> Send for Optimistic<S> {}
+
+impl<S> core::fmt::Debug for Optimistic<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Optimistic").field("slots", &self.sequence.len()).finish_non_exhaustive()
+    }
+}
+
+/// A slot's word: free for a place in the queue, published for it, or given up by who took it.
+const fn word(place: u64, what: u64) -> u64 {
+    place << 2 | what
+}
+const FREE: u64 = 0;
+const PUBLISHED: u64 = 1;
+const GIVEN_UP: u64 = 2;
+
+impl<S> Optimistic<S> {
+    /// Nobody is inside, and nothing is left. `None` unless the number of slots is a power of two
+    /// up to 65 536.
+    #[must_use]
+    pub fn new(slots: u32, state: S) -> Option<Optimistic<S>> {
+        if !slots.is_power_of_two() || slots > 1 << 16 {
+            return None;
+        }
+        let slots = u64::from(slots);
+        Some(Optimistic {
+            flag: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            closed: AtomicU64::new(0),
+            tail: AtomicU64::new(0),
+            sequence: (0..slots).map(|place| AtomicU64::new(word(place, FREE))).collect(),
+            inside: UnsafeCell::new(Inside {
+                head: 0,
+                entered: 0,
+                places: (0..slots).collect(),
+                state,
+            }),
+        })
+    }
+
+    fn slot(&self, place: u64) -> usize {
+        (place & (self.sequence.len() as u64 - 1)) as usize
+    }
+
+    /// Goes in, if nobody is inside.
+    #[inline]
+    #[must_use]
+    pub fn try_enter(&self) -> Option<Entered<'_, S>> {
+        // Who only looks does not take the flag's line from who is inside.
+        if self.flag.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        // SYNC: what was done inside before is seen. Partner: the release in `Entered::exit`.
+        self.flag.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        #[cfg(not(loom))]
+        let inside = self.inside.get();
+        #[cfg(loom)]
+        let inside = self.inside.get_mut();
+        let mut entered = Entered { section: self, inside: Some(inside) };
+        entered.inside().entered += 1;
+        Some(entered)
+    }
+
+    /// Takes a slot to leave work in. `None` when all are in use, or when whoever is inside has done
+    /// enough for others: that is back pressure.
+    #[inline]
+    #[must_use]
+    pub fn leave(&self) -> Option<Leaving<'_, S>> {
+        if self.closed.load(Ordering::Relaxed) != 0 { None } else { self.take_slot() }
+    }
+
+    fn take_slot(&self) -> Option<Leaving<'_, S>> {
+        let mut place = self.tail.load(Ordering::Relaxed);
+        // Each time round somebody else has taken a slot, or all are in use.
+        loop {
+            // SYNC: what was read from the slot's memory before is read. Partner:
+            // `Entered::release`.
+            let now = self.sequence[self.slot(place)].load(Ordering::Acquire);
+            if now != word(place, FREE) {
+                let tail = self.tail.load(Ordering::Relaxed);
+                if tail == place {
+                    return None;
+                }
+                place = tail;
+                continue;
+            }
+            let taken = self.tail.compare_exchange(
+                place,
+                place.wrapping_add(1),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+            match taken {
+                Ok(_) => return Some(Leaving { section: self, place, what: GIVEN_UP }),
+                Err(tail) => place = tail,
+            }
+        }
+    }
+
+    /// Leaves requests, a bit each; those that are left already are left once. To be followed by
+    /// [`Optimistic::drive`].
+    pub fn request(&self, bits: u64) {
+        self.requests.fetch_or(bits, Ordering::Release);
+    }
+
+    /// Goes in and works, again and again while others leave something meanwhile; nothing, when
+    /// somebody is inside, who will do it. `work` does what was left ([`Entered::requests`],
+    /// [`Entered::next`]), and answers whether it could: if not, because a device has no room, work
+    /// that is left waits for the next call; requests do not. To be called after everything that
+    /// was left. Answers how often it went in.
+    pub fn drive(&self, mut work: impl FnMut(&mut Entered<'_, S>) -> bool) -> u32 {
+        // SYNC: what was left is there before the flag is looked at. Partner: `HolderLooks`.
+        full_fence(Barrier::LeaverLooks);
+        let mut rounds = 0;
+        while let Some(mut entered) = self.try_enter() {
+            rounds += 1;
+            if rounds == ROUNDS {
+                self.closed.store(1, Ordering::Relaxed);
+            }
+            let could = work(&mut entered);
+            match entered.exit() {
+                Left::Requests => {}
+                Left::Work if could => {}
+                Left::Work | Left::Nothing => break,
+            }
+        }
+        if rounds >= ROUNDS {
+            self.closed.store(0, Ordering::Relaxed);
+        }
+        rounds
+    }
+
+    /// How many slots were taken so far.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        self.tail.load(Ordering::Relaxed)
+    }
+}
+
+/// A slot that was taken: its memory is the caller's until it is published. Dropped without, it is
+/// given up, and holds up nobody.
+#[derive(Debug)]
+pub struct Leaving<'a, S> {
+    section: &'a Optimistic<S>,
+    place: u64,
+    what: u64,
+}
+
+impl<S> Leaving<'_, S> {
+    /// Which slot.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        self.section.slot(self.place) as u32
+    }
+
+    /// Its memory is written. To be followed by [`Optimistic::drive`].
+    pub fn publish(mut self) {
+        self.what = PUBLISHED;
+    }
+}
+
+impl<S> Drop for Leaving<'_, S> {
+    fn drop(&mut self) {
+        // SYNC: what was written is there for whoever gets the slot. Partner: `Entered::next`.
+        let slot = &self.section.sequence[self.section.slot(self.place)];
+        slot.store(word(self.place, self.what), Ordering::Release);
+    }
+}
+
+/// What was left for whoever goes in next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing.
+    Nothing,
+    /// Slots.
+    Work,
+    /// Requests, and slots perhaps.
+    Requests,
+}
+
+#[cfg(not(loom))]
+type Access<S> = *mut Inside<S>;
+#[cfg(loom)]
+type Access<S> = loom::cell::MutPtr<Inside<S>>;
+
+/// Being inside. Ends with [`Entered::exit`]; who only drops it forgets what was left meanwhile
+/// until somebody comes again.
+pub struct Entered<'a, S> {
+    section: &'a Optimistic<S>,
+    /// Taken at the end, before the flag is released.
+    inside: Option<Access<S>>,
+}
+
+impl<S> core::fmt::Debug for Entered<'_, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Entered")
+    }
+}
+
+impl<'a, S> Entered<'a, S> {
+    #[cfg(not(loom))]
+    fn inside(&mut self) -> &mut Inside<S> {
+        let inside = self.inside.unwrap_or_else(|| self.section.inside.get());
+        // SAFETY: this thread took the flag and has not released it, so nobody else has a reference
+        // to what is inside; the one made here ends with the borrow of `self`.
+        unsafe { &mut *inside }
+    }
+
+    #[cfg(loom)]
+    fn inside(&mut self) -> &mut Inside<S> {
+        // SAFETY: as above; the model checks it.
+        unsafe { self.inside.as_ref().expect("until the end").deref() }
+    }
+
+    /// The state.
+    #[inline]
+    pub fn state(&mut self) -> &mut S {
+        &mut self.inside().state
+    }
+
+    /// Times that somebody went in, this one included.
+    #[must_use]
+    pub fn entered(&mut self) -> u64 {
+        self.inside().entered
+    }
+
+    /// The next slot that was left and published, in the order in which slots were taken. It is in
+    /// use until [`Entered::release`].
+    #[inline]
+    pub fn next(&mut self) -> Option<u32> {
+        loop {
+            let section = self.section;
+            let inside = self.inside();
+            let place = inside.head;
+            let slot = section.slot(place);
+            // SYNC: what was written into its memory is seen. Partner: `Leaving`'s end.
+            let now = section.sequence[slot].load(Ordering::Acquire);
+            if now == word(place, PUBLISHED) {
+                inside.places[slot] = place;
+                inside.head = place.wrapping_add(1);
+                return Some(slot as u32);
+            }
+            if now != word(place, GIVEN_UP) {
+                return None;
+            }
+            inside.places[slot] = place;
+            inside.head = place.wrapping_add(1);
+            self.release(slot as u32);
+        }
+    }
+
+    /// A slot that [`Entered::next`] answered is done with; in any order.
+    #[inline]
+    pub fn release(&mut self, slot: u32) {
+        let section = self.section;
+        let slots = section.sequence.len() as u64;
+        let slot = slot as usize;
+        let Some(place) = self.inside().places.get(slot).copied() else { return };
+        // SYNC: what was read from its memory is read. Partner: `Optimistic::leave`.
+        section.sequence[slot].store(word(place.wrapping_add(slots), FREE), Ordering::Release);
+    }
+
+    /// Whether nothing is left: nothing published, and nothing that is being written. Only then
+    /// may a thread do first what it brings itself, and keep its order.
+    #[inline]
+    #[must_use]
+    pub fn is_nothing_left(&mut self) -> bool {
+        self.inside().head == self.section.tail.load(Ordering::Relaxed)
+    }
+
+    /// Takes a slot for what this thread brings itself, when something is left that is still being
+    /// written: also while others may leave no more.
+    #[must_use]
+    pub fn leave(&self) -> Option<Leaving<'a, S>> {
+        self.section.take_slot()
+    }
+
+    /// Takes the requests that were left.
+    #[inline]
+    pub fn requests(&mut self) -> u64 {
+        if self.section.requests.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.section.requests.swap(0, Ordering::Acquire)
+    }
+
+    /// Goes out. Answers what was left meanwhile, for which somebody must go in again: who left it
+    /// found the flag set.
+    #[must_use]
+    pub fn exit(mut self) -> Left {
+        let (section, place) = (self.section, self.inside().head);
+        drop(self);
+        // SYNC: the flag is free before what was left is looked for. Partner: `LeaverLooks`.
+        full_fence(Barrier::HolderLooks);
+        let now = section.sequence[section.slot(place)].load(Ordering::Relaxed);
+        if section.requests.load(Ordering::Relaxed) != 0 {
+            Left::Requests
+        } else if now == word(place, PUBLISHED) || now == word(place, GIVEN_UP) {
+            Left::Work
+        } else {
+            Left::Nothing
+        }
+    }
+}
+
+impl<S> Drop for Entered<'_, S> {
+    fn drop(&mut self) {
+        self.inside = None;
+        // SYNC: what was done inside is seen by whoever goes in next. Partner: `try_enter`.
+        self.section.flag.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn what_is_left_is_done_in_order_and_slots_come_back() {
+        let section = Optimistic::new(4, Vec::new()).unwrap();
+        for lap in 0..10 {
+            let inside = section.try_enter().unwrap();
+            assert!(section.try_enter().is_none(), "one at a time");
+            let slots: Vec<u32> = (0..4)
+                .map(|_| {
+                    let leaving = section.leave().unwrap();
+                    let slot = leaving.slot();
+                    leaving.publish();
+                    slot
+                })
+                .collect();
+            assert!(section.leave().is_none(), "all slots are in use");
+            assert_eq!(inside.exit(), Left::Work);
+            let rounds = section.drive(|entered| {
+                while let Some(slot) = entered.next() {
+                    entered.state().push(slot);
+                }
+                assert!(entered.is_nothing_left());
+                // In any order.
+                for slot in slots.iter().rev() {
+                    entered.release(*slot);
+                }
+                true
+            });
+            assert_eq!((rounds, section.left()), (1, 4 * (lap + 1)));
+            assert_eq!(core::mem::take(section.try_enter().unwrap().state()), slots);
+        }
+    }
+
+    #[test]
+    fn a_slot_that_is_given_up_holds_up_nobody() {
+        let section = Optimistic::new(2, 0).unwrap();
+        let first = section.leave().unwrap();
+        section.leave().unwrap().publish();
+        let mut inside = section.try_enter().unwrap();
+        assert_eq!((inside.next(), inside.is_nothing_left()), (None, false));
+        assert_eq!(inside.exit(), Left::Nothing, "nothing can be done yet");
+        drop(first);
+        let mut inside = section.try_enter().unwrap();
+        assert_eq!((inside.next(), inside.next()), (Some(1), None));
+        assert!(inside.is_nothing_left());
+        inside.release(1);
+        assert!(section.leave().is_some(), "and is given up at once");
+        assert_eq!(inside.exit(), Left::Work);
+    }
+
+    #[test]
+    fn requests_are_left_once() {
+        let section = Optimistic::new(1, ()).unwrap();
+        let mut inside = section.try_enter().unwrap();
+        section.request(1);
+        section.request(5);
+        assert_eq!(section.drive(|_| true), 0, "somebody is inside");
+        assert_eq!((inside.requests(), inside.requests()), (5, 0));
+        section.request(2);
+        assert_eq!(inside.exit(), Left::Requests);
+        let mut got = 0;
+        assert_eq!(
+            section.drive(|entered| {
+                got |= entered.requests();
+                true
+            }),
+            1
+        );
+        assert_eq!(got, 2);
+    }
+
+    #[test]
+    fn who_has_done_enough_for_others_is_left_no_more() {
+        let section = Optimistic::new(64, 0).unwrap();
+        let mut refused = 0;
+        let rounds = section.drive(|entered| {
+            while let Some(slot) = entered.next() {
+                entered.release(slot);
+            }
+            // Another thread would do so all the time.
+            match section.leave() {
+                Some(leaving) => leaving.publish(),
+                None => refused += 1,
+            }
+            true
+        });
+        assert_eq!((rounds, refused), (ROUNDS, 1));
+        assert!(section.leave().is_some(), "open again");
+        assert!(Optimistic::new(3, ()).is_none() && Optimistic::new(1 << 17, ()).is_none());
+    }
+}
