@@ -18,11 +18,11 @@ fuzz:
 	fuzz/short
 
 bench:
-	for name in queue demux switch isolation tcp; do cargo run --release -- bench $$name || exit 1; done
+	for name in queue demux optimistic switch isolation tcp; do cargo run --release -- bench $$name || exit 1; done
 
 # Measures anew what docs/benchmarks.md shows.
 figures:
-	for name in queue demux switch isolation tcp; do \
+	for name in queue demux optimistic switch isolation tcp; do \
 	    cargo run --release -- bench $$name --json >docs/benchmarks/$$name.json || exit 1; done
 	cargo run --release -- bench report
 

@@ -11,6 +11,7 @@
 //! | [`limits`] | cache line round trip, memory copy, a bare queue |
 //! | `queue` | one queue against a bare ring |
 //! | `demux` | flow lookups, the last-flow cache on, off and automatic |
+//! | `optimistic` | one driver for several threads: an optimistic section against a mutex |
 //! | `switch` | endpoint to endpoint through the engine of another process |
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
@@ -26,6 +27,7 @@ mod demux;
 mod isolation;
 pub mod limits;
 pub mod machine;
+mod optimistic;
 pub mod page;
 mod queue;
 pub mod report;
@@ -59,6 +61,8 @@ pub enum Experiment {
     Queue,
     /// Flow lookups with and without the last-flow cache.
     Demux,
+    /// One driver for several threads: an optimistic section against a mutex.
+    Optimistic,
     /// Endpoint to endpoint through the engine of another process.
     Switch,
     /// A neighbour's throughput while another application is killed or stopped.
@@ -69,9 +73,10 @@ pub enum Experiment {
 
 impl Experiment {
     /// All, in the order of the page.
-    pub const ALL: [Experiment; 5] = [
+    pub const ALL: [Experiment; 6] = [
         Experiment::Queue,
         Experiment::Demux,
+        Experiment::Optimistic,
         Experiment::Switch,
         Experiment::Isolation,
         Experiment::Tcp,
@@ -83,6 +88,7 @@ impl Experiment {
         match self {
             Experiment::Queue => "queue",
             Experiment::Demux => "demux",
+            Experiment::Optimistic => "optimistic",
             Experiment::Switch => "switch",
             Experiment::Isolation => "isolation",
             Experiment::Tcp => "tcp",
@@ -110,6 +116,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
     let outcome = match experiment {
         Experiment::Queue => queue::measure(settings)?,
         Experiment::Demux => demux::measure(settings)?,
+        Experiment::Optimistic => optimistic::measure(settings)?,
         Experiment::Switch => switch::measure(settings)?,
         Experiment::Isolation => isolation::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,

@@ -16,6 +16,10 @@ fn question(experiment: &str) -> &'static str {
             "Does it pay to remember the last packet's flow? Lookups in trains and interleaved, with \
              the cache automatic or on, against the same table with the cache off. Above 1 is faster."
         }
+        Some(Experiment::Optimistic) => {
+            "What does it cost to let several threads into one driver? Who finds another inside leaves \
+             its packet for it and goes on, against who waits for a mutex. Above 1 is faster."
+        }
         Some(Experiment::Switch) => {
             "How fast does a packet pass from one application's endpoint to another's, through the \
              server's process, with every check, the flow table and one copy?"

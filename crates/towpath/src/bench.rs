@@ -9,9 +9,9 @@ use towpath_bench::{Experiment, Report, Settings};
 /// Options of `towpath bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to measure: queue, demux, switch, isolation or tcp; or `report`, which writes the
+    /// What to measure: queue, demux, optimistic, switch, isolation or tcp; or `report`, which writes the
     /// documentation's page from the reports in a directory.
-    #[arg(required_unless_present = "role", value_parser = ["queue", "demux", "switch", "isolation", "tcp", "report"])]
+    #[arg(required_unless_present = "role", value_parser = ["queue", "demux", "optimistic", "switch", "isolation", "tcp", "report"])]
     name: Option<String>,
     /// Print JSON and nothing else.
     #[arg(long)]

@@ -1,0 +1,331 @@
+//! One driver for several threads: an optimistic section against a mutex.
+//!
+//! Threads send packets through one device of their own process. With the optimistic section, who
+//! finds somebody inside leaves its packet and goes on; with the mutex it waits. Both drive the same
+//! driver with the same memory. One thread alone shows what each costs when nobody is in the way.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::time::Instant;
+
+use anyhow::ensure;
+use rustix::fs::{Mode, OFlags};
+use towpath_device::{
+    Armed, Capabilities, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces,
+};
+use towpath_rig::pin;
+use towpath_server::embedded::{Config, Driver, Embedded, SendError};
+
+use crate::Settings;
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::statistics::Pairs;
+
+/// Bytes of a packet.
+const FRAME_BYTES: usize = 64;
+/// What a driver does for a packet.
+const DEVICES: [(&str, bool); 2] = [("memory", false), ("system call", true)];
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let mut outcome = Outcome {
+        how: format!(
+            "threads of one process send packets of {FRAME_BYTES} bytes through one driver, each as \
+             fast as it can; two on cores {} and {}, a third wherever there is room, so that one is \
+             stopped inside now and then. Devices: one that takes packets and does nothing, and one \
+             that makes a system call for each",
+            cores.0, cores.1
+        ),
+        ..Outcome::default()
+    };
+    for (device, calls) in DEVICES {
+        for threads in [1, 2, 3] {
+            let packets: u64 = match (settings.quick, calls) {
+                (true, true) => 20_000,
+                (true, false) => 50_000,
+                (false, true) => 200_000,
+                (false, false) => 500_000,
+            };
+            case(settings, &mut outcome, cores, (device, calls), threads, packets)?;
+        }
+    }
+    Ok(outcome)
+}
+
+fn case(
+    settings: Settings,
+    outcome: &mut Outcome,
+    cores: (usize, usize),
+    (device, calls): (&str, bool),
+    threads: usize,
+    packets: u64,
+) -> anyhow::Result<()> {
+    let parameters = [("threads", threads as f64)];
+    let name = |what: &str| format!("{what}, {device}");
+    let (mut left, mut inside, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+    let pairs = Pairs::measure(
+        settings.pairs(),
+        || {
+            let section = Section::new(calls)?;
+            let took = race(cores, threads, packets, &section)?;
+            let counts = section.settle(threads as u64 * packets)?;
+            left.push(counts.left as f64 / counts.taken as f64);
+            inside.push(counts.entered as f64 / counts.taken as f64);
+            refused.push(section.refused.load(Ordering::Relaxed) as f64 / counts.taken as f64);
+            Ok(took)
+        },
+        || {
+            let mutex = Locked::new(calls)?;
+            let took = race(cores, threads, packets, &mutex)?;
+            mutex.settle(threads as u64 * packets)?;
+            Ok(took)
+        },
+    )?;
+    let speed: Vec<f64> = pairs.ratios().iter().map(|ratio| 1.0 / ratio).collect();
+    outcome.rows.push(Row::new(&name("to a mutex, speed"), &parameters, "ratio", &speed));
+    let rows = [
+        ("a packet, optimistic", "ns", &pairs.ours),
+        ("a packet, mutex", "ns", &pairs.base),
+        ("left for another", "of all", &left),
+        ("times inside", "a packet", &inside),
+        ("refused for want of room", "a packet", &refused),
+    ];
+    for (what, unit, values) in rows {
+        outcome.context.push(Row::new(&name(what), &parameters, unit, values));
+    }
+    Ok(())
+}
+
+/// Either of the two.
+trait Shared: Sync {
+    /// Whether the packet was taken.
+    fn send(&self, packet: &[u8]) -> Result<(), SendError>;
+}
+
+struct Section {
+    driver: Embedded,
+    refused: AtomicU64,
+}
+
+impl Section {
+    fn new(calls: bool) -> anyhow::Result<Section> {
+        let driver = Embedded::new(Sink::new(calls)?, Config::default())?;
+        Ok(Section { driver, refused: AtomicU64::new(0) })
+    }
+
+    fn settle(&self, sent: u64) -> anyhow::Result<towpath_server::embedded::Counts> {
+        while self.driver.drive() != Some(0) {}
+        let counts = self.driver.counts().unwrap_or_default();
+        ensure!(counts.taken == sent, "{} of {sent} packets were sent", counts.taken);
+        ensure!(counts.direct + counts.left == sent, "{counts:?}");
+        Ok(counts)
+    }
+}
+
+impl Shared for Section {
+    fn send(&self, packet: &[u8]) -> Result<(), SendError> {
+        let sent = self.driver.send(packet);
+        if sent.is_err() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        sent
+    }
+}
+
+struct Locked {
+    driver: Mutex<Driver>,
+}
+
+impl Locked {
+    fn new(calls: bool) -> anyhow::Result<Locked> {
+        Ok(Locked { driver: Mutex::new(Driver::new(Sink::new(calls)?, Config::default())?) })
+    }
+
+    fn settle(self, sent: u64) -> anyhow::Result<()> {
+        let driver = self.driver.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let counts = driver.counts();
+        ensure!(counts.taken == sent, "{} of {sent} packets were sent", counts.taken);
+        Ok(())
+    }
+}
+
+impl Shared for Locked {
+    fn send(&self, packet: &[u8]) -> Result<(), SendError> {
+        let mut driver = self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        driver.collect();
+        driver.send(packet)
+    }
+}
+
+/// Nanoseconds a packet, all threads together.
+fn race(
+    cores: (usize, usize),
+    threads: usize,
+    packets: u64,
+    shared: &impl Shared,
+) -> anyhow::Result<f64> {
+    let barrier = Barrier::new(threads + 1);
+    let took = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads)
+            .map(|number| {
+                let barrier = &barrier;
+                scope.spawn(move || -> anyhow::Result<()> {
+                    let pinned = match number {
+                        0 => pin(cores.0),
+                        1 => pin(cores.1),
+                        _ => Ok(()),
+                    };
+                    barrier.wait();
+                    pinned?;
+                    let packet = [number as u8; FRAME_BYTES];
+                    for _ in 0..packets {
+                        loop {
+                            match shared.send(&packet) {
+                                Ok(()) => break,
+                                // Who is inside needs the processor more.
+                                Err(SendError::WouldBlock) => std::thread::yield_now(),
+                                Err(error) => return Err(error.into()),
+                            }
+                        }
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        barrier.wait();
+        let start = Instant::now();
+        for one in running {
+            one.join().map_err(|_| anyhow::anyhow!("a sending thread failed"))??;
+        }
+        Ok::<_, anyhow::Error>(start.elapsed())
+    })?;
+    Ok(took.as_nanos() as f64 / (threads as u64 * packets) as f64)
+}
+
+/// A device that takes everything and is done with it at once.
+struct Sink {
+    info: Info,
+    done: Vec<u64>,
+    null: Option<std::os::fd::OwnedFd>,
+    counters: Counters,
+}
+
+impl Sink {
+    fn new(calls: bool) -> anyhow::Result<Box<dyn Device>> {
+        let null = calls.then(|| {
+            rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+        });
+        Ok(Box::new(Sink {
+            info: Info {
+                name: "sink".to_owned(),
+                mac: [2, 0, 0, 0, 0, 1],
+                mtu: 1500,
+                rx_frame_bytes: 2048,
+                can: Capabilities::default(),
+            },
+            done: Vec::with_capacity(1024),
+            null: null.transpose()?,
+            counters: Counters::default(),
+        }))
+    }
+}
+
+impl Device for Sink {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn start(&mut self, _: &mut Spaces) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn rx_provide(&mut self, _: &Spaces, _: SpaceId, _: &[u32]) -> usize {
+        0
+    }
+
+    fn rx_return(
+        &mut self,
+        _: &Spaces,
+        _: &mut Vec<Received>,
+        _: usize,
+    ) -> Result<usize, DeviceError> {
+        Ok(0)
+    }
+
+    fn tx_provide(
+        &mut self,
+        spaces: &Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        for packet in packets {
+            let mut bytes = [0; FRAME_BYTES];
+            for part in packet.parts {
+                let len = (part.len as usize).min(FRAME_BYTES);
+                if spaces.copy_out(part.space, part.offset, &mut bytes[..len]).is_err() {
+                    self.counters.tx_dropped += 1;
+                }
+            }
+            if let Some(null) = &self.null {
+                let written = rustix::io::write(null, &bytes);
+                written.map_err(|error| DeviceError::Failed {
+                    name: self.info.name.clone(),
+                    what: "writing",
+                    cause: io::Error::from(error),
+                })?;
+            }
+            self.counters.tx_packets += 1;
+            self.done.push(packet.token);
+        }
+        Ok(packets.len())
+    }
+
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        let count = self.done.len().min(budget);
+        out.extend(self.done.drain(..count));
+        Ok(count)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn arm(&mut self, _: bool) -> Result<Armed, DeviceError> {
+        Ok(Armed::Work)
+    }
+
+    fn reset(&mut self, _: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.counters.resets += 1;
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_send_every_packet() {
+        if towpath_rig::cores().unwrap().len() < 2 {
+            println!("SKIP both_send_every_packet: one core; two threads are pinned to two");
+            return;
+        }
+        let cores = two_cores().unwrap();
+        for (_, calls) in DEVICES {
+            for threads in [1, 3] {
+                let section = Section::new(calls).unwrap();
+                race(cores, threads, 2_000, &section).unwrap();
+                let counts = section.settle(threads as u64 * 2_000).unwrap();
+                assert!(threads > 1 || counts.left == 0 && counts.entered > 2_000);
+                let locked = Locked::new(calls).unwrap();
+                race(cores, threads, 2_000, &locked).unwrap();
+                locked.settle(threads as u64 * 2_000).unwrap();
+            }
+        }
+    }
+}
