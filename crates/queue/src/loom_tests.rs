@@ -403,7 +403,7 @@ fn slots(count: usize) -> Arc<Vec<AtomicU64>> {
 }
 
 fn do_what_was_left(entered: &mut Entered<'_, Vec<u64>>, memory: &[AtomicU64]) -> bool {
-    while let Some(slot) = entered.next() {
+    while let Some(slot) = entered.take() {
         let value = memory[slot as usize].load(Ordering::Relaxed);
         entered.state().push(value);
         entered.release(slot);

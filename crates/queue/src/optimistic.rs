@@ -172,7 +172,7 @@ impl<S> Optimistic<S> {
 
     /// Goes in and works, again and again while others leave something meanwhile; nothing, when
     /// somebody is inside, who will do it. `work` does what was left ([`Entered::requests`],
-    /// [`Entered::next`]), and answers whether it could: if not, because a device has no room, work
+    /// [`Entered::take`]), and answers whether it could: if not, because a device has no room, work
     /// that is left waits for the next call; requests do not. To be called after everything that
     /// was left. Answers how often it went in.
     pub fn drive(&self, mut work: impl FnMut(&mut Entered<'_, S>) -> bool) -> u32 {
@@ -228,7 +228,7 @@ impl<S> Leaving<'_, S> {
 
 impl<S> Drop for Leaving<'_, S> {
     fn drop(&mut self) {
-        // SYNC: what was written is there for whoever gets the slot. Partner: `Entered::next`.
+        // SYNC: what was written is there for whoever gets the slot. Partner: `Entered::take`.
         let slot = &self.section.sequence[self.section.slot(self.place)];
         slot.store(word(self.place, self.what), Ordering::Release);
     }
@@ -294,7 +294,7 @@ impl<'a, S> Entered<'a, S> {
     /// The next slot that was left and published, in the order in which slots were taken. It is in
     /// use until [`Entered::release`].
     #[inline]
-    pub fn next(&mut self) -> Option<u32> {
+    pub fn take(&mut self) -> Option<u32> {
         loop {
             let section = self.section;
             let inside = self.inside();
@@ -316,7 +316,7 @@ impl<'a, S> Entered<'a, S> {
         }
     }
 
-    /// A slot that [`Entered::next`] answered is done with; in any order.
+    /// A slot that [`Entered::take`] answered is done with; in any order.
     #[inline]
     pub fn release(&mut self, slot: u32) {
         let section = self.section;
@@ -400,7 +400,7 @@ mod tests {
             assert!(section.leave().is_none(), "all slots are in use");
             assert_eq!(inside.exit(), Left::Work);
             let rounds = section.drive(|entered| {
-                while let Some(slot) = entered.next() {
+                while let Some(slot) = entered.take() {
                     entered.state().push(slot);
                 }
                 assert!(entered.is_nothing_left());
@@ -421,11 +421,11 @@ mod tests {
         let first = section.leave().unwrap();
         section.leave().unwrap().publish();
         let mut inside = section.try_enter().unwrap();
-        assert_eq!((inside.next(), inside.is_nothing_left()), (None, false));
+        assert_eq!((inside.take(), inside.is_nothing_left()), (None, false));
         assert_eq!(inside.exit(), Left::Nothing, "nothing can be done yet");
         drop(first);
         let mut inside = section.try_enter().unwrap();
-        assert_eq!((inside.next(), inside.next()), (Some(1), None));
+        assert_eq!((inside.take(), inside.take()), (Some(1), None));
         assert!(inside.is_nothing_left());
         inside.release(1);
         assert!(section.leave().is_some(), "and is given up at once");
@@ -458,7 +458,7 @@ mod tests {
         let section = Optimistic::new(64, 0).unwrap();
         let mut refused = 0;
         let rounds = section.drive(|entered| {
-            while let Some(slot) = entered.next() {
+            while let Some(slot) = entered.take() {
                 entered.release(slot);
             }
             // Another thread would do so all the time.

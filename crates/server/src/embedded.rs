@@ -473,7 +473,7 @@ fn pump(entered: &mut Entered<'_, Driver>) -> bool {
     while let Some(slot) = entered.state().slots.pop() {
         entered.release(slot);
     }
-    while let Some(slot) = entered.next() {
+    while let Some(slot) = entered.take() {
         entered.state().waiting.push_back(slot);
     }
     entered.state().flush()
