@@ -111,7 +111,7 @@ struct Section {
 
 impl Section {
     fn new(calls: bool) -> anyhow::Result<Section> {
-        let driver = Embedded::new(Sink::new(calls)?, Config::default())?;
+        let driver = Embedded::new(Sink::boxed(calls)?, Config::default())?;
         Ok(Section { driver, refused: AtomicU64::new(0) })
     }
 
@@ -140,7 +140,7 @@ struct Locked {
 
 impl Locked {
     fn new(calls: bool) -> anyhow::Result<Locked> {
-        Ok(Locked { driver: Mutex::new(Driver::new(Sink::new(calls)?, Config::default())?) })
+        Ok(Locked { driver: Mutex::new(Driver::new(Sink::boxed(calls)?, Config::default())?) })
     }
 
     fn settle(self, sent: u64) -> anyhow::Result<()> {
@@ -213,7 +213,7 @@ struct Sink {
 }
 
 impl Sink {
-    fn new(calls: bool) -> anyhow::Result<Box<dyn Device>> {
+    fn boxed(calls: bool) -> anyhow::Result<Box<dyn Device>> {
         let null = calls.then(|| {
             rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
         });

@@ -125,6 +125,7 @@ impl Solo {
                 rights: Rights::new(rule, MAC, addresses),
                 offload: false,
                 tap: false,
+                coalescing: (1, 0),
                 turn: 0,
                 received: 0,
             });
