@@ -530,3 +530,40 @@ fn a_child_made_by_fork_has_no_session_and_the_parents_goes_on() {
     .unwrap();
     server.stop();
 }
+
+/// The flow cache follows its setting while the server runs, and says what it did.
+#[test]
+fn the_flow_cache_is_switched_and_counted() {
+    let server = Served::start(&PEER, &[]);
+    let mut session = Session::attach(server.socket(), &Options::default()).unwrap();
+    let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
+    let mac = session.info().mac;
+    let mut packet = [&mac[..], &mac, &[0x88, 0xb5]].concat();
+    packet.resize(60, 0);
+    let counts = || {
+        ["flow_lookups", "flow_compared", "flow_cache_hits"].map(|name| server.device_counter(name))
+    };
+    // From each setting to the next: how many of 100 lookups are compared, and hit.
+    for (value, compared) in [("off", 0), ("on", 100), ("off", 0)] {
+        let value = Setting::FlowCache.parse(value).unwrap();
+        towpath_client::set(server.socket(), None, Setting::FlowCache, value).unwrap();
+        let before = counts();
+        for _ in 0..100 {
+            session.send_bytes(endpoint, &packet).unwrap();
+            session.flush().unwrap();
+            let mut got = 0;
+            eventually("its own packet", || {
+                got += session.receive(0, 1, |_| {}).unwrap();
+                got == 1
+            });
+        }
+        // The first of them is of no flow that is remembered.
+        let hits = if compared > 0 { compared - 1 } else { 0 };
+        let expected = [before[0] + 100, before[1] + compared, before[2] + hits];
+        eventually("all is counted", || counts() == expected);
+    }
+    let shown = server.report()["device"]["settings"]["flow_cache"].clone();
+    assert_eq!(shown, "off");
+    drop(session);
+    server.stop();
+}

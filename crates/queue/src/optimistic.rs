@@ -33,21 +33,29 @@ use crate::word::{AtomicU64, Barrier, Ordering, full_fence};
 
 /// Times that whoever is inside goes in again for others, before nobody may leave it more. What
 /// was being left meanwhile is done, too: at most a slot for each other thread.
-const ROUNDS: u32 = 32;
+const ROUNDS: u32 = 4;
 
 /// What one thread at a time may touch: `S`, and a bounded queue of what others left.
 pub struct Optimistic<S> {
+    door: Apart<Door>,
+    /// The next slot to be taken, free-running.
+    tail: Apart<AtomicU64>,
+    /// For each slot whose turn it is; see [`word`].
+    sequence: Box<[AtomicU64]>,
+    inside: Apart<UnsafeCell<Inside<S>>>,
+}
+
+/// What changes at different times, on cache lines of its own: processors fetch them in pairs.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+struct Door {
     /// 0: nobody is inside.
     flag: AtomicU64,
     /// Requests that were left, a bit each.
     requests: AtomicU64,
     /// Not 0: whoever is inside has done enough for others.
     closed: AtomicU64,
-    /// The next slot to be taken, free-running.
-    tail: AtomicU64,
-    /// For each slot whose turn it is; see [`word`].
-    sequence: Box<[AtomicU64]>,
-    inside: UnsafeCell<Inside<S>>,
 }
 
 struct Inside<S> {
@@ -91,17 +99,19 @@ impl<S> Optimistic<S> {
         }
         let slots = u64::from(slots);
         Some(Optimistic {
-            flag: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-            closed: AtomicU64::new(0),
-            tail: AtomicU64::new(0),
+            door: Apart(Door {
+                flag: AtomicU64::new(0),
+                requests: AtomicU64::new(0),
+                closed: AtomicU64::new(0),
+            }),
+            tail: Apart(AtomicU64::new(0)),
             sequence: (0..slots).map(|place| AtomicU64::new(word(place, FREE))).collect(),
-            inside: UnsafeCell::new(Inside {
+            inside: Apart(UnsafeCell::new(Inside {
                 head: 0,
                 entered: 0,
                 places: (0..slots).collect(),
                 state,
-            }),
+            })),
         })
     }
 
@@ -114,15 +124,15 @@ impl<S> Optimistic<S> {
     #[must_use]
     pub fn try_enter(&self) -> Option<Entered<'_, S>> {
         // Who only looks does not take the flag's line from who is inside.
-        if self.flag.load(Ordering::Relaxed) != 0 {
+        if self.door.0.flag.load(Ordering::Relaxed) != 0 {
             return None;
         }
         // SYNC: what was done inside before is seen. Partner: the release in `Entered::exit`.
-        self.flag.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        self.door.0.flag.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
         #[cfg(not(loom))]
-        let inside = self.inside.get();
+        let inside = self.inside.0.get();
         #[cfg(loom)]
-        let inside = self.inside.get_mut();
+        let inside = self.inside.0.get_mut();
         let mut entered = Entered { section: self, inside: Some(inside) };
         entered.inside().entered += 1;
         Some(entered)
@@ -133,25 +143,25 @@ impl<S> Optimistic<S> {
     #[inline]
     #[must_use]
     pub fn leave(&self) -> Option<Leaving<'_, S>> {
-        if self.closed.load(Ordering::Relaxed) != 0 { None } else { self.take_slot() }
+        if self.door.0.closed.load(Ordering::Relaxed) != 0 { None } else { self.take_slot() }
     }
 
     fn take_slot(&self) -> Option<Leaving<'_, S>> {
-        let mut place = self.tail.load(Ordering::Relaxed);
+        let mut place = self.tail.0.load(Ordering::Relaxed);
         // Each time round somebody else has taken a slot, or all are in use.
         loop {
             // SYNC: what was read from the slot's memory before is read. Partner:
             // `Entered::release`.
             let now = self.sequence[self.slot(place)].load(Ordering::Acquire);
             if now != word(place, FREE) {
-                let tail = self.tail.load(Ordering::Relaxed);
+                let tail = self.tail.0.load(Ordering::Relaxed);
                 if tail == place {
                     return None;
                 }
                 place = tail;
                 continue;
             }
-            let taken = self.tail.compare_exchange(
+            let taken = self.tail.0.compare_exchange(
                 place,
                 place.wrapping_add(1),
                 Ordering::Relaxed,
@@ -167,7 +177,7 @@ impl<S> Optimistic<S> {
     /// Leaves requests, a bit each; those that are left already are left once. To be followed by
     /// [`Optimistic::drive`].
     pub fn request(&self, bits: u64) {
-        self.requests.fetch_or(bits, Ordering::Release);
+        self.door.0.requests.fetch_or(bits, Ordering::Release);
     }
 
     /// Goes in and works, again and again while others leave something meanwhile; nothing, when
@@ -182,7 +192,7 @@ impl<S> Optimistic<S> {
         while let Some(mut entered) = self.try_enter() {
             rounds += 1;
             if rounds == ROUNDS {
-                self.closed.store(1, Ordering::Relaxed);
+                self.door.0.closed.store(1, Ordering::Relaxed);
             }
             let could = work(&mut entered);
             match entered.exit() {
@@ -192,7 +202,7 @@ impl<S> Optimistic<S> {
             }
         }
         if rounds >= ROUNDS {
-            self.closed.store(0, Ordering::Relaxed);
+            self.door.0.closed.store(0, Ordering::Relaxed);
         }
         rounds
     }
@@ -200,7 +210,7 @@ impl<S> Optimistic<S> {
     /// How many slots were taken so far.
     #[must_use]
     pub fn left(&self) -> u64 {
-        self.tail.load(Ordering::Relaxed)
+        self.tail.0.load(Ordering::Relaxed)
     }
 }
 
@@ -267,7 +277,7 @@ impl<S> core::fmt::Debug for Entered<'_, S> {
 impl<'a, S> Entered<'a, S> {
     #[cfg(not(loom))]
     fn inside(&mut self) -> &mut Inside<S> {
-        let inside = self.inside.unwrap_or_else(|| self.section.inside.get());
+        let inside = self.inside.unwrap_or_else(|| self.section.inside.0.get());
         // SAFETY: this thread took the flag and has not released it, so nobody else has a reference
         // to what is inside; the one made here ends with the borrow of `self`.
         unsafe { &mut *inside }
@@ -332,7 +342,7 @@ impl<'a, S> Entered<'a, S> {
     #[inline]
     #[must_use]
     pub fn is_nothing_left(&mut self) -> bool {
-        self.inside().head == self.section.tail.load(Ordering::Relaxed)
+        self.inside().head == self.section.tail.0.load(Ordering::Relaxed)
     }
 
     /// Takes a slot for what this thread brings itself, when something is left that is still being
@@ -345,10 +355,10 @@ impl<'a, S> Entered<'a, S> {
     /// Takes the requests that were left.
     #[inline]
     pub fn requests(&mut self) -> u64 {
-        if self.section.requests.load(Ordering::Relaxed) == 0 {
+        if self.section.door.0.requests.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        self.section.requests.swap(0, Ordering::Acquire)
+        self.section.door.0.requests.swap(0, Ordering::Acquire)
     }
 
     /// Goes out. Answers what was left meanwhile, for which somebody must go in again: who left it
@@ -360,7 +370,7 @@ impl<'a, S> Entered<'a, S> {
         // SYNC: the flag is free before what was left is looked for. Partner: `LeaverLooks`.
         full_fence(Barrier::HolderLooks);
         let now = section.sequence[section.slot(place)].load(Ordering::Relaxed);
-        if section.requests.load(Ordering::Relaxed) != 0 {
+        if section.door.0.requests.load(Ordering::Relaxed) != 0 {
             Left::Requests
         } else if now == word(place, PUBLISHED) || now == word(place, GIVEN_UP) {
             Left::Work
@@ -374,7 +384,7 @@ impl<S> Drop for Entered<'_, S> {
     fn drop(&mut self) {
         self.inside = None;
         // SYNC: what was done inside is seen by whoever goes in next. Partner: `try_enter`.
-        self.section.flag.store(0, Ordering::Release);
+        self.section.door.0.flag.store(0, Ordering::Release);
     }
 }
 

@@ -253,31 +253,36 @@ impl Driver {
     /// Gives the device what waits, as far as it has room. Answers whether all went.
     pub fn flush(&mut self) -> bool {
         while !self.waiting.is_empty() {
-            let mut parts = [[Part { space: self.space, offset: 0, len: 0 }; 1]; BATCH];
-            let mut count = 0;
-            for frame in self.waiting.iter().take(BATCH) {
-                parts[count] = [self.frames.part(*frame, self.space)];
-                count += 1;
-            }
-            let packets: [Packet<'_>; BATCH] = std::array::from_fn(|place| Packet {
-                parts: &parts[place],
-                meta: Meta::FINISHED,
-                token: self.waiting.get(place).map_or(u64::MAX, |frame| u64::from(*frame)),
-            });
-            let taken = match self.device.tx_provide(&self.spaces, &packets[..count]) {
-                Ok(taken) => taken,
+            // Mostly one, whose descriptors are soon made.
+            let all = if self.waiting.len() == 1 { self.give::<1>() } else { self.give::<BATCH>() };
+            match all {
+                Ok(true) => {}
+                Ok(false) => return false,
                 Err(error) => {
                     self.failure.get_or_insert(error);
                     return false;
                 }
-            };
-            self.waiting.drain(..taken);
-            self.counts.taken += taken as u64;
-            if taken < count {
-                return false;
             }
         }
         true
+    }
+
+    /// Gives the device the first `MOST` of what waits. Answers whether it took them.
+    fn give<const MOST: usize>(&mut self) -> Result<bool, DeviceError> {
+        let mut parts = [[Part { space: self.space, offset: 0, len: 0 }; 1]; MOST];
+        let count = self.waiting.len().min(MOST);
+        for (part, frame) in parts.iter_mut().zip(&self.waiting) {
+            *part = [self.frames.part(*frame, self.space)];
+        }
+        let packets: [Packet<'_>; MOST] = std::array::from_fn(|place| Packet {
+            parts: &parts[place],
+            meta: Meta::FINISHED,
+            token: self.waiting.get(place).map_or(u64::MAX, |frame| u64::from(*frame)),
+        });
+        let taken = self.device.tx_provide(&self.spaces, &packets[..count])?;
+        self.waiting.drain(..taken);
+        self.counts.taken += taken as u64;
+        Ok(taken == count)
     }
 
     /// Resets the device. What it had is lost as far as it counts so; what waits is sent.
