@@ -274,6 +274,7 @@ impl Sink {
                 mac: [2, 0, 0, 0, 0, 1],
                 mtu: 1500,
                 rx_frame_bytes: 2048,
+                rx_queue_packets: 0,
                 can: Capabilities::default(),
             },
             done: Vec::with_capacity(1024),
