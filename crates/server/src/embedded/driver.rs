@@ -1,0 +1,281 @@
+//! The driver of a device and its memory, for one thread at a time.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use towpath_device::{Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
+use towpath_protocol::memory::Mapping;
+use towpath_queue::frames::FreeFrames;
+
+use super::{Config, Counts, SendError};
+
+/// Packets given to a device at once.
+const BATCH: usize = 32;
+/// Around an IP packet: the Ethernet header and a VLAN tag, in bytes.
+const AROUND_BYTES: usize = 18;
+/// What a frame to be sent starts with, in bytes: the length of the packet behind it.
+const LENGTH_BYTES: usize = 64;
+
+/// A device and the memory of what is sent through it, for one thread at a time.
+pub struct Driver {
+    device: Box<dyn Device>,
+    spaces: Spaces,
+    space: SpaceId,
+    pub(super) frames: Frames,
+    own: FreeFrames,
+    receive: FreeFrames,
+    /// Frames with packets that the device had no room for, in order.
+    pub(super) waiting: VecDeque<u32>,
+    tokens: Vec<u64>,
+    /// Frames of packets that were left, and that the device is done with.
+    pub(super) slots: Vec<u32>,
+    received: Vec<Received>,
+    returned_frames: Vec<u32>,
+    bytes: Vec<u8>,
+    pub(super) failure: Option<DeviceError>,
+    counts: Counts,
+}
+
+/// Where frames are: first those of packets that were left, then those of who was inside, then
+/// those to receive into.
+#[derive(Clone, Debug)]
+pub(super) struct Frames {
+    memory: Arc<Mapping>,
+    left: u32,
+    own: u32,
+    transmit_bytes: usize,
+    receive_bytes: usize,
+    pub(super) longest: usize,
+}
+
+impl Frames {
+    fn start(&self, frame: u32) -> usize {
+        frame as usize * self.transmit_bytes
+    }
+
+    /// Writes a packet into a frame that is the caller's.
+    pub(super) fn write(&self, frame: u32, packet: &[u8]) {
+        let start = self.start(frame);
+        let len = (packet.len() as u32).to_ne_bytes();
+        let written =
+            self.memory.copy_in(start, &len) && self.memory.copy_in(start + LENGTH_BYTES, packet);
+        debug_assert!(written, "frames are as long as the longest packet");
+    }
+
+    fn part(&self, frame: u32, space: SpaceId) -> Part {
+        let start = self.start(frame);
+        let mut len = [0; 4];
+        let read = self.memory.copy_out(start, &mut len);
+        debug_assert!(read, "a frame has its length in front");
+        Part { space, offset: (start + LENGTH_BYTES) as u32, len: u32::from_ne_bytes(len) }
+    }
+
+    /// Where a frame to receive into starts.
+    fn receive_start(&self, frame: u32) -> u32 {
+        let transmit = (self.left + self.own) as usize * self.transmit_bytes;
+        (transmit + frame as usize * self.receive_bytes) as u32
+    }
+
+    fn receive_frame(&self, start: u32) -> u32 {
+        ((start - self.receive_start(0)) as usize / self.receive_bytes) as u32
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("device", &self.device.info().name).finish_non_exhaustive()
+    }
+}
+
+impl Driver {
+    /// Starts a device.
+    ///
+    /// # Errors
+    /// When memory, or the device's start, fails; a number out of its range among it.
+    pub fn new(mut device: Box<dyn Device>, config: Config) -> Result<Driver, DeviceError> {
+        let info = device.info().clone();
+        let failed = |what: &'static str, cause: io::Error| DeviceError::Failed {
+            name: info.name.clone(),
+            what,
+            cause,
+        };
+        let in_range = |count: u32| (1..=1 << 16).contains(&count);
+        if !config.left.is_power_of_two()
+            || ![config.left, config.own, config.receive].into_iter().all(in_range)
+        {
+            let cause = io::Error::from(io::ErrorKind::InvalidInput);
+            return Err(failed("numbers of frames", cause));
+        }
+        let longest = info.mtu + AROUND_BYTES;
+        let mut frames = Frames {
+            memory: Arc::new(Mapping::private(4096).map_err(|cause| failed("memory", cause))?),
+            left: config.left,
+            own: config.own,
+            transmit_bytes: (LENGTH_BYTES + longest).next_multiple_of(128),
+            receive_bytes: info.rx_frame_bytes.next_multiple_of(128),
+            longest,
+        };
+        let bytes = (config.left + config.own) as usize * frames.transmit_bytes
+            + config.receive as usize * frames.receive_bytes;
+        if u32::try_from(bytes).is_err() {
+            let cause = io::Error::from(io::ErrorKind::OutOfMemory);
+            return Err(failed("memory for its packets", cause));
+        }
+        let memory = Mapping::private(bytes.next_multiple_of(4096));
+        frames.memory = Arc::new(memory.map_err(|cause| failed("memory for its packets", cause))?);
+        let mut spaces = Spaces::default();
+        let space = spaces.add(Space::new(frames.memory.clone()));
+        device.start(&mut spaces)?;
+        let packets = (config.left + config.own) as usize;
+        Ok(Driver {
+            device,
+            spaces,
+            space,
+            own: FreeFrames::new(config.left, config.left + config.own),
+            receive: FreeFrames::new(0, config.receive),
+            waiting: VecDeque::with_capacity(packets),
+            tokens: Vec::with_capacity(packets),
+            slots: Vec::with_capacity(config.left as usize),
+            received: Vec::with_capacity(BATCH),
+            returned_frames: Vec::with_capacity(config.receive as usize),
+            bytes: vec![0; frames.receive_bytes],
+            frames,
+            failure: None,
+            counts: Counts::default(),
+        })
+    }
+
+    /// Sends a packet of the thread that is inside, behind all that waits.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    pub fn send(&mut self, packet: &[u8]) -> Result<(), SendError> {
+        let most = self.frames.longest;
+        if packet.len() > most {
+            return Err(SendError::TooLong { len: packet.len(), most });
+        }
+        if self.failure.is_some() {
+            return Err(SendError::Failed);
+        }
+        let frame = self.own.take().ok_or(SendError::WouldBlock)?;
+        self.frames.write(frame, packet);
+        self.counts.direct += 1;
+        self.waiting.push_back(frame);
+        self.flush();
+        Ok(())
+    }
+
+    /// Takes back what the device is done with.
+    pub fn collect(&mut self) {
+        self.tokens.clear();
+        let budget = self.tokens.capacity();
+        if let Err(error) = self.device.tx_return(&mut self.tokens, budget) {
+            self.failure.get_or_insert(error);
+        }
+        self.counts.returned += self.tokens.len() as u64;
+        for token in &self.tokens {
+            let frame = *token as u32;
+            if frame < self.frames.left {
+                self.slots.push(frame);
+            } else {
+                self.own.give_back(frame);
+            }
+        }
+    }
+
+    /// Gives the device what waits, as far as it has room. Answers whether all went.
+    pub fn flush(&mut self) -> bool {
+        while !self.waiting.is_empty() {
+            // Mostly one, whose descriptors are soon made.
+            let all = if self.waiting.len() == 1 { self.give::<1>() } else { self.give::<BATCH>() };
+            match all {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(error) => {
+                    self.failure.get_or_insert(error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Gives the device the first `MOST` of what waits. Answers whether it took them.
+    fn give<const MOST: usize>(&mut self) -> Result<bool, DeviceError> {
+        let mut parts = [[Part { space: self.space, offset: 0, len: 0 }; 1]; MOST];
+        let count = self.waiting.len().min(MOST);
+        for (part, frame) in parts.iter_mut().zip(&self.waiting) {
+            *part = [self.frames.part(*frame, self.space)];
+        }
+        let packets: [Packet<'_>; MOST] = std::array::from_fn(|place| Packet {
+            parts: &parts[place],
+            meta: Meta::FINISHED,
+            token: self.waiting.get(place).map_or(u64::MAX, |frame| u64::from(*frame)),
+        });
+        let taken = self.device.tx_provide(&self.spaces, &packets[..count])?;
+        self.waiting.drain(..taken);
+        self.counts.taken += taken as u64;
+        Ok(taken == count)
+    }
+
+    /// Resets the device. What it had is lost as far as it counts so; what waits is sent.
+    pub fn reset(&mut self) {
+        self.returned_frames.clear();
+        self.counts.resets += 1;
+        self.failure = self.device.reset(&mut self.returned_frames).err();
+        for start in self.returned_frames.drain(..) {
+            self.receive.give_back(self.frames.receive_frame(start));
+        }
+    }
+
+    /// Receives at most `budget` packets. Answers how many.
+    pub fn receive(&mut self, budget: usize, mut each: impl FnMut(&[u8], Meta)) -> usize {
+        self.provide();
+        self.received.clear();
+        if let Err(error) =
+            self.device.rx_return(&self.spaces, &mut self.received, budget.min(BATCH))
+        {
+            self.failure.get_or_insert(error);
+        }
+        for one in &self.received {
+            let packet = &mut self.bytes[..one.len as usize];
+            if self.frames.memory.copy_out(one.offset as usize, packet) {
+                each(packet, one.meta);
+            }
+            self.receive.give_back(self.frames.receive_frame(one.frame));
+        }
+        self.received.len()
+    }
+
+    fn provide(&mut self) {
+        loop {
+            let mut starts = [0; BATCH];
+            let mut count = 0;
+            while count < BATCH {
+                let Some(frame) = self.receive.take() else { break };
+                starts[count] = self.frames.receive_start(frame);
+                count += 1;
+            }
+            let taken = self.device.rx_provide(&self.spaces, self.space, &starts[..count]);
+            for start in starts[taken..count].iter().rev() {
+                self.receive.give_back(self.frames.receive_frame(*start));
+            }
+            if taken < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Packets that wait for the device or are with it.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.waiting.len() + (self.counts.taken - self.counts.returned) as usize
+    }
+
+    /// What was counted; what only the section knows is 0.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts { device: self.device.counters(), ..self.counts }
+    }
+}
