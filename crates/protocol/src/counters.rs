@@ -40,11 +40,13 @@ pub enum Endpoint {
     RxCopies,
     /// Copies made on transmit: headers, or whole packets.
     TxCopies,
+    /// Not sent: it waited longer for its turn than the endpoint's maximum delay.
+    TxLate,
 }
 
 impl Endpoint {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Endpoint, &'static str); 14] = [
+    pub const ALL: [(Endpoint, &'static str); 15] = [
         (Endpoint::RxPackets, "rx_packets"),
         (Endpoint::RxBytes, "rx_bytes"),
         (Endpoint::TxPackets, "tx_packets"),
@@ -59,6 +61,7 @@ impl Endpoint {
         (Endpoint::TxTooLong, "tx_dropped_too_long"),
         (Endpoint::RxCopies, "rx_copies"),
         (Endpoint::TxCopies, "tx_copies"),
+        (Endpoint::TxLate, "tx_dropped_late"),
     ];
 }
 
@@ -129,11 +132,21 @@ pub enum Device {
     FlowHits,
     /// Times that the last-flow cache was put to use, or to rest.
     FlowSwitches,
+    /// Given to the device as they were checked, with nothing waiting before them.
+    TxDirect,
+    /// Put into the backlog.
+    TxQueued,
+    /// Taken out of the backlog by the device.
+    TxDrained,
+    /// Times that the device took fewer packets than it was offered.
+    TxFull,
+    /// Small packets that went past the others to the device.
+    TxSmall,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 30] = [
+    pub const ALL: [(Device, &'static str); 35] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -164,6 +177,11 @@ impl Device {
         (Device::FlowCompared, "flow_compared"),
         (Device::FlowHits, "flow_cache_hits"),
         (Device::FlowSwitches, "flow_cache_switches"),
+        (Device::TxDirect, "tx_direct"),
+        (Device::TxQueued, "tx_queued"),
+        (Device::TxDrained, "tx_drained"),
+        (Device::TxFull, "tx_full"),
+        (Device::TxSmall, "tx_small"),
     ];
 }
 

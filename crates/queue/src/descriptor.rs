@@ -34,6 +34,15 @@ pub const MORE: u16 = 1;
 pub const META: u16 = 2;
 /// The packet was captured on its way out (only on capture endpoints, only from the server).
 pub const OUTGOING: u16 = 4;
+/// The packet that follows in the queue belongs to the same message: on the device nothing comes
+/// between the two, up to a limit that the server sets (only to the server, on a packet's last
+/// descriptor). "Several requests as one logical message" of Riddoch and Pope.
+pub const TOGETHER: u16 = 8;
+/// A packet of one frame and at most [`SMALL_BYTES`] that goes past others (only to the server,
+/// with no other flag). Tracey and Banerji's tiny messages, section 3.4.
+pub const SMALL: u16 = 16;
+/// The longest packet that may be [`SMALL`], in bytes.
+pub const SMALL_BYTES: u32 = 128;
 
 /// A heap's shape: how many frames and how far apart. Private to each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +115,7 @@ pub struct Descriptor {
     pub len: u32,
     /// Whose it is: on transmit the sender, on receive the one it was found for.
     pub endpoint: u32,
-    /// [`MORE`], [`META`], [`OUTGOING`].
+    /// [`MORE`], [`META`], [`OUTGOING`], [`TOGETHER`], [`SMALL`].
     pub flags: u16,
 }
 
@@ -137,6 +146,11 @@ impl Descriptor {
         if words[1] >> 48 != 0 || descriptor.flags & !allowed != 0 {
             return Err(Violation::Flags);
         }
+        if descriptor.flags & SMALL != 0
+            && (descriptor.flags != SMALL || descriptor.len > SMALL_BYTES)
+        {
+            return Err(Violation::Flags);
+        }
         if descriptor.frame >= heap.frames {
             return Err(Violation::Frame);
         }
@@ -162,5 +176,25 @@ impl Descriptor {
     #[must_use]
     pub fn heap_offset(&self, heap: &HeapShape) -> usize {
         heap.frame_offset(self.frame) + self.start as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_small_is_one_short_frame_and_nothing_else() {
+        let heap = HeapShape::new(4, 2048).unwrap();
+        let check = |len, flags| {
+            let one = Descriptor { frame: 1, start: HEADROOM_BYTES, len, endpoint: 0, flags };
+            Descriptor::check(one.to_words(), &heap, MORE | META | TOGETHER | SMALL).err()
+        };
+        assert_eq!(check(SMALL_BYTES, SMALL), None);
+        assert_eq!(check(1500, TOGETHER | META), None);
+        assert_eq!(check(SMALL_BYTES + 1, SMALL), Some(Violation::Flags));
+        for other in [MORE, META, TOGETHER] {
+            assert_eq!(check(60, SMALL | other), Some(Violation::Flags));
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! ledger, so that they are not sent again.
 
 use crate::Violation;
-use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE};
+use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE, SMALL, TOGETHER};
 use crate::frames::{Ledger, Slots};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
@@ -201,6 +201,28 @@ impl TransmitConsumer {
         self.head.seen().wrapping_sub(self.taken)
     }
 
+    /// Looks whose the next packet is and what its flags are, and takes nothing. A hint: the
+    /// application may write something else before the packet is taken.
+    ///
+    /// # Errors
+    /// [`Violation::Index`].
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<(u32, u16)>, Violation> {
+        if self.waiting() == 0 && self.observe()? == 0 {
+            return Ok(None);
+        }
+        let slot = (self.taken & (self.capacity - 1)) as usize * 2;
+        let word = self.descriptors.fetch(slot + 1);
+        Ok(Some((word as u32, (word >> 32) as u16)))
+    }
+
+    /// The application's index as last observed: where what it had written by then ends.
+    #[inline]
+    #[must_use]
+    pub fn seen(&self) -> u32 {
+        self.head.seen()
+    }
+
     /// Fetches the next packet into private memory, checks it and takes its frames. Answers the
     /// number of its frames and the index to [`TransmitConsumer::complete`] it by; `None` when
     /// nothing waits.
@@ -269,7 +291,7 @@ impl TransmitConsumer {
             self.prefetch(index.wrapping_add(AHEAD), 1);
         }
         let words = self.descriptors.fetch_pair(slot);
-        let descriptor = Descriptor::check(words, &self.heap, MORE | META)?;
+        let descriptor = Descriptor::check(words, &self.heap, MORE | META | TOGETHER | SMALL)?;
         ledger.take(descriptor.frame)?;
         self.slots.set(index, descriptor.frame);
         Ok(descriptor)

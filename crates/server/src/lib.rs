@@ -12,6 +12,7 @@
 //! | [`demux`] | flow rules, and which endpoint a packet is for |
 //! | [`rights`] | what an endpoint may send |
 //! | `receive`, `transmit` | the two directions, a batch or a group of packets at a time |
+//! | [`schedule`] | whose turn it is to send: priorities, shares, rates, ticks |
 //! | `pass` | the short way of most packets: plain, and for an endpoint of this host |
 //! | `send` | one packet of an application: checks, and where it goes |
 //! | [`copy`], [`stage`] | the trust boundary: every copy between two sides' memory |
@@ -44,6 +45,7 @@ mod receive;
 pub mod report;
 mod requests;
 pub mod rights;
+pub mod schedule;
 mod send;
 mod server;
 pub mod session;

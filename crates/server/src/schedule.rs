@@ -1,0 +1,479 @@
+//! Whose turn it is: the transmit scheduler.
+//!
+//! What is scheduled is a **unit**, a queue set: its packets leave in their order, so the one at its
+//! head decides by its endpoint's settings. Endpoints that share a queue set share one turn; an
+//! endpoint that is to have a share of its own has a queue set of its own.
+//!
+//! In this order: strict priority between levels; within a level the [`Policy`], one file each;
+//! before its turn comes, a unit may have to wait for its rate or its tick ([`shape`]), and
+//! for room in the device. Whoever waits stands in no line that anybody behind it stands in.
+//!
+//! This module knows neither queues nor packets. The engine asks whose turn it is
+//! ([`Schedule::next`]), serves it, and says what came of it; docs/scheduling.md says what users see.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fmt::Debug;
+
+pub mod arrivals;
+pub mod bucket;
+pub mod deficit;
+pub mod round_robin;
+pub mod shape;
+mod units;
+
+pub use units::Account;
+
+use shape::{Class, LEVELS};
+use units::{BLOCKED, SMALL, State, Units};
+
+/// How units of one level share.
+pub trait Policy: Debug + Send {
+    /// What settings call it.
+    fn name(&self) -> &'static str;
+    /// The most packets of one turn.
+    fn packets(&self) -> usize;
+    /// A unit is first. Answers how many bytes it may send; 0 or less: none in this round.
+    fn begin(&self, account: &mut Account, weight: u16) -> i64;
+    /// It sent so many bytes.
+    fn charge(&self, account: &mut Account, bytes: u64);
+    /// It has more to send. Whether it stays first; `blocked_at_once`: there was no room for any.
+    fn goes_on(&self, account: &Account, blocked_at_once: bool) -> bool;
+    /// How many rounds it has to wait until it may send.
+    fn rounds(&self, account: &Account, weight: u16) -> i64;
+    /// So many rounds have passed at once: nobody could send in them.
+    fn skip(&self, account: &mut Account, weight: u16, rounds: i64);
+}
+
+/// A unit's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Whose.
+    pub unit: u32,
+    /// Its session's place.
+    pub place: u32,
+    /// Its queue set.
+    pub queue_set: u32,
+    /// Packets at most.
+    pub packets: usize,
+    /// Bytes; the packet that uses up the last of them goes whole.
+    pub bytes: i64,
+    /// Bytes of the message that it is in the middle of.
+    pub run: u64,
+}
+
+/// Why a unit's turn ended while it had more to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It has had what it may, or the engine's turn is over.
+    Over,
+    /// The device has no room; `at_once`: for nothing of it.
+    Blocked {
+        /// Nothing was sent.
+        at_once: bool,
+    },
+    /// Its next packet is of another class.
+    Class(Class),
+    /// It waits until this time, in nanoseconds.
+    Until(u64),
+    /// It waits until this tick.
+    Tick(u64),
+}
+
+/// Who is first when the device has room again.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    unit: u32,
+    /// It is in the middle of a message: before everybody. Else: before those of its level and below.
+    message: bool,
+}
+
+/// The scheduler.
+#[derive(Debug)]
+pub struct Schedule {
+    units: Units,
+    policy: Box<dyn Policy>,
+    /// Units of each level with something to send that only wait for their turn or for room.
+    members: [usize; LEVELS as usize],
+    hold: Option<Hold>,
+    times: BinaryHeap<Reverse<(u64, u32)>>,
+    ticks: BinaryHeap<Reverse<(u64, u32)>>,
+    /// The unit being served is the only one of its level: nobody is to be paid.
+    alone: bool,
+}
+
+impl Schedule {
+    /// Nobody is there.
+    #[must_use]
+    pub fn new(policy: Box<dyn Policy>) -> Schedule {
+        Schedule {
+            units: Units::new(),
+            policy,
+            members: [0; LEVELS as usize],
+            hold: None,
+            times: BinaryHeap::new(),
+            ticks: BinaryHeap::new(),
+            alone: false,
+        }
+    }
+
+    /// How units of one level share.
+    #[must_use]
+    pub fn policy(&self) -> &dyn Policy {
+        &*self.policy
+    }
+
+    /// Shares in another way from now on; nobody owes anything.
+    pub fn set_policy(&mut self, policy: Box<dyn Policy>) {
+        self.policy = policy;
+        for unit in &mut self.units.all {
+            unit.account = Account::default();
+        }
+    }
+
+    /// A new unit, which has nothing to send. Memory for it is had here and at no later time.
+    pub fn add(&mut self, place: u32, queue_set: u32) -> u32 {
+        let id = self.units.add(place, queue_set);
+        let all = self.units.all.len();
+        self.times.reserve(all.saturating_sub(self.times.len()));
+        self.ticks.reserve(all.saturating_sub(self.ticks.len()));
+        id
+    }
+
+    /// Units that are no more, whatever they were doing.
+    pub fn remove(&mut self, ids: impl IntoIterator<Item = u32>) {
+        let mut waited = false;
+        for id in ids {
+            waited |= matches!(self.units.get(id).state, State::Timed | State::Ticked);
+            self.leave(id);
+            self.units.release(id);
+        }
+        if waited {
+            let units = &self.units;
+            self.times.retain(|Reverse((_, id))| units.get(*id).state == State::Timed);
+            self.ticks.retain(|Reverse((_, id))| units.get(*id).state == State::Ticked);
+        }
+    }
+
+    /// Whether a unit is known to have something to send.
+    #[inline]
+    #[must_use]
+    pub fn is_active(&self, unit: u32) -> bool {
+        self.units.get(unit).state != State::Idle
+    }
+
+    /// Since when a unit has had something to send, in nanoseconds.
+    #[must_use]
+    pub fn since(&self, unit: u32) -> u64 {
+        self.units.get(unit).since
+    }
+
+    /// A unit that stood in no line has something to send. `small`: next is a small packet.
+    #[inline]
+    pub fn enter(&mut self, id: u32, class: Class, small: bool, now: u64) {
+        let unit = self.units.get_mut(id);
+        if unit.state == State::Idle {
+            unit.since = now;
+        }
+        unit.class = class;
+        self.stand(id, small, false);
+    }
+
+    fn stand(&mut self, id: u32, small: bool, first: bool) {
+        let unit = self.units.get_mut(id);
+        let level = unit.class.level;
+        if small {
+            self.units.push_back(SMALL, id);
+        } else {
+            if first {
+                self.units.push_front(level, id);
+            } else {
+                unit.account.in_turn = false;
+                self.units.push_back(level, id);
+            }
+            self.members[level as usize] += 1;
+        }
+    }
+
+    /// Takes a unit out of whatever it is in; it is being served then.
+    fn leave(&mut self, id: u32) {
+        let unit = self.units.get(id);
+        if let State::Line(line) = unit.state
+            && line != SMALL
+        {
+            self.members[unit.class.level as usize] -= 1;
+        }
+        self.units.leave(id);
+        if self.hold.is_some_and(|hold| hold.unit == id) {
+            self.hold = None;
+        }
+    }
+
+    /// The device has room again: those that waited for it stand where they stood.
+    pub fn unblock(&mut self) {
+        let mut last = self.units.tail(BLOCKED);
+        while let Some(id) = last {
+            last = self.units.before(id);
+            if self.units.get(id).first {
+                self.units.leave(id);
+                self.units.push_front(self.units.get(id).class.level, id);
+            }
+        }
+        let mut next = self.units.head(BLOCKED);
+        while let Some(id) = next {
+            next = self.units.after(id);
+            self.units.leave(id);
+            self.units.push_back(self.units.get(id).class.level, id);
+        }
+    }
+
+    /// Whose turn it is, among those that may be served now; `room`: the device has some. The unit
+    /// is being served then, until [`Schedule::more`] or [`Schedule::idle`] is told.
+    pub fn next(&mut self, room: bool) -> Option<Turn> {
+        if let Some(Hold { unit, message: true }) = self.hold
+            && matches!(self.units.get(unit).state, State::Line(line) if line < LEVELS)
+        {
+            // Beyond its share it goes on to the message's end alone.
+            let bytes = self.units.get(unit).account.bytes;
+            return Some(self.serve(unit, bytes));
+        }
+        for level in (0..LEVELS).rev() {
+            let (mut passed, mut least) = (0, i64::MAX);
+            while let Some(id) = self.units.head(level) {
+                let unit = self.units.get(id);
+                if unit.blocked && !(room && self.may_use_device(id)) {
+                    // Nothing is fetched to find out what is known.
+                    let first = unit.account.in_turn || unit.first;
+                    self.units.leave(id);
+                    self.units.get_mut(id).first = first;
+                    self.units.push_back(BLOCKED, id);
+                    continue;
+                }
+                if self.members[level as usize] == 1 {
+                    return Some(self.serve(id, 0));
+                }
+                let weight = unit.class.weight;
+                let account = &mut self.units.get_mut(id).account;
+                let bytes = self.policy.begin(account, weight);
+                if bytes > 0 {
+                    return Some(self.serve(id, bytes));
+                }
+                account.in_turn = false;
+                least = least.min(self.policy.rounds(account, weight));
+                self.units.leave(id);
+                self.units.push_back(level, id);
+                passed += 1;
+                if passed == self.units.count(level) {
+                    // All owe. Rounds in which nobody sends are not gone through one by one.
+                    self.skip(level, least - 1);
+                    (passed, least) = (0, i64::MAX);
+                }
+            }
+        }
+        None
+    }
+
+    fn skip(&mut self, level: u8, rounds: i64) {
+        let mut next = self.units.head(level);
+        while let Some(id) = next {
+            next = self.units.after(id);
+            let unit = self.units.get_mut(id);
+            self.policy.skip(&mut unit.account, unit.class.weight, rounds.max(0));
+        }
+    }
+
+    fn serve(&mut self, id: u32, bytes: i64) -> Turn {
+        self.alone = self.members[self.units.get(id).class.level as usize] == 1;
+        let message = self.hold.is_some_and(|hold| hold.unit == id && hold.message);
+        self.leave(id);
+        let unit = self.units.get_mut(id);
+        if self.alone {
+            unit.account = Account::default();
+        }
+        // A message that nobody waited for has ended.
+        let run = if message { unit.run } else { 0 };
+        unit.run = 0;
+        (unit.blocked, unit.first) = (false, false);
+        Turn {
+            unit: id,
+            place: unit.place,
+            queue_set: unit.queue_set,
+            // For one alone there is nobody whose turn could come earlier.
+            packets: if self.alone { usize::MAX } else { self.policy.packets() },
+            bytes: if self.alone { i64::MAX } else { bytes },
+            run,
+        }
+    }
+
+    /// The unit whose next packet is a small one, and whose turn it is among those.
+    pub fn next_small(&mut self) -> Option<Turn> {
+        let id = self.units.head(SMALL)?;
+        self.leave(id);
+        self.alone = true;
+        let unit = self.units.get(id);
+        let (place, queue_set) = (unit.place, unit.queue_set);
+        Some(Turn { unit: id, place, queue_set, packets: usize::MAX, bytes: i64::MAX, run: 0 })
+    }
+
+    /// Whether a unit may give the device packets while others wait for room.
+    #[inline]
+    #[must_use]
+    pub fn may_use_device(&self, unit: u32) -> bool {
+        match self.hold {
+            None => true,
+            Some(hold) => {
+                let level = |id| self.units.get(id).class.level;
+                hold.unit == unit || !hold.message && level(unit) > level(hold.unit)
+            }
+        }
+    }
+
+    /// The unit that is served sent so many bytes.
+    #[inline]
+    pub fn charge(&mut self, unit: u32, bytes: u64) {
+        if !self.alone {
+            self.policy.charge(&mut self.units.get_mut(unit).account, bytes);
+        }
+    }
+
+    /// The unit that was served has more to send; `run`: bytes of the message that it is in the
+    /// middle of, and that is to be kept together.
+    pub fn more(&mut self, id: u32, stop: Stop, run: u64) {
+        let unit = self.units.get_mut(id);
+        match stop {
+            Stop::Over | Stop::Class(_) => {
+                let message = run > 0 && stop == Stop::Over;
+                let first = message || self.policy.goes_on(&unit.account, false);
+                if let Stop::Class(class) = stop {
+                    unit.class = class;
+                }
+                unit.run = run;
+                self.stand(id, false, first && !matches!(stop, Stop::Class(_)));
+                if message {
+                    self.hold_for(id, true);
+                }
+            }
+            Stop::Blocked { at_once } => {
+                (unit.blocked, unit.run) = (true, run);
+                unit.first = run > 0 || self.policy.goes_on(&unit.account, at_once);
+                let (level, first) = (unit.class.level, unit.first);
+                self.members[level as usize] += 1;
+                // Who goes last goes behind those that are still in their line.
+                self.units.push_back(if first { BLOCKED } else { level }, id);
+                if at_once || run > 0 {
+                    self.hold_for(id, run > 0);
+                }
+            }
+            Stop::Until(due) => {
+                Self::rest(unit, State::Timed);
+                self.times.push(Reverse((due, id)));
+            }
+            Stop::Tick(tick) => {
+                Self::rest(unit, State::Ticked);
+                self.ticks.push(Reverse((tick, id)));
+            }
+        }
+    }
+
+    /// From now on others wait for this one, unless it has to wait for another itself.
+    fn hold_for(&mut self, unit: u32, message: bool) {
+        let held = self.hold.is_some_and(|hold| hold.message);
+        if !held && (message || self.may_use_device(unit)) {
+            self.hold = Some(Hold { unit, message });
+        }
+    }
+
+    /// The unit that was served from the line of small packets still has some.
+    pub fn more_small(&mut self, id: u32, first: bool) {
+        if first {
+            self.units.push_front(SMALL, id);
+        } else {
+            self.units.push_back(SMALL, id);
+        }
+    }
+
+    /// The unit that was served has nothing more to send.
+    #[inline]
+    pub fn idle(&mut self, id: u32) {
+        Self::rest(self.units.get_mut(id), State::Idle);
+    }
+
+    /// What it did not use is lost, and what it owes stays.
+    fn rest(unit: &mut units::Unit, state: State) {
+        unit.account = Account { bytes: unit.account.bytes.min(0), in_turn: false };
+        (unit.state, unit.run, unit.blocked) = (state, 0, false);
+    }
+
+    /// A unit that waited, and waits no more at this time and tick: it is to [`Schedule::enter`]
+    /// again. `None`: no further one.
+    pub fn due(&mut self, now: u64, tick: u64) -> Option<Due> {
+        let heap = if self.times.peek().is_some_and(|Reverse((due, _))| *due <= now) {
+            &mut self.times
+        } else if self.ticks.peek().is_some_and(|Reverse((due, _))| *due <= tick) {
+            &mut self.ticks
+        } else {
+            return None;
+        };
+        let Reverse((_, unit)) = heap.pop()?;
+        let one = self.units.get_mut(unit);
+        one.state = State::Served;
+        Some(Due { unit, place: one.place, queue_set: one.queue_set })
+    }
+
+    /// Units whose settings changed wait no more: what they wait for may be another thing.
+    pub fn hurry(&mut self, mut which: impl FnMut(u32, u32) -> bool) {
+        let units = &self.units;
+        let mut earlier = |Reverse((due, id)): Reverse<(u64, u32)>| {
+            let unit = units.get(id);
+            Reverse((if which(unit.place, unit.queue_set) { 0 } else { due }, id))
+        };
+        for heap in [&mut self.times, &mut self.ticks] {
+            *heap = std::mem::take(heap).into_iter().map(&mut earlier).collect();
+            heap.reserve(units.all.len().saturating_sub(heap.len()));
+        }
+    }
+
+    /// When the next unit is due that waits for a time, in nanoseconds.
+    #[must_use]
+    pub fn next_due(&self) -> Option<u64> {
+        self.times.peek().map(|Reverse((due, _))| *due)
+    }
+
+    /// When the next unit is due that waits for a tick.
+    #[must_use]
+    pub fn next_tick(&self) -> Option<u64> {
+        self.ticks.peek().map(|Reverse((tick, _))| *tick)
+    }
+
+    /// Units that could be served now.
+    #[must_use]
+    pub fn ready(&self) -> usize {
+        (0..LEVELS).map(|level| self.units.count(level)).sum()
+    }
+
+    /// Units whose next packet is a small one.
+    #[must_use]
+    pub fn small(&self) -> usize {
+        self.units.count(SMALL)
+    }
+
+    /// Units that wait for room in the device.
+    #[must_use]
+    pub fn blocked(&self) -> usize {
+        self.units.count(BLOCKED)
+    }
+}
+
+/// A unit that waited, and waits no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Which.
+    pub unit: u32,
+    /// Its session's place.
+    pub place: u32,
+    /// Its queue set.
+    pub queue_set: u32,
+}
+
+#[cfg(test)]
+mod tests;

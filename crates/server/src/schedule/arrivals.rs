@@ -1,0 +1,89 @@
+//! Since when packets wait, without a time on each: when the server looked, and how far the queue
+//! reached then.
+
+/// Looks that are remembered.
+const MARKS: usize = 32;
+/// Looks a maximum delay that are told apart.
+const STEPS: u64 = 16;
+
+/// When the packets of one queue came, to a sixteenth of the shortest maximum delay of its
+/// endpoints: never later than they came, and so much earlier at most.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    /// Where the queue ended, and when, in nanoseconds; the oldest first.
+    marks: [(u32, u64); MARKS],
+    start: usize,
+    count: usize,
+    step_ns: u64,
+}
+
+impl Arrivals {
+    /// Nothing has come. `max_delay_ns` is the shortest maximum delay of those who use the queue.
+    #[must_use]
+    pub fn new(max_delay_ns: u64) -> Arrivals {
+        let step_ns = (max_delay_ns / STEPS).max(1);
+        Arrivals { marks: [(0, 0); MARKS], start: 0, count: 0, step_ns }
+    }
+
+    /// The queue ends before the index `end`, at `now`.
+    #[inline]
+    pub fn note(&mut self, end: u32, now: u64) {
+        if let Some(last) = self.count.checked_sub(1) {
+            let (seen, at) = &mut self.marks[(self.start + last) % MARKS];
+            if *seen == end {
+                return;
+            }
+            if now < *at + self.step_ns || self.count == MARKS {
+                *seen = end;
+                return;
+            }
+        }
+        self.marks[(self.start + self.count) % MARKS] = (end, now);
+        self.count += 1;
+    }
+
+    /// When the packet at `index` came. Those before it are not asked for again.
+    #[inline]
+    pub fn of(&mut self, index: u32, now: u64) -> u64 {
+        while self.count > 0 {
+            let (end, at) = self.marks[self.start];
+            if (end.wrapping_sub(index) as i32) > 0 {
+                return at;
+            }
+            self.start = (self.start + 1) % MARKS;
+            self.count -= 1;
+        }
+        now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against a time noted for each packet.
+        #[test]
+        fn as_if_each_had_its_time(
+            first: u32,
+            steps in prop::collection::vec((0u32..50, 0u64..400, 0u32..60), 1..300),
+        ) {
+            let mut arrivals = Arrivals::new(1600);
+            let (mut came, mut taken, mut now) = (Vec::<u64>::new(), 0usize, 1_000u64);
+            for (more, later, take) in steps {
+                now += later;
+                came.resize(came.len() + more as usize, now);
+                arrivals.note(first.wrapping_add(came.len() as u32), now);
+                for _ in 0..take.min((came.len() - taken) as u32) {
+                    let index = first.wrapping_add(taken as u32);
+                    let (said, was) = (arrivals.of(index, now), came[taken]);
+                    prop_assert!(said <= was, "said {said}, came {was}");
+                    // Beyond what is remembered it is older than any delay anyway.
+                    prop_assert!(was - said < 100 || now - said > 1600, "said {said}, came {was}");
+                    taken += 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! A rate kept exactly: a token bucket in integers.
+//!
+//! Instead of tokens it keeps the time at which the bucket will be full again (the "theoretical
+//! arrival time" of ITU-T I.371's generic cell rate algorithm, which is the same bucket). What a
+//! division leaves over is carried to the next packet, so that nothing is lost in a million of them.
+
+/// A bucket's least burst in bytes, when none is given.
+pub const LEAST_BURST_BYTES: u64 = 16 * 1024;
+/// A burst that is not given is what the rate gives in this time, in nanoseconds: an engine that
+/// sleeps, and is woken late, still keeps the rate.
+pub const BURST_NS: u64 = 4_000_000;
+/// A paced endpoint makes up for being served late by at most this, in nanoseconds.
+pub const PACING_SLACK_NS: u64 = 1_000_000;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// One rate of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Units a second.
+    rate: u64,
+    /// What a unit costs, in nanoseconds times `rate`.
+    unit_cost: u64,
+    /// Units of a full bucket; 0: each packet waits for the one before, which is pacing.
+    burst: u64,
+    /// How long an empty bucket takes to fill, in nanoseconds.
+    burst_ns: u64,
+    /// When it is full again, in nanoseconds.
+    full_at: u64,
+    /// What is over, in nanoseconds times `rate`; less than `rate`.
+    over: u64,
+}
+
+impl Bucket {
+    /// A bucket of bits a second (not 0), of packets measured in bytes. `burst_bytes` 0 is
+    /// [`BURST_NS`] of the rate, and at least [`LEAST_BURST_BYTES`].
+    #[must_use]
+    pub fn bits(rate_bps: u64, burst_bytes: u64, pacing: bool) -> Bucket {
+        let given = if burst_bytes == 0 {
+            LEAST_BURST_BYTES.max(mul_div(rate_bps, BURST_NS, 8 * SECOND_NS))
+        } else {
+            burst_bytes
+        };
+        Bucket::new(rate_bps, 8 * SECOND_NS, if pacing { 0 } else { given })
+    }
+
+    /// A bucket of packets a second (not 0). Its burst is [`BURST_NS`] of the rate, and at least one
+    /// packet.
+    #[must_use]
+    pub fn frames(rate_fps: u64, pacing: bool) -> Bucket {
+        let burst = if pacing { 0 } else { mul_div(rate_fps, BURST_NS, SECOND_NS).max(1) };
+        Bucket::new(rate_fps, SECOND_NS, burst)
+    }
+
+    fn new(rate: u64, unit_cost: u64, burst: u64) -> Bucket {
+        let rate = rate.max(1);
+        let burst_ns = mul_div(burst, unit_cost, rate);
+        Bucket { rate, unit_cost, burst, burst_ns, full_at: 0, over: 0 }
+    }
+
+    /// When a packet of `units` may go, in nanoseconds; in the past: now. One that is larger than
+    /// the bucket goes when it is full.
+    #[inline]
+    #[must_use]
+    pub fn eligible(&self, units: u64) -> u64 {
+        let needed = mul_div(units.min(self.burst), self.unit_cost, self.rate);
+        self.full_at.saturating_sub(self.burst_ns - needed.min(self.burst_ns))
+    }
+
+    /// A packet of `units` goes at `now`; there was something to send since `since`. It is charged
+    /// whole, also if it was not its time yet.
+    #[inline]
+    pub fn charge(&mut self, units: u64, now: u64, since: u64) {
+        // What was not used is lost: but not what was only used late.
+        let lost =
+            if self.burst > 0 { now } else { since.max(now.saturating_sub(PACING_SLACK_NS)) };
+        if self.full_at < lost {
+            (self.full_at, self.over) = (lost, 0);
+        }
+        let cost = u128::from(units) * u128::from(self.unit_cost) + u128::from(self.over);
+        self.full_at = self.full_at.saturating_add((cost / u128::from(self.rate)) as u64);
+        self.over = (cost % u128::from(self.rate)) as u64;
+    }
+}
+
+fn mul_div(by: u64, number: u64, divisor: u64) -> u64 {
+    u64::try_from(u128::from(by) * u128::from(number) / u128::from(divisor)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Sends as early as allowed until `end`; answers when each went.
+    fn greedy(bucket: &mut Bucket, from: u64, end: u64, units: impl Fn(u64) -> u64) -> Vec<u64> {
+        let (mut now, mut went) = (from, Vec::new());
+        loop {
+            let units = units(went.len() as u64);
+            now = now.max(bucket.eligible(units));
+            if now >= end {
+                return went;
+            }
+            bucket.charge(units, now, from);
+            went.push(now);
+        }
+    }
+
+    #[test]
+    fn a_second_at_ten_megabits_holds_what_it_holds() {
+        // 1 250 000 bytes and a burst of 16 384 are 833 packets and 10.9 more.
+        let went = greedy(&mut Bucket::bits(10_000_000, 0, false), 5, SECOND_NS + 5, |_| 1500);
+        assert_eq!(went.len(), 844);
+        // Paced, one each 1.2 ms, from the first on.
+        let went = greedy(&mut Bucket::bits(10_000_000, 0, true), 5, SECOND_NS + 5, |_| 1500);
+        assert_eq!(went.len(), 834);
+        assert!(went.windows(2).all(|pair| pair[1] - pair[0] == 1_200_000), "{went:?}");
+    }
+
+    #[test]
+    fn a_rate_that_divides_nothing_does_not_drift() {
+        // 7 packets a second for 1000 seconds, with the 1 of its burst.
+        let went = greedy(&mut Bucket::frames(7, false), 0, 1000 * SECOND_NS, |_| 1);
+        assert_eq!(went.len(), 7001);
+        let went = greedy(&mut Bucket::bits(999_999_937, 0, true), 0, 10 * SECOND_NS, |_| 1500);
+        // 9 999 999 370 bits are 833 333.28 packets; the one at the start is the last but one.
+        assert_eq!(went.len(), 833_334);
+    }
+
+    #[test]
+    fn what_is_larger_than_the_bucket_goes_and_is_paid() {
+        let mut bucket = Bucket::bits(8_000_000, 1000, false);
+        let went = greedy(&mut bucket, 0, SECOND_NS, |_| 50_000);
+        // A megabyte a second: each waits until the one before is paid.
+        assert_eq!(went.len(), 20);
+    }
+
+    #[test]
+    fn late_service_is_made_up_for_and_idleness_is_not() {
+        let mut bucket = Bucket::bits(12_000_000, 0, true);
+        // A packet a millisecond, and each is served 0.4 ms late.
+        let mut now = 0;
+        for _ in 0..100 {
+            now = now.max(bucket.eligible(1500)) + 400_000;
+            bucket.charge(1500, now, 0);
+        }
+        assert!((99_000_000..100_500_000).contains(&now), "{now}");
+        // A second of nothing earns nothing: the packet after the next is not early.
+        let since = now + SECOND_NS;
+        bucket.charge(1500, since, since);
+        assert_eq!(bucket.eligible(1500), since + 1_000_000);
+    }
+
+    proptest! {
+        /// In whatever window: never more than the rate gives in it, the burst, and a packet.
+        #[test]
+        fn no_window_holds_more_than_rate_and_burst(
+            rate in 1_000u64..100_000_000_000,
+            burst in 0u64..200_000,
+            sizes in prop::collection::vec(60u64..65_000, 1..40),
+            gaps in prop::collection::vec(0u64..20_000_000, 1..40),
+            pacing: bool,
+        ) {
+            let mut bucket = Bucket::bits(rate, burst, pacing);
+            let full = bucket.burst;
+            let (mut now, mut since, mut went) = (1_000, 1_000, Vec::new());
+            for step in 0..200usize {
+                let len = sizes[step % sizes.len()];
+                if step % 7 == 0 {
+                    now += gaps[step % gaps.len()];
+                    since = now;
+                }
+                now = now.max(bucket.eligible(len));
+                bucket.charge(len, now, since);
+                went.push((now, len));
+            }
+            for from in (0..went.len()).step_by(13) {
+                let mut bits = 0u128;
+                for (at, len) in &went[from..] {
+                    bits += u128::from(*len) * 8;
+                    let window = u128::from(at - went[from].0 + PACING_SLACK_NS * u64::from(pacing));
+                    let given = window * u128::from(rate) / u128::from(SECOND_NS);
+                    // One packet more that was already going, and one that is larger than the bucket.
+                    let most = given + u128::from(full + 2 * 65_000) * 8;
+                    prop_assert!(bits <= most, "{bits} bits in {window} ns at {rate}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What one endpoint may send, and when: its settings and where it stands.
+
+use crate::schedule::bucket::Bucket;
+
+/// How many priorities there are; the highest number goes first.
+pub const LEVELS: u8 = 8;
+
+/// What an endpoint was set to. The defaults shape nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shaping {
+    /// Strict priority, 0 to 7: nobody of a lower one is served while one of a higher one can be.
+    pub priority: u8,
+    /// Its share among those of the same priority, in bytes, 1 to 10 000.
+    pub weight: u16,
+    /// Bits a second, counted from the Ethernet header to the end of the payload; 0: no limit.
+    pub rate_bps: u64,
+    /// Packets a second; 0: no limit.
+    pub rate_fps: u64,
+    /// How much it may send at once after a pause, in bytes; 0: see [`Bucket::bits`].
+    pub burst_bytes: u32,
+    /// Its packets are spread evenly over the time that their rate gives them, instead of bursts.
+    pub pacing: bool,
+    /// A packet that waited so long for its turn, or would have to, is dropped, in microseconds;
+    /// 0: never.
+    pub max_delay_us: u32,
+    /// How much of one message is kept together, in bytes; 0: nothing.
+    pub max_run_bytes: u32,
+    /// Packets a tick; 0: no limit.
+    pub quota: u32,
+    /// It sends in each so-manieth tick.
+    pub tick_multiple: u32,
+}
+
+impl Default for Shaping {
+    fn default() -> Shaping {
+        Shaping {
+            priority: 3,
+            weight: 100,
+            rate_bps: 0,
+            rate_fps: 0,
+            burst_bytes: 0,
+            pacing: false,
+            max_delay_us: 0,
+            max_run_bytes: 65_536,
+            quota: 0,
+            tick_multiple: 1,
+        }
+    }
+}
+
+impl Shaping {
+    /// Which line it stands in, and with what share.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        Class { level: self.priority.min(LEVELS - 1), weight: self.weight.max(1) }
+    }
+
+    fn takes_time(&self) -> bool {
+        self.rate_bps > 0 || self.rate_fps > 0 || self.max_delay_us > 0
+    }
+}
+
+/// Which line a unit stands in, and with what share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Strict priority.
+    pub level: u8,
+    /// Share among those of the same level.
+    pub weight: u16,
+}
+
+impl Default for Class {
+    fn default() -> Class {
+        Shaping::default().class()
+    }
+}
+
+/// Whether the next packet may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// It may.
+    Open,
+    /// It is too late for it: drop it.
+    Late,
+    /// Not before this time, in nanoseconds.
+    Until(u64),
+    /// Not before this tick.
+    Tick(u64),
+}
+
+/// When a packet is looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moment {
+    /// The monotonic clock, in nanoseconds; 0 where nobody needs it.
+    pub now: u64,
+    /// The tick.
+    pub tick: u64,
+    /// Since when its queue has had something to send, in nanoseconds.
+    pub since: u64,
+    /// When the packet came, in nanoseconds.
+    pub came: u64,
+    /// It goes on with a message that has begun.
+    pub goes_on: bool,
+}
+
+/// An endpoint's settings and where it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// What it was set to.
+    pub set: Shaping,
+    bits: Option<Bucket>,
+    frames: Option<Bucket>,
+    tick: u64,
+    used: u32,
+}
+
+impl Shape {
+    /// An endpoint that has sent nothing yet.
+    #[must_use]
+    pub fn new(set: Shaping) -> Shape {
+        let bits = |rate| Bucket::bits(rate, u64::from(set.burst_bytes), set.pacing);
+        let frames = |rate| Bucket::frames(rate, set.pacing);
+        Shape {
+            set,
+            bits: (set.rate_bps > 0).then(|| bits(set.rate_bps)),
+            frames: (set.rate_fps > 0).then(|| frames(set.rate_fps)),
+            tick: 0,
+            used: 0,
+        }
+    }
+
+    /// Whether it needs the clock.
+    #[must_use]
+    pub fn takes_time(&self) -> bool {
+        self.set.takes_time()
+    }
+
+    /// Whether a packet of `len` bytes may go.
+    #[must_use]
+    pub fn gate(&self, len: u32, at: &Moment) -> Gate {
+        let multiple = u64::from(self.set.tick_multiple.max(1));
+        if multiple > 1 && !at.tick.is_multiple_of(multiple) {
+            return Gate::Tick(at.tick.next_multiple_of(multiple));
+        }
+        if self.set.quota > 0 && self.tick == at.tick && self.used >= self.set.quota {
+            return Gate::Tick((at.tick + 1).next_multiple_of(multiple));
+        }
+        let bits = self.bits.map_or(0, |bucket| bucket.eligible(u64::from(len)));
+        let eligible = bits.max(self.frames.map_or(0, |bucket| bucket.eligible(1)));
+        // A message that has begun goes on, and is paid for later.
+        let leaves = if at.goes_on { at.now } else { at.now.max(eligible) };
+        if self.set.max_delay_us > 0
+            && leaves.saturating_sub(at.came) > u64::from(self.set.max_delay_us) * 1000
+        {
+            return Gate::Late;
+        }
+        if leaves > at.now { Gate::Until(leaves) } else { Gate::Open }
+    }
+
+    /// A packet of `len` bytes goes.
+    pub fn charge(&mut self, len: u32, at: &Moment) {
+        if self.tick != at.tick {
+            (self.tick, self.used) = (at.tick, 0);
+        }
+        self.used = self.used.saturating_add(1);
+        if let Some(bucket) = &mut self.bits {
+            bucket.charge(u64::from(len), at.now, at.since);
+        }
+        if let Some(bucket) = &mut self.frames {
+            bucket.charge(1, at.now, at.since);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(now_us: u64, tick: u64) -> Moment {
+        Moment { now: now_us * 1000, tick, since: 0, came: now_us * 1000, goes_on: false }
+    }
+
+    #[test]
+    fn a_quota_is_for_one_tick_and_a_multiple_for_each_third() {
+        let mut shape = Shape::new(Shaping { quota: 2, tick_multiple: 3, ..Shaping::default() });
+        let mut sent = [0; 12];
+        for tick in 1..12 {
+            loop {
+                match shape.gate(60, &at(0, tick)) {
+                    Gate::Open => {
+                        shape.charge(60, &at(0, tick));
+                        sent[tick as usize] += 1;
+                    }
+                    Gate::Tick(next) => {
+                        assert!(next > tick && next.is_multiple_of(3) && next - tick <= 3);
+                        break;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        assert_eq!(sent, [0, 0, 0, 2, 0, 0, 2, 0, 0, 2, 0, 0]);
+    }
+
+    #[test]
+    fn what_would_wait_too_long_is_late_and_costs_nothing() {
+        let set = Shaping {
+            rate_bps: 12_000_000,
+            pacing: true,
+            max_delay_us: 2500,
+            ..Shaping::default()
+        };
+        let mut shape = Shape::new(set);
+        let first = at(1000, 0);
+        assert_eq!(shape.gate(1500, &first), Gate::Open);
+        shape.charge(1500, &first);
+        // A packet a millisecond: one that came with the first waits one, two, three.
+        assert_eq!(shape.gate(1500, &first), Gate::Until(2_000_000));
+        let later = |now_us: u64| Moment { now: now_us * 1000, ..first };
+        shape.charge(1500, &later(2000));
+        shape.charge(1500, &later(3000));
+        assert_eq!(shape.gate(1500, &later(3000)), Gate::Late);
+        assert_eq!(shape.gate(1500, &at(3000, 0)), Gate::Until(4_000_000));
+        // And without a rate, one that others kept waiting.
+        let shape = Shape::new(Shaping { max_delay_us: 500, ..Shaping::default() });
+        assert_eq!(shape.gate(60, &later(1500)), Gate::Open);
+        assert_eq!(shape.gate(60, &later(1501)), Gate::Late);
+    }
+
+    #[test]
+    fn a_message_that_has_begun_goes_on_and_is_paid_later() {
+        let set = Shaping { rate_fps: 1000, pacing: true, ..Shaping::default() };
+        let mut shape = Shape::new(set);
+        let first = at(1000, 0);
+        shape.charge(60, &first);
+        for _ in 0..9 {
+            let next = Moment { goes_on: true, ..first };
+            assert_eq!(shape.gate(60, &next), Gate::Open);
+            shape.charge(60, &next);
+        }
+        assert_eq!(shape.gate(60, &first), Gate::Until(11_000_000));
+    }
+}
