@@ -46,3 +46,4 @@ pub use session::Session;
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use towpath_protocol::settings::{Kind, Scope, Setting, SettingError, Spec, Values};
 pub use towpath_queue::Violation;
+pub use towpath_queue::descriptor::SMALL_BYTES;

@@ -30,6 +30,9 @@ pub struct Options {
     pub ipv4: Option<Ipv4Addr>,
     /// How [`crate::Session::wait`] waits.
     pub waiting: Waiting,
+    /// The queue set by which small messages of all endpoints go ([`crate::Session::send_small`]), and
+    /// nothing else should; below `queue_sets`. `None`: each endpoint's own.
+    pub small_queue_set: Option<u32>,
 }
 
 /// How [`crate::Session::wait`] waits. A program that sleeps in an epoll of its own is not concerned.
@@ -66,6 +69,7 @@ impl Default for Options {
             provided: None,
             ipv4: None,
             waiting: Waiting::default(),
+            small_queue_set: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use towpath_packet::Meta;
-use towpath_queue::descriptor::{MAX_CHAIN, prefetch_distance};
+use towpath_queue::descriptor::{MAX_CHAIN, SMALL, SMALL_BYTES, TOGETHER, prefetch_distance};
 use towpath_queue::doorbell::{self, Due};
 use towpath_queue::events;
 
@@ -46,11 +46,67 @@ impl Session {
         meta: Meta,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
+        self.put(endpoint, endpoint.queue_set, len, meta, 0, fill)
+    }
+
+    /// As [`Session::send`], and the packet sent next on this queue set belongs to the same message:
+    /// on the device nothing of others comes between the two, as long as both are there when it is
+    /// their turn, and up to the endpoint's setting `max_run_bytes`.
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing was queued then.
+    pub fn send_more(
+        &mut self,
+        endpoint: Endpoint,
+        len: usize,
+        meta: Meta,
+        fill: impl FnOnce(&mut [&mut [u8]]),
+    ) -> Result<(), SendError> {
+        self.put(endpoint, endpoint.queue_set, len, meta, TOGETHER, fill)
+    }
+
+    /// Puts a finished packet of at most [`SMALL_BYTES`] bytes, Ethernet header included, where it
+    /// goes past the backlog and past whoever's turn it is, to the device or to an endpoint of this
+    /// host; so many of all applications together go past the others as the device's setting `small`
+    /// allows in a turn, and the rest after them. Rights, rates and quotas are the endpoint's.
+    ///
+    /// It goes by the queue set of [`Options::small_queue_set`](crate::Options::small_queue_set),
+    /// where nothing waits before it but other small ones. So it may overtake packets that this
+    /// endpoint sent earlier; small ones stay in order. Without such a queue set it waits for those
+    /// that were put into the endpoint's own before it.
+    ///
+    /// It is sent with the next [`Session::flush`].
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing was queued then.
+    pub fn send_small(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
+        let (len, max) = (packet.len(), SMALL_BYTES as usize);
+        if len > max.min(self.transmit_heap.data_bytes()) {
+            return Err(SendError::Length { len, max });
+        }
+        let queue_set = self.small_queue_set.unwrap_or(endpoint.queue_set);
+        self.put(endpoint, queue_set, len, Meta::FINISHED, SMALL, |parts| {
+            if let [part] = parts {
+                part.copy_from_slice(packet);
+            }
+        })
+    }
+
+    #[inline]
+    fn put(
+        &mut self,
+        endpoint: Endpoint,
+        queue_set: u32,
+        len: usize,
+        meta: Meta,
+        flags: u16,
+        fill: impl FnOnce(&mut [&mut [u8]]),
+    ) -> Result<(), SendError> {
         self.check()?;
         let data_bytes = self.transmit_heap.data_bytes();
         let needed =
             if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
-        let set = &mut self.queue_sets[endpoint.queue_set as usize];
+        let set = &mut self.queue_sets[queue_set as usize];
         if needed == 0 || needed > MAX_CHAIN.min(set.transmit.capacity() as usize) {
             let max = MAX_CHAIN.min(set.transmit.capacity() as usize) * data_bytes;
             return Err(SendError::Length { len, max });
@@ -70,21 +126,23 @@ impl Session {
         }
         let pushed = if needed == 1 && meta.is_finished() {
             let frame = self.transmit_free.take().unwrap_or(0);
-            let descriptor = self.transmit_heap.write_one(frame, len, endpoint.number, fill);
+            let mut descriptor = self.transmit_heap.write_one(frame, len, endpoint.number, fill);
+            descriptor.flags |= flags;
             set.transmit.push(&[descriptor])
         } else {
             let mut frames = [0; MAX_CHAIN];
             for frame in &mut frames[..needed] {
                 *frame = self.transmit_free.take().unwrap_or(0);
             }
-            let (descriptors, count) =
+            let (mut descriptors, count) =
                 self.transmit_heap.write(&frames[..needed], len, meta, endpoint.number, fill);
+            descriptors[count - 1].flags |= flags;
             set.transmit.push(&descriptors[..count])
         };
         debug_assert!(pushed, "there was room");
         if !set.dirty {
             set.dirty = true;
-            self.dirty.push(endpoint.queue_set);
+            self.dirty.push(queue_set);
         }
         self.statistics.sent += 1;
         Ok(())

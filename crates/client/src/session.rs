@@ -54,6 +54,7 @@ pub struct Session {
     pub(crate) transmit_free: FreeFrames,
     /// Which transmit frames the application has, neither free nor in a queue.
     pub(crate) reserved: Box<[bool]>,
+    pub(crate) small_queue_set: Option<u32>,
     pub(crate) receive_free: FreeFrames,
     pub(crate) provided: u32,
     pub(crate) events: Acknowledger,
@@ -126,6 +127,15 @@ impl Session {
             refusal: message::Refusal::Malformed,
             text: format!("attach: {error}"),
         })?;
+        if let Some(small) = options.small_queue_set
+            && small >= options.queue_sets
+        {
+            let sets = options.queue_sets;
+            return Err(AttachError::Refused {
+                refusal: message::Refusal::Malformed,
+                text: format!("attach: small_queue_set={small}, and there are {sets} queue sets"),
+            });
+        }
         let (attached, descriptors) = match ask(&channel, &Message::Attach(attach)) {
             Answer::Message(Message::Attached(attached), descriptors) => (attached, descriptors),
             other => return Err(other.into_attach_error()),
@@ -171,6 +181,7 @@ impl Session {
             transmit_heap: TransmitHeap::new(transmit_heap, shape.transmit_heap)
                 .ok_or_else(small)?,
             receive_heap: ReceiveHeap::new(receive_heap, shape.receive_heap).ok_or_else(small)?,
+            small_queue_set: options.small_queue_set,
             transmit_free: FreeFrames::new(0, shape.transmit_heap.frames()),
             reserved: vec![false; shape.transmit_heap.frames() as usize].into_boxed_slice(),
             receive_free: FreeFrames::new(0, shape.receive_heap.frames()),

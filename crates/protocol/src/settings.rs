@@ -20,6 +20,19 @@ pub enum Setting {
     RxFrames,
     RxUsecs,
     FlowCache,
+    Scheduler,
+    Handoff,
+    Small,
+    Priority,
+    Weight,
+    RateBps,
+    RateFps,
+    BurstBytes,
+    Pacing,
+    MaxDelayUs,
+    MaxRunBytes,
+    Quota,
+    TickMultiple,
 }
 
 /// Whose a setting is.
@@ -69,7 +82,7 @@ pub const OFF_ON: Kind = Kind::Word(&["off", "on"]);
 
 impl Setting {
     /// All, in the order of their numbers.
-    pub const ALL: [(Setting, Spec); 10] = [
+    pub const ALL: [(Setting, Spec); 23] = [
         (
             Setting::Mode,
             Spec {
@@ -168,6 +181,148 @@ impl Setting {
                 kind: Kind::Word(&["off", "on", "auto"]),
                 default: 2,
                 help: "whether lookups remember the last flow; auto: while trains are long",
+            },
+        ),
+        (
+            Setting::Scheduler,
+            Spec {
+                name: "scheduler",
+                scope: Scope::Device,
+                kind: Kind::Word(&["round-robin", "drr"]),
+                default: 1,
+                help: "how those of one priority share: drr by weight in bytes, round-robin by packets",
+            },
+        ),
+        (
+            Setting::Handoff,
+            Spec {
+                name: "handoff",
+                scope: Scope::Device,
+                kind: Kind::Word(&["direct", "queued"]),
+                default: 1,
+                help: "how packets reach the device: direct one by one while nothing waits, queued a batch together",
+            },
+        ),
+        (
+            Setting::Small,
+            Spec {
+                name: "small",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 0, most: 32, unit: "packets a turn" },
+                default: 8,
+                help: "small packets that go past the others; 0: none does",
+            },
+        ),
+        (
+            Setting::Priority,
+            Spec {
+                name: "priority",
+                scope: Scope::OwnEndpoint,
+                kind: Kind::Number { least: 0, most: 7, unit: "(7 goes first)" },
+                default: 3,
+                help: "strict priority; an application may lower its own, and raise it to what it was given",
+            },
+        ),
+        (
+            Setting::Weight,
+            Spec {
+                name: "weight",
+                scope: Scope::Endpoint,
+                kind: Kind::Number { least: 1, most: 10_000, unit: "parts" },
+                default: 100,
+                help: "share in bytes among endpoints of the same priority",
+            },
+        ),
+        (
+            Setting::RateBps,
+            Spec {
+                name: "rate_bps",
+                scope: Scope::Endpoint,
+                kind: Kind::Number {
+                    least: 0,
+                    most: 1_000_000_000_000,
+                    unit: "bits a second (0: no limit)",
+                },
+                default: 0,
+                help: "the most that is sent, from Ethernet header to payload",
+            },
+        ),
+        (
+            Setting::RateFps,
+            Spec {
+                name: "rate_fps",
+                scope: Scope::Endpoint,
+                kind: Kind::Number {
+                    least: 0,
+                    most: 1_000_000_000,
+                    unit: "packets a second (0: no limit)",
+                },
+                default: 0,
+                help: "the most packets that are sent",
+            },
+        ),
+        (
+            Setting::BurstBytes,
+            Spec {
+                name: "burst_bytes",
+                scope: Scope::Endpoint,
+                kind: Kind::Number {
+                    least: 0,
+                    most: 1 << 30,
+                    unit: "bytes (0: 4 ms of the rate, at least 16384)",
+                },
+                default: 0,
+                help: "what may be sent at once after a pause, beyond the rate",
+            },
+        ),
+        (
+            Setting::Pacing,
+            Spec {
+                name: "pacing",
+                scope: Scope::OwnEndpoint,
+                kind: OFF_ON,
+                default: 0,
+                help: "packets are spread evenly over the time that the rate gives them",
+            },
+        ),
+        (
+            Setting::MaxDelayUs,
+            Spec {
+                name: "max_delay_us",
+                scope: Scope::OwnEndpoint,
+                kind: Kind::Number { least: 0, most: 60_000_000, unit: "us (0: none)" },
+                default: 0,
+                help: "a packet that waits longer for its turn is dropped and counted",
+            },
+        ),
+        (
+            Setting::MaxRunBytes,
+            Spec {
+                name: "max_run_bytes",
+                scope: Scope::Endpoint,
+                kind: Kind::Number { least: 0, most: 1 << 20, unit: "bytes" },
+                default: 65_536,
+                help: "how much of a message of several packets is kept together",
+            },
+        ),
+        (
+            Setting::Quota,
+            Spec {
+                name: "quota",
+                scope: Scope::Endpoint,
+                kind: Kind::Number { least: 0, most: 65_535, unit: "packets a tick (0: no limit)" },
+                default: 0,
+                help: "packets that are sent in one tick of the clock, or turn of the engine without one",
+            },
+        ),
+        (
+            Setting::TickMultiple,
+            Spec {
+                name: "tick_multiple",
+                scope: Scope::Endpoint,
+                kind: Kind::Number { least: 1, most: 65_535, unit: "ticks" },
+                default: 1,
+                help: "packets are sent only in ticks that are a multiple of this",
             },
         ),
     ];

@@ -13,7 +13,7 @@ use towpath_protocol::layout::SessionShape;
 use towpath_protocol::memory::Mapping;
 use towpath_protocol::message::{self, Attach, ErrorBody, Message, Open, Refusal};
 use towpath_protocol::peer::Peer;
-use towpath_protocol::settings::Values;
+use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::Lease;
 use crate::demux::{Rule, Vlan};
@@ -81,6 +81,8 @@ pub(crate) struct Opened {
     pub(crate) queue_set: u32,
     /// Its settings.
     pub(crate) settings: Values,
+    /// The priority that it was given: its application may go below, and back.
+    pub(crate) given_priority: u64,
 }
 
 impl Connection {
@@ -254,5 +256,6 @@ pub(crate) fn read_open(
         offload: open.flags & message::OPEN_OFFLOAD != 0,
         queue_set: open.queue_set,
         settings: Values::default(),
+        given_priority: Setting::Priority.spec().default,
     })
 }

@@ -5,7 +5,6 @@
 //! budget, and nothing on the way of a packet allocates, locks, logs or makes a system call but the
 //! driver.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -26,14 +25,16 @@ use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 
 use crate::demux::{Destination, FlowCache, FlowTable, Way};
-use crate::handoff::Handoff;
+use crate::handoff::{self, Handoff};
 use crate::held::HeldRings;
 use crate::orders::{Event, Order};
 use crate::publish::{Finished, Rings};
+use crate::schedule::Schedule;
 use crate::session::Session;
+use crate::shaping;
 use crate::source::{Piece, SegmentPieces};
 use crate::stage::{Stage, WHOLE_BYTES};
-use crate::transmit::Group;
+use crate::transmit::{EVENTS, Group};
 use crate::wait::clock_ns;
 use crate::waiter::{Counted, Waiter};
 use towpath_protocol::counters::{self, Device as Count};
@@ -113,7 +114,17 @@ pub struct Engine {
     pub(crate) handoff: Handoff,
     pub(crate) flights: Vec<Flight>,
     pub(crate) free_flights: FreeFrames,
-    pub(crate) active: VecDeque<(u32, u32)>,
+    pub(crate) schedule: Schedule,
+    /// Queue sets with news, while they are looked at.
+    pub(crate) discovered: Vec<u32>,
+    /// Small packets that go past others in one turn.
+    pub(crate) small_share: usize,
+    /// Endpoints whose settings need the clock; without them it is not read to send.
+    pub(crate) timed: usize,
+    /// What quotas count: the clock's ticks, or turns where there is no clock.
+    pub(crate) tick: u64,
+    /// Of the clock's ticks, those that count in `tick` already.
+    clock_ticks: u64,
     pub(crate) touched: Vec<(u32, u32)>,
     pub(crate) finished: Vec<Finished>,
     pub(crate) received: Vec<Received>,
@@ -157,6 +168,9 @@ pub struct Engine {
 
 /// Slots of the stage, and so packets that may be with the device or on their way to it.
 pub(crate) const STAGE_SLOTS: u32 = 1024;
+
+/// Small packets of a turn at most, whatever is set.
+const MOST_SMALL: usize = 32;
 
 /// What connects an engine with its control thread.
 #[derive(Debug)]
@@ -229,6 +243,7 @@ impl Engine {
         if let Some(fd) = device.sleep_fd() {
             watch(&fd, epoll::EventFlags::IN)?;
         }
+        let small_share = values.get(Setting::Small) as usize;
         Ok(Engine {
             device,
             spaces,
@@ -240,12 +255,17 @@ impl Engine {
             heaps: Vec::new(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             stage,
-            handoff: Handoff::new(),
+            handoff: Handoff::new(handoff::Way::of(values.get(Setting::Handoff)), small_share),
             flights: vec![Flight::default(); STAGE_SLOTS as usize],
             free_flights: FreeFrames::new(0, STAGE_SLOTS),
-            active: VecDeque::with_capacity(1024),
+            schedule: Schedule::new(shaping::policy(values.get(Setting::Scheduler), &budgets)),
+            discovered: Vec::with_capacity(EVENTS as usize),
+            small_share,
+            timed: 0,
+            tick: 0,
+            clock_ticks: 0,
             touched: Vec::with_capacity(1024),
-            finished: Vec::with_capacity(budgets.turn_budget),
+            finished: Vec::with_capacity(budgets.turn_budget + MOST_SMALL),
             received: Vec::with_capacity(budgets.batch),
             tokens: Vec::with_capacity(STAGE_SLOTS as usize),
             pieces: Vec::with_capacity(MAX_CHAIN + 1),
@@ -307,6 +327,7 @@ impl Engine {
     /// When the device as a whole fails.
     pub fn turn(&mut self) -> Result<usize, DeviceError> {
         self.turn += 1;
+        self.count_tick();
         let mut work = self.follow_orders();
         work += self.receive()?;
         work += self.transmit()?;
@@ -326,8 +347,22 @@ impl Engine {
         Ok(work)
     }
 
+    fn count_tick(&mut self) {
+        let Waiter::Clocked(clock) = &self.waiter else {
+            self.tick += 1;
+            return;
+        };
+        let ticks = clock.counts.kept + clock.counts.missed;
+        // A clock that was set anew starts at nothing.
+        self.tick += ticks.saturating_sub(self.clock_ticks);
+        self.clock_ticks = ticks;
+    }
+
     fn complete(&mut self) -> Result<usize, DeviceError> {
-        self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
+        // A device that had no room is asked again in the next turn.
+        if !self.handoff.is_blocked() {
+            self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
+        }
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.clear();
         let count = self.device.tx_return(&mut tokens, STAGE_SLOTS as usize)?;
@@ -359,16 +394,21 @@ impl Engine {
     }
 
     pub(crate) fn publish_device_counters(&mut self) {
-        let driver = self.device.counters();
+        let (driver, handed) = (self.device.counters(), self.handoff.counts);
         let waited = self.counted.and(self.waiter.counted());
         let flows = self.flows.counts(Way::Received) + self.flows.counts(Way::Sent);
         for (count, value) in [
             (Count::RxDriver, driver.rx_dropped),
             (Count::TxDriver, driver.tx_dropped),
             (Count::DriverCalls, driver.system_calls),
-            (Count::TxPackets, self.handoff.taken),
-            (Count::TxBytes, self.handoff.taken_bytes),
-            (Count::Backlogged, self.handoff.backlogged),
+            (Count::TxPackets, handed.taken),
+            (Count::TxBytes, handed.taken_bytes),
+            (Count::Backlogged, handed.backlogged),
+            (Count::TxDirect, handed.direct),
+            (Count::TxQueued, handed.queued),
+            (Count::TxDrained, handed.drained),
+            (Count::TxFull, handed.full),
+            (Count::TxSmall, handed.small),
             (Count::Ticks, waited.ticks),
             (Count::TicksMissed, waited.missed),
             (Count::TicksLateNs, waited.late_ns),

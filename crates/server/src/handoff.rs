@@ -1,10 +1,11 @@
 //! Hand-off: how packets that were checked reach the device.
 //!
-//! A device that has room and nothing waiting gets them at once, a batch together. What it has no
-//! room for waits in the backlog, in order, and nothing overtakes it. The backlog is bounded, and
-//! its last places are kept for packets small enough to have been copied whole: a peer's bulk does
-//! not hold up its neighbours' acknowledgements. When there is no room, packets stay in their
-//! queues, and the application sees back pressure.
+//! Two ways, switched while running (Watson, "Changes in the network interface queueing handoff
+//! model"). **Direct**: a device that runs and that nothing waits for gets each packet at once.
+//! **Queued**: packets go into the backlog, which is drained a batch at a time. Either way, what the
+//! device has no room for waits in the backlog, in order, and nothing overtakes it but small packets
+//! ([`SMALL_PLACES`]). The backlog is short: packets that wait longer wait in their queues, where the
+//! scheduler still decides whose turn it is, and the application sees back pressure.
 
 use std::collections::VecDeque;
 
@@ -12,60 +13,124 @@ use towpath_device::{Device, DeviceError, Packet, Spaces};
 
 use crate::stage::Stage;
 
-/// Packets given to a device at once.
+/// Packets given to a device at once, and packets that may wait before nothing more is taken from
+/// queues.
 pub const BATCH: usize = 32;
-/// Packets that may wait.
+/// Places of the backlog: a packet that is cut into many has room behind those that wait.
 pub const BACKLOG: usize = 256;
-/// Of these, kept for small packets.
-pub const RESERVED: usize = 32;
+/// Small packets that may wait for the device; as many slots of the stage are kept for them.
+pub const SMALL_PLACES: usize = 32;
+
+/// How packets are handed off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Each at once, while nothing waits.
+    Direct,
+    /// A batch together, or what there is at the end of a turn.
+    Queued,
+}
+
+impl Way {
+    /// As the setting's value has it.
+    pub(crate) fn of(value: u64) -> Way {
+        if value == 0 { Way::Direct } else { Way::Queued }
+    }
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets that the device took.
+    pub taken: u64,
+    /// Their bytes.
+    pub taken_bytes: u64,
+    /// Packets that the device took at once.
+    pub direct: u64,
+    /// Packets put into the backlog.
+    pub queued: u64,
+    /// Packets that the device took out of the backlog.
+    pub drained: u64,
+    /// Times that the device took fewer than it was offered.
+    pub full: u64,
+    /// Packets that waited because the device had no room.
+    pub backlogged: u64,
+    /// Small packets that the device took.
+    pub small: u64,
+}
 
 /// Packets on their way to the device, by their slot in the stage.
 #[derive(Debug)]
 pub struct Handoff {
     waiting: VecDeque<u32>,
+    small: VecDeque<u32>,
+    /// Small packets that go before the others, of each batch of those.
+    small_share: usize,
+    /// Of these, how many may still go.
+    small_left: usize,
+    /// Others that went since.
+    others: usize,
+    way: Way,
     blocked: bool,
-    /// Packets that had to wait.
-    pub backlogged: u64,
-    /// Packets that the device took.
-    pub taken: u64,
-    /// Their bytes.
-    pub taken_bytes: u64,
-}
-
-impl Default for Handoff {
-    fn default() -> Self {
-        Self::new()
-    }
+    /// What was counted.
+    pub counts: Counts,
 }
 
 impl Handoff {
-    /// Nothing waits.
+    /// Nothing waits. At most `small_share` small packets go before a batch of others.
     #[must_use]
-    pub fn new() -> Handoff {
+    pub fn new(way: Way, small_share: usize) -> Handoff {
         Handoff {
             waiting: VecDeque::with_capacity(BACKLOG),
+            small: VecDeque::with_capacity(SMALL_PLACES),
+            small_share,
+            small_left: small_share,
+            others: 0,
+            way,
             blocked: false,
-            backlogged: 0,
-            taken: 0,
-            taken_bytes: 0,
+            counts: Counts::default(),
         }
     }
 
-    /// Whether `packets` more may be given, all small ones or not.
+    /// Hands off in another way from now on. What waits stays first.
+    pub fn set_way(&mut self, way: Way) {
+        self.way = way;
+    }
+
+    /// At most so many small packets go before a batch of others.
+    pub fn set_small_share(&mut self, packets: usize) {
+        self.small_share = packets;
+        self.small_left = self.small_left.min(packets);
+    }
+
+    /// Whether a packet that becomes `packets` for the device may be given.
     #[inline]
     #[must_use]
-    pub fn has_room(&self, packets: usize, small: bool) -> bool {
-        let limit = if small { BACKLOG } else { BACKLOG - RESERVED };
-        self.waiting.len() + packets <= limit
+    pub fn has_room(&self, packets: usize) -> bool {
+        self.waiting.len() < BATCH && self.waiting.len() + packets <= BACKLOG
+    }
+
+    /// Whether a small packet may be given.
+    #[inline]
+    #[must_use]
+    pub fn has_small_room(&self) -> bool {
+        self.small.len() < SMALL_PLACES
     }
 
     /// Whether anything waits for the device.
+    #[inline]
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !(self.waiting.is_empty() && self.small.is_empty())
     }
 
-    /// Gives a packet; when a batch is together, to the device at once.
+    /// Whether the device had no room when it was last asked.
+    #[inline]
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// Gives a packet, for which there is room: to the device at once, or into the backlog.
     ///
     /// # Errors
     /// When the device as a whole fails.
@@ -73,20 +138,44 @@ impl Handoff {
     pub fn give(
         &mut self,
         slot: u32,
+        small: bool,
         stage: &Stage,
         spaces: &Spaces,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
-        self.waiting.push_back(slot);
+        if self.way == Way::Direct && !self.blocked && !self.is_waiting() {
+            let entry = &stage.slots[slot as usize];
+            let packet = Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(slot) };
+            if device.tx_provide(spaces, &[packet])? > 0 {
+                self.counts.direct += 1;
+                self.count_taken(slot, small, stage);
+                return Ok(());
+            }
+            self.counts.full += 1;
+            self.blocked = true;
+        }
+        self.counts.queued += 1;
+        if small {
+            self.small.push_back(slot);
+        } else {
+            self.waiting.push_back(slot);
+        }
         if self.blocked {
-            self.backlogged += 1;
+            self.counts.backlogged += 1;
         } else if self.waiting.len() >= BATCH {
             self.flush(stage, spaces, device)?;
         }
         Ok(())
     }
 
-    /// Gives the device what it has room for.
+    fn count_taken(&mut self, slot: u32, small: bool, stage: &Stage) {
+        let parts = &stage.slots[slot as usize].parts;
+        self.counts.taken += 1;
+        self.counts.taken_bytes += parts.iter().map(|part| u64::from(part.len)).sum::<u64>();
+        self.counts.small += u64::from(small);
+    }
+
+    /// Gives the device what it has room for: small packets first, within their share.
     ///
     /// # Errors
     /// When the device as a whole fails.
@@ -97,25 +186,36 @@ impl Handoff {
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
         self.blocked = false;
-        while !self.waiting.is_empty() {
+        while self.is_waiting() {
             let mut batch =
                 [Packet { parts: &[], meta: towpath_device::Meta::FINISHED, token: 0 }; BATCH];
+            // Their share is of batches of others, and where none wait there is nobody to share with.
+            let share = if self.waiting.is_empty() { BATCH } else { self.small_left };
+            let small = self.small.len().min(share).min(BATCH);
             let mut count = 0;
-            for slot in self.waiting.iter().take(BATCH) {
+            for slot in self.small.iter().take(small).chain(&self.waiting).take(BATCH) {
                 let entry = &stage.slots[*slot as usize];
                 batch[count] =
                     Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(*slot) };
                 count += 1;
             }
             let taken = device.tx_provide(spaces, &batch[..count])?;
-            for slot in self.waiting.drain(..taken) {
-                let parts = &stage.slots[slot as usize].parts;
-                self.taken_bytes += parts.iter().map(|part| u64::from(part.len)).sum::<u64>();
+            for place in 0..taken {
+                let is_small = place < small;
+                let line = if is_small { &mut self.small } else { &mut self.waiting };
+                let Some(slot) = line.pop_front() else { break };
+                self.count_taken(slot, is_small, stage);
             }
-            self.taken += taken as u64;
+            self.counts.drained += taken as u64;
+            self.small_left = self.small_left.saturating_sub(taken.min(small));
+            self.others += taken.saturating_sub(small);
+            if self.others >= BATCH || self.waiting.is_empty() {
+                (self.others, self.small_left) = (0, self.small_share);
+            }
             if taken < count {
                 self.blocked = true;
-                self.backlogged += (count - taken) as u64;
+                self.counts.full += 1;
+                self.counts.backlogged += (count - taken) as u64;
                 break;
             }
         }
@@ -125,5 +225,6 @@ impl Handoff {
     /// Takes away the packets that `gone` names: their session ended.
     pub fn forget(&mut self, mut gone: impl FnMut(u32) -> bool) {
         self.waiting.retain(|slot| !gone(*slot));
+        self.small.retain(|slot| !gone(*slot));
     }
 }

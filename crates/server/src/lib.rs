@@ -12,6 +12,8 @@
 //! | [`demux`] | flow rules, and which endpoint a packet is for |
 //! | [`rights`] | what an endpoint may send |
 //! | `receive`, `transmit` | the two directions, a batch or a group of packets at a time |
+//! | `take` | what is taken of a queue when its turn has come |
+//! | `shaping` | settings of sending as the engine follows them |
 //! | [`schedule`] | whose turn it is to send: priorities, shares, rates, ticks |
 //! | `pass` | the short way of most packets: plain, and for an endpoint of this host |
 //! | `send` | one packet of an application: checks, and where it goes |
@@ -49,9 +51,11 @@ pub mod schedule;
 mod send;
 mod server;
 pub mod session;
+mod shaping;
 pub mod source;
 #[allow(unsafe_code)]
 pub mod stage;
+mod take;
 mod transmit;
 mod wait;
 mod waiter;

@@ -154,10 +154,27 @@ impl Engine {
             Setting::RxBatch => self.batch = (value as usize).min(self.budgets.batch),
             Setting::RingSaving => self.ring_saving = value != 0,
             Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),
+            Setting::Scheduler | Setting::Handoff | Setting::Small => {
+                self.set_sending(setting, value);
+            }
             Setting::RxFrames | Setting::RxUsecs => {
                 let Some(place) = self.place(session) else { return };
                 if let Some(session) = &mut self.sessions[place as usize] {
                     session.set_coalescing(endpoint, setting, value as u32);
+                }
+            }
+            Setting::Priority
+            | Setting::Weight
+            | Setting::RateBps
+            | Setting::RateFps
+            | Setting::BurstBytes
+            | Setting::Pacing
+            | Setting::MaxDelayUs
+            | Setting::MaxRunBytes
+            | Setting::Quota
+            | Setting::TickMultiple => {
+                if let Some(place) = self.place(session) {
+                    self.set_shape(place, endpoint, setting, value);
                 }
             }
         }
@@ -192,6 +209,9 @@ impl Engine {
             session.close(0);
             self.closing += 1;
         }
+        for (number, set) in session.queue_sets.iter_mut().enumerate() {
+            set.unit = self.schedule.add(place as u32, number as u32);
+        }
         self.sessions[place] = Some(session);
     }
 
@@ -201,13 +221,15 @@ impl Engine {
         else {
             return;
         };
-        session.coalesce(endpoint.queue_set);
+        let queue_set = endpoint.queue_set;
+        session.coalesce(queue_set);
         let destination = Destination { session: place, endpoint: number };
         if endpoint.tap {
             self.flows.remove_taps(destination);
         } else {
             self.flows.remove(&endpoint.rule, destination);
         }
+        self.forget_shape(place, number, queue_set);
     }
 
     /// Ends a session: from now on it gets and sends nothing. What is with the device comes back
@@ -222,7 +244,9 @@ impl Engine {
         for number in 0..session.endpoints.len() as u32 {
             self.remove_endpoint(place, number);
         }
-        self.active.retain(|(session, _)| *session != place);
+        if let Some(session) = &self.sessions[place as usize] {
+            self.schedule.remove(session.queue_sets.iter().map(|set| set.unit));
+        }
         self.touched.retain(|(session, _)| *session != place);
         // The place may be another's before it is looked at again.
         self.finished.retain(|one| one.place != place);

@@ -317,7 +317,18 @@ impl Control {
                 .ok_or_else(|| {
                     (Refusal::NotFound, format!("set {name}: there is no endpoint {at}"))
                 })?;
+            if setting == Setting::Priority && !administrator && set.value > opened.given_priority {
+                let given = opened.given_priority;
+                let text = format!(
+                    "set {name}={value}: above {given}, which it was given; only root and the \
+                     server's user may"
+                );
+                return Err((Refusal::Permission, text));
+            }
             opened.settings.set(setting, set.value).map_err(wrong)?;
+            if setting == Setting::Priority && administrator {
+                opened.given_priority = set.value;
+            }
             debug!(name, value, endpoint = at, uid, "set");
         }
         if matches!(setting, Setting::Mode | Setting::ClockHz) {

@@ -71,6 +71,8 @@ pub enum Stop {
     Blocked {
         /// Nothing was sent.
         at_once: bool,
+        /// Its next packet takes more than one place of the device.
+        large: bool,
     },
     /// Its next packet is of another class.
     Class(Class),
@@ -100,6 +102,8 @@ pub struct Schedule {
     ticks: BinaryHeap<Reverse<(u64, u32)>>,
     /// The unit being served is the only one of its level: nobody is to be paid.
     alone: bool,
+    /// There was room in the device for the unit being served.
+    open: bool,
 }
 
 impl Schedule {
@@ -114,6 +118,7 @@ impl Schedule {
             times: BinaryHeap::new(),
             ticks: BinaryHeap::new(),
             alone: false,
+            open: true,
         }
     }
 
@@ -160,6 +165,13 @@ impl Schedule {
     #[must_use]
     pub fn is_active(&self, unit: u32) -> bool {
         self.units.get(unit).state != State::Idle
+    }
+
+    /// In which line a unit stands, or stood last.
+    #[inline]
+    #[must_use]
+    pub fn class(&self, unit: u32) -> Class {
+        self.units.get(unit).class
     }
 
     /// Since when a unit has had something to send, in nanoseconds.
@@ -235,8 +247,9 @@ impl Schedule {
         {
             // Beyond its share it goes on to the message's end alone.
             let bytes = self.units.get(unit).account.bytes;
-            return Some(self.serve(unit, bytes));
+            return Some(self.serve(unit, bytes, true));
         }
+        let open = room && self.hold.is_none();
         for level in (0..LEVELS).rev() {
             let (mut passed, mut least) = (0, i64::MAX);
             while let Some(id) = self.units.head(level) {
@@ -250,14 +263,24 @@ impl Schedule {
                     continue;
                 }
                 if self.members[level as usize] == 1 {
-                    return Some(self.serve(id, 0));
+                    return Some(self.serve(id, 0, open));
                 }
                 let weight = unit.class.weight;
-                let account = &mut self.units.get_mut(id).account;
+                let unit = self.units.get_mut(id);
+                let account = &mut unit.account;
+                let before = account.bytes;
                 let bytes = self.policy.begin(account, weight);
-                if bytes > 0 {
-                    return Some(self.serve(id, bytes));
+                if !open && !unit.local && bytes <= 0 {
+                    // Whether it waits for the device too is asked where it stands.
+                    let rounds = self.policy.rounds(account, weight);
+                    self.policy.skip(account, weight, rounds);
                 }
+                unit.lent += if open { 0 } else { account.bytes - before };
+                let bytes = unit.account.bytes.max(bytes);
+                if bytes > 0 {
+                    return Some(self.serve(id, bytes, open));
+                }
+                let account = &mut unit.account;
                 account.in_turn = false;
                 least = least.min(self.policy.rounds(account, weight));
                 self.units.leave(id);
@@ -265,7 +288,7 @@ impl Schedule {
                 passed += 1;
                 if passed == self.units.count(level) {
                     // All owe. Rounds in which nobody sends are not gone through one by one.
-                    self.skip(level, least - 1);
+                    self.skip(level, least - 1, open);
                     (passed, least) = (0, i64::MAX);
                 }
             }
@@ -273,16 +296,19 @@ impl Schedule {
         None
     }
 
-    fn skip(&mut self, level: u8, rounds: i64) {
+    fn skip(&mut self, level: u8, rounds: i64, open: bool) {
         let mut next = self.units.head(level);
         while let Some(id) = next {
             next = self.units.after(id);
             let unit = self.units.get_mut(id);
+            let before = unit.account.bytes;
             self.policy.skip(&mut unit.account, unit.class.weight, rounds.max(0));
+            unit.lent += if open { 0 } else { unit.account.bytes - before };
         }
     }
 
-    fn serve(&mut self, id: u32, bytes: i64) -> Turn {
+    fn serve(&mut self, id: u32, bytes: i64, open: bool) -> Turn {
+        self.open = open;
         self.alone = self.members[self.units.get(id).class.level as usize] == 1;
         let message = self.hold.is_some_and(|hold| hold.unit == id && hold.message);
         self.leave(id);
@@ -340,8 +366,10 @@ impl Schedule {
     /// middle of, and that is to be kept together.
     pub fn more(&mut self, id: u32, stop: Stop, run: u64) {
         let unit = self.units.get_mut(id);
+        let lent = std::mem::take(&mut unit.lent);
         match stop {
             Stop::Over | Stop::Class(_) => {
+                unit.local |= !self.open && stop == Stop::Over;
                 let message = run > 0 && stop == Stop::Over;
                 let first = message || self.policy.goes_on(&unit.account, false);
                 if let Stop::Class(class) = stop {
@@ -353,14 +381,19 @@ impl Schedule {
                     self.hold_for(id, true);
                 }
             }
-            Stop::Blocked { at_once } => {
-                (unit.blocked, unit.run) = (true, run);
+            Stop::Blocked { at_once, large } => {
+                (unit.blocked, unit.run, unit.local) = (true, run, false);
+                if at_once && lent > 0 {
+                    unit.account = Account { bytes: unit.account.bytes - lent, in_turn: false };
+                }
                 unit.first = run > 0 || self.policy.goes_on(&unit.account, at_once);
                 let (level, first) = (unit.class.level, unit.first);
                 self.members[level as usize] += 1;
-                // Who goes last goes behind those that are still in their line.
-                self.units.push_back(if first { BLOCKED } else { level }, id);
-                if at_once || run > 0 {
+                // Who has had something and goes last goes behind those that are still in their line.
+                let line = if first || at_once { BLOCKED } else { level };
+                self.units.push_back(line, id);
+                // It has its turn when there is room again, before those that need less of it.
+                if run > 0 || first && large {
                     self.hold_for(id, run > 0);
                 }
             }
@@ -401,7 +434,7 @@ impl Schedule {
     /// What it did not use is lost, and what it owes stays.
     fn rest(unit: &mut units::Unit, state: State) {
         unit.account = Account { bytes: unit.account.bytes.min(0), in_turn: false };
-        (unit.state, unit.run, unit.blocked) = (state, 0, false);
+        (unit.state, unit.run, unit.blocked, unit.lent) = (state, 0, false, 0);
     }
 
     /// A unit that waited, and waits no more at this time and tick: it is to [`Schedule::enter`]
@@ -420,17 +453,23 @@ impl Schedule {
         Some(Due { unit, place: one.place, queue_set: one.queue_set })
     }
 
-    /// Units whose settings changed wait no more: what they wait for may be another thing.
-    pub fn hurry(&mut self, mut which: impl FnMut(u32, u32) -> bool) {
-        let units = &self.units;
-        let mut earlier = |Reverse((due, id)): Reverse<(u64, u32)>| {
-            let unit = units.get(id);
-            Reverse((if which(unit.place, unit.queue_set) { 0 } else { due }, id))
-        };
-        for heap in [&mut self.times, &mut self.ticks] {
-            *heap = std::mem::take(heap).into_iter().map(&mut earlier).collect();
-            heap.reserve(units.all.len().saturating_sub(heap.len()));
+    /// Takes a unit out of its line, or from what it waits for: something of it changed, and it is to
+    /// [`Schedule::enter`] again. `false`: it has nothing to send.
+    pub fn withdraw(&mut self, id: u32) -> bool {
+        let state = self.units.get(id).state;
+        self.leave(id);
+        if matches!(state, State::Timed | State::Ticked) {
+            self.times.retain(|Reverse((_, other))| *other != id);
+            self.ticks.retain(|Reverse((_, other))| *other != id);
+            self.units.get_mut(id).state = State::Served;
         }
+        !matches!(state, State::Free | State::Idle)
+    }
+
+    /// Takes a unit out of the line of small packets: they go past nobody any more.
+    pub fn withdraw_small(&mut self) -> Option<Due> {
+        let Turn { unit, place, queue_set, .. } = self.next_small()?;
+        Some(Due { unit, place, queue_set })
     }
 
     /// When the next unit is due that waits for a time, in nanoseconds.

@@ -6,12 +6,13 @@ use towpath_packet::offload;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_packet::transport::Transport;
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
-use towpath_queue::descriptor::META;
+use towpath_queue::descriptor::{META, SMALL};
 use towpath_queue::{OwnWords, Violation};
 
 use crate::copy::session_word;
 use crate::demux::{Destination, Way, is_group};
 use crate::engine::{Engine, Flight, STAGE_SLOTS};
+use crate::handoff::{BACKLOG, SMALL_PLACES};
 use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
 use crate::source::{Piece, Source};
 use crate::stage::WHOLE_BYTES;
@@ -42,6 +43,10 @@ struct Outgoing {
     slot: u32,
     /// See [`crate::transmit::Taken`].
     for_nobody_here: bool,
+    /// Its queue set in the scheduler.
+    unit: u32,
+    /// It goes past the others.
+    small: bool,
 }
 
 impl Engine {
@@ -70,7 +75,12 @@ impl Engine {
             len: taken.len as usize,
             slot,
             for_nobody_here: taken.for_nobody_here,
+            unit: group.unit,
+            small: group.small,
         };
+        if taken.late {
+            return Ok(self.refuse(one, EndpointCount::TxLate));
+        }
         let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
         let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return Ok(Sent::Now) };
         if !taken.fetched {
@@ -101,7 +111,9 @@ impl Engine {
         let Some(endpoint) = endpoint else {
             return Ok(self.refuse(one, EndpointCount::TxOutsideRule));
         };
-        if endpoint.queue_set != one.queue_set {
+        // What is small may have a queue set of its own, where it does not wait behind others.
+        let small = descriptors.first().is_some_and(|first| first.flags & SMALL != 0);
+        if endpoint.queue_set != one.queue_set && !small {
             return Ok(Sent::Violates(Violation::Endpoint));
         }
         let mut headers = Headers::NONE;
@@ -155,7 +167,6 @@ impl Engine {
         meta: Meta,
         headers: &Headers,
     ) -> Result<Sent, DeviceError> {
-        let small = one.len <= WHOLE_BYTES;
         let group = is_group(headers.destination);
         let destination =
             if group || one.for_nobody_here { None } else { self.flows.lookup(Way::Sent, headers) };
@@ -179,13 +190,19 @@ impl Engine {
         let software = to_device && !self.device_takes(&meta);
         if to_device {
             let packets = if software { segments(&meta, headers, one.len) } else { 1 };
-            if packets > STAGE_SLOTS as usize / 2 || packets > crate::handoff::BACKLOG / 2 {
+            if packets > STAGE_SLOTS as usize / 2 || packets > BACKLOG / 2 {
                 return Ok(self.refuse(one, EndpointCount::TxTooLong));
             }
-            if !self.handoff.has_room(packets, small)
-                || self.stage.free() < packets
-                || self.free_flights.is_empty()
-            {
+            let room = if one.small {
+                self.handoff.has_small_room() && !self.free_flights.is_empty()
+            } else {
+                // Who waits for room longer, or is in the middle of a message, is before this one.
+                self.handoff.has_room(packets)
+                    && self.stage.free() >= packets + SMALL_PLACES
+                    && self.free_flights.len() > SMALL_PLACES
+                    && self.schedule.may_use_device(one.unit)
+            };
+            if !room {
                 return Ok(Sent::NoRoom);
             }
         }
@@ -282,7 +299,7 @@ impl Engine {
         }
         entry.meta = meta;
         entry.flight = flight;
-        self.handoff.give(one.slot, &self.stage, &self.spaces, self.device.as_mut())?;
+        self.handoff.give(one.slot, one.small, &self.stage, &self.spaces, self.device.as_mut())?;
         Ok(Sent::Later)
     }
 
@@ -350,7 +367,7 @@ impl Engine {
                 continue;
             }
             if let Err(error) =
-                self.handoff.give(slot, &self.stage, &self.spaces, self.device.as_mut())
+                self.handoff.give(slot, false, &self.stage, &self.spaces, self.device.as_mut())
             {
                 failed = Some(error);
                 break;

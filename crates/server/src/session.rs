@@ -17,6 +17,8 @@ use towpath_queue::{OwnWords, Violation};
 use crate::demux::Rule;
 use crate::held::Hold;
 use crate::rights::Rights;
+use crate::schedule::arrivals::Arrivals;
+use crate::schedule::shape::{Class, Shape};
 
 /// A queue set and what the engine notes beside it.
 #[derive(Debug)]
@@ -25,8 +27,12 @@ pub struct QueueSet {
     pub transmit: TransmitConsumer,
     /// Receive.
     pub receive: ReceiveProducer,
-    /// It is in the list of those that have something to send.
-    pub active: bool,
+    /// Its number in the scheduler; given by the engine.
+    pub unit: u32,
+    /// An endpoint that uses it has settings of its own: its packets are looked at one by one.
+    pub shaped: bool,
+    /// When its packets came, where an endpoint that uses it has a maximum delay.
+    pub arrivals: Option<Box<Arrivals>>,
     /// It is in the list of those to be published at the end of the turn.
     pub touched: bool,
     /// Received packets after which the application is rung.
@@ -88,6 +94,8 @@ pub struct Session {
     pub receive_ledger: Ledger,
     /// Its endpoints by number.
     pub endpoints: Vec<Option<Endpoint>>,
+    /// How those of them send that have settings of their own, by their number.
+    pub shapes: Vec<Option<Box<Shape>>>,
     /// Their counters.
     pub counters: OwnWords,
     header: OwnWords,
@@ -144,7 +152,9 @@ impl Session {
                 QueueSet {
                     transmit,
                     receive,
-                    active: false,
+                    unit: u32::MAX,
+                    shaped: false,
+                    arrivals: None,
                     touched: false,
                     rx_frames: 1,
                     rx_usecs: 0,
@@ -172,6 +182,7 @@ impl Session {
             transmit_ledger: cleared(ledger.transmit, shape.transmit_heap.frames()),
             receive_ledger: cleared(ledger.receive, shape.receive_heap.frames()),
             endpoints: (0..shape.endpoints).map(|_| None).collect(),
+            shapes: (0..shape.endpoints).map(|_| None).collect(),
             counters: server.counters,
             header: server.header,
             flights: 0,
@@ -217,6 +228,13 @@ impl Session {
             .unwrap_or((1, 0));
         let set = &mut self.queue_sets[queue_set as usize];
         (set.rx_frames, set.rx_usecs) = (frames, usecs);
+    }
+
+    /// Which line a packet of an endpoint stands in.
+    #[must_use]
+    pub fn class(&self, endpoint: u32) -> Class {
+        let shape = self.shapes.get(endpoint as usize).and_then(Option::as_deref);
+        shape.map_or_else(Class::default, |shape| shape.set.class())
     }
 
     /// Wakes the application.

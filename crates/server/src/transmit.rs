@@ -1,31 +1,32 @@
-//! From the applications to the device, and to each other: whose turn it is, and what is taken,
-//! a group of packets at a time. What becomes of each is in `send.rs`.
-
-use std::ops::ControlFlow;
+//! From the applications to the device, and to each other: a turn of those that have something to
+//! send, in the scheduler's order and within budgets. What is taken is in `take.rs`, what becomes of
+//! each packet in `send.rs`.
 
 use towpath_device::DeviceError;
-use towpath_packet::plain::{self, Plain};
+use towpath_packet::plain::Plain;
 use towpath_queue::Violation;
-use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
+use towpath_queue::descriptor::{Descriptor, MAX_CHAIN, SMALL};
 
 use crate::engine::Engine;
+use crate::handoff::SMALL_PLACES;
 use crate::publish::touch;
+use crate::schedule::shape::Class;
+use crate::schedule::{Due, Stop, Turn};
 use crate::send::Sent;
-use crate::stage::{PREFIX_BYTES, WHOLE_BYTES};
+use crate::take::{Allowance, Ended};
 
 /// Packets of one queue set that are fetched together, so that the processor waits for their
 /// memory once.
-const GROUP: usize = 32;
-
-/// As much of a packet is brought near before it is looked at: nobody knows yet whether it may be
-/// sent.
-const PREFETCH_BYTES: usize = 2048;
+pub(crate) const GROUP: usize = 32;
 
 /// Events of one session taken in a turn: the rest waits for the next one.
-const EVENTS: u32 = 256;
+pub(crate) const EVENTS: u32 = 256;
+
+/// Small packets of one queue set before the next one's.
+const SMALL_TURN: usize = 4;
 
 /// No slot of the stage.
-const NO_SLOT: u32 = u32::MAX;
+pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 /// A packet taken from a queue and not done with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,6 +45,10 @@ pub(crate) struct Taken {
     pub(crate) plain: bool,
     /// It was looked up, and no endpoint of this host has its destination.
     pub(crate) for_nobody_here: bool,
+    /// The packet behind it belongs to the same message.
+    pub(crate) together: bool,
+    /// It waited too long, and is to be dropped.
+    pub(crate) late: bool,
 }
 
 /// Packets of one queue set taken together, with their descriptors.
@@ -51,6 +56,11 @@ pub(crate) struct Taken {
 pub(crate) struct Group {
     pub(crate) place: u32,
     pub(crate) queue_set: u32,
+    pub(crate) unit: u32,
+    /// They are small ones, and go past the others.
+    pub(crate) small: bool,
+    /// They are of one endpoint, whose settings count.
+    pub(crate) shaped: bool,
     pub(crate) descriptors: [Descriptor; GROUP + MAX_CHAIN],
     pub(crate) packets: [Taken; GROUP],
     /// Their slots of the stage. A slot whose packet needs it no more is the next group's.
@@ -58,6 +68,12 @@ pub(crate) struct Group {
     /// The headers of those that are plain.
     pub(crate) plain: [Plain; GROUP],
     pub(crate) count: usize,
+    /// Their bytes.
+    pub(crate) bytes: u64,
+    /// Bytes of the message that goes on behind them; 0: none, or enough of it was kept together.
+    pub(crate) run: u64,
+    /// How much of a message is kept together, in bytes.
+    pub(crate) max_run: u64,
 }
 
 impl Default for Group {
@@ -65,85 +81,200 @@ impl Default for Group {
         Group {
             place: 0,
             queue_set: 0,
+            unit: 0,
+            small: false,
+            shaped: false,
             descriptors: [Descriptor::default(); GROUP + MAX_CHAIN],
             packets: [Taken::default(); GROUP],
             slots: [NO_SLOT; GROUP],
             plain: [Plain::default(); GROUP],
             count: 0,
+            bytes: 0,
+            run: 0,
+            max_run: 0,
         }
     }
 }
 
+/// How a unit's turn ended.
+enum Served {
+    /// It has nothing more to send.
+    Idle,
+    /// It has, and why its turn ended; bytes of the message that it is in the middle of.
+    More(Stop, u64),
+    /// The next packet is not a small one.
+    NotSmall,
+    /// Its session is gone, or about to be.
+    Gone,
+}
+
 impl Engine {
-    /// Takes packets from the queue sets that have some, one set after the other, within budgets.
+    /// Takes packets from the queue sets that have some, in the scheduler's order, within budgets.
     pub(crate) fn transmit(&mut self) -> Result<usize, DeviceError> {
+        if self.timed > 0 {
+            self.read_clock();
+        }
+        while let Some(Due { unit, place, queue_set }) = self.schedule.due(self.now, self.tick) {
+            self.activate(unit, place, queue_set);
+        }
         self.discover();
-        if self.active.is_empty() {
+        if self.handoff.is_waiting() {
+            self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
+        }
+        if self.schedule.blocked() > 0 && self.has_room() {
+            self.schedule.unblock();
+        }
+        if self.schedule.ready() + self.schedule.small() == 0 {
             return Ok(0);
         }
         let mut group = self.group.take().unwrap_or_default();
-        let outcome = self.transmit_sets(&mut group);
+        let small = self.transmit_small(&mut group);
+        let outcome = small.and_then(|small| Ok(small + self.transmit_units(&mut group)?));
         self.group = Some(group);
         outcome
     }
 
-    fn transmit_sets(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
-        let mut left = self.budgets.turn_budget;
+    /// Whether a packet may be on its way to the device.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.handoff.has_room(1)
+            && self.stage.free() > SMALL_PLACES
+            && self.free_flights.len() > SMALL_PLACES
+    }
+
+    /// Whether there is something to send that nothing is to be waited for.
+    pub(crate) fn can_transmit(&self) -> bool {
+        self.schedule.ready() > 0
+            || self.schedule.small() > 0 && self.handoff.has_small_room()
+            || self.schedule.blocked() > 0 && self.has_room()
+    }
+
+    fn transmit_units(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
+        let ready = self.schedule.ready();
+        let mut left = self.budgets.turn_budget.min(self.budgets.transmit_budget * ready);
+        // Each turn that sends nothing takes a unit out of its line, or into another one.
+        let mut vain = 2 * ready;
         let mut work = 0;
-        for _ in 0..self.active.len() {
-            if left == 0 {
-                break;
+        while left > 0 && vain > 0 {
+            let Some(turn) = self.schedule.next(self.has_room()) else { break };
+            let (taken, served) = self.serve(group, &turn, left, false)?;
+            match served {
+                Served::Idle => self.schedule.idle(turn.unit),
+                Served::More(stop, run) => self.schedule.more(turn.unit, stop, run),
+                Served::NotSmall => self.schedule.more(turn.unit, Stop::Over, 0),
+                Served::Gone => self.end_if_violated(turn.place),
             }
-            let Some((place, queue_set)) = self.active.pop_front() else { break };
-            let budget = self.budgets.transmit_budget.min(left);
-            let (taken, go_on) = self.transmit_set(group, place, queue_set, budget)?;
+            vain -= usize::from(taken == 0);
             work += taken;
-            left -= taken;
-            self.end_if_violated(place);
-            if go_on.is_break() {
-                break;
-            }
+            left -= taken.min(left);
         }
         Ok(work)
+    }
+
+    /// Small packets go first: so many in a turn.
+    fn transmit_small(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
+        let mut left = self.small_share;
+        // Who says that a packet is small, and has another one there when it is taken, says so once.
+        let mut vain = self.schedule.small();
+        while left > 0 && vain > 0 {
+            let Some(turn) = self.schedule.next_small() else { break };
+            let (taken, served) = self.serve(group, &turn, left.min(SMALL_TURN), true)?;
+            left -= taken;
+            vain -= usize::from(taken == 0);
+            match served {
+                Served::Idle => self.schedule.idle(turn.unit),
+                Served::More(Stop::Blocked { .. }, _) => {
+                    self.schedule.more_small(turn.unit, true);
+                    break;
+                }
+                Served::More(stop @ (Stop::Until(_) | Stop::Tick(_)), _) => {
+                    self.schedule.more(turn.unit, stop, 0);
+                }
+                Served::More(..) => self.schedule.more_small(turn.unit, false),
+                Served::NotSmall => {
+                    self.schedule.enter(turn.unit, Class::default(), false, self.now);
+                }
+                Served::Gone => self.end_if_violated(turn.place),
+            }
+        }
+        Ok(self.small_share - left)
     }
 
     /// Finds the queue sets with something to send: only sessions with events cost more than a
     /// look.
     fn discover(&mut self) {
+        let mut found = std::mem::take(&mut self.discovered);
         for place in 0..self.sessions.len() as u32 {
             let Some(session) = &mut self.sessions[place as usize] else { continue };
             if session.closing {
                 continue;
             }
-            let (active, sets) = (&mut self.active, &mut session.queue_sets);
-            let outcome = session.work.take(EVENTS, |queue_set| {
-                let set = &mut sets[queue_set as usize];
-                if !set.active {
-                    set.active = true;
-                    active.push_back((place, queue_set));
+            found.clear();
+            let outcome = session.work.take(EVENTS, |queue_set| found.push(queue_set));
+            // Looked at now that all events are acknowledged: what comes later is a new event.
+            for queue_set in &found {
+                let Some(session) = &mut self.sessions[place as usize] else { break };
+                let set = &mut session.queue_sets[*queue_set as usize];
+                let unit = set.unit;
+                if !self.schedule.is_active(unit) {
+                    self.activate(unit, place, *queue_set);
+                } else if let Some(arrivals) = &mut set.arrivals
+                    && set.transmit.observe().is_ok()
+                {
+                    arrivals.note(set.transmit.seen(), self.now);
                 }
-            });
-            if let Err(violation) = outcome {
-                session.violation.get_or_insert(violation);
-                self.end_if_violated(place);
             }
+            if let Err(violation) = outcome {
+                self.violates(place, violation);
+            }
+        }
+        self.discovered = found;
+    }
+
+    fn violates(&mut self, place: u32, violation: Violation) {
+        if let Some(session) = &mut self.sessions[place as usize] {
+            session.violation.get_or_insert(violation);
+            self.end_if_violated(place);
         }
     }
 
-    /// Sends from one queue set. Answers how many packets were taken, and whether others may go on:
-    /// not when the device has no room. A set that has more to send stands in line again: last if it
-    /// sent something, and first if there was no room for any of it, so that nobody whose packets are
-    /// smaller is always before it.
-    fn transmit_set(
+    /// Puts a queue set that stands in no line into the one that its next packet belongs to.
+    pub(crate) fn activate(&mut self, unit: u32, place: u32, queue_set: u32) {
+        let Some(session) = &mut self.sessions[place as usize] else { return };
+        if session.closing {
+            return;
+        }
+        let set = &mut session.queue_sets[queue_set as usize];
+        // Only a hint, but who lies is found out when the packet is taken.
+        match set.transmit.peek() {
+            Ok(Some((endpoint, flags))) => {
+                if let Some(arrivals) = &mut set.arrivals {
+                    arrivals.note(set.transmit.seen(), self.now);
+                }
+                let class = if set.shaped { session.class(endpoint) } else { Class::default() };
+                let small = flags & SMALL != 0 && self.small_share > 0;
+                self.schedule.enter(unit, class, small, self.now);
+            }
+            Ok(None) => self.schedule.idle(unit),
+            Err(violation) => self.violates(place, violation),
+        }
+    }
+
+    /// Sends from one queue set. Answers how many packets were taken, and how it ended.
+    fn serve(
         &mut self,
         group: &mut Group,
-        place: u32,
-        queue_set: u32,
-        budget: usize,
-    ) -> Result<(usize, ControlFlow<()>), DeviceError> {
-        let mut done = 0;
-        while done < budget {
-            let more = self.take_group(group, place, queue_set, budget - done);
+        turn: &Turn,
+        left: usize,
+        small: bool,
+    ) -> Result<(usize, Served), DeviceError> {
+        let Turn { unit, place, queue_set, .. } = *turn;
+        (group.place, group.queue_set, group.unit, group.small) = (place, queue_set, unit, small);
+        let budget = turn.packets.min(left);
+        let (mut done, mut bytes, mut run) = (0, turn.bytes, turn.run);
+        loop {
+            let allowance = Allowance { packets: budget - done, bytes, run };
+            let ended = self.take_group(group, allowance);
             // What was passed over is to be told as well.
             if let Some(session) = &mut self.sessions[place as usize]
                 && session.queue_sets[queue_set as usize].transmit.has_news()
@@ -153,115 +284,39 @@ impl Engine {
             self.fetch_group(group);
             let (sent, outcome) = self.send_group(group)?;
             done += sent;
+            let sent_bytes;
+            (sent_bytes, run) = group.sent(sent, run);
+            self.schedule.charge(unit, sent_bytes);
+            bytes = bytes.saturating_sub(sent_bytes as i64);
             let no_room = sent < group.count && outcome.is_none();
             if no_room {
                 self.put_back(group, sent);
             }
             let Some(session) = &mut self.sessions[place as usize] else {
-                return Ok((done, ControlFlow::Continue(())));
+                return Ok((done, Served::Gone));
             };
-            if let Some(violation) = outcome.or(more.err()) {
+            if let Some(violation) = outcome.or(ended.err()) {
                 session.violation.get_or_insert(violation);
-                return Ok((done, ControlFlow::Continue(())));
+                return Ok((done, Served::Gone));
+            }
+            if group.shaped {
+                self.charge(group, sent);
             }
             if no_room {
-                if done > 0 {
-                    self.active.push_back((place, queue_set));
-                } else {
-                    self.active.push_front((place, queue_set));
-                }
-                return Ok((done, ControlFlow::Break(())));
+                // What is longer than a frame may be cut.
+                let large = group.packets[sent].len as usize > self.device.info().mtu + 18;
+                let stop = Stop::Blocked { at_once: done == 0, large };
+                return Ok((done, Served::More(stop, run)));
             }
-            if more == Ok(false) {
-                session.queue_sets[queue_set as usize].active = false;
-                return Ok((done, ControlFlow::Continue(())));
-            }
-        }
-        self.active.push_back((place, queue_set));
-        Ok((done, ControlFlow::Continue(())))
-    }
-
-    /// Takes up to `budget` packets of a queue set together, and has their beginnings brought
-    /// near. Answers whether there may be more. What was taken before a violation counts.
-    fn take_group(
-        &mut self,
-        group: &mut Group,
-        place: u32,
-        queue_set: u32,
-        budget: usize,
-    ) -> Result<bool, Violation> {
-        (group.place, group.queue_set, group.count) = (place, queue_set, 0);
-        let Some(session) = &mut self.sessions[place as usize] else { return Ok(false) };
-        let Some((heap_memory, _)) = &self.heaps[place as usize] else { return Ok(false) };
-        let heap = session.shape.transmit_heap;
-        let set = &mut session.queue_sets[queue_set as usize];
-        let mut at = 0;
-        while group.count < GROUP.min(budget) {
-            // A chain of the greatest length finds room, or waits for the next group.
-            let Some(chain) = group.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
-            else {
-                break;
+            let served = match ended {
+                Ok(Ended::Empty) => Served::Idle,
+                Ok(Ended::NotSmall) => Served::NotSmall,
+                Ok(Ended::Stop(stop)) => Served::More(stop, 0),
+                Ok(Ended::Over) => Served::More(Stop::Over, run),
+                _ if done >= budget || bytes <= 0 && run == 0 => Served::More(Stop::Over, run),
+                _ => continue,
             };
-            if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
-                return Ok(false);
-            }
-            let taken = set.transmit.take(&mut session.transmit_ledger, chain)?;
-            // What a predecessor had done with was passed over; what came behind it meanwhile is
-            // looked at.
-            let Some((count, first)) = taken else { continue };
-            let start = chain[0].heap_offset(&heap);
-            let mut len = chain[0].len;
-            for one in &chain[1..count] {
-                len += one.len;
-            }
-            heap_memory.prefetch(start, PREFETCH_BYTES.min(chain[0].len as usize));
-            group.packets[group.count] = Taken {
-                first,
-                chain: count as u32,
-                at: at as u32,
-                endpoint: chain[0].endpoint,
-                len,
-                single: chain[0].flags == 0,
-                fetched: false,
-                plain: false,
-                for_nobody_here: false,
-            };
-            group.count += 1;
-            at += count;
-        }
-        Ok(true)
-    }
-
-    /// Fetches the beginnings of a group's packets into the stage, as far as it has room, and reads
-    /// the headers of those that are plain.
-    ///
-    /// They are read in a loop of their own: a processor that finds a value in several stores on
-    /// their way to its cache waits until all stores before them are made, and among those of a
-    /// delivery are some to lines that another core has.
-    fn fetch_group(&mut self, group: &mut Group) {
-        let Some(session) = &self.sessions[group.place as usize] else { return };
-        let Some((_, heap_words)) = &self.heaps[group.place as usize] else { return };
-        let heap = session.shape.transmit_heap;
-        for (one, slot) in group.packets[..group.count].iter_mut().zip(&mut group.slots) {
-            if *slot == NO_SLOT {
-                let Some(free) = self.stage.take() else { continue };
-                *slot = free;
-            }
-            let descriptors = &group.descriptors[one.at as usize..][..one.chain as usize];
-            let len = one.len as usize;
-            let looked = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
-            one.fetched = self.stage.fetch(*slot, heap_words, &heap, descriptors, looked);
-        }
-        for place in 0..group.count {
-            let one = &mut group.packets[place];
-            if one.single
-                && one.fetched
-                && let Some(plain) =
-                    plain::read(self.stage.bytes(group.slots[place]), one.len as usize)
-            {
-                group.plain[place] = plain;
-                one.plain = true;
-            }
+            return Ok((done, served));
         }
     }
 
@@ -305,12 +360,5 @@ impl Engine {
             }
             place += 1;
         }
-    }
-
-    /// Gives the packets of a group from `from` on back to their queue.
-    fn put_back(&mut self, group: &Group, from: usize) {
-        let Some(session) = &mut self.sessions[group.place as usize] else { return };
-        let set = &mut session.queue_sets[group.queue_set as usize];
-        set.transmit.put_back(&mut session.transmit_ledger, group.packets[from].first);
     }
 }

@@ -52,9 +52,12 @@ impl Engine {
         self.publish_device_counters();
         self.watch_device(true)?;
         self.sleeper.prepare();
-        let idle = self.is_idle() && !self.can_transmit();
+        // Without a clock the next turn is the next tick.
+        let ticks = self.schedule.next_tick().is_some();
+        let idle = self.is_idle() && !self.can_transmit() && !ticks;
+        let waiting = self.handoff.is_waiting() || self.schedule.blocked() > 0;
         let left = self.next_due().map(|due| due.saturating_sub(clock_ns()));
-        if idle && left != Some(0) && self.device.arm(self.handoff.is_waiting())? == Armed::Sleep {
+        if idle && left != Some(0) && self.device.arm(waiting)? == Armed::Sleep {
             counters::add(&mut self.counters, Count::Sleeps as usize, 1);
             self.sleep(left)?;
             self.rung = true;
@@ -150,15 +153,11 @@ impl Engine {
         idle
     }
 
-    /// Whether there is something to send that could be sent now: sleep would be too early.
-    fn can_transmit(&self) -> bool {
-        !self.active.is_empty() && self.handoff.has_room(1, false)
-    }
-
     /// When the engine has something to do by itself, on the monotonic clock in nanoseconds: a
-    /// ring that was put off. It must not sleep longer.
+    /// ring that was put off, or a packet whose time comes. It must not sleep longer.
     pub(crate) fn next_due(&self) -> Option<u64> {
-        self.held.next_due()
+        let (ring, packet) = (self.held.next_due(), self.schedule.next_due());
+        ring.into_iter().chain(packet).min()
     }
 
     /// A setting of how to wait was changed.

@@ -8,7 +8,9 @@ use std::path::Path;
 use towpath_client::{Endpoint, Lost, Options, Rule, Session, Violation};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::SessionShape;
-use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, META, MORE, OUTGOING};
+use towpath_queue::descriptor::{
+    Descriptor, HEADROOM_BYTES, META, MORE, OUTGOING, SMALL, SMALL_BYTES,
+};
 use towpath_queue::word::LINE_WORDS;
 use towpath_tests::memory::{Places, QueueSetPlaces, Words};
 use towpath_tests::{PATIENCE, frames};
@@ -243,7 +245,16 @@ const ACTS: &[(&str, Violation, Act)] = &[
         h.push(&[first.to_words(), second.to_words()]);
     }),
     ("a flag that does not exist", Violation::Flags, |h| {
-        h.push_one(Descriptor { flags: 1 << 3, ..h.correct() });
+        h.push_one(Descriptor { flags: 1 << 5, ..h.correct() });
+    }),
+    ("a small packet that is none", Violation::Flags, |h| {
+        h.push_one(Descriptor { flags: SMALL, len: SMALL_BYTES + 1, ..h.correct() });
+    }),
+    ("a small packet that goes on", Violation::Flags, |h| {
+        h.push_one(Descriptor { flags: SMALL | MORE, ..h.correct() });
+    }),
+    ("a small packet by an endpoint that does not exist", Violation::Endpoint, |h| {
+        h.push_one(Descriptor { flags: SMALL, endpoint: 5, ..h.correct() });
     }),
     ("the flag of captured packets", Violation::Flags, |h| {
         h.push_one(Descriptor { flags: OUTGOING, ..h.correct() });

@@ -58,6 +58,15 @@ impl Bucket {
         Bucket { rate, unit_cost, burst, burst_ns, full_at: 0, over: 0 }
     }
 
+    /// Goes on where another bucket stands, so that a change of settings forgives nothing; but no
+    /// longer than what `units` cost here, and a full bucket.
+    #[must_use]
+    pub fn instead_of(mut self, other: &Bucket, units: u64, now: u64) -> Bucket {
+        let owed = mul_div(units, self.unit_cost, self.rate).saturating_add(self.burst_ns);
+        self.full_at = other.full_at.min(now.saturating_add(owed));
+        self
+    }
+
     /// When a packet of `units` may go, in nanoseconds; in the past: now. One that is larger than
     /// the bucket goes when it is full.
     #[inline]
@@ -119,9 +128,9 @@ mod tests {
 
     #[test]
     fn a_rate_that_divides_nothing_does_not_drift() {
-        // 7 packets a second for 1000 seconds, with the 1 of its burst.
+        // 7 packets a second for 1000 seconds, the first at once.
         let went = greedy(&mut Bucket::frames(7, false), 0, 1000 * SECOND_NS, |_| 1);
-        assert_eq!(went.len(), 7001);
+        assert_eq!(went.len(), 7000);
         let went = greedy(&mut Bucket::bits(999_999_937, 0, true), 0, 10 * SECOND_NS, |_| 1500);
         // 9 999 999 370 bits are 833 333.28 packets; the one at the start is the last but one.
         assert_eq!(went.len(), 833_334);

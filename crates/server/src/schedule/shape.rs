@@ -4,6 +4,10 @@ use crate::schedule::bucket::Bucket;
 
 /// How many priorities there are; the highest number goes first.
 pub const LEVELS: u8 = 8;
+/// The longest packet.
+const MOST_OWED_BYTES: u64 = 65_553;
+/// Packets that a message of the longest run may have.
+const MOST_OWED_PACKETS: u64 = 1 << 15;
 
 /// What an endpoint was set to. The defaults shape nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +31,7 @@ pub struct Shaping {
     pub max_run_bytes: u32,
     /// Packets a tick; 0: no limit.
     pub quota: u32,
-    /// It sends in each so-manieth tick.
+    /// It sends only in ticks that are a multiple of this.
     pub tick_multiple: u32,
 }
 
@@ -129,6 +133,22 @@ impl Shape {
         }
     }
 
+    /// Other settings from now on. What was sent stays sent: nobody gets a full bucket or a new quota
+    /// by changing something.
+    #[must_use]
+    pub fn changed(&self, set: Shaping, now: u64) -> Shape {
+        let mut new = Shape::new(set);
+        let (bytes, packets) = (MOST_OWED_BYTES + u64::from(set.max_run_bytes), MOST_OWED_PACKETS);
+        if let (Some(new), Some(old)) = (&mut new.bits, &self.bits) {
+            *new = new.instead_of(old, bytes, now);
+        }
+        if let (Some(new), Some(old)) = (&mut new.frames, &self.frames) {
+            *new = new.instead_of(old, packets, now);
+        }
+        (new.tick, new.used) = (self.tick, self.used);
+        new
+    }
+
     /// Whether it needs the clock.
     #[must_use]
     pub fn takes_time(&self) -> bool {
@@ -177,7 +197,13 @@ mod tests {
     use super::*;
 
     fn at(now_us: u64, tick: u64) -> Moment {
-        Moment { now: now_us * 1000, tick, since: 0, came: now_us * 1000, goes_on: false }
+        Moment {
+            now: now_us * 1000,
+            tick,
+            since: now_us * 1000,
+            came: now_us * 1000,
+            goes_on: false,
+        }
     }
 
     #[test]
@@ -225,6 +251,30 @@ mod tests {
         let shape = Shape::new(Shaping { max_delay_us: 500, ..Shaping::default() });
         assert_eq!(shape.gate(60, &later(1500)), Gate::Open);
         assert_eq!(shape.gate(60, &later(1501)), Gate::Late);
+    }
+
+    #[test]
+    fn a_change_of_settings_fills_no_bucket() {
+        let set = Shaping { rate_bps: 12_000_000, burst_bytes: 3000, ..Shaping::default() };
+        let mut shape = Shape::new(set);
+        let first = at(10_000, 0);
+        let mut sent = 0;
+        for round in 0..100 {
+            while shape.gate(1500, &first) == Gate::Open {
+                shape.charge(1500, &first);
+                sent += 1;
+            }
+            shape = shape.changed(Shaping { pacing: round % 2 == 0, ..set }, first.now);
+        }
+        assert_eq!(sent, 2, "3000 bytes of burst");
+        // From a very low rate to a high one, it does not wait for the low one's debt.
+        let low = Shaping { rate_bps: 1000, ..Shaping::default() };
+        let mut shape = Shape::new(low);
+        shape.charge(60_000, &first);
+        let Gate::Until(long) = shape.gate(60_000, &first) else { panic!("open") };
+        let shape = shape.changed(Shaping { rate_bps: 1_000_000_000, ..low }, first.now);
+        let Gate::Until(short) = shape.gate(60_000, &first) else { panic!("open") };
+        assert!(long > 400_000_000_000 && short < first.now + 10_000_000, "{long} {short}");
     }
 
     #[test]

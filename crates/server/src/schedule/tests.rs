@@ -1,1 +1,357 @@
+//! The scheduler against what is expected of it, with packets that are numbers.
 
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::deficit::Deficit;
+use super::round_robin::RoundRobin;
+use super::*;
+
+/// A sender: its packets' lengths, and whether the next belongs to the same message.
+struct Sender {
+    unit: u32,
+    class: Class,
+    queue: VecDeque<(u64, bool)>,
+    /// For the device, not for this host.
+    device: bool,
+    sent: u64,
+    packets: u64,
+}
+
+struct World {
+    schedule: Schedule,
+    senders: Vec<Sender>,
+    /// Packets that the device has room for.
+    room: usize,
+    /// Who sent, in order, by its place; only to the device.
+    wire: Vec<usize>,
+    max_run: u64,
+}
+
+impl World {
+    fn new(policy: Box<dyn Policy>, classes: &[(u8, u16)]) -> World {
+        let mut schedule = Schedule::new(policy);
+        let senders = classes
+            .iter()
+            .enumerate()
+            .map(|(place, (level, weight))| Sender {
+                unit: schedule.add(place as u32, 0),
+                class: Class { level: *level, weight: *weight },
+                queue: VecDeque::new(),
+                device: true,
+                sent: 0,
+                packets: 0,
+            })
+            .collect();
+        World { schedule, senders, room: usize::MAX, wire: Vec::new(), max_run: 65_536 }
+    }
+
+    fn push(&mut self, place: usize, len: u64, together: bool) {
+        let sender = &mut self.senders[place];
+        sender.queue.push_back((len, together));
+        if !self.schedule.is_active(sender.unit) {
+            self.schedule.enter(sender.unit, sender.class, false, 0);
+        }
+    }
+
+    /// One turn of at most `left` packets. Answers how many were sent.
+    fn turn(&mut self, mut left: usize) -> usize {
+        if self.room > 0 {
+            self.schedule.unblock();
+        }
+        let mut sent = 0;
+        while left > 0 {
+            let Some(turn) = self.schedule.next(self.room > 0) else { break };
+            let place = turn.place as usize;
+            let (mut bytes, mut run, mut done) = (turn.bytes, turn.run, 0);
+            let budget = turn.packets.min(left);
+            let sender = &mut self.senders[place];
+            let stop = loop {
+                let Some((len, together)) = sender.queue.front().copied() else { break None };
+                let may =
+                    !sender.device || self.room > 0 && self.schedule.may_use_device(turn.unit);
+                if !may {
+                    break Some(Stop::Blocked { at_once: done == 0, large: false });
+                }
+                sender.queue.pop_front();
+                (sender.sent, sender.packets) = (sender.sent + len, sender.packets + 1);
+                if sender.device {
+                    self.room -= 1;
+                    self.wire.push(place);
+                }
+                self.schedule.charge(turn.unit, len);
+                (done, bytes) = (done + 1, bytes.saturating_sub(len as i64));
+                run = if together { run + len } else { 0 };
+                if run >= self.max_run {
+                    run = 0;
+                }
+                if sender.queue.is_empty() {
+                    break None;
+                }
+                if done == budget || bytes <= 0 && run == 0 {
+                    break Some(Stop::Over);
+                }
+            };
+            match stop {
+                None => self.schedule.idle(turn.unit),
+                Some(stop) => self.schedule.more(turn.unit, stop, run),
+            }
+            (sent, left) = (sent + done, left - done);
+        }
+        sent
+    }
+
+    /// Every queue stays full for so many turns.
+    fn flood(&mut self, lens: &[u64], turns: usize, room: Option<usize>) {
+        for _ in 0..turns {
+            for (place, len) in lens.iter().enumerate() {
+                while self.senders[place].queue.len() < 600 {
+                    self.push(place, *len, false);
+                }
+            }
+            if let Some(room) = room {
+                self.room = room;
+            }
+            self.turn(512);
+        }
+    }
+
+    fn shares(&self) -> Vec<f64> {
+        let all: u64 = self.senders.iter().map(|one| one.sent).sum();
+        self.senders.iter().map(|one| one.sent as f64 / all as f64).collect()
+    }
+}
+
+#[test]
+fn weights_share_bytes_whatever_the_packets_lengths() {
+    for (lens, room) in
+        [([64, 1500], None), ([1500, 64], Some(7)), ([64, 64], Some(1)), ([1500, 64_000], None)]
+    {
+        let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 300)]);
+        world.flood(&lens, if room.is_some() { 60_000 } else { 1000 }, room);
+        let shares = world.shares();
+        assert!((shares[0] * 4.0 - 1.0).abs() < 0.03, "{lens:?}, {room:?}: {shares:?}");
+    }
+    // The least weights, too.
+    let mut world = World::new(Box::new(Deficit), &[(3, 1), (3, 3), (3, 10_000)]);
+    world.flood(&[64, 1500, 300], 3000, None);
+    let shares = world.shares();
+    assert!((shares[1] / shares[0] - 3.0).abs() < 0.09, "{shares:?}");
+}
+
+#[test]
+fn round_robin_shares_packets() {
+    let mut world = World::new(Box::new(RoundRobin { packets: 64 }), &[(3, 100), (3, 300)]);
+    world.flood(&[64, 1500], 1000, None);
+    assert!(world.senders[0].packets.abs_diff(world.senders[1].packets) <= 64);
+}
+
+#[test]
+fn a_lower_priority_gets_what_a_higher_one_leaves() {
+    let policies: [Box<dyn Policy>; 2] = [Box::new(Deficit), Box::new(RoundRobin { packets: 64 })];
+    for policy in policies {
+        let mut world = World::new(policy, &[(2, 100), (7, 1), (3, 100)]);
+        for _ in 0..100 {
+            for place in [0, 2] {
+                (0..600).for_each(|_| world.push(place, 1500, false));
+            }
+            (0..10).for_each(|_| world.push(1, 64, false));
+            world.room = 50;
+            world.turn(512);
+            assert!(world.senders[1].queue.is_empty(), "all of the highest are sent first");
+        }
+        assert_eq!(world.senders[0].sent, 0);
+        assert!(world.wire.chunks(50).all(|turn| turn[..10] == [1; 10]));
+    }
+}
+
+#[test]
+fn local_packets_do_not_wait_for_the_device() {
+    let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100), (0, 1)]);
+    world.senders[1].device = false;
+    world.senders[2].device = false;
+    world.room = 0;
+    for place in 0..3 {
+        (0..200).for_each(|_| world.push(place, 1500, false));
+    }
+    for _ in 0..3 {
+        world.turn(512);
+    }
+    assert_eq!(world.senders[0].packets, 0);
+    assert_eq!((world.senders[1].packets, world.senders[2].packets), (200, 200));
+    assert_eq!((world.schedule.blocked(), world.schedule.ready()), (1, 0));
+    world.room = 1000;
+    world.turn(512);
+    assert_eq!(world.senders[0].packets, 200);
+    assert_eq!(world.schedule.blocked(), 0);
+}
+
+#[test]
+fn a_message_is_kept_together_up_to_its_longest_run() {
+    // Room for 5 at a time, turns of 8: both end in the middle of messages.
+    let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100), (7, 100)]);
+    for message in 0..40 {
+        for packet in 0..20 {
+            world.push(0, 1500, packet < 19);
+        }
+        (0..20).for_each(|_| world.push(1, 1500, false));
+        let _ = message;
+    }
+    for step in 0.. {
+        world.room = 5;
+        if step % 3 == 0 {
+            world.push(2, 60, false);
+        }
+        if world.turn(8) == 0 && world.senders[..2].iter().all(|one| one.queue.is_empty()) {
+            break;
+        }
+    }
+    let runs: Vec<(usize, usize)> =
+        world.wire.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect();
+    assert!(runs.iter().all(|(place, len)| *place != 0 || len.is_multiple_of(20)), "{runs:?}");
+    assert!(runs.iter().filter(|(place, _)| *place == 0).count() > 10, "the others got between");
+    // And what is longer than the longest run is not, and gets no more than its share.
+    let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100)]);
+    world.max_run = 15_000;
+    for _ in 0..2000 {
+        world.push(0, 1500, true);
+        world.push(1, 1500, false);
+    }
+    while world.senders.iter().all(|one| !one.queue.is_empty()) {
+        world.turn(512);
+    }
+    let most = world.wire.chunk_by(|a, b| a == b).filter(|run| run[0] == 0).map(<[_]>::len).max();
+    assert!(most <= Some(20), "{most:?}");
+    assert!((world.shares()[0] - 0.5).abs() < 0.02, "{:?}", world.shares());
+}
+
+#[test]
+fn who_waits_for_a_time_or_a_tick_is_due_then_and_once() {
+    let mut schedule = Schedule::new(Box::new(Deficit));
+    let units: Vec<u32> = (0..5).map(|number| schedule.add(0, number)).collect();
+    let park = |schedule: &mut Schedule, unit: u32, stop| {
+        schedule.enter(unit, Class::default(), false, 0);
+        assert_eq!(schedule.next(true).unwrap().unit, unit);
+        schedule.more(unit, stop, 0);
+    };
+    for (unit, due) in units.iter().zip([30, 10, 20]) {
+        park(&mut schedule, *unit, Stop::Until(due));
+    }
+    park(&mut schedule, units[3], Stop::Tick(7));
+    park(&mut schedule, units[4], Stop::Until(15));
+    assert_eq!((schedule.next_due(), schedule.next_tick()), (Some(10), Some(7)));
+    assert!(schedule.next(true).is_none() && schedule.due(9, 6).is_none());
+    // One that is taken away, and one whose settings change, are not due any more.
+    schedule.remove([units[4]]);
+    assert!(schedule.withdraw(units[0]));
+    let mut due = |now, tick| {
+        let one = schedule.due(now, tick)?;
+        schedule.idle(one.unit);
+        Some(one.queue_set)
+    };
+    assert_eq!((due(10, 6), due(10, 6)), (Some(1), None));
+    assert_eq!((due(100, 7), due(100, 7), due(100, 7)), (Some(2), Some(3), None));
+    assert_eq!((schedule.next_due(), schedule.next_tick()), (None, None));
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Push { place: usize, len: u64, together: bool },
+    Turn { left: usize, room: usize },
+    Remove(usize),
+    Policy(bool),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        6 => (0usize..6, 60u64..65_000, any::<bool>())
+            .prop_map(|(place, len, together)| Act::Push { place, len, together }),
+        6 => (1usize..40, 0usize..20).prop_map(|(left, room)| Act::Turn { left, room }),
+        1 => (0usize..6).prop_map(Act::Remove),
+        1 => any::<bool>().prop_map(Act::Policy),
+    ];
+    prop::collection::vec(act, 1..400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever happens: nobody is forgotten, nobody starves within a level, and a level above is
+    /// served before one below.
+    #[test]
+    fn nobody_is_forgotten(acts in acts(), levels in prop::collection::vec(0u8..3, 6), local in 0usize..7) {
+        let classes: Vec<(u8, u16)> =
+            levels.iter().enumerate().map(|(place, level)| (*level, 1 + 37 * place as u16)).collect();
+        let mut world = World::new(Box::new(Deficit), &classes);
+        if local < 6 {
+            world.senders[local].device = false;
+        }
+        let mut pushed = [0u64; 6];
+        for act in acts {
+            match act {
+                Act::Push { place, len, together } => {
+                    pushed[place] += 1;
+                    world.push(place, len, together);
+                }
+                Act::Turn { left, room } => {
+                    world.room = room;
+                    world.turn(left);
+                }
+                Act::Remove(place) => {
+                    // A session ends, and another one comes.
+                    let sender = &mut world.senders[place];
+                    pushed[place] -= sender.queue.len() as u64;
+                    sender.queue.clear();
+                    world.schedule.remove([sender.unit]);
+                    sender.unit = world.schedule.add(place as u32, 0);
+                }
+                Act::Policy(deficit) => {
+                    let policy: Box<dyn Policy> =
+                        if deficit { Box::new(Deficit) } else { Box::new(RoundRobin { packets: 4 }) };
+                    world.schedule.set_policy(policy);
+                }
+            }
+        }
+        let waiting: usize = world.senders.iter().map(|one| one.queue.len()).sum();
+        for step in 0..=waiting {
+            if world.senders.iter().all(|one| one.queue.is_empty()) {
+                break;
+            }
+            prop_assert!(step < waiting, "packets wait that nobody sends");
+            world.room = 3;
+            prop_assert!(world.turn(3) > 0, "there is room, and nobody sends");
+        }
+        for (sender, pushed) in world.senders.iter().zip(pushed) {
+            prop_assert_eq!(sender.packets, pushed);
+            prop_assert!(!world.schedule.is_active(sender.unit));
+        }
+        prop_assert_eq!(world.schedule.ready() + world.schedule.blocked() + world.schedule.small(), 0);
+        prop_assert_eq!(world.schedule.members, [0; LEVELS as usize]);
+    }
+
+    /// Random mixes of lengths and weights: each gets its share of the bytes.
+    #[test]
+    fn shares_of_random_mixes(
+        mix in prop::collection::vec((1u16..500, 60u64..9000), 2..6),
+        room in prop::option::of(20usize..200),
+    ) {
+        let classes: Vec<(u8, u16)> = mix.iter().map(|(weight, _)| (3, *weight)).collect();
+        let lens: Vec<u64> = mix.iter().map(|(_, len)| *len).collect();
+        let mut world = World::new(Box::new(Deficit), &classes);
+        let all: u64 = mix.iter().map(|(weight, _)| u64::from(*weight)).sum();
+        let mut rounds = 0;
+        // Until the slowest had 60 rounds, and a packet is small beside its share.
+        while world.senders.iter().zip(&mix).any(|(one, (weight, len))| {
+            one.sent < 60 * (128 * u64::from(*weight)).max(*len)
+        }) {
+            world.flood(&lens, 1, room);
+            rounds += 1;
+            prop_assert!(rounds < 20_000, "somebody starves: {:?}", world.shares());
+        }
+        for (share, (weight, _)) in world.shares().iter().zip(&mix) {
+            let due = f64::from(*weight) / all as f64;
+            prop_assert!((share / due - 1.0).abs() < 0.2, "{share} of {due}");
+        }
+    }
+}

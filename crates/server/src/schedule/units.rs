@@ -52,6 +52,11 @@ pub(crate) struct Unit {
     pub(crate) blocked: bool,
     /// It goes back to the head of its line, not to the end.
     pub(crate) first: bool,
+    /// What it was given in rounds that passed because others wait for the device: taken back if it
+    /// turns out to wait too.
+    pub(crate) lent: i64,
+    /// It sent while there was no room in the device: what it sends is for this host.
+    pub(crate) local: bool,
     /// Since when it has had something to send, in nanoseconds.
     pub(crate) since: u64,
     /// Bytes of the message that it is in the middle of; 0: of none.
@@ -90,6 +95,8 @@ impl Units {
             account: Account::default(),
             blocked: false,
             first: false,
+            lent: 0,
+            local: false,
             since: 0,
             run: 0,
         };

@@ -1,0 +1,114 @@
+//! Settings of sending, as the engine follows them: how turns are shared, how packets are handed
+//! off, and each endpoint's own.
+
+use towpath_protocol::settings::Setting;
+
+use crate::engine::{Budgets, Engine};
+use crate::handoff::Way;
+use crate::schedule::Policy;
+use crate::schedule::arrivals::Arrivals;
+use crate::schedule::deficit::Deficit;
+use crate::schedule::round_robin::RoundRobin;
+use crate::schedule::shape::{Class, Shape, Shaping};
+use crate::wait::clock_ns;
+
+/// The policy that a value of the setting `scheduler` names.
+pub(crate) fn policy(value: u64, budgets: &Budgets) -> Box<dyn Policy> {
+    match value {
+        0 => Box::new(RoundRobin { packets: budgets.transmit_budget }),
+        _ => Box::new(Deficit),
+    }
+}
+
+/// Changes one setting of an endpoint. Values were checked against the table.
+fn change(set: &mut Shaping, setting: Setting, value: u64) {
+    match setting {
+        Setting::Priority => set.priority = value as u8,
+        Setting::Weight => set.weight = value as u16,
+        Setting::RateBps => set.rate_bps = value,
+        Setting::RateFps => set.rate_fps = value,
+        Setting::BurstBytes => set.burst_bytes = value as u32,
+        Setting::Pacing => set.pacing = value != 0,
+        Setting::MaxDelayUs => set.max_delay_us = value as u32,
+        Setting::MaxRunBytes => set.max_run_bytes = value as u32,
+        Setting::Quota => set.quota = value as u32,
+        Setting::TickMultiple => set.tick_multiple = value as u32,
+        // The rest are others'.
+        _ => {}
+    }
+}
+
+impl Engine {
+    /// Follows a setting of how the device's turns are shared.
+    pub(crate) fn set_sending(&mut self, setting: Setting, value: u64) {
+        match setting {
+            Setting::Scheduler => self.schedule.set_policy(policy(value, &self.budgets)),
+            Setting::Handoff => self.handoff.set_way(Way::of(value)),
+            Setting::Small => {
+                self.small_share = value as usize;
+                self.handoff.set_small_share(self.small_share);
+                if self.small_share == 0 {
+                    while let Some(one) = self.schedule.withdraw_small() {
+                        self.schedule.enter(one.unit, Class::default(), false, self.now);
+                    }
+                }
+            }
+            // The rest are others'.
+            _ => {}
+        }
+    }
+
+    /// Follows a setting of how an endpoint sends.
+    pub(crate) fn set_shape(&mut self, place: u32, number: u32, setting: Setting, value: u64) {
+        let Some(session) = &mut self.sessions[place as usize] else { return };
+        let Some(Some(endpoint)) = session.endpoints.get(number as usize) else { return };
+        let queue_set = endpoint.queue_set;
+        let Some(slot) = session.shapes.get_mut(number as usize) else { return };
+        let mut set = slot.as_deref().map_or_else(Shaping::default, |shape| shape.set);
+        change(&mut set, setting, value);
+        self.now = clock_ns();
+        let old = slot.as_deref().copied();
+        let new = match &old {
+            Some(old) => old.changed(set, self.now),
+            None => Shape::new(set),
+        };
+        *slot = (set != Shaping::default()).then(|| Box::new(new));
+        let takes_time = |shape: &Option<Shape>| usize::from(shape.is_some_and(|s| s.takes_time()));
+        let now_takes = usize::from(slot.as_deref().is_some_and(Shape::takes_time));
+        self.timed = self.timed + now_takes - takes_time(&old);
+        self.reshape(place, queue_set);
+    }
+
+    /// An endpoint is no more.
+    pub(crate) fn forget_shape(&mut self, place: u32, number: u32, queue_set: u32) {
+        let Some(session) = &mut self.sessions[place as usize] else { return };
+        let Some(slot) = session.shapes.get_mut(number as usize) else { return };
+        let Some(old) = slot.take() else { return };
+        self.timed -= usize::from(old.takes_time());
+        self.reshape(place, queue_set);
+    }
+
+    /// Settings of those who use a queue set changed: it stands where it belongs now.
+    fn reshape(&mut self, place: u32, queue_set: u32) {
+        let Some(session) = &mut self.sessions[place as usize] else { return };
+        let endpoints = session.endpoints.iter().zip(&session.shapes);
+        let shapes = endpoints
+            .filter(|(endpoint, _)| endpoint.as_ref().is_some_and(|e| e.queue_set == queue_set))
+            .filter_map(|(_, shape)| shape.as_deref());
+        let (mut shaped, mut delay_us) = (false, u32::MAX);
+        for shape in shapes {
+            shaped = true;
+            if shape.set.max_delay_us > 0 {
+                delay_us = delay_us.min(shape.set.max_delay_us);
+            }
+        }
+        let set = &mut session.queue_sets[queue_set as usize];
+        set.shaped = shaped;
+        set.arrivals =
+            (delay_us < u32::MAX).then(|| Box::new(Arrivals::new(u64::from(delay_us) * 1000)));
+        let unit = set.unit;
+        if !session.closing && self.schedule.withdraw(unit) {
+            self.activate(unit, place, queue_set);
+        }
+    }
+}

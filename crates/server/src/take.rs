@@ -1,0 +1,239 @@
+//! Taking packets out of a queue, a group together: as many as whose turn it is may send, and no
+//! packet whose time has not come.
+
+use towpath_packet::plain;
+use towpath_queue::Violation;
+use towpath_queue::descriptor::{META, MORE, SMALL, TOGETHER};
+
+use crate::engine::Engine;
+use crate::schedule::Stop;
+use crate::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
+use crate::stage::{PREFIX_BYTES, WHOLE_BYTES};
+use crate::transmit::{GROUP, Group, NO_SLOT, Taken};
+
+/// As much of a packet is brought near before it is looked at: nobody knows yet whether it may be
+/// sent.
+const PREFETCH_BYTES: usize = 2048;
+
+/// How much may be taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowance {
+    pub(crate) packets: usize,
+    /// The packet that uses up the last of them is taken whole.
+    pub(crate) bytes: i64,
+    /// Bytes of the message that goes on.
+    pub(crate) run: u64,
+}
+
+/// Why no more was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// There is no more.
+    Empty,
+    /// The group is full, or the next packet is for another one.
+    Full,
+    /// There is more than the allowance, and no message to be ended.
+    Over,
+    /// The next packet has to wait, or is not of this class.
+    Stop(Stop),
+    /// The next packet is not a small one.
+    NotSmall,
+}
+
+impl Group {
+    /// What the first `sent` packets were, in bytes, and how many of these belong to a message that
+    /// goes on behind them and is to be kept together.
+    pub(crate) fn sent(&self, sent: usize, mut run: u64) -> (u64, u64) {
+        if sent == self.count {
+            return (self.bytes, self.run);
+        }
+        let mut bytes = 0;
+        for one in &self.packets[..sent] {
+            bytes += u64::from(one.len);
+            run = if one.together { run + u64::from(one.len) } else { 0 };
+        }
+        (bytes, if run < self.max_run { run } else { 0 })
+    }
+}
+
+impl Engine {
+    /// Takes packets of a queue set together, and has their beginnings brought near. What was taken
+    /// before a violation counts.
+    pub(crate) fn take_group(
+        &mut self,
+        group: &mut Group,
+        allowance: Allowance,
+    ) -> Result<Ended, Violation> {
+        (group.count, group.bytes, group.run) = (0, 0, allowance.run);
+        group.max_run = u64::from(Shaping::default().max_run_bytes);
+        let Some(session) = &mut self.sessions[group.place as usize] else {
+            return Ok(Ended::Empty);
+        };
+        let Some((heap_memory, _)) = &self.heaps[group.place as usize] else {
+            return Ok(Ended::Empty);
+        };
+        let heap = session.shape.transmit_heap;
+        let set = &mut session.queue_sets[group.queue_set as usize];
+        group.shaped = set.shaped || group.small;
+        let mut moment = Moment { now: self.now, tick: self.tick, ..Moment::default() };
+        // The endpoint's shape as it will be when what was taken is sent.
+        let mut shape: Option<Shape> = None;
+        let mut at = 0;
+        while group.count < GROUP.min(allowance.packets) {
+            // A chain of the greatest length finds room, or waits for the next group.
+            let Some(chain) = group.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
+            else {
+                break;
+            };
+            if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
+                return Ok(Ended::Empty);
+            }
+            let taken = set.transmit.take(&mut session.transmit_ledger, chain)?;
+            // What a predecessor had done with was passed over; what came behind it meanwhile is
+            // looked at.
+            let Some((count, first)) = taken else { continue };
+            let start = chain[0].heap_offset(&heap);
+            let mut len = chain[0].len;
+            for one in &chain[1..count] {
+                len += one.len;
+            }
+            let endpoint = chain[0].endpoint;
+            let mut late = false;
+            if !group.shaped && chain[0].flags & SMALL != 0 {
+                // It may be another queue set's endpoint, with settings of its own.
+                if group.count > 0 {
+                    set.transmit.put_back(&mut session.transmit_ledger, first);
+                    return Ok(Ended::Full);
+                }
+                group.shaped = true;
+            }
+            let mut stop = None;
+            if group.count == 0 && !group.small {
+                let own = session.shapes.get(endpoint as usize).and_then(Option::as_deref);
+                let own = if group.shaped { own } else { None };
+                let class = own.map_or_else(Class::default, |shape| shape.set.class());
+                if class != self.schedule.class(group.unit) {
+                    stop = Some(Ended::Stop(Stop::Class(class)));
+                }
+            }
+            if group.shaped && stop.is_none() {
+                if group.count == 0 {
+                    let own = session.shapes.get(endpoint as usize);
+                    shape = own.and_then(Option::as_deref).copied();
+                    if let Some(shape) = &shape {
+                        group.max_run = u64::from(shape.set.max_run_bytes);
+                    }
+                    moment.since = self.schedule.since(group.unit);
+                }
+                if group.small && chain[0].flags & SMALL == 0 {
+                    stop = Some(Ended::NotSmall);
+                } else if group.count > 0 && endpoint != group.packets[0].endpoint {
+                    // One endpoint a group.
+                    stop = Some(Ended::Full);
+                } else if let Some(shape) = &mut shape {
+                    if let Some(arrivals) = &mut set.arrivals {
+                        arrivals.note(set.transmit.seen(), moment.now);
+                        moment.came = arrivals.of(first, moment.now);
+                    } else {
+                        moment.came = moment.now;
+                    }
+                    moment.goes_on = group.run > 0;
+                    match shape.gate(len, &moment) {
+                        Gate::Open => shape.charge(len, &moment),
+                        Gate::Late => late = true,
+                        Gate::Until(due) => stop = Some(Ended::Stop(Stop::Until(due))),
+                        Gate::Tick(tick) => stop = Some(Ended::Stop(Stop::Tick(tick))),
+                    }
+                }
+            }
+            if let Some(stop) = stop {
+                set.transmit.put_back(&mut session.transmit_ledger, first);
+                return Ok(stop);
+            }
+            if !late {
+                heap_memory.prefetch(start, PREFETCH_BYTES.min(chain[0].len as usize));
+            }
+            let together = chain[count - 1].flags & TOGETHER != 0;
+            group.packets[group.count] = Taken {
+                first,
+                chain: count as u32,
+                at: at as u32,
+                endpoint,
+                len,
+                single: chain[0].flags & (MORE | META) == 0 && !late,
+                fetched: false,
+                plain: false,
+                for_nobody_here: false,
+                together,
+                late,
+            };
+            group.count += 1;
+            at += count;
+            group.bytes += u64::from(len);
+            group.run = if together { group.run + u64::from(len) } else { 0 };
+            if group.run >= group.max_run {
+                group.run = 0;
+            }
+            if group.bytes as i64 >= allowance.bytes && group.run == 0 {
+                return Ok(Ended::Over);
+            }
+        }
+        Ok(Ended::Full)
+    }
+
+    /// Charges an endpoint that has settings of its own for the first packets of a group.
+    pub(crate) fn charge(&mut self, group: &Group, sent: usize) {
+        let Some(session) = &mut self.sessions[group.place as usize] else { return };
+        let Some(first) = group.packets[..sent].first() else { return };
+        let shape = session.shapes.get_mut(first.endpoint as usize).and_then(Option::as_deref_mut);
+        let Some(shape) = shape else { return };
+        let since = self.schedule.since(group.unit);
+        let moment = Moment { now: self.now, tick: self.tick, since, ..Moment::default() };
+        for one in group.packets[..sent].iter().filter(|one| !one.late) {
+            shape.charge(one.len, &moment);
+        }
+    }
+
+    /// Fetches the beginnings of a group's packets into the stage, as far as it has room, and reads
+    /// the headers of those that are plain.
+    ///
+    /// They are read in a loop of their own: a processor that finds a value in several stores on
+    /// their way to its cache waits until all stores before them are made, and among those of a
+    /// delivery are some to lines that another core has.
+    pub(crate) fn fetch_group(&mut self, group: &mut Group) {
+        let Some(session) = &self.sessions[group.place as usize] else { return };
+        let Some((_, heap_words)) = &self.heaps[group.place as usize] else { return };
+        let heap = session.shape.transmit_heap;
+        for (one, slot) in group.packets[..group.count].iter_mut().zip(&mut group.slots) {
+            if *slot == NO_SLOT {
+                let Some(free) = self.stage.take() else { continue };
+                *slot = free;
+            }
+            if one.late {
+                continue;
+            }
+            let descriptors = &group.descriptors[one.at as usize..][..one.chain as usize];
+            let len = one.len as usize;
+            let looked = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
+            one.fetched = self.stage.fetch(*slot, heap_words, &heap, descriptors, looked);
+        }
+        for place in 0..group.count {
+            let one = &mut group.packets[place];
+            if one.single
+                && one.fetched
+                && let Some(plain) =
+                    plain::read(self.stage.bytes(group.slots[place]), one.len as usize)
+            {
+                group.plain[place] = plain;
+                one.plain = true;
+            }
+        }
+    }
+
+    /// Gives the packets of a group from `from` on back to their queue.
+    pub(crate) fn put_back(&mut self, group: &Group, from: usize) {
+        let Some(session) = &mut self.sessions[group.place as usize] else { return };
+        let set = &mut session.queue_sets[group.queue_set as usize];
+        set.transmit.put_back(&mut session.transmit_ledger, group.packets[from].first);
+    }
+}

@@ -1,0 +1,537 @@
+//! Whose turn it is to send, seen from both ends: applications on one side, and on the other the far
+//! end of a device that takes as much as a test lets it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use towpath_client::{Endpoint, Meta, Options, Rule, SMALL_BYTES, Session, Setting};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::loopback;
+use towpath_protocol::channel::{Channel, Incoming};
+use towpath_protocol::message::{Message, Set};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Server};
+use towpath_tests::random::{Random, seed};
+use towpath_tests::{PATIENCE, eventually, frames};
+
+/// Packets that the far end holds before it is drained.
+const RING: usize = 8;
+/// What the server may have taken and not given to the device: docs/scheduling.md.
+const BACKLOG: usize = 32;
+
+struct World {
+    server: Server,
+    far: DeviceFarEnd,
+}
+
+fn world(mode: Mode) -> World {
+    let config = loopback::Config { ring_packets: RING, ..Default::default() };
+    let (near, far) = loopback::pair(&config).unwrap();
+    let config = Config { settings: mode.into(), ..Config::default() };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    World { server, far: DeviceFarEnd::new(Box::new(far)) }
+}
+
+impl World {
+    fn set(&self, setting: Setting, value: u64) {
+        let channel = Channel::new(self.server.connect().unwrap());
+        let set = Set { setting: setting as u32, session: 0, endpoint: 0, reserved: 0, value };
+        channel.send(&Message::Set(set), &[]).unwrap();
+        let answer = channel.receive().unwrap();
+        assert!(matches!(answer, Incoming::Message(Message::Done, _)), "{answer:?}");
+    }
+
+    fn sender(&self, name: &str) -> Sender {
+        let options = Options {
+            name: name.into(),
+            queue_sets: 2,
+            small_queue_set: Some(1),
+            ..Options::default()
+        };
+        let mut session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
+        let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
+        let mac = session.info().mac;
+        Sender { session, endpoint, mac, next: 0 }
+    }
+
+    /// What came out: who sent it, its number, and how long it is.
+    fn receive(&mut self) -> Option<([u8; 6], u64, usize)> {
+        let (frame, _) = self.far.receive()?;
+        let number = frame[14..22].try_into().unwrap();
+        Some((frames::source(&frame)?, u64::from_le_bytes(number), frame.len()))
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
+        report["device"]["counters"][name].as_u64().unwrap()
+    }
+}
+
+struct Sender {
+    session: Session,
+    endpoint: Endpoint,
+    mac: [u8; 6],
+    next: u64,
+}
+
+impl Sender {
+    fn set(&mut self, setting: Setting, value: u64) {
+        self.session.set(self.endpoint, setting, value).unwrap();
+    }
+
+    fn frame(&self, to: [u8; 6], len: usize) -> Vec<u8> {
+        let mut frame = vec![0; len];
+        frame[..6].copy_from_slice(&to);
+        frame[6..12].copy_from_slice(&self.mac);
+        frame[12..14].copy_from_slice(&frames::ETHERTYPE.to_be_bytes());
+        frame[14..22].copy_from_slice(&self.next.to_le_bytes());
+        frame
+    }
+
+    /// The next number to the far end, if there is room.
+    fn send(&mut self, len: usize) -> bool {
+        let frame = self.frame(frames::ELSEWHERE, len);
+        let sent = self.session.send_bytes(self.endpoint, &frame).is_ok();
+        self.next += u64::from(sent);
+        sent
+    }
+
+    fn send_more(&mut self, len: usize) -> bool {
+        let frame = self.frame(frames::ELSEWHERE, len);
+        let fill = |parts: &mut [&mut [u8]]| parts[0].copy_from_slice(&frame);
+        let sent = self.session.send_more(self.endpoint, len, Meta::FINISHED, fill).is_ok();
+        self.next += u64::from(sent);
+        sent
+    }
+
+    fn small(&mut self, len: usize) -> bool {
+        let frame = self.frame(frames::ELSEWHERE, len);
+        let sent = self.session.send_small(self.endpoint, &frame).is_ok();
+        self.next += u64::from(sent);
+        sent
+    }
+
+    /// As many as there is room for.
+    fn fill(&mut self, len: usize) {
+        while self.send(len) {}
+        self.session.flush().unwrap();
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        let all = self.session.counters(self.endpoint);
+        all.iter().find(|(counter, _)| *counter == name).unwrap().1
+    }
+}
+
+#[test]
+fn weights_share_a_device_in_bytes() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let mut world = world(mode);
+        let mut senders = [world.sender("light"), world.sender("heavy")];
+        senders[1].set(Setting::Weight, 300);
+        let lens = [64, 1500];
+        let mut bytes: BTreeMap<[u8; 6], u64> = BTreeMap::new();
+        let mut all = 0;
+        // What was taken before both had packets there does not count.
+        let mut counts = false;
+        eventually("ten megabytes", || {
+            for (sender, len) in senders.iter_mut().zip(lens) {
+                sender.fill(len);
+            }
+            for _ in 0..RING {
+                let Some((mac, number, len)) = world.receive() else { break };
+                counts |= mac == senders[1].mac && number > 200;
+                if counts {
+                    *bytes.entry(mac).or_default() += len as u64;
+                    all += len;
+                }
+            }
+            all >= 10_000_000
+        });
+        let share = bytes[&senders[0].mac] as f64 / all as f64;
+        assert!((share * 4.0 - 1.0).abs() < 0.03, "{mode:?}: {share} of {all}");
+    }
+}
+
+#[test]
+fn a_flood_delays_a_higher_priority_by_a_batch_at_most() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let mut world = world(mode);
+        let (mut flood, mut urgent) = (world.sender("flood"), world.sender("urgent"));
+        urgent.set(Setting::Priority, 7);
+        let (mut near, mut to) = (world.sender("near"), world.sender("to"));
+        for _ in 0..20 {
+            flood.fill(1500);
+            eventually("the device is full", || {
+                world.counter("tx_full") > 0 && flood.session.unsent(0).unwrap() > 0
+            });
+            assert!(urgent.send(60));
+            urgent.session.flush().unwrap();
+            // What is for this host passes by meanwhile, and says that the server has looked.
+            let frame = near.frame(to.mac, 60);
+            near.session.send_bytes(near.endpoint, &frame).unwrap();
+            near.session.flush().unwrap();
+            assert!(to.session.wait(Some(PATIENCE)).unwrap());
+            assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+            let mut before = 0;
+            eventually("it comes", || {
+                flood.fill(1500);
+                match world.receive() {
+                    Some((mac, ..)) if mac == urgent.mac => return true,
+                    Some(_) => before += 1,
+                    None => {}
+                }
+                false
+            });
+            // The far end holds as many again as its ring.
+            assert!(before <= 2 * RING + BACKLOG + 1, "{mode:?}: {before} packets before it");
+        }
+    }
+}
+
+#[test]
+fn what_is_for_this_host_does_not_wait_for_the_device() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let world = world(mode);
+        let mut floods = [world.sender("flood"), world.sender("another")];
+        let (mut near, mut to) = (world.sender("near"), world.sender("to"));
+        for flood in &mut floods {
+            flood.fill(1500);
+        }
+        eventually("the device is full", || world.counter("tx_full") > 0);
+        for number in 0..300 {
+            let frame = near.frame(to.mac, 700);
+            near.session.send_bytes(near.endpoint, &frame).unwrap();
+            near.session.flush().unwrap();
+            assert!(to.session.wait(Some(PATIENCE)).unwrap(), "{mode:?}: number {number}");
+            assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+        }
+    }
+}
+
+#[test]
+fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let mut world = world(mode);
+        let (mut whole, mut other) = (world.sender("whole"), world.sender("other"));
+        let (mut order, mut bytes) = (Vec::new(), [0usize; 2]);
+        // Every packet belongs to the same message as the next: only its longest run ends it.
+        whole.set(Setting::MaxRunBytes, 30_000);
+        eventually("four megabytes", || {
+            while whole.send_more(1500) {}
+            whole.session.flush().unwrap();
+            other.fill(1500);
+            while let Some((mac, _, len)) = world.receive() {
+                order.push(mac == whole.mac);
+                bytes[usize::from(mac == whole.mac)] += len;
+            }
+            bytes[0] + bytes[1] >= 4_000_000
+        });
+        let share = bytes[1] as f64 / (bytes[0] + bytes[1]) as f64;
+        assert!((share - 0.5).abs() < 0.05, "{mode:?}: {share}");
+        // Messages of 12 are not cut, where all of each is there.
+        whole.set(Setting::MaxRunBytes, 65_536);
+        eventually("all is sent", || {
+            while world.receive().is_some() {}
+            whole.session.unsent(0).unwrap() + other.session.unsent(0).unwrap() == 0
+        });
+        let (first, mut came) = (whole.next, Vec::new());
+        eventually("two hundred messages", || {
+            while whole.session.has_room(whole.endpoint, 12 * 2048) {
+                (0..11).for_each(|_| assert!(whole.send_more(1000)));
+                assert!(whole.send(1000));
+            }
+            whole.session.flush().unwrap();
+            other.fill(300);
+            while let Some((mac, number, _)) = world.receive() {
+                came.push((mac == whole.mac).then_some(number));
+            }
+            whole.next - first > 2400
+        });
+        let mut cut = 0;
+        for pair in came.windows(2) {
+            if let Some(number) = pair[0]
+                && number >= first
+                && !(number - first + 1).is_multiple_of(12)
+            {
+                cut += usize::from(pair[1] != Some(number + 1));
+            }
+        }
+        assert_eq!(cut, 0, "{mode:?}: something came between packets of one message");
+        assert!(came.iter().any(Option::is_none), "the other sent too");
+    }
+}
+
+#[test]
+fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let mut world = world(mode);
+        let (mut flood, mut small) = (world.sender("flood"), world.sender("small"));
+        flood.set(Setting::Priority, 7);
+        flood.fill(1500);
+        eventually("the device is full", || world.counter("tx_full") > 0);
+        // Of its own, too: 100 packets wait, and then come five small ones.
+        (0..100).for_each(|_| assert!(small.send(1500)));
+        small.session.flush().unwrap();
+        (0..5).for_each(|_| assert!(small.small(SMALL_BYTES as usize)));
+        small.session.flush().unwrap();
+        eventually("they are taken", || small.counter("tx_packets") >= 5);
+        let mut came = Vec::new();
+        eventually("they come", || {
+            flood.fill(1500);
+            came.extend(world.receive());
+            came.iter().filter(|one| one.2 == 128).count() == 5
+        });
+        assert!(came.len() <= RING + 5 + 1, "{mode:?}: {} came before the last", came.len());
+        let numbers: Vec<u64> = came.iter().filter(|one| one.2 == 128).map(|one| one.1).collect();
+        assert_eq!(numbers, [100, 101, 102, 103, 104]);
+        assert!(world.counter("tx_small") >= 5);
+
+        // A flood of small ones leaves most of the device to the others.
+        let (mut of_small, mut others, mut last) = (0u64, 0u64, 104);
+        eventually("4000 packets", || {
+            flood.fill(1500);
+            while small.small(100) {}
+            small.session.flush().unwrap();
+            while let Some((mac, number, len)) = world.receive() {
+                if len == 100 {
+                    assert!(mac == small.mac && number > last, "{number} after {last}");
+                    last = number;
+                    of_small += 1;
+                } else {
+                    others += 1;
+                }
+            }
+            of_small + others >= 4000
+        });
+        // 8 of each 40, and as much again that gets through while no others wait.
+        assert!(of_small >= 400 && others * 2 >= of_small, "{mode:?}: {of_small} and {others}");
+    }
+}
+
+#[test]
+fn a_rate_is_kept_by_whatever_queue_and_with_whatever_flags() {
+    let mut world = world(Mode::Interrupt);
+    let mut sender = world.sender("limited");
+    sender.set(Setting::RateFps, 200);
+    sender.set(Setting::Pacing, 1);
+    let start = Instant::now();
+    let mut came = 0u32;
+    while start.elapsed() < Duration::from_millis(1000) {
+        // By both queue sets, as messages without end, as small ones.
+        (0..4).for_each(|_| {
+            sender.send_more(60);
+            sender.small(60);
+        });
+        sender.session.flush().unwrap();
+        while world.receive().is_some() {
+            came += 1;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let most = start.elapsed().as_secs_f64() * 200.0;
+    // A message of the longest run is ahead of its rate once.
+    let ahead = 65_536 / 60 + 2;
+    assert!(f64::from(came) <= most + f64::from(ahead), "{came} in {most}");
+    // And without messages there is nothing ahead.
+    sender.set(Setting::MaxRunBytes, 0);
+    eventually("all is sent, and paid", || {
+        while world.receive().is_some() {}
+        sender.session.unsent(0).unwrap() + sender.session.unsent(1).unwrap() == 0
+    });
+    let (start, mut came) = (Instant::now(), 0u32);
+    while start.elapsed() < Duration::from_millis(1000) {
+        sender.send_more(60);
+        sender.small(60);
+        sender.session.flush().unwrap();
+        while world.receive().is_some() {
+            came += 1;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let most = start.elapsed().as_secs_f64() * 200.0 + 2.0;
+    assert!(f64::from(came) <= most, "{came} in {most}");
+    // Generous to a busy machine.
+    assert!(f64::from(came) >= most * 0.5, "{came} of {most}");
+}
+
+#[test]
+fn ten_megabits_are_ten_megabits() {
+    let mut world = world(Mode::Interrupt);
+    let mut sender = world.sender("limited");
+    sender.set(Setting::RateBps, 10_000_000);
+    let (start, mut bytes) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_millis(1500) {
+        sender.fill(1500);
+        while let Some((_, _, len)) = world.receive() {
+            bytes += len;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let given = start.elapsed().as_secs_f64() * 1_250_000.0;
+    let bytes = bytes as f64;
+    assert!(bytes <= given + 16_384.0, "{bytes} of {given}");
+    assert!(bytes >= given * 0.8, "{bytes} of {given}");
+}
+
+#[test]
+fn what_would_be_too_late_is_dropped_and_counted() {
+    let mut world = world(Mode::Interrupt);
+    let mut sender = world.sender("live");
+    sender.set(Setting::RateFps, 100);
+    sender.set(Setting::Pacing, 1);
+    sender.set(Setting::MaxDelayUs, 55_000);
+    (0..200).for_each(|_| assert!(sender.send(100)));
+    sender.session.flush().unwrap();
+    let mut numbers = Vec::new();
+    eventually("all is done with", || {
+        numbers.extend(std::iter::from_fn(|| world.receive()).map(|one| one.1));
+        sender.session.unsent(0).unwrap() == 0
+    });
+    numbers.extend(std::iter::from_fn(|| world.receive()).map(|one| one.1));
+    // The first at once, and one each 10 ms: a busy machine loses some of them.
+    assert!((2..=8).contains(&numbers.len()), "{numbers:?}");
+    assert_eq!(sender.counter("tx_dropped_late") + numbers.len() as u64, 200);
+    assert_eq!(sender.counter("tx_packets"), numbers.len() as u64);
+}
+
+#[test]
+fn a_quota_counts_ticks_and_loses_nothing() {
+    let mut world = world(Mode::Interrupt);
+    let mut sender = world.sender("quota");
+    sender.set(Setting::Quota, 2);
+    sender.set(Setting::TickMultiple, 3);
+    let mut came = 0;
+    eventually("500 packets", || {
+        sender.fill(200);
+        while let Some((_, number, _)) = world.receive() {
+            assert_eq!(number, came);
+            came += 1;
+        }
+        came >= 500
+    });
+}
+
+/// Everything is switched to and fro under load: each sender's packets come in their order, once.
+#[test]
+fn switching_while_packets_move_loses_and_reorders_nothing() {
+    let seed = seed(0x5c4ed);
+    let mut random = Random::new(seed);
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let mut world = world(mode);
+        let mut senders = [world.sender("one"), world.sender("two"), world.sender("three")];
+        let mut expected: BTreeMap<[u8; 6], u64> = senders.iter().map(|one| (one.mac, 0)).collect();
+        let device = [Setting::Handoff, Setting::Scheduler, Setting::Mode];
+        let own = [
+            (Setting::Weight, 1, 10_000),
+            (Setting::Priority, 0, 7),
+            (Setting::Pacing, 0, 1),
+            (Setting::RateBps, 0, 0),
+            (Setting::RateBps, 500_000_000, 1_000_000_000),
+            (Setting::RateFps, 0, 0),
+            (Setting::RateFps, 200_000, 300_000),
+            (Setting::BurstBytes, 0, 100_000),
+            (Setting::MaxRunBytes, 0, 100_000),
+            (Setting::Quota, 0, 3),
+            (Setting::TickMultiple, 1, 4),
+        ];
+        for round in 0..150 {
+            if random.below(2) == 0 {
+                let setting = device[random.below(device.len() as u64) as usize];
+                world.set(setting, random.below(2));
+            } else {
+                let (setting, least, most) = own[random.below(own.len() as u64) as usize];
+                let value = least + random.below(most - least + 1);
+                senders[random.below(3) as usize].set(setting, value);
+            }
+            for _ in 0..10 {
+                for sender in &mut senders {
+                    for _ in 0..random.below(20) {
+                        let len = 60 + random.below(1400) as usize;
+                        if random.below(3) == 0 {
+                            sender.send_more(len)
+                        } else {
+                            sender.send(len)
+                        };
+                    }
+                    sender.session.flush().unwrap();
+                }
+                std::thread::sleep(Duration::from_micros(100));
+                // Now and then all that waits goes out.
+                let all = random.below(4) == 0;
+                for step in 0.. {
+                    if all && step % RING == 0 {
+                        std::thread::sleep(Duration::from_micros(200));
+                    } else if !all && step >= 30 {
+                        break;
+                    }
+                    let Some((mac, number, _)) = world.receive() else { break };
+                    let next = expected.get_mut(&mac).unwrap();
+                    assert_eq!(number, *next, "{mode:?}, round {round}");
+                    *next += 1;
+                }
+            }
+        }
+        eventually("all comes", || {
+            while let Some((mac, number, _)) = world.receive() {
+                let next = expected.get_mut(&mac).unwrap();
+                assert_eq!(number, *next, "{mode:?}, at the end");
+                *next += 1;
+            }
+            senders.iter().all(|one| expected[&one.mac] == one.next)
+        });
+        let sent: u64 = senders.iter().map(|one| one.next).sum();
+        eventually("all is counted", || {
+            let (direct, queued) = (world.counter("tx_direct"), world.counter("tx_queued"));
+            direct > 100 && direct + queued == sent && world.counter("tx_drained") == queued
+        });
+        assert!(world.counter("tx_queued") > 100);
+    }
+}
+
+/// A full device is back pressure, in both ways of handing off: the queue fills, and who waits for
+/// room is woken when there is some.
+#[test]
+fn a_full_device_is_back_pressure_in_both_ways() {
+    for way in [0, 1] {
+        let mut world = world(Mode::Interrupt);
+        world.set(Setting::Handoff, way);
+        let mut sender = world.sender("sender");
+        eventually("nothing is taken any more", || {
+            let before = sender.next;
+            sender.fill(1000);
+            std::thread::sleep(Duration::from_millis(20));
+            sender.next == before
+        });
+        let most = (RING + BACKLOG + 256) as u64;
+        assert!(sender.next <= most, "{} packets are on their way", sender.next);
+        sender.session.want_room(0).unwrap();
+        let mut came = 0;
+        eventually("all comes, and room was told", || {
+            came += u64::from(world.receive().is_some());
+            came == sender.next
+        });
+        assert!(sender.session.wait(Some(PATIENCE)).unwrap());
+        assert!(sender.send(1000));
+        assert!(world.counter("tx_full") > 0);
+    }
+}
+
+#[test]
+fn an_endpoints_settings_are_shown_and_wrong_ones_change_nothing() {
+    let world = world(Mode::Interrupt);
+    let mut sender = world.sender("shown");
+    sender.set(Setting::Weight, 250);
+    sender.set(Setting::RateBps, 1_000_000);
+    let error = sender.session.set(sender.endpoint, Setting::Weight, 0).unwrap_err().to_string();
+    assert!(error.contains("weight=0") && error.contains("1 to 10000"), "{error}");
+    let report = towpath_client::report_over(world.server.connect().unwrap()).unwrap();
+    let shown = &report["sessions"][0]["endpoints"][0]["settings"];
+    assert_eq!(shown["weight"], "250", "{shown}");
+    assert_eq!(shown["rate_bps"], "1000000");
+    assert_eq!(shown.as_object().unwrap().len(), 2);
+    let endpoint = sender.endpoint;
+    sender.session.close(endpoint).unwrap();
+    let error = sender.session.set(endpoint, Setting::Weight, 5).unwrap_err().to_string();
+    assert!(error.contains("there is no endpoint"), "{error}");
+}
