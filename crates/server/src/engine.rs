@@ -81,7 +81,7 @@ pub struct Budgets {
     pub batch: usize,
     /// Packets that an endpoint may receive in one turn.
     pub receive_budget: u32,
-    /// Packets taken from one queue set before the next one's turn.
+    /// Packets taken in one turn for each queue set in line.
     pub transmit_budget: usize,
     /// Packets taken from all queue sets in one turn.
     pub turn_budget: usize,

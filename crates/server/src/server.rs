@@ -38,7 +38,8 @@ pub struct Config {
     pub batch: usize,
     /// Packets that one endpoint may receive in one turn; more are dropped before they are copied.
     pub receive_budget: u32,
-    /// Packets taken from one queue set before the next one's turn.
+    /// Packets that the engine takes in a turn for each queue set in line; with round robin, those of
+    /// one before the next one's.
     pub transmit_budget: usize,
     /// The processor that the engine's thread is bound to.
     pub engine_cpu: Option<usize>,
