@@ -332,7 +332,9 @@ fn a_slow_device_starves_neither_large_nor_small() {
                 while session.send_bytes(*endpoint, frame).is_ok() {}
                 session.flush().unwrap();
             }
-            while let Some((frame, _)) = far.receive() {
+            // Fewer than a queue holds: so none is empty meanwhile.
+            for _ in 0..100 {
+                let Some((frame, _)) = far.receive() else { break };
                 seen[usize::from(frame.len() > 60)] += 1;
             }
             let all = seen[0] + seen[1];

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 
-use towpath_client::{AttachError, OpenError, Options, Refusal, Rule, Session};
+use towpath_client::{AttachError, OpenError, Options, Refusal, Rule, Session, Setting};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_rig::{Unavailable, User, Users, skip};
 use towpath_tests::eventually;
@@ -290,6 +290,47 @@ fn who_is_not_named_is_refused_with_the_remedy() {
         panic!("{refused}")
     };
     assert!(text.contains(&format!("--allow-user {}", stranger.uid)), "{text}");
+    server.stop();
+}
+
+#[test]
+fn an_application_lowers_its_own_priority_and_takes_no_larger_share() {
+    let Some(users) = two_users("an_application_lowers_its_own_priority_and_takes_no_larger_share")
+    else {
+        return;
+    };
+    let [granted, _] = users.applications;
+    let option = format!("users={}", granted.uid);
+    let server = Served::start_as(&PEER, &[&option], Some(users.server));
+    {
+        let mut session = attach_as(granted, server.socket(), &Options::default()).unwrap();
+        let endpoint = session.open(&Rule::new().udp(1000)).unwrap();
+        let mut set = |setting, value| {
+            session.set(endpoint, setting, value).map_err(|error| error.to_string())
+        };
+        assert_eq!(set(Setting::Priority, 1), Ok(()));
+        assert_eq!(set(Setting::Priority, 3), Ok(()));
+        let refused = set(Setting::Priority, 4).unwrap_err();
+        assert!(refused.contains("priority=4: above 3"), "{refused}");
+        assert_eq!(set(Setting::Pacing, 1), Ok(()));
+        assert_eq!(set(Setting::MaxDelayUs, 1000), Ok(()));
+        for (setting, value) in [
+            (Setting::Weight, 200),
+            (Setting::RateBps, 0),
+            (Setting::RateFps, 0),
+            (Setting::BurstBytes, 1 << 20),
+            (Setting::MaxRunBytes, 1 << 20),
+            (Setting::Quota, 0),
+            (Setting::TickMultiple, 1),
+            (Setting::Scheduler, 0),
+            (Setting::Handoff, 0),
+            (Setting::Small, 32),
+        ] {
+            let refused = set(setting, value).unwrap_err();
+            let name = setting.spec().name;
+            assert!(refused.contains(name) && refused.contains("only root"), "{refused}");
+        }
+    }
     server.stop();
 }
 

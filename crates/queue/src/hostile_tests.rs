@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Violation;
-use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
+use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, SMALL, TOGETHER};
 use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::test_memory::{Memory, Pair};
 use crate::word::LINE_WORDS;
@@ -229,6 +229,37 @@ fn broken_chains() {
         let outcome = server.transmit.take(&mut server.transmit_ledger, &mut packet);
         assert_eq!(outcome, Err(Violation::Chain));
     }
+}
+
+/// What a look at the next packet says holds as long as its writer leaves it, and takes nothing; an
+/// index that cannot be is found by it too.
+#[test]
+fn a_look_takes_nothing() {
+    let pair = Pair::new(8, 8);
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    assert_eq!(server.transmit.peek(), Ok(None));
+    let one = |frame, endpoint, flags| Descriptor {
+        frame,
+        start: HEADROOM_BYTES,
+        len: 60,
+        endpoint,
+        flags,
+    };
+    assert!(producer.push(&[one(1, 7, SMALL)]) && producer.push(&[one(2, 3, TOGETHER)]));
+    producer.publish();
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    for (endpoint, flags) in [(7, SMALL), (3, TOGETHER)] {
+        for _ in 0..2 {
+            assert_eq!(server.transmit.peek(), Ok(Some((endpoint, flags))));
+        }
+        assert_eq!(server.transmit.seen(), 2);
+        server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap();
+        assert_eq!((packet[0].endpoint, packet[0].flags), (endpoint, flags));
+    }
+    assert_eq!(server.transmit.peek(), Ok(None));
+    pair.application.word(0).store(11, Ordering::Release);
+    assert_eq!(server.transmit.peek(), Err(Violation::Index));
 }
 
 /// A peer that acknowledges what it never took cannot make the event queue overflow.

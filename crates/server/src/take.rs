@@ -49,7 +49,7 @@ impl Group {
         }
         let mut bytes = 0;
         for one in &self.packets[..sent] {
-            bytes += u64::from(one.len);
+            bytes += if one.late { 0 } else { u64::from(one.len) };
             run = if one.together { run + u64::from(one.len) } else { 0 };
         }
         (bytes, if run < self.max_run { run } else { 0 })
@@ -169,7 +169,7 @@ impl Engine {
             };
             group.count += 1;
             at += count;
-            group.bytes += u64::from(len);
+            group.bytes += if late { 0 } else { u64::from(len) };
             group.run = if together { group.run + u64::from(len) } else { 0 };
             if group.run >= group.max_run {
                 group.run = 0;
