@@ -189,28 +189,27 @@ fn local_packets_do_not_wait_for_the_device() {
 
 #[test]
 fn a_message_is_kept_together_up_to_its_longest_run() {
-    // Room for 5 at a time, turns of 8: both end in the middle of messages.
-    let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100), (7, 100)]);
-    for message in 0..40 {
-        for packet in 0..20 {
-            world.push(0, 1500, packet < 19);
+    // The room ends in the middle of messages, or the turn does.
+    for (room, left) in [(5, 8), (100, 7)] {
+        let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100), (7, 100)]);
+        for _ in 0..40 {
+            (0..20).for_each(|packet| world.push(0, 1500, packet < 19));
+            (0..20).for_each(|_| world.push(1, 1500, false));
         }
-        (0..20).for_each(|_| world.push(1, 1500, false));
-        let _ = message;
+        for step in 0.. {
+            world.room = room;
+            if step % 3 == 0 {
+                world.push(2, 60, false);
+            }
+            if world.turn(left) == 0 && world.senders[..2].iter().all(|one| one.queue.is_empty()) {
+                break;
+            }
+        }
+        let runs = world.wire.chunk_by(|a, b| a == b).map(|run| (run[0], run.len()));
+        let (whole, others): (Vec<_>, Vec<_>) = runs.partition(|(place, _)| *place == 0);
+        assert!(whole.iter().all(|(_, len)| len.is_multiple_of(20)), "{whole:?}");
+        assert!(whole.len() > 10 && others.len() > 10, "the others got between");
     }
-    for step in 0.. {
-        world.room = 5;
-        if step % 3 == 0 {
-            world.push(2, 60, false);
-        }
-        if world.turn(8) == 0 && world.senders[..2].iter().all(|one| one.queue.is_empty()) {
-            break;
-        }
-    }
-    let runs: Vec<(usize, usize)> =
-        world.wire.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect();
-    assert!(runs.iter().all(|(place, len)| *place != 0 || len.is_multiple_of(20)), "{runs:?}");
-    assert!(runs.iter().filter(|(place, _)| *place == 0).count() > 10, "the others got between");
     // And what is longer than the longest run is not, and gets no more than its share.
     let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100)]);
     world.max_run = 15_000;
