@@ -133,6 +133,7 @@ impl Session {
     /// Changes how [`Session::wait`] waits.
     pub fn set_waiting(&mut self, waiting: Waiting) {
         self.waiter = Waiter::new(waiting);
+        self.sleeper.awake();
     }
 
     /// Who spins hears of the server's end by looking for it now and then.
@@ -149,9 +150,13 @@ impl Session {
         self.flush()?;
         self.ring_held();
         let to_tick = Duration::from_nanos(until.saturating_sub(self.waiter.now()));
-        self.sleeper.prepare_by_the_clock();
-        let woken = self.sleep(Some(left.map_or(to_tick, |left| left.min(to_tick))));
-        self.sleeper.awake();
+        let must_look = self.sleeper.prepare_by_the_clock();
+        let woken = if !must_look || self.events.is_idle().unwrap_or(false) {
+            self.sleep(Some(left.map_or(to_tick, |left| left.min(to_tick))))
+        } else {
+            Ok(false)
+        };
+        self.sleeper.awake_by_the_clock();
         self.waiter.woke();
         woken.map(|_| ())
     }

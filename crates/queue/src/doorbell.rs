@@ -5,10 +5,11 @@
 //! other. How a ring travels (a pipe, an eventfd) is not known here; it must persist until the
 //! sleeper takes it.
 //!
-//! The flag counts: its two lowest bits say awake, asleep, or asleep by the clock; the others say for
-//! the how manieth time. A ringer remembers for which sleep it rang last and rings once for each,
+//! The flag counts: its two lowest bits say awake, asleep, or the same by the clock; the others say
+//! for the how manieth time. A ringer remembers for which sleep it rang last and rings once for each,
 //! however long the sleeper takes to wake up. Who sleeps by the clock will look by itself, and is
-//! rung only for what cannot wait so long.
+//! rung only for what cannot wait so long. It does not look again before it sleeps, so that such a
+//! ring is made also while it is awake: it ends the sleep that comes.
 
 use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
 
@@ -22,7 +23,8 @@ pub struct Sleeper {
 /// What the lowest bits of the flag say.
 const STATE: u64 = 3;
 const ASLEEP: u64 = 1;
-const BY_THE_CLOCK: u64 = 2;
+const ASLEEP_BY_THE_CLOCK: u64 = 2;
+const AWAKE_BY_THE_CLOCK: u64 = 3;
 
 impl Sleeper {
     /// Takes over the flag's word, awake.
@@ -38,36 +40,51 @@ impl Sleeper {
     /// Announces sleep. **The caller must look at everything that it would be woken for, after
     /// this, and sleep only if there is nothing.** Ends with [`Sleeper::awake`] either way.
     pub fn prepare(&mut self) {
-        self.announce(ASLEEP);
-    }
-
-    /// Announces a sleep that ends by itself: only what is urgent rings. Ends with
-    /// [`Sleeper::awake`].
-    pub fn prepare_by_the_clock(&mut self) {
-        self.announce(BY_THE_CLOCK);
-    }
-
-    fn announce(&mut self, state: u64) {
-        if !self.is_announced() {
-            self.count |= state;
-            self.flag.store(0, self.count);
-        }
+        self.say(self.count & !STATE | ASLEEP);
         // SYNC: the flag is set before the queues are looked at. Partner: `RingerLooks`.
         full_fence(Barrier::SleeperLooks);
     }
 
+    /// Announces a sleep that ends by itself: only what is urgent rings. Answers whether the caller
+    /// must look once more, as after [`Sleeper::prepare`]: who was awake by the clock need not, since
+    /// what is urgent has rung since its last look. Ends with [`Sleeper::awake_by_the_clock`].
+    #[must_use]
+    pub fn prepare_by_the_clock(&mut self) -> bool {
+        let must_look = self.count & STATE != AWAKE_BY_THE_CLOCK;
+        self.say(self.count & !STATE | ASLEEP_BY_THE_CLOCK);
+        if must_look {
+            // SYNC: as in `prepare`.
+            full_fence(Barrier::SleeperLooks);
+        }
+        must_look
+    }
+
     /// Awake again, or not gone to sleep: nobody needs to ring.
     pub fn awake(&mut self) {
-        if self.is_announced() {
-            self.count = (self.count | STATE).wrapping_add(1);
-            self.flag.store(0, self.count);
+        if self.count & STATE != 0 {
+            self.say((self.count | STATE).wrapping_add(1));
         }
     }
 
-    /// Whether sleep is announced.
+    /// Awake again, and about to look once and sleep by the clock: what is urgent rings.
+    pub fn awake_by_the_clock(&mut self) {
+        self.say((self.count | STATE).wrapping_add(1) | AWAKE_BY_THE_CLOCK);
+        // SYNC: a ringer that still sees the flag of the sleep before, and has rung for it, published
+        // before what follows is looked at. Partner: `RingerLooks`.
+        full_fence(Barrier::SleeperLooks);
+    }
+
+    fn say(&mut self, count: u64) {
+        if count != self.count {
+            self.count = count;
+            self.flag.store(0, count);
+        }
+    }
+
+    /// Whether a sleep is announced that only a ring ends.
     #[must_use]
     pub fn is_announced(&self) -> bool {
-        self.count & STATE != 0
+        self.count & STATE == ASLEEP
     }
 }
 
@@ -107,7 +124,7 @@ impl Ringer {
         let count = self.flag.fetch(0);
         match count & STATE {
             ASLEEP => {}
-            BY_THE_CLOCK if urgent => {}
+            ASLEEP_BY_THE_CLOCK | AWAKE_BY_THE_CLOCK if urgent => {}
             _ => return Due::Not,
         }
         if count == self.rung {

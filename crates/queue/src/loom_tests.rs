@@ -132,15 +132,6 @@ fn a_received_descriptor_is_whole() {
 }
 
 fn one_batch() {
-    batch(Sleeper::prepare, false);
-}
-
-/// The sleeper looks by the clock, and the batch cannot wait for that.
-fn one_urgent_batch() {
-    batch(Sleeper::prepare_by_the_clock, true);
-}
-
-fn batch(prepare: fn(&mut Sleeper), urgent: bool) {
     let pair = Pair::new(8, 8);
     let flag = Memory::new(1);
     let bell = Bell::new();
@@ -151,7 +142,7 @@ fn batch(prepare: fn(&mut Sleeper), urgent: bool) {
     let writer = thread::spawn(move || {
         assert!(producer.push(&[descriptor(0)]));
         producer.publish();
-        if ringer.must_ring(doorbell::fence(), urgent) == Due::Now {
+        if ringer.must_ring(doorbell::fence(), false) == Due::Now {
             far.ring();
         }
     });
@@ -159,7 +150,7 @@ fn batch(prepare: fn(&mut Sleeper), urgent: bool) {
         if server.transmit.observe().unwrap() > 0 {
             break;
         }
-        prepare(&mut sleeper);
+        sleeper.prepare();
         if server.transmit.observe().unwrap() == 0 {
             bell.sleep();
         }
@@ -184,19 +175,52 @@ fn without_the_ringers_barrier_a_wake_up_is_lost() {
     without(Barrier::RingerLooks, one_batch);
 }
 
+/// The sleeper looks by the clock, whose tick never comes, and two batches cannot wait for it.
+fn urgent_batches() {
+    let pair = Pair::new(8, 8);
+    let flag = Memory::new(1);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let (mut sleeper, mut ringer) = (Sleeper::new(flag.own()), Ringer::new(flag.peer()));
+    let far = bell;
+    let writer = thread::spawn(move || {
+        for frame in 0..2 {
+            assert!(producer.push(&[descriptor(frame)]));
+            producer.publish();
+            if ringer.must_ring(doorbell::fence(), true) == Due::Now {
+                far.ring();
+            }
+        }
+    });
+    let mut seen = 0;
+    while seen < 2 {
+        let must_look = sleeper.prepare_by_the_clock();
+        if must_look {
+            seen = server.transmit.observe().unwrap();
+        }
+        if seen < 2 {
+            bell.sleep();
+        }
+        sleeper.awake_by_the_clock();
+        seen = server.transmit.observe().unwrap();
+    }
+    writer.join().unwrap();
+}
+
 #[test]
 fn no_urgent_wake_up_of_a_clocked_side_is_lost() {
-    model(one_urgent_batch);
+    model(urgent_batches);
 }
 
 #[test]
 fn without_the_sleepers_barrier_an_urgent_wake_up_is_lost() {
-    without(Barrier::SleeperLooks, one_urgent_batch);
+    without(Barrier::SleeperLooks, urgent_batches);
 }
 
 #[test]
 fn without_the_ringers_barrier_an_urgent_wake_up_is_lost() {
-    without(Barrier::RingerLooks, one_urgent_batch);
+    without(Barrier::RingerLooks, urgent_batches);
 }
 
 /// A side that looks by the clock, is not rung, and then sleeps until it is: what came before the
@@ -218,9 +242,9 @@ fn no_wake_up_is_lost_from_the_clock_to_sleep() {
                 far.ring();
             }
         });
-        // The tick comes at once.
-        sleeper.prepare_by_the_clock();
-        sleeper.awake();
+        // The tick comes at once, and finds nothing to wait for.
+        let _ = sleeper.prepare_by_the_clock();
+        sleeper.awake_by_the_clock();
         while server.transmit.observe().unwrap() == 0 {
             sleeper.prepare();
             if server.transmit.observe().unwrap() == 0 {

@@ -65,7 +65,12 @@ impl Engine {
         } else {
             self.waiter.stayed();
         }
-        self.sleeper.awake();
+        // Who may sleep by the clock next does not look again before.
+        if self.waiter.has_clock() {
+            self.sleeper.awake_by_the_clock();
+        } else {
+            self.sleeper.awake();
+        }
         Ok(())
     }
 
@@ -77,10 +82,12 @@ impl Engine {
         if until > now + SHORTEST_SLEEP_NS {
             self.publish_device_counters();
             self.watch_device(false)?;
-            self.sleeper.prepare_by_the_clock();
-            counters::add(&mut self.counters, Count::Sleeps as usize, 1);
-            self.sleep(Some(until - now))?;
-            self.sleeper.awake();
+            let must_look = self.sleeper.prepare_by_the_clock();
+            if !must_look || self.is_idle() {
+                counters::add(&mut self.counters, Count::Sleeps as usize, 1);
+                self.sleep(Some(until - now))?;
+            }
+            self.sleeper.awake_by_the_clock();
         }
         self.woken();
         Ok(())
@@ -163,6 +170,7 @@ impl Engine {
     /// A setting of how to wait was changed.
     pub(crate) fn set_waiting(&mut self, setting: Setting) {
         let now = self.read_clock();
+        self.sleeper.awake();
         if let Some(counted) = self.waiter.set(&self.values, self.most_waiting, setting, now) {
             self.counted = self.counted.and(counted);
         }

@@ -75,6 +75,11 @@ impl Waiter {
         !matches!(self, Waiter::Poll | Waiter::Interrupt)
     }
 
+    /// Whether it may sleep by the clock.
+    pub(crate) fn has_clock(&self) -> bool {
+        matches!(self, Waiter::Clocked(_) | Waiter::Auto(_))
+    }
+
     /// After a turn that found so much; `drained`: and left nothing. `slept`: it followed a sleep
     /// that was ended by a ring.
     pub(crate) fn after(&mut self, now: u64, found: usize, drained: bool, slept: bool) -> Step {
