@@ -161,6 +161,15 @@ impl Session {
         woken.map(|_| ())
     }
 
+    /// Whether a queue set has news, without a system call: for who looks again and again. That the
+    /// server has ended is noticed by [`Session::wait`] alone.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn look(&mut self) -> Result<bool, Lost> {
+        self.has_news()
+    }
+
     /// A queue set that has news: packets that wait, or room that was wanted. The same one until
     /// its packets are taken.
     ///

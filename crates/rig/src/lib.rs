@@ -31,7 +31,11 @@ mod enter;
 mod error;
 mod isolated;
 mod namespace;
+mod packet_socket;
+mod pages;
 pub mod probe;
+mod select;
+mod steps;
 mod syscalls;
 mod times;
 mod tun;
@@ -44,8 +48,15 @@ pub use enter::{Entered, check_namespaces, enter, isolate};
 pub use error::{EXIT_UNAVAILABLE, Error, Unavailable};
 pub use isolated::{ISOLATED_LIMIT, REQUIRE_ALL, isolated, required, skip, test_name};
 pub use namespace::{End, Namespace, connect};
+pub use packet_socket::PacketSocket;
+pub use pages::{Move, PAGE_BYTES, Pages};
 pub use rustix::thread::CapabilitySet;
+pub use select::Selected;
+pub use steps::{StepWatch, Steps};
 pub use syscalls::{SyscallCount, SyscallWatch, WatchEnd};
-pub use times::{ProcessTimes, ThreadTimes, process_cpu_time, this_thread_cpu_time};
+pub use times::{
+    Participants, ProcessTimes, ThreadTimes, Usage, process_cpu_time, this_thread_cpu_time,
+    this_thread_usage,
+};
 pub use tun::check_tun;
 pub use users::{Executable, User, Users};

@@ -99,6 +99,117 @@ impl ThreadTimes {
     }
 }
 
+/// The processes that take part in something, and the threads of the kernel that process packets
+/// for everybody (`ksoftirqd`), where they can be seen.
+#[derive(Debug, Clone)]
+pub struct Participants {
+    processes: Vec<u32>,
+    kernel: Vec<u32>,
+}
+
+/// What participants came to, as a difference between two moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Time on a core.
+    pub cpu: Duration,
+    /// How often threads of the processes went to sleep by themselves, and so were woken.
+    pub sleeps: u64,
+    /// How often they were put aside for others.
+    pub put_aside: u64,
+}
+
+impl Usage {
+    /// What came since.
+    #[must_use]
+    pub fn since(&self, before: &Usage) -> Usage {
+        Usage {
+            cpu: self.cpu.saturating_sub(before.cpu),
+            sleeps: self.sleeps.saturating_sub(before.sleeps),
+            put_aside: self.put_aside.saturating_sub(before.put_aside),
+        }
+    }
+
+    /// With the switches of a thread that has ended meanwhile: its process's time has its time
+    /// already, and its switches are lost.
+    #[must_use]
+    pub fn with_switches_of(&self, ended: &Usage) -> Usage {
+        Usage {
+            cpu: self.cpu,
+            sleeps: self.sleeps + ended.sleeps,
+            put_aside: self.put_aside + ended.put_aside,
+        }
+    }
+
+    /// How often threads were switched.
+    #[must_use]
+    pub fn switches(&self) -> u64 {
+        self.sleeps + self.put_aside
+    }
+}
+
+impl Participants {
+    /// These processes, each named once.
+    #[must_use]
+    pub fn new(processes: &[u32]) -> Participants {
+        let mut processes = processes.to_vec();
+        processes.sort_unstable();
+        processes.dedup();
+        let named = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|name| name.starts_with("ksoftirqd/"))
+        };
+        // They are started at boot, before everything else.
+        let kernel = (2..256).filter(named).collect();
+        Participants { processes, kernel }
+    }
+
+    /// Time on a core since they were started. Of the processes it is exact; the kernel's threads
+    /// are as of the last tick while they run.
+    ///
+    /// # Errors
+    /// When a process has ended.
+    pub fn cpu_time(&self) -> io::Result<Duration> {
+        let mut sum = Duration::ZERO;
+        for &pid in &self.processes {
+            sum += process_cpu_time(pid)?;
+        }
+        for &pid in &self.kernel {
+            let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
+            sum += schedstat(&text).map_or(Duration::ZERO, |(cpu, _, _)| cpu);
+        }
+        Ok(sum)
+    }
+
+    /// Time and switches since they were started. Looking costs some tens of microseconds.
+    ///
+    /// # Errors
+    /// When a process has ended.
+    pub fn usage(&self) -> io::Result<Usage> {
+        let mut usage = Usage { cpu: self.cpu_time()?, ..Usage::default() };
+        for &pid in &self.processes {
+            let times = ProcessTimes::of(pid)?;
+            usage.sleeps += times.voluntary_switches();
+            usage.put_aside += times.involuntary_switches();
+        }
+        Ok(usage)
+    }
+}
+
+/// What the calling thread came to so far: to be asked by a thread before it ends, since nobody can
+/// afterwards.
+///
+/// # Errors
+/// When `/proc` is not mounted, or the kernel keeps no such account.
+pub fn this_thread_usage() -> io::Result<Usage> {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+    let times = ThreadTimes::of(std::process::id(), tid.unsigned_abs())?;
+    Ok(Usage {
+        cpu: this_thread_cpu_time()?,
+        sleeps: times.voluntary_switches,
+        put_aside: times.involuntary_switches,
+    })
+}
+
 fn gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
@@ -150,6 +261,30 @@ fn clock_time(clock: libc::clockid_t) -> io::Result<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn participants_are_summed() {
+        let own = std::process::id();
+        let both = Participants::new(&[own, own]);
+        let before = both.usage().unwrap();
+        let start = this_thread_cpu_time().unwrap();
+        while this_thread_cpu_time().unwrap() - start < Duration::from_millis(5) {
+            std::hint::spin_loop();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        let came = both.usage().unwrap().since(&before);
+        assert!(came.cpu >= Duration::from_millis(5), "{came:?}");
+        assert!(came.sleeps >= 1 && came.switches() >= came.sleeps, "{came:?}");
+        let ended = std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(1));
+            this_thread_usage().unwrap()
+        });
+        let ended = ended.join().unwrap();
+        assert!(ended.sleeps >= 1, "{ended:?}");
+        let all = came.with_switches_of(&ended);
+        assert_eq!((all.cpu, all.sleeps), (came.cpu, came.sleeps + ended.sleeps));
+        assert!(Participants::new(&[u32::MAX]).cpu_time().is_err());
+    }
 
     #[test]
     fn odd_files_are_not_believed() {

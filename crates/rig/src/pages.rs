@@ -1,0 +1,191 @@
+//! Bytes moved from one owner to another in the three ways that there are: copied, by changing who
+//! may touch their pages, and by mapping the pages elsewhere.
+//!
+//! Unsafe lives here because pages are taken from under addresses: no reference to them is ever
+//! formed, and every access is to an address that is mapped and permitted at that moment.
+
+use std::io;
+use std::ptr::{NonNull, null_mut};
+
+/// A page of this machine's ordinary memory, in bytes.
+pub const PAGE_BYTES: usize = 4096;
+
+/// How bytes change their owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Move {
+    /// `memcpy`, from one owner's memory into the other's.
+    Copy,
+    /// Two mappings of the same pages: the giver's becomes unreachable (`mprotect(2)`), the
+    /// taker's reachable. Two system calls, whatever the number of pages.
+    Protect,
+    /// The pages are taken out of one range of addresses and put into another (`mremap(2)`). One
+    /// system call.
+    Remap,
+}
+
+impl Move {
+    /// All.
+    pub const ALL: [Move; 3] = [Move::Copy, Move::Protect, Move::Remap];
+}
+
+/// Memory of two owners. They are the two sides of one process: what other threads and processes
+/// add, telling other cores to forget addresses, comes on top.
+#[derive(Debug)]
+pub struct Pages {
+    bytes: usize,
+    /// Private memory of each side, for [`Move::Copy`] and [`Move::Remap`].
+    private: [Area; 2],
+    /// Two mappings of the same memory, for [`Move::Protect`].
+    shared: [Area; 2],
+    /// Which side has the bytes, by [`Move::Protect`] and by [`Move::Remap`].
+    protected: usize,
+    mapped: usize,
+}
+
+/// A mapping, unmapped at the end.
+#[derive(Debug)]
+struct Area {
+    first: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Area {
+    fn map(bytes: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<Area> {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, wherever the kernel likes it.
+        let first = unsafe { libc::mmap(null_mut(), bytes, rights, flags, fd, 0) };
+        if first == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let first = NonNull::new(first.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Area { first, bytes })
+    }
+
+    fn protect(&self, bytes: usize, rights: libc::c_int) -> io::Result<()> {
+        // SAFETY: a part of a mapping that is ours, to which no reference exists.
+        match unsafe { libc::mprotect(self.first.as_ptr().cast(), bytes, rights) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Reads a byte of every page, as whoever got it would. The area must be reachable.
+    fn touch(&self, bytes: usize) -> u64 {
+        (0..bytes)
+            .step_by(PAGE_BYTES)
+            // SAFETY: inside of the mapping, which is readable, as the caller saw to.
+            .map(|offset| u64::from(unsafe { self.first.add(offset).as_ptr().read_volatile() }))
+            .sum()
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // SAFETY: ours, and nobody has an address of it any more.
+        unsafe { libc::munmap(self.first.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl Pages {
+    /// Memory for moves of up to `bytes`.
+    ///
+    /// # Errors
+    /// When there is not so much.
+    pub fn new(bytes: usize) -> io::Result<Pages> {
+        let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
+        let populated = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        // SAFETY: the name is a string that ends with a zero.
+        let fd = unsafe { libc::memfd_create(c"towpath-pages".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor just made, and nobody else's; mappings outlive it.
+        let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+        file.set_len(bytes as u64)?;
+        let shared = || Area::map(bytes, libc::MAP_SHARED | libc::MAP_POPULATE, fd);
+        let pages = Pages {
+            bytes,
+            private: [Area::map(bytes, populated, -1)?, Area::map(bytes, populated, -1)?],
+            shared: [shared()?, shared()?],
+            protected: 0,
+            mapped: 0,
+        };
+        pages.shared[1].protect(bytes, libc::PROT_NONE)?;
+        Ok(pages)
+    }
+
+    /// Moves `len` bytes to the other side, and looks at every page there. Answers a sum of what
+    /// was seen, so that it was.
+    ///
+    /// # Errors
+    /// What the kernel answers; `EINVAL` for more than there is.
+    pub fn give(&mut self, how: Move, len: usize) -> io::Result<u64> {
+        if len == 0 || len > self.bytes {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let whole = len.next_multiple_of(PAGE_BYTES);
+        match how {
+            Move::Copy => {
+                let [from, to] = &self.private;
+                // Between moves by mapping, both are populated and reachable.
+                // SAFETY: two mappings that do not overlap, both at least `len` long.
+                unsafe { from.first.copy_to_nonoverlapping(to.first, len) };
+                Ok(to.touch(len))
+            }
+            Move::Protect => {
+                let (giver, taker) = (self.protected, 1 - self.protected);
+                self.shared[giver].protect(whole, libc::PROT_NONE)?;
+                self.shared[taker].protect(whole, libc::PROT_READ | libc::PROT_WRITE)?;
+                self.protected = taker;
+                Ok(self.shared[taker].touch(whole))
+            }
+            Move::Remap => {
+                let (giver, taker) = (self.mapped, 1 - self.mapped);
+                let (from, to) = (&self.private[giver], &self.private[taker]);
+                // The giver's addresses stay mapped, to nothing: nobody else can get them, and the
+                // way back needs them.
+                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+                // SAFETY: both ranges are ours, and no reference into them exists.
+                let moved = unsafe {
+                    libc::mremap(
+                        from.first.as_ptr().cast(),
+                        whole,
+                        whole,
+                        flags,
+                        to.first.as_ptr().cast::<libc::c_void>(),
+                    )
+                };
+                if moved == libc::MAP_FAILED {
+                    return Err(io::Error::last_os_error());
+                }
+                self.mapped = taker;
+                Ok(to.touch(whole))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_arrive_whichever_way_they_go() {
+        let mut pages = Pages::new(3 * PAGE_BYTES).unwrap();
+        for (how, area) in [(Move::Remap, &pages.private), (Move::Protect, &pages.shared)] {
+            for place in 0..3 {
+                // SAFETY: inside of a mapping that this side has.
+                unsafe { area[0].first.add(place * PAGE_BYTES).as_ptr().write(place as u8 + 1) };
+            }
+            assert!(matches!(how, Move::Remap | Move::Protect));
+        }
+        for how in [Move::Remap, Move::Protect] {
+            for _ in 0..4 {
+                assert_eq!(pages.give(how, 2 * PAGE_BYTES + 1).unwrap(), 1 + 2 + 3, "{how:?}");
+            }
+        }
+        assert_eq!(pages.give(Move::Copy, 3 * PAGE_BYTES).unwrap(), 1 + 2 + 3);
+        assert!(pages.give(Move::Copy, 0).is_err());
+        assert!(pages.give(Move::Remap, 3 * PAGE_BYTES + 1).is_err());
+    }
+}
