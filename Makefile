@@ -17,13 +17,15 @@ loom:
 fuzz:
 	fuzz/short
 
+experiments = queue demux optimistic switch isolation tcp notre-dame cambridge karlsruhe penn freebsd
+
 bench:
-	for name in queue demux optimistic switch isolation tcp; do cargo run --release -- bench $$name || exit 1; done
+	for name in $(experiments); do cargo run --release -- bench $$name || exit 1; done
 
 # Measures anew what docs/benchmarks.md shows.
 figures:
-	for name in queue demux optimistic switch isolation tcp; do \
-	    cargo run --release -- bench $$name --json >docs/benchmarks/$$name.json || exit 1; done
+	for name in $(experiments); do \
+	    cargo run --release -- bench $$name --out docs/benchmarks || exit 1; done
 	cargo run --release -- bench report
 
 demo:

@@ -14,6 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
+use crate::station::Serving;
+
 /// The flag that gives a process its role, followed by one argument.
 pub const ROLE_FLAG: &str = "--role";
 
@@ -34,6 +36,39 @@ pub(crate) enum Role {
     TapServer {
         /// Where.
         socket: PathBuf,
+    },
+    /// Serves what and how it is told.
+    Serve {
+        /// How.
+        serving: Serving,
+        /// Where.
+        socket: PathBuf,
+    },
+    /// Sends frames back to whom they came from.
+    Echo {
+        /// Of which interface.
+        interface: String,
+        /// Of which ethertype.
+        ethertype: u16,
+        /// On which core.
+        cpu: usize,
+    },
+    /// Serves a device, and sends to it as often as it is told, in one process.
+    Counted {
+        /// How.
+        serving: Serving,
+        /// Where.
+        socket: PathBuf,
+    },
+    /// Computes, and nothing else.
+    Factor {
+        /// On which core; any, if none.
+        cpu: Option<usize>,
+    },
+    /// Reads memory beyond the caches, and says how fast.
+    Stride {
+        /// On which core.
+        cpu: usize,
     },
     /// Sends to itself through a server, as fast as a pace allows.
     Application {
@@ -60,13 +95,36 @@ pub(crate) enum Role {
 /// # Errors
 /// What went wrong, in words; the parent reads them in the child's standard error.
 pub fn act(role: &str) -> anyhow::Result<()> {
-    match serde_json::from_str(role).context("no role of this program")? {
+    let role = serde_json::from_str(role).context("no role of this program")?;
+    // One that is stopped would not see that its input has ended.
+    rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
+    match role {
         Role::Server { socket, engine_cpu } => crate::switch::serve(socket, engine_cpu),
         Role::TapServer { socket } => crate::tcp::serve(socket),
+        Role::Serve { serving, socket } => {
+            let served = crate::station::serve(&serving, socket.clone());
+            take_away_directory(&socket);
+            served
+        }
+        Role::Echo { interface, ethertype, cpu } => crate::echo::serve(&interface, ethertype, cpu),
+        Role::Counted { serving, socket } => {
+            let counted = crate::freebsd::counted(&serving, socket.clone());
+            take_away_directory(&socket);
+            counted
+        }
+        Role::Factor { cpu } => crate::penn::factor(cpu),
+        Role::Stride { cpu } => crate::penn::stride(cpu),
         Role::Application { socket, cpu, burst } => {
             crate::isolation::send_to_itself(&socket, cpu, burst)
         }
         Role::Count { way, train, packets } => crate::solo::count(way, train, packets),
+    }
+}
+
+/// Takes the directory of a socket away where a parent was ended before it could: if it is empty.
+fn take_away_directory(socket: &std::path::Path) {
+    if let Some(directory) = socket.parent() {
+        let _ = std::fs::remove_dir(directory);
     }
 }
 
@@ -132,6 +190,17 @@ impl Child {
         }
     }
 
+    /// Its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends it a line.
+    pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        let say = self.say.as_mut().context("a process that was let go")?;
+        Ok(writeln!(say, "{line}")?)
+    }
+
     /// Sends it a signal.
     pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
@@ -187,6 +256,11 @@ impl Directory {
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
         Ok(Directory(path))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn path(&self) -> &std::path::Path {
+        &self.0
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

@@ -87,6 +87,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             Row::new("longest pause, undisturbed", &parameters, "us", &gaps[0]),
             Row::new("longest pause, disturbed", &parameters, "us", &gaps[1]),
         ],
+        ..Outcome::default()
     })
 }
 

@@ -15,26 +15,45 @@
 //! | `switch` | endpoint to endpoint through the engine of another process |
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
+//! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | [`page`] | the documentation's page of figures |
+//! | [`output`], [`figure`], [`svg`] | a report as files, with pictures |
+//! | `techniques` | what can be switched on and off |
 //! | `solo` | an engine without threads, whose instructions can be counted |
-//! | `child` | the other processes of an experiment |
+//! | `child`, `station` | the other processes of an experiment |
 
 #![forbid(unsafe_code)]
 
 mod bare;
+mod cambridge;
 mod child;
+mod csv;
 mod demux;
+mod echo;
+pub mod figure;
+pub mod fit;
+mod freebsd;
 mod isolation;
+mod karlsruhe;
+mod kernel_wire;
+mod latency;
 pub mod limits;
 pub mod machine;
+mod messages;
+mod notre_dame;
 mod optimistic;
+pub mod output;
 pub mod page;
+mod penn;
 mod queue;
 pub mod report;
 mod solo;
+mod station;
 pub mod statistics;
+pub mod svg;
 mod switch;
 mod tcp;
+mod techniques;
 
 pub use child::{ROLE_FLAG, act};
 pub use report::{Report, Row};
@@ -42,8 +61,10 @@ pub use report::{Report, Row};
 /// How long and how often.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
-    /// All of an experiment in under 20 seconds: shorter windows, and only five pairs.
+    /// All of an experiment in under 40 seconds: shorter windows, and only five pairs.
     pub quick: bool,
+    /// As long as in the papers, where that is much longer.
+    pub full: bool,
 }
 
 impl Settings {
@@ -69,17 +90,32 @@ pub enum Experiment {
     Isolation,
     /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
     Tcp,
+    /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
+    NotreDame,
+    /// Riddoch and Pope: message sizes, idle endpoints, load.
+    Cambridge,
+    /// Hennrich: what frames, wake-ups and polls cost, and what saving them saves.
+    Karlsruhe,
+    /// Smith and Traw: PDU sizes, what is left for others, the clock.
+    Penn,
+    /// Watson: handing packets to the device directly, or through a queue.
+    FreeBsd,
 }
 
 impl Experiment {
     /// All, in the order of the page.
-    pub const ALL: [Experiment; 6] = [
+    pub const ALL: [Experiment; 11] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
         Experiment::Switch,
         Experiment::Isolation,
         Experiment::Tcp,
+        Experiment::NotreDame,
+        Experiment::Cambridge,
+        Experiment::Karlsruhe,
+        Experiment::Penn,
+        Experiment::FreeBsd,
     ];
 
     /// Its name on the command line.
@@ -92,7 +128,25 @@ impl Experiment {
             Experiment::Switch => "switch",
             Experiment::Isolation => "isolation",
             Experiment::Tcp => "tcp",
+            Experiment::NotreDame => "notre-dame",
+            Experiment::Cambridge => "cambridge",
+            Experiment::Karlsruhe => "karlsruhe",
+            Experiment::Penn => "penn",
+            Experiment::FreeBsd => "freebsd",
         }
+    }
+
+    /// Whether it needs a network namespace of its own.
+    fn has_a_network(self) -> bool {
+        matches!(
+            self,
+            Experiment::Tcp
+                | Experiment::NotreDame
+                | Experiment::Cambridge
+                | Experiment::Karlsruhe
+                | Experiment::Penn
+                | Experiment::FreeBsd
+        )
     }
 
     /// The experiment of a name.
@@ -108,7 +162,7 @@ impl Experiment {
 /// # Errors
 /// What is missing, or went wrong, in words; [`towpath_rig::Unavailable`] among them.
 pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report> {
-    if experiment == Experiment::Tcp {
+    if experiment.has_a_network() {
         tcp::enter()?;
     }
     let mut report = Report::new(experiment.name())?;
@@ -120,9 +174,15 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Switch => switch::measure(settings)?,
         Experiment::Isolation => isolation::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
+        Experiment::NotreDame => notre_dame::measure(settings)?,
+        Experiment::Cambridge => cambridge::measure(settings)?,
+        Experiment::Karlsruhe => karlsruhe::measure(settings)?,
+        Experiment::Penn => penn::measure(settings)?,
+        Experiment::FreeBsd => freebsd::measure(settings)?,
     };
     report.how = outcome.how;
     report.rows = outcome.rows;
     report.context = outcome.context;
+    report.figures = outcome.figures;
     Ok(report)
 }

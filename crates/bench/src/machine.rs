@@ -16,6 +16,9 @@ pub struct Machine {
     pub cpu: String,
     /// Cores that this program may use.
     pub cores: usize,
+    /// Which CPUs these are: `cpu:core.package`, with a space between.
+    #[serde(default)]
+    pub core_map: String,
     /// What it is virtualised by; `None` on bare metal.
     pub hypervisor: Option<String>,
     /// Memory, in bytes.
@@ -39,10 +42,16 @@ impl Machine {
         let memory_kib = field(&memory, "MemTotal")
             .and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok())
             .unwrap_or(0);
+        let cores = towpath_rig::cores()?;
+        let map: Vec<_> = cores
+            .iter()
+            .map(|core| format!("{}:{}.{}", core.cpu, core.core, core.package))
+            .collect();
         Ok(Machine {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             cpu: format!("{cpu} (family {}, model {})", detail("cpu family"), detail("model\t")),
-            cores: towpath_rig::cores()?.len(),
+            cores: cores.len(),
+            core_map: map.join(" "),
             hypervisor: towpath_rig::probe::hypervisor(),
             memory_bytes: memory_kib * 1024,
         })
@@ -101,6 +110,7 @@ mod tests {
     #[test]
     fn this_machine_says_what_it_is() {
         let machine = Machine::this().unwrap();
+        assert_eq!(machine.core_map.split(' ').count(), machine.cores);
         assert!(machine.cores > 0 && !machine.cpu.is_empty() && machine.memory_bytes > 0);
     }
 }

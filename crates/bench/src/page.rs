@@ -5,6 +5,9 @@ use std::fmt::Write;
 use crate::Experiment;
 use crate::report::Report;
 
+/// Longer tables are folded.
+const LONG_TABLE_ROWS: usize = 40;
+
 /// What each experiment asks, for people who did not write it.
 fn question(experiment: &str) -> &'static str {
     match Experiment::from_name(experiment) {
@@ -32,6 +35,29 @@ fn question(experiment: &str) -> &'static str {
             "How much of the kernel's own TCP throughput is left when one of the two hosts is an \
              application with a stack of its own, behind a server and a TAP device?"
         }
+        Some(Experiment::NotreDame) => {
+            "Tracey and Banerji, \"Device Driver Issues in High-Performance Networking\": how long \
+             does a small frame take there and back, and what does each technique of a driver change?"
+        }
+        Some(Experiment::Cambridge) => {
+            "Riddoch and Pope, \"A Low Overhead Application/Device-driver Interface for User-level \
+             Networking\": how much goes through by the size of messages, what do ten thousand idle \
+             endpoints cost, and what is left under more load than can be served?"
+        }
+        Some(Experiment::Karlsruhe) => {
+            "Hennrich, \"User Level Device Driver am Beispiel von TCP\": what do a frame, a wake-up \
+             and a poll cost, what does saving them save, and how much of the processor is left \
+             beside the kernel's own driver and stack?"
+        }
+        Some(Experiment::Penn) => {
+            "Smith and Traw, \"Giving Applications Access to Gb/s Networking\": how much goes \
+             through by the size of PDUs, how much processor and memory is left for others, and how \
+             far does their model of a clock hold?"
+        }
+        Some(Experiment::FreeBsd) => {
+            "Watson, \"Changes in the network interface queueing handoff model\": what is gained \
+             where a packet goes to the device directly, not through a queue?"
+        }
         None => "",
     }
 }
@@ -46,8 +72,8 @@ pub fn page(reports: &[(Report, String)]) -> String {
          measured in one run, in turn (A B A B …); the figure is the median, the spread reaches from \
          the lowest to the highest single value, and what the hardware itself can do was measured in \
          the same run. Absolute figures are context; ratios are what to look at.\n\n\
-         Measure your own machine with `towpath bench NAME` (`--quick` for a first look, `--json` \
-         for a file, `--check` to fail where a limit is missed). This page is made by \
+         Measure your own machine with `towpath bench NAME` (`--quick` for a first look, `--out` \
+         for files and pictures, `--check` to fail where a limit is missed). This page is made by \
          `towpath bench report` from the files in `benchmarks/`: figures and remarks.\n",
     );
     for (report, remarks) in reports {
@@ -66,6 +92,16 @@ pub fn page(reports: &[(Report, String)]) -> String {
             if rows.is_empty() {
                 continue;
             }
+            // What would hide the rest is there for who wants it.
+            let folded = rows.len() > LONG_TABLE_ROWS;
+            if folded {
+                let _ = write!(
+                    page,
+                    "\n<details><summary>{}: {} rows</summary>\n",
+                    capital(title),
+                    rows.len()
+                );
+            }
             let _ = write!(
                 page,
                 "\n| {} | with | median | | lowest … highest | limit |\n|---|---|--:|---|---|---|\n",
@@ -74,6 +110,13 @@ pub fn page(reports: &[(Report, String)]) -> String {
             for cells in Report::cells(rows) {
                 let _ = writeln!(page, "| {} |", cells.join(" | "));
             }
+            if folded {
+                page += "\n</details>\n";
+            }
+        }
+        for figure in &report.figures {
+            let file = crate::output::picture(report, &figure.name);
+            let _ = write!(page, "\n![{}](benchmarks/{file}.svg)\n", figure.title);
         }
         if !remarks.is_empty() {
             let _ = write!(page, "\n{}\n", remarks.trim());
@@ -100,6 +143,12 @@ mod tests {
         report.how = "pinned".into();
         report.rows =
             vec![Row::new("rate", &[("frame_bytes", 64.0)], "Mpps", &[20.5]).at_least(20.0)];
+        report.figures = vec![crate::figure::Figure::new(
+            "size",
+            "By size",
+            crate::figure::Axis::log("size", "B"),
+            crate::figure::Axis::linear("rate", "Mpps"),
+        )];
         let page = page(&[(report.clone(), "What holds it: the cache.\n".into())]);
         for part in [
             "## switch",
@@ -107,6 +156,7 @@ mod tests {
             &report.commit,
             "| 20.5 | Mpps |",
             "≥ 20.0 holds",
+            "![By size](benchmarks/switch-size.svg)",
             "\nWhat holds it: the cache.\n",
         ] {
             assert!(page.contains(part), "{part} in\n{page}");

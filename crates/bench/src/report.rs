@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::figure::Figure;
 use crate::machine::{Machine, date};
 use crate::statistics::Summary;
 
@@ -26,6 +27,9 @@ pub struct Row {
     /// What the value must reach; checked by `--check`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
+    /// What the value must not be above; checked by `--check`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
 }
 
 impl Row {
@@ -41,19 +45,39 @@ impl Row {
             spread: [summary.lowest, summary.highest],
             samples: values.len(),
             at_least: None,
+            at_most: None,
         }
     }
 
-    /// With a limit.
+    /// With a limit from below.
     #[must_use]
     pub fn at_least(self, limit: f64) -> Row {
         Row { at_least: Some(limit), ..self }
     }
 
+    /// With a limit from above.
+    #[must_use]
+    pub fn at_most(self, limit: f64) -> Row {
+        Row { at_most: Some(limit), ..self }
+    }
+
     /// Whether it reaches its limit; one without a limit does.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.value.is_finite() && self.at_least.is_none_or(|limit| self.value >= limit)
+        let limited = self.at_least.is_some() || self.at_most.is_some();
+        // Without a limit, a figure that could not be had is no failure: it is shown as it is.
+        !limited
+            || self.value.is_finite()
+                && self.at_least.is_none_or(|limit| self.value >= limit)
+                && self.at_most.is_none_or(|limit| self.value <= limit)
+    }
+
+    /// The limits, as text.
+    #[must_use]
+    pub fn limits(&self) -> String {
+        let least = self.at_least.map(|limit| format!("≥ {}", number(limit)));
+        let most = self.at_most.map(|limit| format!("≤ {}", number(limit)));
+        least.into_iter().chain(most).collect::<Vec<_>>().join(", ")
     }
 
     fn cells(&self) -> [String; 6] {
@@ -62,9 +86,10 @@ impl Row {
             .iter()
             .map(|(key, value)| format!("{} {value}", key.replace('_', " ")))
             .collect();
-        let limit = self.at_least.map_or(String::new(), |limit| {
-            format!("≥ {} {}", number(limit), if self.holds() { "holds" } else { "MISSED" })
-        });
+        let mut limit = self.limits();
+        if !limit.is_empty() {
+            limit += if self.holds() { " holds" } else { " MISSED" };
+        }
         [
             self.name.clone(),
             parameters.join(", "),
@@ -97,6 +122,8 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     /// What else was seen.
     pub context: Vec<Row>,
+    /// Pictures of both.
+    pub figures: Vec<Figure>,
 }
 
 /// A report, as written to JSON.
@@ -118,6 +145,9 @@ pub struct Report {
     pub context: Vec<Row>,
     /// What the hardware can do, in the same run.
     pub limits: Vec<Row>,
+    /// Pictures.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub figures: Vec<Figure>,
 }
 
 impl Report {
@@ -135,6 +165,7 @@ impl Report {
             rows: Vec::new(),
             context: Vec::new(),
             limits: Vec::new(),
+            figures: Vec::new(),
         })
     }
 
@@ -223,5 +254,9 @@ mod tests {
         assert!(report.to_string().contains("MISSED"));
         report.rows[0].value = f64::NAN;
         assert_eq!(report.missed().count(), 1, "no number is no success");
+        let from_above = Row::new("ratio", &[], "ratio", &[1.02]).at_most(1.05);
+        assert!(from_above.holds() && from_above.limits() == "≤ 1.05");
+        assert!(!Row { value: 1.06, ..from_above.clone() }.holds());
+        assert!(!Row { value: f64::NAN, ..from_above }.holds());
     }
 }

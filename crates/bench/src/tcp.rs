@@ -120,6 +120,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             row("application to kernel, over TAP", "Gbit/s", &outward.ours),
             row("kernel to kernel, over veth", "Gbit/s", &[inward.base, outward.base].concat()),
         ],
+        ..Outcome::default()
     })
 }
 

@@ -9,16 +9,21 @@ use towpath_bench::{Experiment, Report, Settings};
 /// Options of `towpath bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to measure: queue, demux, optimistic, switch, isolation or tcp; or `report`, which writes the
-    /// documentation's page from the reports in a directory.
-    #[arg(required_unless_present = "role", value_parser = ["queue", "demux", "optimistic", "switch", "isolation", "tcp", "report"])]
+    /// What to measure; `report` writes the documentation's page from the reports in a directory.
+    #[arg(required_unless_present = "role", value_parser = names())]
     name: Option<String>,
     /// Print JSON and nothing else.
     #[arg(long)]
     json: bool,
-    /// Take under 20 seconds.
+    /// Take under 40 seconds
     #[arg(long)]
     quick: bool,
+    /// Take as long as the papers did, where that is much longer
+    #[arg(long, conflicts_with = "quick")]
+    full: bool,
+    /// Write NAME.json, NAME.csv and the pictures, as SVG and CSV, into a directory
+    #[arg(long, value_name = "DIRECTORY")]
+    out: Option<PathBuf>,
     /// Fail with exit status 1 when a limit is missed.
     #[arg(long)]
     check: bool,
@@ -28,6 +33,10 @@ pub(crate) struct Args {
     /// Play a part in somebody else's measurement.
     #[arg(long, hide = true)]
     role: Option<String>,
+}
+
+fn names() -> Vec<&'static str> {
+    Experiment::ALL.iter().map(|one| one.name()).chain(["report"]).collect()
 }
 
 /// Runs the command.
@@ -46,6 +55,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(role) = &args.role {
+        // The keyboard asks the whole group to end; who plays a part ends when its parent has, in
+        // order, and leaves nothing behind.
+        let _kept = crate::signals::Signals::block()?;
         towpath_bench::act(role)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -55,21 +67,27 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let experiment = Experiment::from_name(name).context("no such experiment")?;
-    let report = towpath_bench::run(experiment, Settings { quick: args.quick })?;
+    let settings = Settings { quick: args.quick, full: args.full };
+    let report = towpath_bench::run(experiment, settings)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{report}");
     }
+    if let Some(directory) = &args.out {
+        for path in towpath_bench::output::write(&report, directory)? {
+            eprintln!("wrote {}", path.display());
+        }
+    }
     let mut code = ExitCode::SUCCESS;
     if args.check {
         for row in report.missed() {
             eprintln!(
-                "towpath bench: {} is {:.3} {}, under its limit of {}",
+                "towpath bench: {} is {:.3} {}, outside of its limit: {}",
                 row.name,
                 row.value,
                 row.unit,
-                row.at_least.unwrap_or(f64::NAN)
+                row.limits()
             );
             code = ExitCode::FAILURE;
         }

@@ -74,6 +74,7 @@ Examples:
 Examples:
   towpath bench switch
   towpath bench queue --quick --json
+  towpath bench cambridge --out measured
   towpath bench isolation --check")]
     Bench(bench::Args),
     /// Look at this machine: what it allows, what that means, what to do

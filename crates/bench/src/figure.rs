@@ -1,0 +1,143 @@
+//! What is drawn: series of points on two axes. How is in [`svg`](crate::svg).
+
+use serde::{Deserialize, Serialize};
+
+/// The most points of a series: more could not be told apart, and reports stay small.
+const MOST_POINTS: usize = 100;
+
+/// One axis.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Axis {
+    /// What it measures.
+    pub label: String,
+    /// In what; empty for plain counts and ratios.
+    pub unit: String,
+    /// Whether equal distances are equal ratios.
+    pub log: bool,
+}
+
+impl Axis {
+    /// An axis on which equal distances are equal differences.
+    #[must_use]
+    pub fn linear(label: &str, unit: &str) -> Axis {
+        Axis { label: label.to_owned(), unit: unit.to_owned(), log: false }
+    }
+
+    /// An axis on which equal distances are equal ratios. What is not above zero is left out.
+    #[must_use]
+    pub fn log(label: &str, unit: &str) -> Axis {
+        Axis { log: true, ..Axis::linear(label, unit) }
+    }
+
+    /// Label and unit.
+    #[must_use]
+    pub fn text(&self) -> String {
+        if self.unit.is_empty() {
+            self.label.clone()
+        } else {
+            format!("{} [{}]", self.label, self.unit)
+        }
+    }
+}
+
+/// Points that belong together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// Its name in the legend.
+    pub name: String,
+    /// In the order in which they are joined.
+    pub points: Vec<[f64; 2]>,
+    /// Whether they are joined by lines; else only marked.
+    pub joined: bool,
+}
+
+impl Series {
+    /// Points joined by lines.
+    #[must_use]
+    pub fn line(name: &str, points: Vec<[f64; 2]>) -> Series {
+        Series { name: name.to_owned(), points: thinned(points), joined: true }
+    }
+
+    /// Single points.
+    #[must_use]
+    pub fn dots(name: &str, points: Vec<[f64; 2]>) -> Series {
+        Series { name: name.to_owned(), points: thinned(points), joined: false }
+    }
+}
+
+/// Every so manieth point, and the last.
+fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
+    if points.len() <= MOST_POINTS {
+        return points;
+    }
+    let step = (points.len() - 1) as f64 / (MOST_POINTS - 1) as f64;
+    (0..MOST_POINTS).map(|place| points[(place as f64 * step).round() as usize]).collect()
+}
+
+/// A picture.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Part of its file's name: letters, digits and hyphens.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// From left to right.
+    pub x: Axis,
+    /// From the bottom up.
+    pub y: Axis,
+    /// What is drawn.
+    pub series: Vec<Series>,
+}
+
+impl Figure {
+    /// A picture without series.
+    #[must_use]
+    pub fn new(name: &str, title: &str, x: Axis, y: Axis) -> Figure {
+        Figure { name: name.to_owned(), title: title.to_owned(), x, y, series: Vec::new() }
+    }
+
+    /// With one series more.
+    #[must_use]
+    pub fn with(mut self, series: Series) -> Figure {
+        self.series.push(series);
+        self
+    }
+
+    /// Its points as comma-separated values (RFC 4180): series, x, y.
+    #[must_use]
+    pub fn to_csv(&self) -> String {
+        let mut text = crate::csv::line(["series", self.x.text().as_str(), self.y.text().as_str()]);
+        for series in &self.series {
+            for [x, y] in &series.points {
+                let (x, y) = (x.to_string(), y.to_string());
+                text += &crate::csv::line([series.name.as_str(), &x, &y]);
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thinning_keeps_both_ends() {
+        let many: Vec<_> = (0..5000).map(|n| [f64::from(n), 1.0]).collect();
+        let series = Series::line("many", many);
+        assert_eq!(series.points.len(), MOST_POINTS);
+        assert_eq!((series.points[0][0], series.points[MOST_POINTS - 1][0]), (0.0, 4999.0));
+        assert!(series.points.windows(2).all(|pair| pair[0][0] < pair[1][0]));
+        assert_eq!(Series::dots("few", vec![[1.0, 2.0]]).points, [[1.0, 2.0]]);
+    }
+
+    #[test]
+    fn every_point_is_a_line() {
+        let figure = Figure::new("f", "t", Axis::log("size", "B"), Axis::linear("ratio", ""))
+            .with(Series::line("ours, \"fast\"", vec![[64.0, 1.5], [128.0, 2.0]]));
+        assert_eq!(
+            figure.to_csv(),
+            "series,size [B],ratio\r\n\"ours, \"\"fast\"\"\",64,1.5\r\n\"ours, \"\"fast\"\"\",128,2\r\n"
+        );
+    }
+}

@@ -1,0 +1,267 @@
+//! Frames at a constant rate between an application and the kernel over a TAP, and what they cost
+//! everybody who takes part.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use towpath_client::{Endpoint, Meta, Options, Rule, Scope, Session, Setting, Waiting};
+use towpath_netlink::Netlink;
+use towpath_packet::build::Flow;
+use towpath_rig::{Participants, Usage, pin, this_thread_usage};
+
+use super::{WINDOW_S, Way};
+use crate::echo::mac_of;
+use crate::station::{HOST, Station};
+
+/// A full Ethernet frame, as a bulk transfer has them.
+pub(super) const FRAME_BYTES: usize = 1514;
+const HEADER_BYTES: usize = 42;
+const PORT: u16 = 9;
+const SLOTS: u32 = 4096;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// From the application to the kernel, or the other way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Sending,
+    Receiving,
+}
+
+impl Direction {
+    pub(super) const ALL: [Direction; 2] = [Direction::Sending, Direction::Receiving];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Direction::Sending => "sending",
+            Direction::Receiving => "receiving",
+        }
+    }
+}
+
+/// How many frames, and how they come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) direction: Direction,
+    /// Frames a second.
+    pub(super) rate: u32,
+    /// Frames that are sent at once, with one ring.
+    pub(super) burst: u32,
+}
+
+/// What a run came to, scaled to the paper's window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub(super) frames: f64,
+    pub(super) wake_ups: f64,
+    /// Looks at the device that found nothing.
+    pub(super) polls: f64,
+    pub(super) switches: f64,
+    pub(super) busy_s: f64,
+}
+
+impl Sample {
+    /// The part of so many cores that was left.
+    pub(super) fn idle(&self, cores: u32) -> f64 {
+        1.0 - self.busy_s / (WINDOW_S * f64::from(cores))
+    }
+}
+
+/// An application on a station, and the kernel's side of it.
+pub(super) struct Bench<'a> {
+    station: &'a Station,
+    session: Session,
+    endpoint: Endpoint,
+    headers: [u8; HEADER_BYTES],
+    kernel: UdpSocket,
+    participants: Participants,
+    cores: (usize, usize),
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(
+        station: &'a Station,
+        tap: &str,
+        cores: (usize, usize),
+    ) -> anyhow::Result<Bench<'a>> {
+        // Room for all that comes while others have the processor: nothing is lost here.
+        let options = Options {
+            name: "karlsruhe".into(),
+            transmit_slots: SLOTS,
+            receive_slots: SLOTS,
+            ..Options::default()
+        };
+        let mut session = Session::attach(station.socket(), &options)?;
+        let (ip, _) = session.info().ipv4.context("a session without an IPv4 address")?;
+        let endpoint = session.open(&Rule::new().udp(PORT))?;
+        // The application answers no ARP.
+        Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac)?;
+        let kernel = UdpSocket::bind((HOST, PORT))?;
+        kernel.connect((ip, PORT))?;
+        let flow =
+            Flow::v4().macs(session.info().mac, mac_of(tap)?).addresses(ip, HOST).ports(PORT, PORT);
+        let mut frame = flow.udp(&vec![0; FRAME_BYTES - HEADER_BYTES]);
+        frame[40..42].fill(0);
+        let headers = *frame.first_chunk().context("a frame without headers")?;
+        let participants = Participants::new(&[std::process::id(), station.pid()]);
+        Ok(Bench { station, session, endpoint, headers, kernel, participants, cores })
+    }
+
+    /// Carries frames for a time in some way, and leaves everything as it was.
+    pub(super) fn run_so(
+        &mut self,
+        way: &Way,
+        load: Load,
+        window: Duration,
+    ) -> anyhow::Result<Sample> {
+        for &(setting, value) in &way.settings {
+            self.set(setting, value)?;
+        }
+        self.session.set_waiting(way.waiting);
+        let sample = self.run(load, window);
+        self.session.set_waiting(Waiting::Block);
+        for &(setting, _) in &way.settings {
+            self.set(setting, setting.spec().default)?;
+        }
+        sample
+    }
+
+    fn set(&mut self, setting: Setting, value: u64) -> anyhow::Result<()> {
+        match setting.spec().scope {
+            Scope::Device => self.station.set(setting, value),
+            Scope::Endpoint | Scope::OwnEndpoint => {
+                Ok(self.session.set(self.endpoint, setting, value)?)
+            }
+        }
+    }
+
+    /// Carries frames for a time.
+    pub(super) fn run(&mut self, load: Load, window: Duration) -> anyhow::Result<Sample> {
+        let frames = (window.as_secs_f64() * f64::from(load.rate)) as u64;
+        let frames = frames.next_multiple_of(u64::from(load.burst));
+        let (counters, before) = (self.station.counters()?, self.participants.usage()?);
+        let start = Instant::now();
+        let ended = match load.direction {
+            Direction::Sending => self.send(load, frames)?,
+            Direction::Receiving => self.receive(load, frames)?,
+        };
+        let took = start.elapsed();
+        let usage = self.participants.usage()?.since(&before).with_switches_of(&ended);
+        let after = self.station.counters()?;
+        let since = |name: &str| {
+            let value = |all: &std::collections::BTreeMap<String, u64>| {
+                all.get(name).copied().unwrap_or_default()
+            };
+            value(&after).saturating_sub(value(&counters))
+        };
+        let moved = since("rx_packets") + since("tx_packets");
+        ensure!(moved >= frames, "{moved} of {frames} frames crossed the device");
+        let scale = WINDOW_S / took.as_secs_f64();
+        Ok(Sample {
+            frames: moved as f64 * scale,
+            wake_ups: usage.sleeps as f64 * scale,
+            polls: since("driver_calls").saturating_sub(moved) as f64 * scale,
+            switches: usage.switches() as f64 * scale,
+            busy_s: usage.cpu.as_secs_f64() * scale,
+        })
+    }
+
+    /// The application sends, the kernel takes: nobody reads there, and what its socket has no room
+    /// for is dropped behind it.
+    fn send(&mut self, load: Load, frames: u64) -> anyhow::Result<Usage> {
+        let Bench { session, endpoint, headers, cores, .. } = self;
+        let cpu = cores.1;
+        thread::scope(|scope| {
+            let sending = scope.spawn(move || -> anyhow::Result<Usage> {
+                pin(cpu)?;
+                paced(load, frames, |count| {
+                    for _ in 0..count {
+                        session.send(*endpoint, FRAME_BYTES, Meta::FINISHED, |parts| {
+                            if let [part] = parts {
+                                part[..HEADER_BYTES].copy_from_slice(headers);
+                                part[HEADER_BYTES..].fill(count as u8);
+                            }
+                        })?;
+                    }
+                    Ok(session.flush()?)
+                })?;
+                let start = Instant::now();
+                while session.unsent(0)? > 0 {
+                    ensure!(start.elapsed() < PATIENCE, "frames are not sent");
+                    thread::sleep(Duration::from_micros(100));
+                }
+                Ok(this_thread_usage()?)
+            });
+            sending.join().map_err(|_| anyhow::anyhow!("the sender failed"))?
+        })
+    }
+
+    /// The kernel sends, the application takes.
+    fn receive(&mut self, load: Load, frames: u64) -> anyhow::Result<Usage> {
+        let Bench { session, kernel, cores, .. } = self;
+        let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (received, over) = (&received, &over);
+        let cpu = cores.1;
+        thread::scope(|scope| {
+            let receiving = scope.spawn(move || -> anyhow::Result<Usage> {
+                pin(cpu)?;
+                while !over.load(Ordering::Acquire) {
+                    session.wait(Some(Duration::from_millis(20)))?;
+                    let mut sum = 0_u64;
+                    let got = session.receive(0, 256, |packet| {
+                        let parts = packet.parts().map(crate::messages::add);
+                        sum = parts.fold(sum, u64::wrapping_add);
+                    })?;
+                    std::hint::black_box(sum);
+                    received.fetch_add(got as u64, Ordering::Release);
+                }
+                Ok(this_thread_usage()?)
+            });
+            let sending = scope.spawn(move || {
+                let sent = pin(cpu).map_err(anyhow::Error::from).and_then(|()| {
+                    let payload = [7; FRAME_BYTES - HEADER_BYTES];
+                    paced(load, frames, |count| {
+                        for _ in 0..count {
+                            kernel.send(&payload)?;
+                        }
+                        Ok(())
+                    })?;
+                    let start = Instant::now();
+                    while received.load(Ordering::Acquire) < frames {
+                        let got = received.load(Ordering::Acquire);
+                        ensure!(start.elapsed() < PATIENCE, "{got} of {frames} frames arrived");
+                        thread::sleep(Duration::from_micros(100));
+                    }
+                    Ok(this_thread_usage()?)
+                });
+                over.store(true, Ordering::Release);
+                sent
+            });
+            let sent = sending.join().map_err(|_| anyhow::anyhow!("the sender failed"))?;
+            let received =
+                receiving.join().map_err(|_| anyhow::anyhow!("the receiver failed"))??;
+            Ok(sent?.with_switches_of(&received))
+        })
+    }
+}
+
+/// Sends bursts when they are due, asleep in between. Late ones are sent at once.
+fn paced(
+    load: Load,
+    frames: u64,
+    mut send: impl FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let mut sent = 0;
+    while sent < frames {
+        send(u64::from(load.burst))?;
+        sent += u64::from(load.burst);
+        let due = Duration::from_nanos(sent * 1_000_000_000 / u64::from(load.rate));
+        if let Some(left) = due.checked_sub(start.elapsed()) {
+            thread::sleep(left);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,313 @@
+//! Hennrich, "User Level Device Driver am Beispiel von TCP": frames, wake-ups, polls of the device
+//! and busy time in five seconds, sending and receiving, with and without each saving; what a frame,
+//! a wake-up and a poll cost, by least squares; the idle time against the number of switches; and,
+//! beside Linux, the processor time that is left at the same TCP throughput both ways.
+//!
+//! The paper's IPCs are wake-ups here: what makes a sleeping thread run. Its interrupts are looks at
+//! the device that found nothing: calls of the driver beyond those that moved a frame.
+
+mod frames;
+mod tcp;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use towpath_client::{Kind, Setting, Waiting};
+
+use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
+use crate::fit;
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::station::{Serving, Station};
+use crate::statistics::{Pairs, Summary};
+use crate::techniques::compared;
+use frames::{Bench, Direction, Load, Sample};
+
+/// The paper's window; shorter ones are scaled to it.
+pub(super) const WINDOW_S: f64 = 5.0;
+/// Interfaces of this experiment begin so.
+const TAP: &str = "tpkar0";
+/// Clocks that are compared with being woken.
+const CLOCKS_HZ: [u64; 2] = [500, 4000];
+/// Counts that are correlated more than this are not told apart.
+const TOLD_APART: f64 = 0.98;
+/// Frames a second when savings are compared.
+const RATE: u32 = 10_000;
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let window = Duration::from_millis(match settings {
+        Settings { quick: true, .. } => 100,
+        Settings { full: true, .. } => 5000,
+        _ => 500,
+    });
+    let mut outcome = Outcome {
+        how: format!(
+            "frames of {} bytes over a TAP between an application and the kernel's UDP, at a rate \
+             that all keep; everybody sleeps when idle; engine on core {}, the application on core \
+             {}; busy time, wake-ups and switches are of all threads of the application, the \
+             server and the kernel's side, by the scheduler's own account; windows of {} ms, scaled \
+             to the paper's 5 s",
+            frames::FRAME_BYTES,
+            cores.0,
+            cores.1,
+            window.as_millis()
+        ),
+        ..Outcome::default()
+    };
+    {
+        let station = Station::start(&Serving::tap(TAP).on(cores.0), None)?;
+        let mut bench = Bench::new(&station, TAP, cores)?;
+        table(settings, &mut bench, window, &mut outcome)?;
+        savings(settings, &mut bench, window, &mut outcome)?;
+    }
+    tcp::measure(settings, window, &mut outcome)?;
+    Ok(outcome)
+}
+
+/// The paper's table, over rates and bursts; the fits; and idle time against switches.
+fn table(
+    settings: Settings,
+    bench: &mut Bench<'_>,
+    window: Duration,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let rates: &[u32] =
+        if settings.quick { &[5000, 10_000] } else { &[2500, 5000, 10_000, 20_000] };
+    let bursts: &[u32] = if settings.quick { &[1, 4, 16] } else { &[1, 2, 4, 8, 16, 32] };
+    let runs = if settings.quick { 2 } else { 5 };
+    let mut figure = Figure::new(
+        "idle-switches",
+        &format!("Idle time by switches, {RATE} frames a second"),
+        Axis::linear("context switches in 5 s", ""),
+        Axis::linear("idle time of both cores", "%"),
+    );
+    let (mut all_counts, mut all_busy) = (Vec::new(), Vec::new());
+    for direction in Direction::ALL {
+        let (mut counts, mut busy, mut points) = (Vec::new(), Vec::new(), Vec::new());
+        for &rate in rates {
+            for &burst in bursts {
+                let load = Load { direction, rate, burst };
+                let samples = (0..runs)
+                    .map(|_| bench.run(load, window))
+                    .collect::<anyhow::Result<Vec<Sample>>>()?;
+                show(outcome, load, &samples);
+                for sample in &samples {
+                    counts.push(vec![sample.frames, sample.wake_ups, sample.polls]);
+                    busy.push(sample.busy_s);
+                    if rate == RATE {
+                        points.push([sample.switches, 100.0 * sample.idle(2)]);
+                    }
+                }
+            }
+        }
+        // By the clock, looks at the device come without wake-ups by others: else the costs of the
+        // two could not be told apart.
+        for hz in CLOCKS_HZ {
+            let Some(way) = clocked(hz) else { continue };
+            for _ in 0..runs {
+                let load = Load { direction, rate: RATE, burst: 1 };
+                let sample = bench.run_so(&way, load, window)?;
+                counts.push(vec![sample.frames, sample.wake_ups, sample.polls]);
+                busy.push(sample.busy_s);
+            }
+        }
+        cost(outcome, direction.name(), &counts, &busy);
+        line(outcome, direction.name(), &points);
+        figure.series.push(Series::dots(direction.name(), points));
+        all_counts.extend(counts);
+        all_busy.extend(busy);
+    }
+    cost(outcome, "both ways", &all_counts, &all_busy);
+    outcome.figures.push(figure);
+    Ok(())
+}
+
+fn show(outcome: &mut Outcome, load: Load, samples: &[Sample]) {
+    let parameters =
+        [("frames_per_s", f64::from(load.rate)), ("frames_at_once", f64::from(load.burst))];
+    let mut row = |what: &str, unit, value: &dyn Fn(&Sample) -> f64| {
+        let values: Vec<f64> = samples.iter().map(value).collect();
+        let name = format!("{}, {what}", load.direction.name());
+        outcome.context.push(Row::new(&name, &parameters, unit, &values));
+    };
+    row("frames", "in 5 s", &|sample| sample.frames);
+    row("wake-ups", "in 5 s", &|sample| sample.wake_ups);
+    row("empty looks at the device", "in 5 s", &|sample| sample.polls);
+    row("busy", "s in 5 s", &|sample| sample.busy_s);
+}
+
+/// What each thing costs, and how much of the busy time that explains. Where each wake-up comes with
+/// as many looks at the device as any other, their costs cannot be told apart, and are given as one.
+fn cost(outcome: &mut Outcome, way: &str, counts: &[Vec<f64>], busy: &[f64]) {
+    let column = |place: usize| counts.iter().map(|row| row[place]).collect::<Vec<_>>();
+    let together = fit::correlation(&column(1), &column(2)).abs() > TOLD_APART;
+    let (fit, things) = if together {
+        let counts: Vec<Vec<f64>> = counts.iter().map(|row| row[..2].to_vec()).collect();
+        let things = &["a frame", "a wake-up with its looks at the device"][..];
+        (fit::least_squares(&counts, busy), things)
+    } else {
+        let things = &["a frame", "a wake-up", "an empty look at the device"][..];
+        (fit::least_squares(counts, busy), things)
+    };
+    for (place, thing) in things.iter().enumerate() {
+        let us = fit.as_ref().map_or(f64::NAN, |fit| fit.costs[place] * 1e6);
+        let name = format!("{way}: {thing} costs, by least squares");
+        let row = Row::new(&name, &[], "us", &[us]);
+        outcome.rows.push(Row { samples: busy.len(), ..row });
+    }
+    let explained = fit.map_or(f64::NAN, |fit| fit.explained);
+    let name = format!("{way}: variation that these costs explain");
+    let row = Row::new(&name, &[], "of 1", &[explained]);
+    outcome.rows.push(Row { samples: busy.len(), ..row });
+}
+
+/// How far idle time is a straight line of the switches.
+fn line(outcome: &mut Outcome, way: &str, points: &[[f64; 2]]) {
+    let (_, slope, explained) = fit::line(points).unwrap_or((f64::NAN, f64::NAN, f64::NAN));
+    let parameters = [("frames_per_s", f64::from(RATE))];
+    for (what, unit, value) in [
+        ("idle time lost by a thousand switches in 5 s", "% of both cores", -slope * 1000.0),
+        ("variation of idle time that a line through switches explains", "of 1", explained),
+    ] {
+        let row = Row::new(&format!("{way}: {what}"), &parameters, unit, &[value]);
+        outcome.rows.push(Row { samples: points.len(), ..row });
+    }
+}
+
+/// One side of what is compared.
+#[derive(Clone, Debug, PartialEq)]
+struct Way {
+    /// How many frames are sent at once, with one ring.
+    burst: u32,
+    /// Of the device and of the application's endpoint.
+    settings: Vec<(Setting, u64)>,
+    /// How the application waits.
+    waiting: Waiting,
+}
+
+impl Way {
+    /// A ring for each frame, and everybody sleeps.
+    fn plain() -> Way {
+        Way { burst: 1, settings: Vec::new(), waiting: Waiting::Block }
+    }
+
+    fn with(mut self, setting: Setting, value: u64) -> Way {
+        self.settings.push((setting, value));
+        self
+    }
+}
+
+/// A way to save wake-ups, with and without it.
+struct Saving {
+    name: String,
+    on: Way,
+    off: Way,
+    /// Those that it can make a difference to.
+    directions: &'static [Direction],
+}
+
+/// All: each way to wait against sleeping, and what rings less often.
+fn all_savings() -> Vec<Saving> {
+    let both = &Direction::ALL;
+    let receiving = &[Direction::Receiving];
+    let saving = |name: &str, on: Way, off: Way, directions: &'static [Direction]| Saving {
+        name: name.to_owned(),
+        on,
+        off,
+        directions,
+    };
+    let plain = Way::plain;
+    let mut all =
+        vec![saving("one ring for 16 frames", Way { burst: 16, ..plain() }, plain(), both)];
+    for setting in [Setting::Mode, Setting::RingSaving] {
+        let spec = setting.spec();
+        let Kind::Word(words) = spec.kind else { continue };
+        for (value, against) in compared(words, spec.default) {
+            let (on, off) = (setting.show(value), setting.show(against));
+            // Who polls has no idle time, and saves nothing.
+            if on == "poll" {
+                continue;
+            }
+            all.push(saving(
+                &format!("{}={on}, not {off}", spec.name),
+                plain().with(setting, value),
+                plain().with(setting, against),
+                both,
+            ));
+        }
+    }
+    for hz in CLOCKS_HZ {
+        if let Some(clocked) = clocked(hz) {
+            all.push(saving(&format!("the engine's clock at {hz} Hz"), clocked, plain(), both));
+        }
+        let waiting = Waiting::Clocked(hz as u32);
+        let on = Way { waiting, ..plain() };
+        all.push(saving(&format!("the application's clock at {hz} Hz"), on, plain(), receiving));
+    }
+    let on = Way { waiting: Waiting::Spin, ..plain() };
+    all.push(saving("the application spins before it sleeps", on, plain(), receiving));
+    all.push(saving(
+        "a ring after 16 frames or 1 ms",
+        plain().with(Setting::RxFrames, 16).with(Setting::RxUsecs, 1000),
+        plain(),
+        receiving,
+    ));
+    all
+}
+
+/// The engine looks so many times a second.
+fn clocked(hz: u64) -> Option<Way> {
+    let clocked = Setting::Mode.parse("clocked").ok()?;
+    Some(Way::plain().with(Setting::Mode, clocked).with(Setting::ClockHz, hz))
+}
+
+fn savings(
+    settings: Settings,
+    bench: &mut Bench<'_>,
+    window: Duration,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    for Saving { name, on, off, directions } in all_savings() {
+        for &direction in directions {
+            let bench = std::cell::RefCell::new(&mut *bench);
+            let wake_ups = std::cell::RefCell::new([Vec::new(), Vec::new()]);
+            let run = |side: usize, way: &Way| {
+                let load = Load { direction, rate: RATE, burst: way.burst };
+                let sample = bench
+                    .borrow_mut()
+                    .run_so(way, load, window)
+                    .with_context(|| format!("{}, {name}: {way:?}", direction.name()))?;
+                wake_ups.borrow_mut()[side].push(sample.wake_ups);
+                Ok(sample.busy_s)
+            };
+            let pairs = Pairs::measure(settings.pairs(), || run(0, &on), || run(1, &off))?;
+            let parameters = [("frames_per_s", f64::from(RATE))];
+            let title = format!("{}, busy, on to off: {name}", direction.name());
+            outcome.rows.push(Row::new(&title, &parameters, "ratio", &pairs.ratios()));
+            let [with, without] = wake_ups.into_inner();
+            let ratio = [Summary::of(&with).median / Summary::of(&without).median];
+            let title = format!("{}, wake-ups, on to off: {name}", direction.name());
+            let row = Row::new(&title, &parameters, "ratio", &ratio);
+            outcome.context.push(Row { samples: with.len(), ..row });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn savings_differ_from_what_they_are_compared_with() {
+        let all = all_savings();
+        for (place, saving) in all.iter().enumerate() {
+            assert_ne!(saving.on, saving.off, "{}", saving.name);
+            assert!(all[..place].iter().all(|other| other.name != saving.name), "{}", saving.name);
+        }
+        let named = |part: &str| all.iter().filter(|saving| saving.name.contains(part)).count();
+        assert!(named("mode=") >= 3 && named("ring_saving=on") == 1 && named("clock at") == 4);
+    }
+}

@@ -1,0 +1,152 @@
+//! What else a machine does while packets come and go, each a process of its own: computing, and
+//! reading memory.
+
+use std::io::BufRead;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rustix::process::Signal;
+use towpath_rig::pin;
+
+use crate::child::{Child, Role, is_over, tell};
+
+/// The paper's number (section 3.1.1), of which it says that it is prime.
+const NUMBER: u64 = 11_111_111_111_123;
+/// How many processes factor it.
+const PROCESSES: usize = 5;
+/// Memory that no cache holds.
+const STRIDE_BYTES: usize = 256 << 20;
+/// A line of a cache: the step.
+const LINE_BYTES: usize = 64;
+
+/// The least factor of a number above 1.
+fn least_factor(number: u64) -> u64 {
+    if number.is_multiple_of(2) {
+        return 2;
+    }
+    let mut factor = 3;
+    while factor * factor <= number {
+        if number.is_multiple_of(factor) {
+            return factor;
+        }
+        factor += 2;
+    }
+    number
+}
+
+/// The process that computes: factors the number, again and again, until its parent is gone.
+pub(crate) fn factor(cpu: Option<usize>) -> anyhow::Result<()> {
+    if let Some(cpu) = cpu {
+        pin(cpu)?;
+    }
+    let found = least_factor(NUMBER);
+    ensure!(found == NUMBER, "{found} divides {NUMBER}");
+    tell("ready")?;
+    while !is_over() {
+        std::hint::black_box(least_factor(std::hint::black_box(NUMBER)));
+    }
+    Ok(())
+}
+
+/// The process that reads memory: each time that it is asked, it strides for so many milliseconds
+/// and says how many gigabytes a second it saw.
+pub(crate) fn stride(cpu: usize) -> anyhow::Result<()> {
+    pin(cpu)?;
+    let memory = vec![1_u8; STRIDE_BYTES];
+    tell("ready")?;
+    let mut line = String::new();
+    let mut at = 0;
+    let mut stdin = std::io::stdin().lock();
+    loop {
+        line.clear();
+        if stdin.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let window = Duration::from_millis(line.trim().parse().context("how long to stride")?);
+        let (start, mut lines, mut sum) = (Instant::now(), 0_u64, 0_u64);
+        let took = loop {
+            for _ in 0..4096 {
+                sum = sum.wrapping_add(u64::from(memory[at]));
+                at = (at + LINE_BYTES) % STRIDE_BYTES;
+            }
+            lines += 4096;
+            let took = start.elapsed();
+            if took >= window {
+                break took;
+            }
+        };
+        std::hint::black_box(sum);
+        tell(&format!("{}", (lines * LINE_BYTES as u64) as f64 / took.as_nanos() as f64))?;
+    }
+}
+
+/// Five processes that compute, off their core until they are let.
+pub(super) struct Load {
+    processes: Vec<Child>,
+}
+
+impl Load {
+    pub(super) fn start(cpu: usize) -> anyhow::Result<Load> {
+        let role = Role::Factor { cpu: Some(cpu) };
+        let processes = (0..PROCESSES)
+            .map(|_| {
+                let child = Child::start(&role)?;
+                child.signal(Signal::STOP)?;
+                Ok(child)
+            })
+            .collect::<anyhow::Result<_>>()?;
+        Ok(Load { processes })
+    }
+
+    pub(super) fn go(&self, on: bool) -> anyhow::Result<()> {
+        let signal = if on { Signal::CONT } else { Signal::STOP };
+        self.processes.iter().try_for_each(|child| child.signal(signal))
+    }
+
+    /// Time on a core that they had so far.
+    pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
+        let mut sum = Duration::ZERO;
+        for child in &self.processes {
+            sum += towpath_rig::process_cpu_time(child.pid())?;
+        }
+        Ok(sum)
+    }
+}
+
+/// A process that reads memory.
+pub(super) struct Striding {
+    child: Child,
+}
+
+impl Striding {
+    pub(super) fn start(cpu: usize) -> anyhow::Result<Striding> {
+        Ok(Striding { child: Child::start(&Role::Stride { cpu })? })
+    }
+
+    /// Gigabytes a second that it reads, while something else is done for as long.
+    pub(super) fn beside(
+        &mut self,
+        window: Duration,
+        other: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<f64> {
+        self.child.say(&window.as_millis().max(1).to_string())?;
+        let done = other();
+        let heard = self.child.hear()?;
+        done?;
+        match heard.parse() {
+            Ok(value) => Ok(value),
+            Err(_) => bail!("the process that reads memory said {heard:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_papers_number_is_prime() {
+        assert_eq!(least_factor(NUMBER), NUMBER);
+        assert_eq!([15, 77, 2, 9, 13].map(least_factor), [3, 7, 2, 3, 13]);
+    }
+}

@@ -1,0 +1,187 @@
+//! What can be switched on and off, each as a pair of ways that differ in nothing else.
+
+use towpath_client::{Endpoint, Kind, Scope, Session, Setting};
+
+use crate::station::{Serving, Station, Wire};
+
+/// How an application waits for what comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// It looks without end.
+    Polls,
+    /// It sleeps, and is woken.
+    Blocks,
+}
+
+/// A way to serve and to be served.
+#[derive(Clone, Debug)]
+pub(crate) struct Way {
+    pub(crate) serving: Serving,
+    /// Of the device and of the application's endpoint, changed while the server runs.
+    pub(crate) settings: Vec<(Setting, u64)>,
+    pub(crate) waits: Waits,
+}
+
+impl Way {
+    pub(crate) fn new(serving: Serving, waits: Waits) -> Way {
+        Way { serving, settings: Vec::new(), waits }
+    }
+
+    pub(crate) fn with(&self, setting: Setting, value: u64) -> Way {
+        let mut way = self.clone();
+        way.settings.push((setting, value));
+        way
+    }
+
+    /// Applies the settings of the device and of an endpoint.
+    pub(crate) fn apply(
+        &self,
+        station: &Station,
+        session: &mut Session,
+        endpoint: Endpoint,
+    ) -> anyhow::Result<()> {
+        for &(setting, value) in &self.settings {
+            match setting.spec().scope {
+                Scope::Device => station.set(setting, value)?,
+                Scope::Endpoint | Scope::OwnEndpoint => {
+                    let of = Some((session.info().session, endpoint.number()));
+                    towpath_client::set(station.socket(), of, setting, value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A technique: a row of a table.
+#[derive(Clone, Debug)]
+pub(crate) struct Technique {
+    pub(crate) name: String,
+    pub(crate) on: Way,
+    pub(crate) off: Way,
+}
+
+impl Technique {
+    fn new(name: &str, on: Way, off: Way) -> Technique {
+        Technique { name: name.to_owned(), on, off }
+    }
+}
+
+/// All, for small frames over a TAP. `tap` is a name that no other interface has while one pair is
+/// measured; the second of a pair gets another letter behind it.
+///
+/// What is a word in the table of settings is here without further ado: each of its words against
+/// the one that stands when nobody set it, or on against off.
+pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
+    let asleep = Serving::tap(&format!("{tap}a")).on(engine_cpu);
+    let other = Serving::tap(&format!("{tap}b")).on(engine_cpu);
+    let polling = |serving: &Serving, waits| Way::new(serving.clone().polling(), waits);
+    let both_poll = polling(&asleep, Waits::Polls);
+    let base = polling(&other, Waits::Polls);
+    let without_offloads = |serving: &Serving| match &serving.wire {
+        Wire::Tap { name, .. } => Wire::Tap { name: name.clone(), offloads: false },
+        other => other.clone(),
+    };
+    let mut techniques = vec![
+        Technique::new(
+            "the engine polls, does not sleep",
+            both_poll.clone(),
+            Way::new(other.clone(), Waits::Polls),
+        ),
+        Technique::new(
+            "the application polls, does not block",
+            both_poll.clone(),
+            polling(&other, Waits::Blocks),
+        ),
+        Technique::new(
+            "both poll, neither sleeps",
+            both_poll.clone(),
+            Way::new(other.clone(), Waits::Blocks),
+        ),
+        Technique::new("offloads granted, not refused", both_poll.clone(), {
+            let serving = Serving { wire: without_offloads(&other), ..other.clone().polling() };
+            Way::new(serving, Waits::Polls)
+        }),
+        Technique::new(
+            "batches of 64, not 1",
+            both_poll.clone(),
+            Way::new(Serving { batch: 1, ..other.clone().polling() }, Waits::Polls),
+        ),
+    ];
+    for (setting, spec) in &Setting::ALL {
+        let Kind::Word(words) = spec.kind else { continue };
+        for (value, against) in compared(words, spec.default) {
+            let (on, off) = (setting.show(value), setting.show(against));
+            // The mode has rows of its own above; its other words are compared with sleeping.
+            let known = *setting == Setting::Mode && ["poll", "interrupt"].contains(&on.as_str());
+            if known {
+                continue;
+            }
+            let (near, far) = if *setting == Setting::Mode {
+                (Way::new(asleep.clone(), Waits::Polls), Way::new(other.clone(), Waits::Polls))
+            } else {
+                (both_poll.clone(), base.clone())
+            };
+            techniques.push(Technique::new(
+                &format!("{}={on}, not {off}", spec.name),
+                near.with(*setting, value),
+                far.with(*setting, against),
+            ));
+        }
+    }
+    techniques
+}
+
+/// Which words of a setting are compared: what can be switched on with being off, and any other
+/// with the one that stands when nobody set it.
+pub(crate) fn compared(words: &[&str], default: u64) -> Vec<(u64, u64)> {
+    if words == ["off", "on"] {
+        return vec![(1, 0)];
+    }
+    (0..words.len() as u64)
+        .filter(|value| *value != default)
+        .map(|value| (value, default))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_is_compared_with_off_whatever_stands() {
+        for default in 0..2 {
+            assert_eq!(compared(&["off", "on"], default), [(1, 0)]);
+        }
+        assert_eq!(compared(&["a", "b", "c"], 1), [(0, 1), (2, 1)]);
+    }
+
+    #[test]
+    fn each_technique_is_a_row_of_its_own() {
+        let all = all("tpx", 0);
+        for (place, one) in all.iter().enumerate() {
+            assert!(all[..place].iter().all(|other| other.name != one.name), "{}", one.name);
+            let (Wire::Tap { name: on, .. }, Wire::Tap { name: off, .. }) =
+                (&one.on.serving.wire, &one.off.serving.wire)
+            else {
+                panic!("{} is not on a TAP", one.name)
+            };
+            assert_ne!(on, off, "both are there at the same time");
+            let differs = one.on.serving.polls != one.off.serving.polls
+                || one.on.serving.batch != one.off.serving.batch
+                || one.on.waits != one.off.waits
+                || one.on.settings != one.off.settings
+                || matches!(
+                    (&one.on.serving.wire, &one.off.serving.wire),
+                    (Wire::Tap { offloads: on, .. }, Wire::Tap { offloads: off, .. }) if on != off
+                );
+            assert!(differs, "{} compares like with like", one.name);
+        }
+        for (setting, spec) in &Setting::ALL {
+            if *setting != Setting::Mode && matches!(spec.kind, Kind::Word(_)) {
+                let named = |one: &&Technique| one.name.starts_with(&format!("{}=", spec.name));
+                assert!(all.iter().find(named).is_some(), "{} has no row", spec.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The experiments that repeat the papers' own, each run whole, as quick as it goes, as its users start
+//! it: what it prints and writes has a figure in every row, and nothing stays. How high the figures
+//! are is not looked at: the machine is not quiet.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use towpath_rig::{check_tun, skip};
+
+/// Twice as long as promised: this program is not optimised, and other tests run beside it.
+const LIMIT: Duration = Duration::from_secs(80);
+
+/// Experiments measure one after the other: they have threads that never sleep.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A directory of one's own, taken away at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Directory {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("towpath-test-bench-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Directory(path)
+    }
+
+    fn make(&self, name: &str) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn bench(name: &str, temporary: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+    command.args(["bench", name, "--quick", "--json"]).env("TMPDIR", temporary);
+    command
+}
+
+/// Runs a command to its end, within the limit.
+fn run(command: &mut Command) -> Output {
+    let child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let (done, waits) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(child.wait_with_output()));
+    match waits.recv_timeout(LIMIT) {
+        Ok(output) => output.unwrap(),
+        Err(_) => {
+            let _ = kill_process(pid, Signal::KILL);
+            panic!("{command:?} took longer than {LIMIT:?}");
+        }
+    }
+}
+
+fn files_of(path: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Waits until nothing is left in a directory: children that were stopped take a moment.
+fn becomes_empty(path: &Path) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !files_of(path).is_empty() {
+        assert!(Instant::now() < until, "{:?} is left in {}", files_of(path), path.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs an experiment, and looks for rows whose names contain these words, and for these pictures.
+fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
+    if let Err(why) = check_tun() {
+        skip(test, &why);
+        return;
+    }
+    let _alone = alone();
+    let directory = Directory::new();
+    let (temporary, out) = (directory.make("tmp"), directory.0.join("out"));
+    let output = run(bench(name, &temporary).arg("--out").arg(&out));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {}: {said}", output.status);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["experiment"], name);
+    for field in ["commit", "date", "how"] {
+        assert!(report[field].as_str().is_some_and(|text| !text.is_empty()), "{field}");
+    }
+    for field in ["kernel", "cpu", "core_map"] {
+        assert!(report["machine"][field].as_str().is_some_and(|text| !text.is_empty()), "{field}");
+    }
+    let all: Vec<&Value> = ["rows", "context", "limits"]
+        .iter()
+        .flat_map(|part| report[*part].as_array().unwrap())
+        .collect();
+    for row in &all {
+        assert!(row["value"].is_number(), "{name}: a row without a figure: {row}");
+        assert!(row["samples"].as_u64().is_some_and(|count| count > 0), "{row}");
+    }
+    for words in rows {
+        let named = |row: &&&Value| row["name"].as_str().is_some_and(|name| name.contains(words));
+        assert!(all.iter().find(named).is_some(), "{name}: no row of {words:?}");
+    }
+    let written = files_of(&out);
+    let mut expected = vec![format!("{name}.csv"), format!("{name}.json")];
+    for figure in figures {
+        expected.extend([format!("{name}-{figure}.csv"), format!("{name}-{figure}.svg")]);
+    }
+    expected.sort();
+    assert_eq!(written, expected);
+    let file = std::fs::read(out.join(format!("{name}.json"))).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&file).unwrap(), report, "printed and written");
+    for figure in figures {
+        let svg = std::fs::read_to_string(out.join(format!("{name}-{figure}.svg"))).unwrap();
+        let drawn = svg.matches("<polyline").count() + svg.matches("<circle").count();
+        assert!(svg.ends_with("</svg>\n") && drawn > 1, "{figure}: {drawn} things drawn");
+    }
+    becomes_empty(&temporary);
+}
+
+#[test]
+fn notre_dame() {
+    whole(
+        "notre_dame",
+        "notre-dame",
+        &[
+            "Towpath to AF_PACKET on both sides, all sleep",
+            "on to off: both poll, neither sleeps",
+            "on to off: mode=clocked, not interrupt",
+            "all poll, first to second trip",
+            "mapping elsewhere (mremap) to copying",
+        ],
+        &["asleep-awake", "techniques", "copy-remap"],
+    );
+}
+
+#[test]
+fn cambridge() {
+    whole(
+        "cambridge",
+        "cambridge",
+        &[
+            "bandwidth, Towpath to UDP",
+            "server awake, to one idle endpoint",
+            "kernel UDP, select, server asleep",
+            "closed loop, Towpath to UDP and epoll",
+            "overhead of a message, Towpath",
+            "done at four times the load",
+            "Towpath, dropped",
+        ],
+        &["bandwidth", "idle-endpoints", "connections", "offered-load"],
+    );
+}
+
+#[test]
+fn karlsruhe() {
+    whole(
+        "karlsruhe",
+        "karlsruhe",
+        &[
+            "sending: a frame costs, by least squares",
+            "receiving: idle time lost by a thousand switches",
+            "on to off: one ring for 16 frames",
+            "on to off: mode=adaptive, not interrupt",
+            "on to off: a ring after 16 frames or 1 ms",
+            "TCP receiving, idle time, Towpath to Linux",
+        ],
+        &["idle-switches"],
+    );
+}
+
+#[test]
+fn penn() {
+    whole(
+        "penn",
+        "penn",
+        &[
+            "throughput, shared memory to read() and write()",
+            "throughput, PDU endpoints",
+            "transfer time, loaded",
+            "processor left to five others",
+            "memory bandwidth left beside Towpath",
+            "clock: capacity, measured to the model",
+            "engine's clock: processor time, measured",
+        ],
+        &["throughput", "clock-busy", "clock-capacity", "engine-clock"],
+    );
+}
+
+#[test]
+fn freebsd() {
+    whole(
+        "freebsd",
+        "freebsd",
+        &[
+            "empty UDP packets, one core, Towpath to the kernel's sockets",
+            "empty UDP packets, slow device",
+            "files over HTTP, two cores",
+            "locked instructions",
+        ],
+        &[],
+    );
+}
+
+#[test]
+fn ended_before_its_time_it_leaves_nothing() {
+    if let Err(why) = check_tun() {
+        skip("ended_before_its_time_it_leaves_nothing", &why);
+        return;
+    }
+    let _alone = alone();
+    let directory = Directory::new();
+    let temporary = directory.make("tmp");
+    let mut command = bench("notre-dame", &temporary);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let until = Instant::now() + LIMIT;
+    // Servers are there: two of them, and one is stopped.
+    while files_of(&temporary).len() < 2 {
+        assert!(child.try_wait().unwrap().is_none() && Instant::now() < until, "no two servers");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    child.wait().unwrap();
+    becomes_empty(&temporary);
+}
