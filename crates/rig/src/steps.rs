@@ -268,7 +268,9 @@ impl Tracer {
         request(libc::PTRACE_SINGLESTEP, tid, pass as usize)
     }
 
-    /// Stops each thread once more, and lets it go: one that steps may not be left so.
+    /// Stops each thread once more, and lets it go: one that steps may not be left so. Its last step
+    /// may have left a trap that is still to be delivered, which would end the process unwatched: it
+    /// is waited for first.
     fn detach(&mut self) {
         for &tid in &self.threads {
             let _ = request(libc::PTRACE_INTERRUPT, tid, 0);
@@ -276,6 +278,9 @@ impl Tracer {
             while Instant::now() < deadline {
                 match stopped(tid) {
                     Ok(None) => std::thread::yield_now(),
+                    Ok(Some(_)) if has_trap_pending(tid) => {
+                        let _ = request(libc::PTRACE_CONT, tid, 0);
+                    }
                     Ok(Some(_)) => {
                         let _ = request(libc::PTRACE_DETACH, tid, 0);
                         break;
@@ -285,6 +290,15 @@ impl Tracer {
             }
         }
     }
+}
+
+/// Whether a trap waits to be delivered to a thread.
+fn has_trap_pending(tid: libc::pid_t) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let pending = crate::times::field(&status, "SigPnd:");
+    pending
+        .and_then(|mask| u64::from_str_radix(mask, 16).ok())
+        .is_some_and(|mask| mask >> (libc::SIGTRAP - 1) & 1 == 1)
 }
 
 /// The signal that a thread has stopped with, if it has; an error when it has ended.
@@ -342,6 +356,45 @@ fn bytes_at(tid: libc::pid_t, at: u64) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn who_was_stepped_through_goes_on() {
+        if cfg!(not(target_arch = "x86_64")) {
+            return;
+        }
+        let mut cat =
+            Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut into, mut from) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
+        let mut byte = [0];
+        for round in 0..16 {
+            let watch = match StepWatch::start(cat.id()) {
+                Ok(watch) => watch,
+                Err(error) => {
+                    let why = error.unavailable().unwrap_or_else(|| panic!("{error}"));
+                    crate::skip("who_was_stepped_through_goes_on", why);
+                    break;
+                }
+            };
+            into.write_all(&[round]).unwrap();
+            from.read_exact(&mut byte).unwrap();
+            assert_eq!(byte, [round]);
+            // Let go at any moment: sometimes while it sleeps, sometimes in the middle of a step.
+            if round % 2 == 0 {
+                let quiet = Duration::from_millis(2);
+                let steps = watch.settle(quiet, Duration::from_secs(10)).unwrap();
+                assert!(steps.instructions > 0, "{steps:?}");
+            }
+            drop(watch);
+            assert_eq!(cat.try_wait().unwrap(), None, "it goes on, after {round} watches");
+        }
+        into.write_all(&[77]).unwrap();
+        from.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, [77]);
+        drop(into);
+        assert!(cat.wait().unwrap().success());
+    }
 
     #[test]
     fn instructions_are_told_apart() {
