@@ -10,7 +10,7 @@ use std::sync::Arc;
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
 use towpath_protocol::layout::{
-    CLOSED_WORD, ENDPOINT_COUNTERS, STATE_SLEEP_WORD, SessionShape, own_words, peer_words,
+    CLOSED_WORD, ENDPOINT_COUNTERS, REST_WORD, STATE_SLEEP_WORD, SessionShape, own_words, peer_words,
 };
 use towpath_protocol::memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, Attach, Message};
@@ -62,7 +62,10 @@ pub struct Session {
     pub(crate) sleeper: Sleeper,
     pub(crate) waiter: Waiter,
     pub(crate) doorbell_hold: DoorbellHold,
+    /// Whether the engine sleeps.
     pub(crate) ringer: Ringer,
+    /// Whether the engine, awake or not, looks at this session only when it rings.
+    pub(crate) rest_ringer: Ringer,
     header: PeerWords,
     counters: PeerWords,
     pub(crate) ready: VecDeque<u32>,
@@ -192,6 +195,7 @@ impl Session {
             waiter: Waiter::new(options.waiting),
             doorbell_hold: DoorbellHold::default(),
             ringer: Ringer::new(peer_words(&state).part(STATE_SLEEP_WORD, 1)),
+            rest_ringer: Ringer::new(pages.header.part(REST_WORD, 1)),
             header: pages.header,
             counters: pages.counters,
             ready: VecDeque::with_capacity(shape.queue_sets as usize),

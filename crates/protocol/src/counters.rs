@@ -142,11 +142,17 @@ pub enum Device {
     TxFull,
     /// Small packets that went past the others to the device.
     TxSmall,
+    /// Sessions looked at for something to send, in turns and before sleeps.
+    SessionLooks,
+    /// Sessions that the engine looks at no more until they ring.
+    SessionRests,
+    /// Times that an awake engine asked who had rung.
+    RingsAsked,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 35] = [
+    pub const ALL: [(Device, &'static str); 38] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -182,6 +188,9 @@ impl Device {
         (Device::TxDrained, "tx_drained"),
         (Device::TxFull, "tx_full"),
         (Device::TxSmall, "tx_small"),
+        (Device::SessionLooks, "session_looks"),
+        (Device::SessionRests, "session_rests"),
+        (Device::RingsAsked, "rings_asked"),
     ];
 }
 

@@ -28,6 +28,9 @@ pub const DEVICE_COUNTERS: usize = 4 * LINE_WORDS;
 
 /// Word of the server pages' header that says why the session was closed; 0 while it lives.
 pub const CLOSED_WORD: usize = 0;
+/// Word of the server pages' header that says whether the engine looks at this session by itself, as
+/// a sleep flag: while it says "asleep", the application rings though the engine be awake.
+pub const REST_WORD: usize = 1;
 /// Words of the state page.
 pub const STATE_EPOCH_WORD: usize = 0;
 /// Counts the engine's turns, so that a tool sees whether it lives.
@@ -252,7 +255,7 @@ impl Cut<'_> {
     }
 }
 
-/// The server pages' parts; the header's words are [`CLOSED_WORD`].
+/// The server pages' parts; the header's words are [`CLOSED_WORD`] and [`REST_WORD`].
 #[derive(Debug)]
 pub struct ServerPages<W> {
     /// One line.

@@ -5,6 +5,7 @@
 //! budget, and nothing on the way of a packet allocates, locks, logs or makes a system call but the
 //! driver.
 
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use towpath_queue::{OwnWords, PeerWords};
 use crate::demux::{Destination, FlowCache, FlowTable, Way};
 use crate::handoff::{self, Handoff};
 use crate::held::HeldRings;
-use crate::orders::{Event, Order};
+use crate::orders::{Closing, Event, Order};
 use crate::publish::{Finished, Rings};
 use crate::schedule::Schedule;
 use crate::session::Session;
@@ -37,6 +38,7 @@ use crate::stage::{Stage, WHOLE_BYTES};
 use crate::transmit::{EVENTS, Group};
 use crate::wait::clock_ns;
 use crate::waiter::{Counted, Waiter};
+use crate::watch::{DEVICE, ORDERS, Watch};
 use towpath_protocol::counters::{self, Device as Count};
 
 /// How the engine waits.
@@ -107,6 +109,11 @@ pub struct Engine {
     pub(crate) empty: FreeFrames,
     pub(crate) pool_frame_bytes: u32,
     pub(crate) sessions: Vec<Option<Box<Session>>>,
+    /// Their places by their numbers.
+    pub(crate) places: HashMap<u32, u32>,
+    /// Places that are nobody's.
+    pub(crate) free_places: Vec<u32>,
+    pub(crate) watch: Watch,
     /// Transmit heaps by their session's place: read while sessions change.
     pub(crate) heaps: Vec<Option<(Arc<Mapping>, PeerWords)>>,
     pub(crate) flows: FlowTable,
@@ -162,7 +169,10 @@ pub struct Engine {
     control_wake: Arc<OwnedFd>,
     pub(crate) wake: Arc<OwnedFd>,
     pub(crate) epoll: OwnedFd,
-    pub(crate) closing: u32,
+    /// Sessions to be taken away that have flow rules yet.
+    pub(crate) closing: VecDeque<Closing>,
+    /// Sessions to be taken away of which nothing is with the device any more.
+    pub(crate) landed: Vec<u32>,
     pub(crate) stop: bool,
 }
 
@@ -235,13 +245,14 @@ impl Engine {
         header.publish(STATE_EPOCH_WORD, epoch);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| failed("epoll")(error.into()))?;
-        let watch = |fd: &dyn AsFd, flags| {
-            epoll::add(&epoll, fd.as_fd(), epoll::EventData::new_u64(0), flags)
+        let watch = |fd: &dyn AsFd, data| {
+            let data = epoll::EventData::new_u64(data);
+            epoll::add(&epoll, fd.as_fd(), data, epoll::EventFlags::IN)
                 .map_err(|error| failed("epoll")(error.into()))
         };
-        watch(&link.wake, epoll::EventFlags::IN)?;
+        watch(&link.wake, ORDERS)?;
         if let Some(fd) = device.sleep_fd() {
-            watch(&fd, epoll::EventFlags::IN)?;
+            watch(&fd, DEVICE)?;
         }
         let small_share = values.get(Setting::Small) as usize;
         Ok(Engine {
@@ -252,6 +263,9 @@ impl Engine {
             empty: FreeFrames::new(0, pool_frames),
             pool_frame_bytes,
             sessions: Vec::new(),
+            places: HashMap::new(),
+            free_places: Vec::new(),
+            watch: Watch::new(),
             heaps: Vec::new(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             stage,
@@ -293,7 +307,8 @@ impl Engine {
             control_wake: link.control_wake,
             wake: link.wake,
             epoll,
-            closing: 0,
+            closing: VecDeque::new(),
+            landed: Vec::new(),
             stop: false,
         })
     }
@@ -334,9 +349,8 @@ impl Engine {
         work += self.complete()?;
         self.publish_and_ring();
         self.ring_the_held();
-        if self.closing > 0 {
-            self.finish_closing();
-        }
+        work += self.go_on_closing();
+        self.watch.passed(work);
         if work > 0 {
             self.header.store(STATE_HEARTBEAT_WORD, self.turn);
         }
@@ -387,6 +401,9 @@ impl Engine {
         self.free_flights.give_back(number);
         if let Some(session) = &mut self.sessions[flight.session as usize] {
             session.flights -= 1;
+            if session.closing && session.flights == 0 {
+                self.landed.push(flight.session);
+            }
             let set = &mut session.queue_sets[flight.queue_set as usize];
             set.transmit.complete(&mut session.transmit_ledger, flight.first, flight.chain);
             self.touch(flight.session, flight.queue_set);
@@ -409,6 +426,9 @@ impl Engine {
             (Count::TxDrained, handed.drained),
             (Count::TxFull, handed.full),
             (Count::TxSmall, handed.small),
+            (Count::SessionLooks, self.watch.counts.looks),
+            (Count::SessionRests, self.watch.counts.rests),
+            (Count::RingsAsked, self.watch.counts.asked),
             (Count::Ticks, waited.ticks),
             (Count::TicksMissed, waited.missed),
             (Count::TicksLateNs, waited.late_ns),

@@ -59,6 +59,7 @@ mod take;
 mod transmit;
 mod wait;
 mod waiter;
+mod watch;
 
 pub use addresses::Subnets;
 pub use demux::FlowCache;

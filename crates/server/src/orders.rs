@@ -15,7 +15,9 @@ use towpath_queue::Violation;
 
 use crate::demux::{Destination, FlowCache};
 use crate::engine::Engine;
+use crate::schedule::shape::Shape;
 use crate::session::{Endpoint, Session};
+use crate::watch::SESSIONS;
 
 /// What the control thread asks for. Each is answered with [`Event::Done`] and its ticket.
 #[derive(Debug)]
@@ -71,6 +73,20 @@ pub enum Event {
     },
     /// The engine ended, well or with the device.
     Ended(Result<(), DeviceError>),
+}
+
+/// Endpoints of sessions that end that are taken away in one turn: one session's ten thousand are not
+/// the others' delay.
+const CLOSED_A_TURN: usize = 64;
+
+/// A session that ends, and its endpoints whose flow rules are still there.
+#[derive(Debug)]
+pub(crate) struct Closing {
+    place: u32,
+    /// Of the next endpoint.
+    number: u32,
+    endpoints: std::vec::IntoIter<Option<Endpoint>>,
+    shapes: std::vec::IntoIter<Option<Box<Shape>>>,
 }
 
 impl Engine {
@@ -181,38 +197,34 @@ impl Engine {
     }
 
     fn place(&self, number: u32) -> Option<u32> {
-        let found = self
-            .sessions
-            .iter()
-            .position(|one| one.as_ref().is_some_and(|session| session.number == number));
-        found.map(|place| place as u32)
+        self.places.get(&number).copied()
     }
 
     fn add_session(&mut self, mut session: Box<Session>) {
-        let place = self.sessions.iter().position(Option::is_none).unwrap_or_else(|| {
+        let place = self.free_places.pop().unwrap_or_else(|| {
             self.sessions.push(None);
             self.heaps.push(None);
-            self.sessions.len() - 1
+            self.sessions.len() as u32 - 1
         });
         session.transmit_space = self.spaces.add(Space::new(session.transmit_heap.clone()));
         let words = peer_words(&session.transmit_heap);
-        self.heaps[place] = Some((session.transmit_heap.clone(), words));
+        self.heaps[place as usize] = Some((session.transmit_heap.clone(), words));
         // A wake-up that cannot be watched would be lost: the session ends at once, with a hang-up.
-        if epoll::add(
+        let watched = epoll::add(
             &self.epoll,
             session.wake.as_fd(),
-            epoll::EventData::new_u64(1),
+            epoll::EventData::new_u64(SESSIONS + u64::from(place)),
             epoll::EventFlags::IN | epoll::EventFlags::ET,
-        )
-        .is_err()
-        {
-            session.close(0);
-            self.closing += 1;
-        }
+        );
         for (number, set) in session.queue_sets.iter_mut().enumerate() {
-            set.unit = self.schedule.add(place as u32, number as u32);
+            set.unit = self.schedule.add(place, number as u32);
         }
-        self.sessions[place] = Some(session);
+        self.places.insert(session.number, place);
+        self.sessions[place as usize] = Some(session);
+        self.watch(place);
+        if watched.is_err() {
+            self.begin_closing(place, 0);
+        }
     }
 
     fn remove_endpoint(&mut self, place: u32, number: u32) {
@@ -223,30 +235,32 @@ impl Engine {
         };
         let queue_set = endpoint.queue_set;
         session.coalesce(queue_set);
-        let destination = Destination { session: place, endpoint: number };
+        self.forget(&endpoint, Destination { session: place, endpoint: number });
+        self.forget_shape(place, number, queue_set);
+    }
+
+    /// An endpoint receives nothing any more.
+    fn forget(&mut self, endpoint: &Endpoint, destination: Destination) {
         if endpoint.tap {
             self.flows.remove_taps(destination);
         } else {
             self.flows.remove(&endpoint.rule, destination);
         }
-        self.forget_shape(place, number, queue_set);
     }
 
     /// Ends a session: from now on it gets and sends nothing. What is with the device comes back
-    /// first.
+    /// first, and its flow rules are taken away a few a turn.
     pub(crate) fn begin_closing(&mut self, place: u32, reason: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         if session.closing {
             return;
         }
         session.close(reason);
-        self.closing += 1;
-        for number in 0..session.endpoints.len() as u32 {
-            self.remove_endpoint(place, number);
-        }
-        if let Some(session) = &self.sessions[place as usize] {
-            self.schedule.remove(session.queue_sets.iter().map(|set| set.unit));
-        }
+        let endpoints = std::mem::take(&mut session.endpoints).into_iter();
+        let shapes = std::mem::take(&mut session.shapes).into_iter();
+        self.closing.push_back(Closing { place, number: 0, endpoints, shapes });
+        self.schedule.remove(session.queue_sets.iter().map(|set| set.unit));
+        self.unwatch(place);
         self.touched.retain(|(session, _)| *session != place);
         // The place may be another's before it is looked at again.
         self.finished.retain(|one| one.place != place);
@@ -265,19 +279,52 @@ impl Engine {
         }
     }
 
-    pub(crate) fn finish_closing(&mut self) {
-        for place in 0..self.sessions.len() {
-            if !self.sessions[place].as_ref().is_some_and(|one| one.closing && one.flights == 0) {
+    /// Takes flow rules of sessions that end away, and sessions that have ended. Answers how much it
+    /// did.
+    pub(crate) fn go_on_closing(&mut self) -> usize {
+        while let Some(place) = self.landed.pop() {
+            self.take_out(place);
+        }
+        let mut work = 0;
+        while let Some(closing) = self.closing.front_mut() {
+            let place = closing.place;
+            let Some(endpoint) = closing.endpoints.next() else {
+                self.closing.pop_front();
+                if let Some(session) = &mut self.sessions[place as usize] {
+                    session.emptied = true;
+                }
+                self.take_out(place);
                 continue;
+            };
+            let number = closing.number;
+            closing.number += 1;
+            let shape = closing.shapes.next().flatten();
+            self.timed -= usize::from(shape.is_some_and(|shape| shape.takes_time()));
+            if let Some(endpoint) = endpoint {
+                self.forget(&endpoint, Destination { session: place, endpoint: number });
             }
-            if let Some(session) = self.sessions[place].take() {
-                let _ = epoll::delete(&self.epoll, session.wake.as_fd());
-                self.spaces.remove(session.transmit_space);
-                self.heaps[place] = None;
-                self.closing -= 1;
-                self.tell(Event::Removed(session));
+            work += 1;
+            if work == CLOSED_A_TURN {
+                break;
             }
         }
+        work
+    }
+
+    /// Takes a session out of which nothing is left, and hands it back.
+    fn take_out(&mut self, place: u32) {
+        let theirs = &mut self.sessions[place as usize];
+        let Some(session) =
+            theirs.take_if(|one| one.closing && one.emptied && one.flights == 0)
+        else {
+            return;
+        };
+        let _ = epoll::delete(&self.epoll, session.wake.as_fd());
+        self.spaces.remove(session.transmit_space);
+        self.heaps[place as usize] = None;
+        self.places.remove(&session.number);
+        self.free_places.push(place);
+        self.tell(Event::Removed(session));
     }
 
     /// Closes a session that was found violating the protocol.

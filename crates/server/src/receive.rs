@@ -214,7 +214,7 @@ fn admit(
     turn: u64,
 ) -> Option<(To<'_>, bool)> {
     let session = sessions[destination.session as usize].as_mut()?;
-    let endpoint = session.endpoints[destination.endpoint as usize].as_mut()?;
+    let endpoint = session.endpoints.get_mut(destination.endpoint as usize)?.as_mut()?;
     if endpoint.turn != turn {
         endpoint.turn = turn;
         endpoint.received = 0;

@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use towpath_device::SpaceId;
-use towpath_protocol::layout::{CLOSED_WORD, SessionShape, own_words, peer_words};
+use towpath_protocol::layout::{CLOSED_WORD, REST_WORD, SessionShape, own_words, peer_words};
 use towpath_protocol::memory::Mapping;
 use towpath_protocol::settings::Setting;
-use towpath_queue::doorbell::Ringer;
+use towpath_queue::doorbell::{Ringer, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
 use towpath_queue::frames::Ledger;
 use towpath_queue::receive::{ReceiveProducer, server_side};
@@ -19,6 +19,7 @@ use crate::held::Hold;
 use crate::rights::Rights;
 use crate::schedule::arrivals::Arrivals;
 use crate::schedule::shape::{Class, Shape};
+use crate::watch::RESTS;
 
 /// A queue set and what the engine notes beside it.
 #[derive(Debug)]
@@ -92,13 +93,19 @@ pub struct Session {
     pub transmit_ledger: Ledger,
     /// Whose the frames of the receive heap are.
     pub receive_ledger: Ledger,
-    /// Its endpoints by number.
+    /// Its endpoints by number; none any more when it is to be taken away.
     pub endpoints: Vec<Option<Endpoint>>,
     /// How those of them send that have settings of their own, by their number.
     pub shapes: Vec<Option<Box<Shape>>>,
     /// Their counters.
     pub counters: OwnWords,
     header: OwnWords,
+    /// Whether it has to ring although the engine is awake.
+    pub(crate) rest: Sleeper,
+    /// Where it stands among those that the engine looks at by itself.
+    pub(crate) watched_at: u32,
+    /// When it last had something to send, in the engine's turns.
+    pub(crate) news_at: u64,
     /// Packets that are with the device.
     pub flights: u32,
     /// Events were marked in this turn.
@@ -109,6 +116,8 @@ pub struct Session {
     coalesces: bool,
     /// It is to be taken away as soon as nothing of it is with the device.
     pub closing: bool,
+    /// Its flow rules are gone, too.
+    pub(crate) emptied: bool,
     /// What the application did wrong; found in the middle of a turn, dealt with at its end.
     pub violation: Option<Violation>,
 }
@@ -138,7 +147,8 @@ impl Session {
         doorbell: OwnedFd,
         wake: OwnedFd,
     ) -> Session {
-        let server = shape.server_own(own_words(&memories.server));
+        let mut server = shape.server_own(own_words(&memories.server));
+        let header = server.header.split_off_front(REST_WORD);
         let application = shape.application_peer(&peer_words(&memories.application));
         let ledger = shape.ledger(own_words(&memories.ledger));
         let queue_sets = server
@@ -184,12 +194,16 @@ impl Session {
             endpoints: (0..shape.endpoints).map(|_| None).collect(),
             shapes: (0..shape.endpoints).map(|_| None).collect(),
             counters: server.counters,
-            header: server.header,
+            header,
+            rest: Sleeper::new(server.header),
+            watched_at: RESTS,
+            news_at: 0,
             flights: 0,
             marked: false,
             hold: Hold::default(),
             coalesces: false,
             closing: false,
+            emptied: false,
             violation: None,
         }
     }

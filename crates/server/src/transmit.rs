@@ -117,7 +117,7 @@ impl Engine {
         while let Some(Due { unit, place, queue_set }) = self.schedule.due(self.now, self.tick) {
             self.activate(unit, place, queue_set);
         }
-        self.discover();
+        self.discover()?;
         if self.handoff.is_waiting() {
             self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
         }
@@ -200,35 +200,33 @@ impl Engine {
         Ok(self.small_share - left)
     }
 
-    /// Finds the queue sets with something to send: only sessions with events cost more than a
-    /// look.
-    fn discover(&mut self) {
+    /// Finds the queue sets of a session with something to send. Answers how many it named.
+    pub(crate) fn discover_in(&mut self, place: u32) -> u32 {
+        let Some(session) = &mut self.sessions[place as usize] else { return 0 };
         let mut found = std::mem::take(&mut self.discovered);
-        for place in 0..self.sessions.len() as u32 {
-            let Some(session) = &mut self.sessions[place as usize] else { continue };
-            if session.closing {
-                continue;
-            }
-            found.clear();
-            let outcome = session.work.take(EVENTS, |queue_set| found.push(queue_set));
-            // Looked at now that all events are acknowledged: what comes later is a new event.
-            for queue_set in &found {
-                let Some(session) = &mut self.sessions[place as usize] else { break };
-                let set = &mut session.queue_sets[*queue_set as usize];
-                let unit = set.unit;
-                if !self.schedule.is_active(unit) {
-                    self.activate(unit, place, *queue_set);
-                } else if let Some(arrivals) = &mut set.arrivals
-                    && set.transmit.observe().is_ok()
-                {
-                    arrivals.note(set.transmit.seen(), self.now);
-                }
-            }
-            if let Err(violation) = outcome {
-                self.violates(place, violation);
+        found.clear();
+        let outcome = session.work.take(EVENTS, |queue_set| found.push(queue_set));
+        // Looked at now that all events are acknowledged: what comes later is a new event.
+        for queue_set in &found {
+            let Some(session) = &mut self.sessions[place as usize] else { break };
+            let set = &mut session.queue_sets[*queue_set as usize];
+            let unit = set.unit;
+            if !self.schedule.is_active(unit) {
+                self.activate(unit, place, *queue_set);
+            } else if let Some(arrivals) = &mut set.arrivals
+                && set.transmit.observe().is_ok()
+            {
+                arrivals.note(set.transmit.seen(), self.now);
             }
         }
         self.discovered = found;
+        match outcome {
+            Ok(count) => count,
+            Err(violation) => {
+                self.violates(place, violation);
+                0
+            }
+        }
     }
 
     fn violates(&mut self, place: u32, violation: Violation) {

@@ -8,6 +8,7 @@ use towpath_protocol::settings::Setting;
 use towpath_waiting::Step;
 
 use crate::engine::Engine;
+use crate::watch::DEVICE;
 
 /// Shorter times are not slept for: they are over before a sleep would be.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
@@ -105,20 +106,7 @@ impl Engine {
             tv_sec: (left / 1_000_000_000) as i64,
             tv_nsec: (left % 1_000_000_000) as i64,
         });
-        let mut woken = [epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        }; 16];
-        let count = match epoll::wait(&self.epoll, &mut woken[..], timeout.as_ref()) {
-            Ok(count) => count,
-            Err(rustix::io::Errno::INTR) => 0,
-            Err(cause) => return Err(self.waiting_failed(cause)),
-        };
-        if count > 0 {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&*self.wake, &mut count);
-        }
-        Ok(())
+        self.hear(timeout.as_ref())
     }
 
     /// Whether the device wakes: only changed where the way of sleeping changes.
@@ -128,36 +116,15 @@ impl Engine {
         }
         let Some(fd) = self.device.sleep_fd() else { return Ok(()) };
         let flags = if watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(0), flags)
+        epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(DEVICE), flags)
             .map_err(|cause| self.waiting_failed(cause))?;
         self.device_watched = watched;
         Ok(())
     }
 
-    fn waiting_failed(&self, cause: rustix::io::Errno) -> DeviceError {
+    pub(crate) fn waiting_failed(&self, cause: rustix::io::Errno) -> DeviceError {
         let name = self.device.info().name.clone();
         DeviceError::Failed { name, what: "waiting", cause: cause.into() }
-    }
-
-    /// Looks at everything that the engine would be woken for, after it announced its sleep. An
-    /// order that came meanwhile has made `wake` readable.
-    fn is_idle(&mut self) -> bool {
-        let mut idle = true;
-        for place in 0..self.sessions.len() as u32 {
-            let Some(session) = &mut self.sessions[place as usize] else { continue };
-            if session.closing {
-                continue;
-            }
-            match session.work.is_idle() {
-                Ok(one) => idle &= one,
-                Err(violation) => {
-                    session.violation.get_or_insert(violation);
-                    self.end_if_violated(place);
-                    idle = false;
-                }
-            }
-        }
-        idle
     }
 
     /// When the engine has something to do by itself, on the monotonic clock in nanoseconds: a
