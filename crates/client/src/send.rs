@@ -296,8 +296,21 @@ impl Session {
         let set = &mut self.queue_sets[queue_set as usize];
         let half = set.transmit.in_flight().div_ceil(2);
         set.transmit.want(half);
-        if !self.wanting.contains(&queue_set) {
-            self.wanting.push(queue_set);
+        set.wants = true;
+        // Looked at once, now that the wish is written: what comes later comes with an event.
+        self.look_for_room(queue_set)
+    }
+
+    /// Looks whether a queue set has the room that it wanted.
+    pub(crate) fn look_for_room(&mut self, queue_set: u32) -> Result<(), Lost> {
+        self.unsent(queue_set)?;
+        let set = &mut self.queue_sets[queue_set as usize];
+        if set.transmit.has_what_it_wanted() {
+            (set.wants, set.room) = (false, true);
+            if !set.ready {
+                set.ready = true;
+                self.ready.push_back(queue_set);
+            }
         }
         Ok(())
     }

@@ -41,6 +41,8 @@ pub(crate) struct QueueSet {
     pub(crate) dirty: bool,
     /// Room that was wanted is there: news even when no packet waits.
     pub(crate) room: bool,
+    /// It waits for room: with its next event it is looked at for it.
+    pub(crate) wants: bool,
 }
 
 /// An attachment to a driver server. See the crate's documentation for threads and `fork`.
@@ -70,8 +72,6 @@ pub struct Session {
     counters: PeerWords,
     pub(crate) ready: VecDeque<u32>,
     pub(crate) dirty: Vec<u32>,
-    /// Queue sets that want room.
-    pub(crate) wanting: Vec<u32>,
     pub(crate) packet: [Descriptor; MAX_CHAIN],
     /// How long the first frame of the packet received last was.
     pub(crate) length: usize,
@@ -173,7 +173,7 @@ impl Session {
             .map(|(own, peer)| {
                 let (transmit, receive) =
                     application_side(&shape.queues, shape.receive_heap, own, peer);
-                QueueSet { transmit, receive, ready: false, dirty: false, room: false }
+                QueueSet { transmit, receive, ready: false, dirty: false, room: false, wants: false }
             })
             .collect();
         let mut session = Session {
@@ -200,7 +200,6 @@ impl Session {
             counters: pages.counters,
             ready: VecDeque::with_capacity(shape.queue_sets as usize),
             dirty: Vec::with_capacity(shape.queue_sets as usize),
-            wanting: Vec::new(),
             packet: [Descriptor::default(); MAX_CHAIN],
             length: 64,
             statistics: Statistics::default(),

@@ -178,6 +178,9 @@ impl Session {
     pub fn ready(&mut self) -> Result<Option<u32>, Lost> {
         self.check()?;
         while let Some(queue_set) = self.ready.front().copied() {
+            if self.queue_sets[queue_set as usize].wants {
+                self.look_for_room(queue_set)?;
+            }
             let set = &mut self.queue_sets[queue_set as usize];
             // Looked at after its event was acknowledged: what comes later is a new event.
             match set.receive.observe() {
@@ -213,7 +216,7 @@ impl Session {
             Ok(idle) => idle,
             Err(violation) => return Err(self.wrong(violation)),
         };
-        if idle && self.wanting.is_empty() || !self.has_news()? {
+        if idle && self.ready.is_empty() || !self.has_news()? {
             return Ok(false);
         }
         self.sleeper.awake();
@@ -242,21 +245,6 @@ impl Session {
         });
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
-        }
-        let mut place = 0;
-        while let Some(queue_set) = self.wanting.get(place).copied() {
-            self.unsent(queue_set)?;
-            let set = &mut self.queue_sets[queue_set as usize];
-            if !set.transmit.has_what_it_wanted() {
-                place += 1;
-                continue;
-            }
-            self.wanting.swap_remove(place);
-            set.room = true;
-            if !set.ready {
-                set.ready = true;
-                self.ready.push_back(queue_set);
-            }
         }
         Ok(self.ready()?.is_some())
     }

@@ -43,23 +43,25 @@ impl Space {
 #[derive(Debug, Default)]
 pub struct Spaces {
     table: Vec<Option<Space>>,
+    free: Vec<u32>,
 }
 
 impl Spaces {
     /// Adds one.
     pub fn add(&mut self, space: Space) -> SpaceId {
-        let free = self.table.iter().position(Option::is_none);
-        let index = free.unwrap_or_else(|| {
+        let index = self.free.pop().unwrap_or_else(|| {
             self.table.push(None);
-            self.table.len() - 1
+            self.table.len() as u32 - 1
         });
-        self.table[index] = Some(space);
-        SpaceId(index as u32)
+        self.table[index as usize] = Some(space);
+        SpaceId(index)
     }
 
     /// Takes one away. Whoever does so knows that no packet of it is with the device.
     pub fn remove(&mut self, id: SpaceId) -> Option<Space> {
-        self.table.get_mut(id.0 as usize)?.take()
+        let space = self.table.get_mut(id.0 as usize)?.take()?;
+        self.free.push(id.0);
+        Some(space)
     }
 
     /// The address of `len` readable bytes; good for as long as the space is in the table.

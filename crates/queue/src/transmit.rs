@@ -10,7 +10,7 @@ use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE, SMALL, TOG
 use crate::frames::{Ledger, Slots};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
-use crate::word::{OwnWords, PeerWords};
+use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
 
 /// Beside the head: the commit index that the application waits for, with this bit, or 0.
 const WANTED: u64 = 1 << 32;
@@ -112,13 +112,16 @@ impl TransmitProducer {
         self.capacity - self.room()
     }
 
-    /// Asks for an event when `slots` of those in flight are done with. After this, a sleeper
-    /// announces itself ([`crate::doorbell::Sleeper::prepare`]), reclaims once more and looks
-    /// whether it [`has_what_it_wanted`](TransmitProducer::has_what_it_wanted) before it sleeps.
+    /// Asks for an event when `slots` of those in flight are done with. **After this the caller must
+    /// reclaim once more and look whether it
+    /// [`has_what_it_wanted`](TransmitProducer::has_what_it_wanted)**: from then on it needs to look
+    /// only when an event of this queue set comes.
     pub fn want(&mut self, slots: u32) {
         let index = self.reclaimed.wrapping_add(slots.min(self.in_flight()));
         self.wanted = Some(index);
         self.head.line().store(WANTED_WORD, WANTED | u64::from(index));
+        // SYNC: the wish is there before the commit index is looked at. Partner: `MarkerLooks`.
+        full_fence(Barrier::WisherLooks);
     }
 
     /// Whether what was wanted is there, as last reclaimed. Then the wish is over.

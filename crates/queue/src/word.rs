@@ -28,8 +28,8 @@ const CACHE_LINE_WORDS: usize = 8;
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
 const LINES_AHEAD: usize = 4;
 
-/// The six places where a store must be seen before a load is made, in three pairs. Of each pair,
-/// one side is certain to see what the other stored; with either barrier taken out, neither may.
+/// The places where a store must be seen before a load is made, in pairs. Of each pair, one side is
+/// certain to see what the other stored; with either barrier taken out, neither may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
     /// The sleeper set its flag and looks at the queue. Partner: [`Barrier::RingerLooks`].
@@ -40,12 +40,16 @@ pub enum Barrier {
     /// [`Barrier::MarkerLooks`].
     AcknowledgerLooks,
     /// Queues were published, and the acknowledgements are looked at. Partner:
-    /// [`Barrier::AcknowledgerLooks`].
+    /// [`Barrier::AcknowledgerLooks`] and, for the wish for room that is read with them,
+    /// [`Barrier::WisherLooks`].
     MarkerLooks,
     /// Work was left, and the flag is looked at. Partner: [`Barrier::HolderLooks`].
     LeaverLooks,
     /// The flag was released, and what was left is looked for. Partner: [`Barrier::LeaverLooks`].
     HolderLooks,
+    /// A wish for room was written, and it is looked whether there is room. Partner:
+    /// [`Barrier::MarkerLooks`].
+    WisherLooks,
 }
 
 /// A full barrier. Written as a fence and not as SeqCst accesses: those order only among each

@@ -1,5 +1,7 @@
 //! One control connection: what it may ask, and what it is answered.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -64,6 +66,8 @@ pub(crate) struct Connection {
     pub(crate) pages: Option<Arc<Mapping>>,
     /// Its endpoints by number.
     pub(crate) endpoints: Vec<Option<Opened>>,
+    /// Numbers of endpoints that were given back, and the first that was never given.
+    pub(crate) free: (BinaryHeap<Reverse<u32>>, u32),
 }
 
 /// An endpoint as the control thread has it.
@@ -114,10 +118,29 @@ impl Connection {
         self.channel.send(&Message::Attached(attached), descriptors).map_err(|_| ())
     }
 
-    /// The number for a new endpoint.
+    /// The number for a new endpoint: the lowest that is free.
     #[must_use]
     pub(crate) fn free_endpoint(&self) -> Option<u32> {
-        self.endpoints.iter().position(Option::is_none).map(|number| number as u32)
+        let (given_back, next) = &self.free;
+        let fresh = (*next < self.endpoints.len() as u32).then_some(*next);
+        given_back.peek().map(|Reverse(number)| *number).or(fresh)
+    }
+
+    /// [`Connection::free_endpoint`] is somebody's.
+    pub(crate) fn put_in(&mut self, opened: Opened) {
+        let Some(number) = self.free_endpoint() else { return };
+        let (given_back, next) = &mut self.free;
+        if given_back.pop().is_none() {
+            *next += 1;
+        }
+        self.endpoints[number as usize] = Some(opened);
+    }
+
+    /// An endpoint goes, and its number is free.
+    pub(crate) fn take_out(&mut self, number: u32) -> Option<Opened> {
+        let opened = self.endpoints.get_mut(number as usize)?.take()?;
+        self.free.0.push(Reverse(number));
+        Some(opened)
     }
 }
 

@@ -4,7 +4,7 @@
 //! connection, so that nobody who floods holds up the others; who sends what is no message, never
 //! reads its answers, or attaches and does not go on, is cut off.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use crate::addresses::{Holder, Pool};
 use crate::connection::{Connection, Progress};
+use crate::connections::Connections;
 use crate::demux::{Rule, Sets};
 use crate::orders::{Event, Order};
 use crate::policy::Policy;
@@ -97,7 +98,7 @@ pub(crate) struct Control {
     pub(crate) own_uid: u32,
     all_users_known: bool,
     pub(crate) started: Instant,
-    pub(crate) connections: BTreeMap<u64, Connection>,
+    pub(crate) connections: Connections,
     pub(crate) next_token: u64,
     pub(crate) next_number: u32,
     pub(crate) next_ticket: u64,
@@ -134,7 +135,7 @@ impl Control {
             own_uid: rustix::process::geteuid().as_raw(),
             all_users_known: every_user_has_a_number(),
             started: Instant::now(),
-            connections: BTreeMap::new(),
+            connections: Connections::default(),
             next_token: 0,
             next_number: 1,
             next_ticket: 0,
@@ -213,26 +214,17 @@ impl Control {
     }
 
     fn next_deadline(&self) -> Option<Duration> {
-        let waiting =
-            |one: &&Connection| matches!(one.progress, Progress::New | Progress::Given(_));
-        let oldest = self.connections.values().filter(waiting).map(|one| one.since).min()?;
+        let (since, _) = self.connections.slowest()?;
         Some(
-            (oldest + STEP_TIMEOUT).saturating_duration_since(Instant::now())
+            (since + STEP_TIMEOUT).saturating_duration_since(Instant::now())
                 + Duration::from_millis(1),
         )
     }
 
     fn cut_off_the_late(&mut self) {
-        let late: Vec<u64> = self
-            .connections
-            .iter()
-            .filter(|(_, one)| {
-                matches!(one.progress, Progress::New | Progress::Given(_))
-                    && one.since.elapsed() > STEP_TIMEOUT
-            })
-            .map(|(token, _)| *token)
-            .collect();
-        for token in late {
+        while let Some((since, token)) = self.connections.slowest()
+            && since.elapsed() > STEP_TIMEOUT
+        {
             self.hang_up(token);
         }
     }
@@ -270,7 +262,7 @@ impl Control {
             Ok(standing) => standing,
             Err((refusal, text)) => return refuse(&channel, refusal, &text),
         };
-        let theirs = self.connections.values().filter(|one| one.peer.uid == peer.uid).count();
+        let theirs = self.connections.of_user(peer.uid);
         if self.connections.len() >= self.parts.policy.connections
             || theirs >= self.parts.policy.sessions_per_user * 2
         {
@@ -302,20 +294,21 @@ impl Control {
             shape: None,
             pages: None,
             endpoints: Vec::new(),
+            free: (BinaryHeap::new(), 0),
         };
         self.connections.insert(token, connection);
     }
 
     /// One message, or the end, of a connection.
     fn heard(&mut self, token: u64, process_ended: bool) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let Some(connection) = self.connections.get_mut(token) else { return };
         if process_ended {
             return self.hang_up(token);
         }
         match connection.channel.receive() {
             Ok(Incoming::Message(message, descriptors)) => {
                 drop(descriptors);
-                connection.since = Instant::now();
+                self.connections.step(token);
                 self.asked(token, message);
             }
             Ok(Incoming::Nothing) => {}
@@ -333,7 +326,8 @@ impl Control {
 
     /// The peer is gone, or is no longer heard.
     pub(crate) fn hang_up(&mut self, token: u64) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
+        self.connections.settle(token);
+        let Some(connection) = self.connections.get_mut(token) else { return };
         let number = connection.number;
         match std::mem::replace(&mut connection.progress, Progress::Over) {
             Progress::New => {
@@ -365,7 +359,7 @@ impl Control {
     }
 
     fn drop_connection(&mut self, token: u64) {
-        if let Some(connection) = self.connections.remove(&token) {
+        if let Some(connection) = self.connections.remove(token) {
             let _ = epoll::delete(&self.epoll, &connection.channel);
             if let Some(process) = &connection.peer.process {
                 let _ = epoll::delete(&self.epoll, process);
@@ -375,10 +369,10 @@ impl Control {
 
     /// Gives back what the control thread holds for a session.
     pub(crate) fn forget_session(&mut self, token: u64) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let number = self.connections.take_number(token);
+        let Some(connection) = self.connections.get_mut(token) else { return };
         let endpoints = std::mem::take(&mut connection.endpoints);
         let lease = connection.lease.take();
-        let number = std::mem::take(&mut connection.number);
         let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
         connection.pages = None;
         for opened in endpoints.iter().flatten() {
@@ -414,21 +408,15 @@ impl Control {
                 Event::Removed(session) => {
                     let number = session.number;
                     drop(session);
-                    let token = self
-                        .connections
-                        .iter()
-                        .find(|(_, one)| one.number == number)
-                        .map(|(token, _)| *token);
-                    if let Some(token) = token {
+                    if let Some(token) = self.connections.token_of(number) {
                         self.forget_session(token);
                         self.drop_connection(token);
                     }
                 }
                 Event::Violated { session, violation } => {
-                    let name = self
-                        .connections
-                        .values()
-                        .find(|one| one.number == session)
+                    let theirs = self.connections.token_of(session);
+                    let name = theirs
+                        .and_then(|token| self.connections.get(token))
                         .map_or("", |one| &one.name);
                     warn!(session, name, %violation, "closed: its application broke the protocol");
                 }
@@ -445,7 +433,7 @@ impl Control {
             }
             Reply::Nothing => return,
         };
-        if let Some(connection) = self.connections.get(&token)
+        if let Some(connection) = self.connections.get(token)
             && connection.answer(&message).is_err()
         {
             self.hang_up(token);

@@ -22,6 +22,7 @@
 //! | [`handoff`] | how checked packets reach the device; the backlog |
 //! | [`session`] | what the engine has of a session |
 //! | [`embedded`] | a driver for all threads of one program, without a server |
+//! | `connections` | all of them, found by token, number and user |
 //! | `control` | connections, attach, endpoints, reports |
 //! | [`addresses`] | which addresses sessions get |
 //! | [`policy`] | who may what |
@@ -29,7 +30,9 @@
 #![deny(unsafe_code)]
 
 pub mod addresses;
+mod coalescing;
 mod connection;
+mod connections;
 mod control;
 #[allow(unsafe_code)]
 pub mod copy;

@@ -138,9 +138,7 @@ impl Engine {
                     for word in first..first + ENDPOINT_COUNTERS {
                         session.counters.store(word, 0);
                     }
-                    let queue_set = endpoint.queue_set;
-                    session.endpoints[number as usize] = Some(*endpoint);
-                    session.coalesce(queue_set);
+                    session.put_in(number, *endpoint);
                 }
             }
             Order::RemoveEndpoint { session, number } => {
@@ -229,12 +227,8 @@ impl Engine {
 
     fn remove_endpoint(&mut self, place: u32, number: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
-        let Some(endpoint) = session.endpoints.get_mut(number as usize).and_then(Option::take)
-        else {
-            return;
-        };
+        let Some(endpoint) = session.take_out(number) else { return };
         let queue_set = endpoint.queue_set;
-        session.coalesce(queue_set);
         self.forget(&endpoint, Destination { session: place, endpoint: number });
         self.forget_shape(place, number, queue_set);
     }

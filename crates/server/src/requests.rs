@@ -10,7 +10,7 @@ use towpath_waiting::Costs;
 use tracing::{debug, info};
 
 use crate::addresses::Holder;
-use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
+use crate::connection::{Connection, Opened, Progress, Refused, read_attach, read_open};
 use crate::control::{Control, Reply};
 use crate::demux::SETS_PER_MAC;
 use crate::orders::{Order, Tap};
@@ -37,7 +37,7 @@ impl Control {
                 Err((Refusal::State, "this message is the server's to send".into()))
             }
         };
-        let Some(connection) = self.connections.get(&token) else { return };
+        let Some(connection) = self.connections.get(token) else { return };
         if let Err(refused) = outcome
             && connection.refuse(&refused).is_err()
         {
@@ -46,7 +46,7 @@ impl Control {
     }
 
     fn attach(&mut self, token: u64, attach: &message::Attach) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         if !matches!(connection.progress, Progress::New) {
             return Err((Refusal::State, "attach: this connection has a session already".into()));
         }
@@ -69,8 +69,7 @@ impl Control {
             return Err((Refusal::Limit, text));
         }
         let uid = connection.peer.uid;
-        let theirs =
-            self.connections.values().filter(|one| one.number != 0 && one.peer.uid == uid).count();
+        let theirs = self.connections.sessions_of_user(uid);
         if theirs >= self.parts.policy.sessions_per_user {
             let text = format!("attach: user {uid} has {theirs} sessions, which is the limit");
             return Err((Refusal::Limit, text));
@@ -97,7 +96,8 @@ impl Control {
             }
         };
         self.next_number = self.next_number.wrapping_add(1).max(1);
-        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        self.connections.give_number(token, number);
+        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let attached = Attached {
             epoch: self.parts.epoch,
             session: number,
@@ -113,7 +113,6 @@ impl Control {
             ipv6_gateway: lease.ipv6_gateway.map_or([0; 16], |ip| ip.octets()),
             device: message::fixed_name(&self.parts.info.name),
         };
-        connection.number = number;
         connection.name = name;
         connection.lease = Some(lease);
         connection.shape = Some(shape);
@@ -130,7 +129,11 @@ impl Control {
     }
 
     fn mapped(&mut self, token: u64) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        let given = |one: &Connection| matches!(one.progress, Progress::Given(_));
+        if self.connections.get(token).is_some_and(given) {
+            self.connections.settle(token);
+        }
+        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let prepared = match std::mem::replace(&mut connection.progress, Progress::Lives) {
             Progress::Given(prepared) => prepared,
             other => {
@@ -161,7 +164,7 @@ impl Control {
     }
 
     fn open(&mut self, token: u64, open: &Open) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get(&token) else { return Ok(()) };
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
         if !matches!(connection.progress, Progress::Lives) {
             return Err((Refusal::State, "open: there is no session on this connection".into()));
         }
@@ -184,12 +187,8 @@ impl Control {
             );
             return Err((Refusal::Limit, text));
         }
-        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
-        let (Some(lease), Some(slot)) =
-            (connection.lease, connection.endpoints.get_mut(number as usize))
-        else {
-            return Ok(());
-        };
+        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
+        let Some(lease) = connection.lease else { return Ok(()) };
         let rights = match opened.tap {
             Some(Tap::Capture) => Rights::nothing(),
             _ => Rights::new(opened.rule, lease.mac, lease.addresses()),
@@ -209,7 +208,7 @@ impl Control {
             self.rules.insert(opened.rule, session);
             self.rule_sets.add(&opened.rule);
         }
-        *slot = Some(opened);
+        connection.put_in(opened);
         let endpoint = Box::new(endpoint);
         let order = Order::AddEndpoint { session, number, endpoint, tap, group };
         self.order(order, Reply::Opened(token, number));
@@ -217,8 +216,8 @@ impl Control {
     }
 
     fn close(&mut self, token: u64, number: u32) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
-        let opened = connection.endpoints.get_mut(number as usize).and_then(Option::take);
+        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
+        let opened = connection.take_out(number);
         let session = connection.number;
         let Some(opened) = opened else {
             return Err((Refusal::NotFound, format!("close: there is no endpoint {number}")));
@@ -236,7 +235,7 @@ impl Control {
     }
 
     fn report(&mut self, token: u64) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get(&token) else { return Ok(()) };
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
         let all = connection.standing == Standing::Administrator;
         let uid = connection.peer.uid;
         let report = report::Report {
@@ -276,7 +275,7 @@ impl Control {
 
     /// Changes a setting of the device or of an endpoint.
     fn set(&mut self, token: u64, set: Set) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get(&token) else { return Ok(()) };
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
         let setting = Setting::numbered(set.setting).ok_or_else(|| {
             (Refusal::NotFound, format!("set: there is no setting {}", set.setting))
         })?;
@@ -310,8 +309,7 @@ impl Control {
             }
             let opened = self
                 .connections
-                .values_mut()
-                .find(|one| one.number == set.session && matches!(one.progress, Progress::Lives))
+                .living(set.session)
                 .and_then(|one| one.endpoints.get_mut(set.endpoint as usize))
                 .and_then(Option::as_mut)
                 .ok_or_else(|| {

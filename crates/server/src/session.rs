@@ -14,6 +14,7 @@ use towpath_queue::receive::{ReceiveProducer, server_side};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{OwnWords, Violation};
 
+use crate::coalescing::Coalescing;
 use crate::demux::Rule;
 use crate::held::Hold;
 use crate::rights::Rights;
@@ -40,6 +41,8 @@ pub struct QueueSet {
     pub rx_frames: u32,
     /// How long a ring may be put off for them, in microseconds; 0: not at all.
     pub rx_usecs: u32,
+    /// What its endpoints ask for of these.
+    coalescing: Coalescing,
 }
 
 /// An endpoint as the engine has it.
@@ -112,8 +115,6 @@ pub struct Session {
     pub marked: bool,
     /// What its ring waits for.
     pub(crate) hold: Hold,
-    /// An endpoint's rings were ever put off.
-    coalesces: bool,
     /// It is to be taken away as soon as nothing of it is with the device.
     pub closing: bool,
     /// Its flow rules are gone, too.
@@ -135,6 +136,13 @@ pub struct Memories {
     pub receive_heap: Arc<Mapping>,
     /// Transmit heap, read-only.
     pub transmit_heap: Arc<Mapping>,
+}
+
+impl QueueSet {
+    /// What holds for it: the least of its endpoints'.
+    fn coalesce(&mut self) {
+        (self.rx_frames, self.rx_usecs) = self.coalescing.least();
+    }
 }
 
 impl Session {
@@ -168,6 +176,7 @@ impl Session {
                     touched: false,
                     rx_frames: 1,
                     rx_usecs: 0,
+                    coalescing: Coalescing::default(),
                 }
             })
             .collect();
@@ -201,7 +210,6 @@ impl Session {
             flights: 0,
             marked: false,
             hold: Hold::default(),
-            coalesces: false,
             closing: false,
             emptied: false,
             violation: None,
@@ -221,27 +229,31 @@ impl Session {
         let Some(one) = self.endpoints.get_mut(endpoint as usize).and_then(Option::as_mut) else {
             return;
         };
+        let set = &mut self.queue_sets[one.queue_set as usize];
+        set.coalescing.remove(one);
         match setting {
             Setting::RxFrames => one.coalescing.0 = value,
             _ => one.coalescing.1 = value,
         }
-        let queue_set = one.queue_set;
-        self.coalesces = true;
-        self.coalesce(queue_set);
+        set.coalescing.add(one);
+        set.coalesce();
     }
 
-    /// What holds for a queue set: the least of its endpoints'.
-    pub(crate) fn coalesce(&mut self, queue_set: u32) {
-        if !self.coalesces {
-            return;
-        }
-        let theirs = self.endpoints.iter().flatten().filter(|one| one.queue_set == queue_set);
-        let (frames, usecs) = theirs
-            .map(|one| one.coalescing)
-            .reduce(|a, b| (a.0.min(b.0), a.1.min(b.1)))
-            .unwrap_or((1, 0));
-        let set = &mut self.queue_sets[queue_set as usize];
-        (set.rx_frames, set.rx_usecs) = (frames, usecs);
+    /// An endpoint comes.
+    pub(crate) fn put_in(&mut self, number: u32, endpoint: Endpoint) {
+        let set = &mut self.queue_sets[endpoint.queue_set as usize];
+        set.coalescing.add(&endpoint);
+        set.coalesce();
+        self.endpoints[number as usize] = Some(endpoint);
+    }
+
+    /// An endpoint goes.
+    pub(crate) fn take_out(&mut self, number: u32) -> Option<Endpoint> {
+        let endpoint = self.endpoints.get_mut(number as usize)?.take()?;
+        let set = &mut self.queue_sets[endpoint.queue_set as usize];
+        set.coalescing.remove(&endpoint);
+        set.coalesce();
+        Some(endpoint)
     }
 
     /// Which line a packet of an endpoint stands in.

@@ -186,13 +186,17 @@ impl Engine {
         self.watch.counts.rests += 1;
     }
 
-    /// A session rang. If it rests and has something to send, it is watched again; if it has nothing
-    /// it goes on resting, and its flag stands: what it publishes next, it rings for.
+    /// A session rang. If it rests and has something to send, it is watched again.
+    ///
+    /// If it has nothing, its ring came late, for what an earlier look had found. It takes this ring
+    /// for the one of the flag as it stands, and would not ring again: it begins to rest anew.
     fn rang(&mut self, place: u32) {
         let Some(Some(session)) = self.sessions.get_mut(place as usize) else { return };
         if session.closing || session.watched_at != RESTS {
             return;
         }
+        session.rest.awake();
+        session.rest.prepare();
         self.watch.counts.looks += 1;
         if !self.has_no_news(place)
             && let Some(session) = &self.sessions[place as usize]

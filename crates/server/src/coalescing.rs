@@ -1,0 +1,105 @@
+//! What the endpoints of one queue set ask for: the least counts, found without looking at each.
+
+use std::collections::BTreeMap;
+
+use crate::session::Endpoint;
+
+/// Packets, and microseconds, of an endpoint that asked for nothing.
+pub(crate) const UNSET: (u32, u32) = (1, 0);
+
+/// How often each value was asked for, but for one.
+#[derive(Debug)]
+struct Values {
+    unset: u32,
+    counts: BTreeMap<u32, u32>,
+    total: u32,
+}
+
+impl Values {
+    fn new(unset: u32) -> Values {
+        Values { unset, counts: BTreeMap::new(), total: 0 }
+    }
+
+    fn add(&mut self, value: u32) {
+        if value != self.unset {
+            *self.counts.entry(value).or_default() += 1;
+            self.total += 1;
+        }
+    }
+
+    fn remove(&mut self, value: u32) {
+        let Some(count) = self.counts.get_mut(&value) else { return };
+        *count -= 1;
+        self.total -= 1;
+        if *count == 0 {
+            self.counts.remove(&value);
+        }
+    }
+
+    fn least(&self, endpoints: u32) -> u32 {
+        let asked = self.counts.first_key_value().map(|(value, _)| *value);
+        let unset = (self.total < endpoints).then_some(self.unset);
+        asked.into_iter().chain(unset).min().unwrap_or(self.unset)
+    }
+}
+
+/// What the endpoints of one queue set ask for.
+#[derive(Debug)]
+pub(crate) struct Coalescing {
+    endpoints: u32,
+    packets: Values,
+    microseconds: Values,
+}
+
+impl Default for Coalescing {
+    fn default() -> Coalescing {
+        let (packets, microseconds) = (Values::new(UNSET.0), Values::new(UNSET.1));
+        Coalescing { endpoints: 0, packets, microseconds }
+    }
+}
+
+impl Coalescing {
+    pub(crate) fn add(&mut self, endpoint: &Endpoint) {
+        self.endpoints += 1;
+        self.packets.add(endpoint.coalescing.0);
+        self.microseconds.add(endpoint.coalescing.1);
+    }
+
+    pub(crate) fn remove(&mut self, endpoint: &Endpoint) {
+        self.endpoints -= 1;
+        self.packets.remove(endpoint.coalescing.0);
+        self.microseconds.remove(endpoint.coalescing.1);
+    }
+
+    /// What holds for all of them.
+    pub(crate) fn least(&self) -> (u32, u32) {
+        (self.packets.least(self.endpoints), self.microseconds.least(self.endpoints))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_of_those_that_are_there() {
+        let mut values = Values::new(1);
+        assert_eq!(values.least(0), 1, "nobody");
+        assert_eq!(values.least(2), 1, "two that asked for nothing");
+        values.add(8);
+        assert_eq!(values.least(2), 1, "one that asked for nothing");
+        values.add(4);
+        assert_eq!(values.least(2), 4);
+        values.add(4);
+        values.remove(4);
+        assert_eq!(values.least(2), 4, "the other one's");
+        values.remove(4);
+        assert_eq!((values.least(1), values.least(0)), (8, 8));
+        values.remove(8);
+        values.remove(8);
+        assert_eq!(values.least(1), 1);
+        let mut usecs = Values::new(5);
+        usecs.add(3);
+        assert_eq!((usecs.least(1), usecs.least(2)), (3, 3), "less than unset");
+    }
+}
