@@ -10,7 +10,8 @@ use std::sync::Arc;
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
 use towpath_protocol::layout::{
-    CLOSED_WORD, ENDPOINT_COUNTERS, REST_WORD, STATE_SLEEP_WORD, SessionShape, own_words, peer_words,
+    CLOSED_WORD, ENDPOINT_COUNTERS, REST_WORD, STATE_SLEEP_WORD, SessionShape, own_words,
+    peer_words,
 };
 use towpath_protocol::memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, Attach, Message};
@@ -41,6 +42,8 @@ pub(crate) struct QueueSet {
     pub(crate) dirty: bool,
     /// Room that was wanted is there: news even when no packet waits.
     pub(crate) room: bool,
+    /// A wait has ended with that.
+    pub(crate) room_told: bool,
     /// It waits for room: with its next event it is looked at for it.
     pub(crate) wants: bool,
 }
@@ -173,7 +176,15 @@ impl Session {
             .map(|(own, peer)| {
                 let (transmit, receive) =
                     application_side(&shape.queues, shape.receive_heap, own, peer);
-                QueueSet { transmit, receive, ready: false, dirty: false, room: false, wants: false }
+                QueueSet {
+                    transmit,
+                    receive,
+                    ready: false,
+                    dirty: false,
+                    room: false,
+                    room_told: false,
+                    wants: false,
+                }
             })
             .collect();
         let mut session = Session {

@@ -170,13 +170,22 @@ impl Session {
         self.has_news()
     }
 
-    /// A queue set that has news: packets that wait, or room that was wanted. The same one until
-    /// its packets are taken.
+    /// A queue set that has news: packets that wait, the same one until they are taken; or room that
+    /// was wanted, said once.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn ready(&mut self) -> Result<Option<u32>, Lost> {
         self.check()?;
+        let first = self.first_ready()?;
+        if let Some(queue_set) = first {
+            let set = &mut self.queue_sets[queue_set as usize];
+            (set.room, set.room_told) = (false, false);
+        }
+        Ok(first)
+    }
+
+    fn first_ready(&mut self) -> Result<Option<u32>, Lost> {
         while let Some(queue_set) = self.ready.front().copied() {
             if self.queue_sets[queue_set as usize].wants {
                 self.look_for_room(queue_set)?;
@@ -188,10 +197,7 @@ impl Session {
                     set.ready = false;
                     self.ready.pop_front();
                 }
-                Ok(_) => {
-                    set.room = false;
-                    return Ok(Some(queue_set));
-                }
+                Ok(_) => return Ok(Some(queue_set)),
                 Err(violation) => return Err(self.wrong(violation)),
             }
         }
@@ -246,7 +252,17 @@ impl Session {
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
         }
-        Ok(self.ready()?.is_some())
+        // Room is news once, also to who does not ask which queue set has it.
+        if let Some(first) = self.ready.front() {
+            let set = &mut self.queue_sets[*first as usize];
+            set.room &= !std::mem::take(&mut set.room_told);
+        }
+        let first = self.first_ready()?;
+        if let Some(queue_set) = first {
+            let set = &mut self.queue_sets[queue_set as usize];
+            set.room_told = set.room;
+        }
+        Ok(first.is_some())
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {

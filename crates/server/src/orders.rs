@@ -308,8 +308,7 @@ impl Engine {
     /// Takes a session out of which nothing is left, and hands it back.
     fn take_out(&mut self, place: u32) {
         let theirs = &mut self.sessions[place as usize];
-        let Some(session) =
-            theirs.take_if(|one| one.closing && one.emptied && one.flights == 0)
+        let Some(session) = theirs.take_if(|one| one.closing && one.emptied && one.flights == 0)
         else {
             return;
         };

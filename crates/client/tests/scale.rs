@@ -1,0 +1,417 @@
+//! A thousand sessions at one server, and ten thousand endpoints in one session: what they cost those
+//! that are busy, and that none of them is forgotten.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use towpath_client::{Endpoint, Options, Rule, Session, Setting};
+use towpath_device::loopback;
+use towpath_packet::build::Flow;
+use towpath_protocol::channel::{Channel, Incoming};
+use towpath_protocol::layout::{SessionShape, own_words};
+use towpath_protocol::memory::SharedFile;
+use towpath_protocol::message::{self, Attach, Message};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Policy, Server, Subnets};
+
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+/// Descriptors that a session and its application take in one process, with room to spare.
+const DESCRIPTORS: u64 = 16;
+
+/// As many sessions as this process may have descriptors for, a thousand at most; raises the limit as
+/// far as it goes. Fewer than a hundred would show nothing.
+fn sessions() -> usize {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+    let count = (descriptors.saturating_sub(200) / DESCRIPTORS).min(1000) as usize;
+    if count < 1000 {
+        println!(
+            "{count} sessions instead of 1000: this process may have {descriptors} descriptors"
+        );
+    }
+    assert!(count >= 50, "{descriptors} descriptors are too few for this test");
+    count
+}
+
+fn serve(mode: Mode) -> (Server, loopback::LoopbackDevice) {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 16)), ipv6: None };
+    let policy = Policy { sessions_per_user: 2000, connections: 4000, ..Policy::default() };
+    let config = Config { settings: mode.into(), subnets, policy, ..Config::default() };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    (server, far)
+}
+
+struct Application {
+    session: Session,
+    endpoint: Endpoint,
+}
+
+fn small(name: &str) -> Options {
+    Options {
+        name: name.into(),
+        endpoints: 4,
+        transmit_slots: 8,
+        receive_slots: 8,
+        transmit_frame_bytes: 128,
+        receive_frame_bytes: 128,
+        ..Options::default()
+    }
+}
+
+fn attach(server: &Server, name: &str) -> Application {
+    let mut session = Session::attach_over(server.connect().unwrap(), &small(name)).unwrap();
+    let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
+    Application { session, endpoint }
+}
+
+fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
+    let mut frame = Vec::new();
+    frame.extend_from_slice(&to);
+    frame.extend_from_slice(&from);
+    frame.extend_from_slice(&[0x88, 0xb5]);
+    frame.extend_from_slice(&number.to_le_bytes());
+    frame.resize(60 + number as usize % 60, number as u8);
+    frame
+}
+
+/// One packet from one to the other, waited for.
+fn pass(from: &mut Application, to: &mut Application, number: u32) {
+    let packet = frame(to.session.info().mac, from.session.info().mac, number);
+    from.session.send_bytes(from.endpoint, &packet).unwrap();
+    from.session.flush().unwrap();
+    assert!(to.session.wait(PATIENCE).unwrap(), "packet {number} did not come");
+    assert_eq!(to.session.receive_one(0).unwrap().unwrap(), packet);
+}
+
+/// Two of them, taken out and put back.
+fn between(all: &mut [Application], from: usize, to: usize, number: u32) {
+    let [from, to] = all.get_disjoint_mut([from, to]).unwrap();
+    pass(from, to, number);
+}
+
+fn set(server: &Server, setting: Setting, value: u64) {
+    towpath_client::set_over(server.connect().unwrap(), None, setting, value).unwrap();
+}
+
+fn counters(server: &Server) -> impl Fn(&str) -> u64 + use<> {
+    let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+    move |name| report["device"]["counters"][name].as_u64().unwrap()
+}
+
+/// Waits for what a server that polls publishes only now and then.
+fn comes(what: &str, mut there: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !there() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
+}
+
+#[test]
+fn idle_sessions_are_not_looked_at() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut all: Vec<_> = (0..sessions()).map(|_| attach(&server, "one of many")).collect();
+    let count = all.len() as u64;
+    // As many turns as make the others rest.
+    for number in 0..200 {
+        between(&mut all, 0, 1, number);
+    }
+    let before = counters(&server);
+    assert!(before("session_rests") >= count - 10, "{} rest", before("session_rests"));
+    for number in 0..500 {
+        between(&mut all, 0, 1, number);
+    }
+    let after = counters(&server);
+    let since = |name: &str| after(name) - before(name);
+    // Each busy turn is followed by one that is not, and by the look before a sleep.
+    let chances = 3 * (since("busy_turns") + since("sleeps") + 10);
+    let looks = since("session_looks");
+    assert!(looks <= chances * 10, "{looks} looks in {chances} turns, with {count} sessions");
+    server.stop().unwrap();
+}
+
+#[test]
+fn those_that_rest_are_heard_in_every_mode() {
+    let seed = 0x5ca1e;
+    println!("seed {seed}");
+    let mut numbers = Numbers(seed);
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut all: Vec<_> = (0..sessions()).map(|_| attach(&server, "one of many")).collect();
+    for mode in [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
+        set(&server, Setting::Mode, mode as u64);
+        set(&server, Setting::ClockHz, 20_000);
+        for number in 0..80 {
+            between(&mut all, 0, 1, number);
+        }
+        let before = counters(&server);
+        for number in 0..300 {
+            let from = numbers.below(all.len());
+            let to = (from + 1 + numbers.below(all.len() - 1)) % all.len();
+            between(&mut all, from, to, number);
+        }
+        comes("hundred that begin to rest", || {
+            counters(&server)("session_rests") >= before("session_rests") + 100
+        });
+    }
+    server.stop().unwrap();
+}
+
+/// Several at once, and an engine that is busy with others when they ring.
+#[test]
+fn those_that_rest_are_heard_by_a_busy_engine() {
+    for mode in [Mode::Poll, Mode::Interrupt, Mode::Clocked] {
+        let (server, _far) = serve(mode);
+        let mut all: Vec<_> = (0..sessions().min(300)).map(|_| attach(&server, "one")).collect();
+        let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+        let over = AtomicBool::new(false);
+        let rounds = std::thread::scope(|scope| {
+            let busy = scope.spawn(|| {
+                let mut number = 0;
+                while !over.load(Ordering::Relaxed) {
+                    pass(&mut a, &mut b, number);
+                    number += 1;
+                }
+                number
+            });
+            let half = all.len() / 2;
+            for round in 0..10 {
+                // All of one half send before any of the other half looks.
+                for one in 0..half {
+                    let to = all[half + one].session.info().mac;
+                    let from = &mut all[one];
+                    let packet = frame(to, from.session.info().mac, round);
+                    from.session.send_bytes(from.endpoint, &packet).unwrap();
+                    from.session.flush().unwrap();
+                }
+                for (one, to) in all[half..2 * half].iter_mut().enumerate() {
+                    assert!(to.session.wait(PATIENCE).unwrap(), "{mode:?}: {one} in round {round}");
+                    assert!(to.session.receive_one(0).unwrap().is_some());
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+            busy.join().unwrap()
+        });
+        assert!(rounds > 0);
+        server.stop().unwrap();
+    }
+}
+
+#[test]
+fn sessions_that_rest_end_and_come_again() {
+    let (server, _far) = serve(Mode::Poll);
+    let mut all: Vec<_> = (0..sessions().min(400)).map(|_| attach(&server, "one")).collect();
+    let count = all.len();
+    let living = || {
+        let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+        report["sessions"].as_array().unwrap().len()
+    };
+    for round in 0..3 {
+        for number in 0..100 {
+            between(&mut all, 0, 1, number);
+        }
+        // Every other one ends, most of them at rest.
+        let mut keep = 0;
+        all.retain(|_| {
+            keep += 1;
+            keep <= 2 || keep % 2 == round % 2
+        });
+        let left = all.len();
+        comes("the others end", || living() == left);
+        for number in 0..left {
+            between(&mut all, number, (number + 1) % left, number as u32);
+        }
+        while all.len() < count {
+            all.push(attach(&server, "another"));
+        }
+        for number in left - 2..count {
+            between(&mut all, number, 0, number as u32);
+        }
+    }
+    server.stop().unwrap();
+}
+
+/// A session by hand, without the library's good manners.
+struct Raw {
+    _channel: Channel,
+    wake: OwnedFd,
+    _memory: Vec<OwnedFd>,
+    application: towpath_protocol::layout::ApplicationPages<towpath_queue::OwnWords>,
+}
+
+fn raw(server: &Server) -> Raw {
+    let socket = server.connect().unwrap();
+    let channel = Channel::new(socket);
+    let options = small("hostile");
+    let attach = Attach {
+        queue_sets: 1,
+        endpoints: 1,
+        transmit_slots: options.transmit_slots,
+        receive_slots: options.receive_slots,
+        transmit_frame_bytes: options.transmit_frame_bytes,
+        receive_frame_bytes: options.receive_frame_bytes,
+        name: message::fixed_name("hostile"),
+        ipv4: [0; 4],
+        reserved: 0,
+    };
+    let shape = SessionShape::new(
+        1,
+        1,
+        attach.transmit_slots,
+        attach.receive_slots,
+        attach.transmit_frame_bytes,
+        attach.receive_frame_bytes,
+    )
+    .unwrap();
+    channel.send(&Message::Attach(attach), &[]).unwrap();
+    let Incoming::Message(Message::Attached(_), mut memory) = channel.receive().unwrap() else {
+        panic!("not attached")
+    };
+    let wake = memory.pop().unwrap();
+    let application = SharedFile::adopt(memory[3].try_clone().unwrap()).unwrap();
+    let application = std::sync::Arc::new(application.map_writable().unwrap());
+    channel.send(&Message::Mapped, &[]).unwrap();
+    let Incoming::Message(Message::Done, _) = channel.receive().unwrap() else {
+        panic!("not mapped")
+    };
+    let application = shape.application_own(own_words(&application));
+    Raw { _channel: channel, wake, _memory: memory, application }
+}
+
+/// Some ring all the time and have nothing to say, one says that it has and never rings, one lies:
+/// the others go on, and what the engine looks at stays bounded by the rings that it takes.
+#[test]
+fn who_rings_in_vain_or_never_holds_up_nobody() {
+    let (server, _far) = serve(Mode::Poll);
+    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let _others: Vec<_> = (0..10).map(|_| attach(&server, "quiet")).collect();
+    let ringers: Vec<_> = (0..20).map(|_| raw(&server)).collect();
+    let mut silent = raw(&server);
+    let mut liar = raw(&server);
+    for number in 0..300 {
+        pass(&mut a, &mut b, number);
+    }
+    comes("twenty that rest", || counters(&server)("session_rests") >= 20);
+    let before = counters(&server);
+    // An event that is published, and never rung for: it is nobody's loss but its own.
+    silent.application.events.store(16, 0);
+    silent.application.events.publish(0, 1);
+    let over = AtomicBool::new(false);
+    let wakes: Vec<_> = ringers.iter().map(|one| &one.wake).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for wake in &wakes {
+                    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+                }
+            }
+        });
+        for number in 0..2000 {
+            pass(&mut a, &mut b, number);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    comes("somebody asks for rings", || counters(&server)("rings_asked") > before("rings_asked"));
+    assert_eq!(counters(&server)("violations"), before("violations"));
+    // An index that cannot be, rung for: it is found although nobody looked at the session.
+    liar.application.events.publish(0, 1 << 20);
+    rustix::io::write(&liar.wake, &1u64.to_ne_bytes()).unwrap();
+    comes("the lie is found", || counters(&server)("violations") > before("violations"));
+    pass(&mut a, &mut b, 1);
+    server.stop().unwrap();
+}
+
+#[test]
+fn ten_thousand_endpoints_in_one_session() {
+    const ENDPOINTS: u32 = 10_000;
+    const CHOSEN: usize = 6;
+    let seed = 0xe2d;
+    println!("seed {seed}");
+    let mut numbers = Numbers(seed);
+    let (server, _far) = serve(Mode::Interrupt);
+    let options = Options { queue_sets: ENDPOINTS, endpoints: ENDPOINTS, ..small("many") };
+    let mut many = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let from = a.session.open(&Rule::new().udp(7)).unwrap();
+    let endpoints: Vec<_> = (0..ENDPOINTS)
+        .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_set(number)).unwrap())
+        .collect();
+    let address = |session: &Session| session.info().ipv4.unwrap().0;
+    let flow = Flow::v4()
+        .macs(a.session.info().mac, many.info().mac)
+        .addresses(address(&a.session), address(&many));
+    for round in 0..200u8 {
+        let mut chosen = BTreeSet::new();
+        while chosen.len() < CHOSEN {
+            chosen.insert(numbers.below(ENDPOINTS as usize) as u32);
+        }
+        for one in &chosen {
+            let packet = flow.ports(7, *one as u16 + 1).udp(&[round]);
+            a.session.send_bytes(from, &packet).unwrap();
+        }
+        a.session.flush().unwrap();
+        // Those, each once, and none beside.
+        let mut heard = BTreeSet::new();
+        while heard.len() < CHOSEN {
+            assert!(many.wait(PATIENCE).unwrap(), "round {round}: {heard:?} of {chosen:?}");
+            let queue_set = many.ready().unwrap().unwrap();
+            let packet = many.receive_one(queue_set).unwrap().unwrap();
+            assert_eq!(packet[36..38], (queue_set as u16 + 1).to_be_bytes());
+            assert!(heard.insert(queue_set));
+            let answer = flow.ports(7, queue_set as u16 + 1).reversed().udp(&[round]);
+            many.send_bytes(endpoints[queue_set as usize], &answer).unwrap();
+            many.want_room(queue_set).unwrap();
+        }
+        assert_eq!(heard, chosen);
+        many.flush().unwrap();
+        let mut answers = BTreeSet::new();
+        while answers.len() < CHOSEN {
+            assert!(a.session.wait(PATIENCE).unwrap(), "round {round}: {answers:?}");
+            let packet = a.session.receive_one(0).unwrap().unwrap();
+            answers.insert(u32::from(u16::from_be_bytes([packet[34], packet[35]])) - 1);
+        }
+        assert_eq!(answers, chosen);
+        // The room that each waited for is told of, too.
+        let mut rooms = BTreeSet::new();
+        while rooms.len() < CHOSEN {
+            assert!(many.wait(PATIENCE).unwrap(), "round {round}: room of {rooms:?}");
+            rooms.insert(many.ready().unwrap().unwrap());
+        }
+        assert_eq!(rooms, chosen);
+    }
+    // The session ends; its ten thousand rules are taken away while the others go on.
+    let mac = many.info().mac;
+    drop(many);
+    for number in 0..500 {
+        pass(&mut a, &mut b, number);
+    }
+    comes("the session ends", || {
+        let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+        report["sessions"].as_array().unwrap().len() == 2
+    });
+    // Its addresses and its rules are somebody else's now.
+    let mut again = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    assert_eq!(again.info().mac, mac);
+    let first = again.open(&Rule::new().udp(1)).unwrap();
+    assert_eq!((first.number(), counters(&server)("violations")), (0, 0));
+    a.session.send_bytes(from, &flow.ports(7, 1).udp(&[1])).unwrap();
+    a.session.flush().unwrap();
+    assert!(again.wait(PATIENCE).unwrap());
+    server.stop().unwrap();
+}
