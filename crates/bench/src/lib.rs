@@ -13,6 +13,7 @@
 //! | `demux` | flow lookups, the last-flow cache on, off and automatic |
 //! | `optimistic` | one driver for several threads: an optimistic section against a mutex |
 //! | `switch` | endpoint to endpoint through the engine of another process |
+//! | `scale` | what idle sessions, endpoints and connections cost a busy one |
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
@@ -47,6 +48,7 @@ pub mod page;
 mod penn;
 mod queue;
 pub mod report;
+mod scale;
 mod solo;
 mod station;
 pub mod statistics;
@@ -88,6 +90,8 @@ pub enum Experiment {
     Switch,
     /// A neighbour's throughput while another application is killed or stopped.
     Isolation,
+    /// What idle sessions, endpoints and connections cost a busy one.
+    Scale,
     /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
     Tcp,
     /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
@@ -104,12 +108,13 @@ pub enum Experiment {
 
 impl Experiment {
     /// All, in the order of the page.
-    pub const ALL: [Experiment; 11] = [
+    pub const ALL: [Experiment; 12] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
         Experiment::Switch,
         Experiment::Isolation,
+        Experiment::Scale,
         Experiment::Tcp,
         Experiment::NotreDame,
         Experiment::Cambridge,
@@ -127,6 +132,7 @@ impl Experiment {
             Experiment::Optimistic => "optimistic",
             Experiment::Switch => "switch",
             Experiment::Isolation => "isolation",
+            Experiment::Scale => "scale",
             Experiment::Tcp => "tcp",
             Experiment::NotreDame => "notre-dame",
             Experiment::Cambridge => "cambridge",
@@ -173,6 +179,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Optimistic => optimistic::measure(settings)?,
         Experiment::Switch => switch::measure(settings)?,
         Experiment::Isolation => isolation::measure(settings)?,
+        Experiment::Scale => scale::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,
         Experiment::Cambridge => cambridge::measure(settings)?,

@@ -31,6 +31,11 @@ fn question(experiment: &str) -> &'static str {
             "What does a neighbour notice when another application is killed, or stopped and \
              resumed, in the middle of its traffic?"
         }
+        Some(Experiment::Scale) => {
+            "Does what nobody uses cost those who work? One busy session, alone and beside idle ones, \
+             alone and among its own idle endpoints; one busy connection, alone and among idle ones. \
+             At 1, it costs nothing."
+        }
         Some(Experiment::Tcp) => {
             "How much of the kernel's own TCP throughput is left when one of the two hosts is an \
              application with a stack of its own, behind a server and a TAP device?"

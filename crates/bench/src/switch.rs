@@ -15,7 +15,7 @@ use towpath_device::loopback;
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_rig::pin;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Mode, Policy, Server, Subnets};
 
 use crate::Settings;
 use crate::bare;
@@ -43,7 +43,8 @@ pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
         socket: Some(socket),
         settings: Mode::Poll.into(),
         engine_cpu: Some(engine_cpu),
-        subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 24)), ipv6: None },
+        subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 16)), ipv6: None },
+        policy: Policy { sessions_per_user: 2000, ..Policy::default() },
         ..Config::default()
     };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default())?;
