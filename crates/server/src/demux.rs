@@ -32,6 +32,7 @@ mod sets;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use towpath_packet::headers::Headers;
 use towpath_packet::plain::Plain;
 
@@ -48,7 +49,7 @@ pub use sets::SETS_PER_MAC;
 pub(crate) use sets::Sets;
 
 /// An endpoint, named by session and place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Destination {
     /// The session's place in the engine.
     pub session: u32,
@@ -182,7 +183,8 @@ pub struct FlowTable {
     fields: Fields,
     sets: Sets,
     last: [Last; 2],
-    members: Vec<Member>,
+    /// In the order in which they are given what they get.
+    members: BTreeMap<Destination, Member>,
     /// Endpoints that receive every packet of the device.
     pub promiscuous: Vec<Destination>,
     /// Endpoints that receive a copy of every packet in either direction.
@@ -205,7 +207,7 @@ impl FlowTable {
             fields: 0,
             sets: Sets::default(),
             last: [Last::new(cache), Last::new(cache)],
-            members: Vec::new(),
+            members: BTreeMap::new(),
             promiscuous: Vec::new(),
             captures: Vec::new(),
             seed,
@@ -238,7 +240,7 @@ impl FlowTable {
         self.sets.add(rule);
         self.tables_changed(rule);
         if group {
-            self.members.push(Member::new(rule, destination));
+            self.members.insert(destination, Member::new(rule, destination));
         }
         true
     }
@@ -250,7 +252,7 @@ impl FlowTable {
             self.sets.remove(rule);
             self.tables_changed(rule);
         }
-        self.members.retain(|member| member.destination != destination);
+        self.members.remove(&destination);
     }
 
     /// A rule came or went: which tables are to be asked.
@@ -360,7 +362,7 @@ impl FlowTable {
     /// Appends everybody that receives a broadcast or multicast packet.
     pub fn members(&self, headers: &Headers, found: &mut Vec<Destination>) {
         let looked = Looked::of_packet(headers);
-        let takers = self.members.iter().filter(|member| member.takes(headers, &looked));
+        let takers = self.members.values().filter(|member| member.takes(headers, &looked));
         found.extend(takers.map(|member| member.destination));
     }
 

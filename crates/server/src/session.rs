@@ -1,5 +1,6 @@
 //! A session as the engine has it.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub struct QueueSet {
     pub unit: u32,
     /// An endpoint that uses it has settings of its own: its packets are looked at one by one.
     pub shaped: bool,
+    /// Which ones.
+    pub(crate) shapes: BTreeSet<u32>,
     /// When its packets came, where an endpoint that uses it has a maximum delay.
     pub arrivals: Option<Box<Arrivals>>,
     /// It is in the list of those to be published at the end of the turn.
@@ -139,6 +142,15 @@ pub struct Memories {
 }
 
 impl QueueSet {
+    /// An endpoint that uses it has settings of its own, or no more.
+    pub(crate) fn note_shape(&mut self, endpoint: u32, own: bool) {
+        if own {
+            self.shapes.insert(endpoint);
+        } else {
+            self.shapes.remove(&endpoint);
+        }
+    }
+
     /// What holds for it: the least of its endpoints'.
     fn coalesce(&mut self) {
         (self.rx_frames, self.rx_usecs) = self.coalescing.least();
@@ -172,6 +184,7 @@ impl Session {
                     receive,
                     unit: u32::MAX,
                     shaped: false,
+                    shapes: BTreeSet::new(),
                     arrivals: None,
                     touched: false,
                     rx_frames: 1,

@@ -76,6 +76,8 @@ impl Engine {
         let takes_time = |shape: &Option<Shape>| usize::from(shape.is_some_and(|s| s.takes_time()));
         let now_takes = usize::from(slot.as_deref().is_some_and(Shape::takes_time));
         self.timed = self.timed + now_takes - takes_time(&old);
+        let own = slot.is_some();
+        session.queue_sets[queue_set as usize].note_shape(number, own);
         self.reshape(place, queue_set);
     }
 
@@ -85,16 +87,18 @@ impl Engine {
         let Some(slot) = session.shapes.get_mut(number as usize) else { return };
         let Some(old) = slot.take() else { return };
         self.timed -= usize::from(old.takes_time());
+        session.queue_sets[queue_set as usize].note_shape(number, false);
         self.reshape(place, queue_set);
     }
 
     /// Settings of those who use a queue set changed: it stands where it belongs now.
     fn reshape(&mut self, place: u32, queue_set: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
-        let endpoints = session.endpoints.iter().zip(&session.shapes);
-        let shapes = endpoints
-            .filter(|(endpoint, _)| endpoint.as_ref().is_some_and(|e| e.queue_set == queue_set))
-            .filter_map(|(_, shape)| shape.as_deref());
+        let Some(set) = session.queue_sets.get(queue_set as usize) else { return };
+        let shapes = set
+            .shapes
+            .iter()
+            .filter_map(|number| session.shapes.get(*number as usize).and_then(Option::as_deref));
         let (mut shaped, mut delay_us) = (false, u32::MAX);
         for shape in shapes {
             shaped = true;
