@@ -56,6 +56,7 @@ pub mod svg;
 mod switch;
 mod tcp;
 mod techniques;
+mod waiting;
 
 pub use child::{ROLE_FLAG, act};
 pub use report::{Report, Row};
@@ -102,6 +103,8 @@ pub enum Experiment {
     Karlsruhe,
     /// Smith and Traw: PDU sizes, what is left for others, the clock.
     Penn,
+    /// How the engine waits: the controller beside sockets and beside fixed settings.
+    Waiting,
     /// Watson: handing packets to the device directly, or through a queue.
     FreeBsd,
 }
@@ -121,6 +124,7 @@ impl Experiment {
         Experiment::Karlsruhe,
         Experiment::Penn,
         Experiment::FreeBsd,
+        Experiment::Waiting,
     ];
 
     /// Its name on the command line.
@@ -139,6 +143,7 @@ impl Experiment {
             Experiment::Karlsruhe => "karlsruhe",
             Experiment::Penn => "penn",
             Experiment::FreeBsd => "freebsd",
+            Experiment::Waiting => "waiting",
         }
     }
 
@@ -152,6 +157,7 @@ impl Experiment {
                 | Experiment::Karlsruhe
                 | Experiment::Penn
                 | Experiment::FreeBsd
+                | Experiment::Waiting
         )
     }
 
@@ -186,6 +192,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Karlsruhe => karlsruhe::measure(settings)?,
         Experiment::Penn => penn::measure(settings)?,
         Experiment::FreeBsd => freebsd::measure(settings)?,
+        Experiment::Waiting => waiting::measure(settings)?,
     };
     report.how = outcome.how;
     report.rows = outcome.rows;

@@ -63,6 +63,10 @@ fn question(experiment: &str) -> &'static str {
             "Watson, \"Changes in the network interface queueing handoff model\": what is gained \
              where a packet goes to the device directly, not through a queue?"
         }
+        Some(Experiment::Waiting) => {
+            "What does a frame cost in processor time where the engine chooses itself how to wait, \
+             beside the kernel's sockets, and how near is that to the best fixed choice?"
+        }
         None => "",
     }
 }

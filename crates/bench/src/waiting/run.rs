@@ -1,0 +1,195 @@
+//! Frames by a pattern, from the kernel's UDP to an application or to a socket; what it cost the
+//! receiving side, and how long they took.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_client::{Options, Rule, Session, Setting};
+use towpath_netlink::Netlink;
+use towpath_rig::{Participants, Usage, pin, this_thread_usage};
+
+use crate::kernel_wire::{FAR, KernelWire, receive};
+use crate::latency::Latency;
+use crate::station::{HOST, Station};
+
+const PORT: u16 = 9;
+/// How long is waited for what is on its way.
+const AFTER: Duration = Duration::from_millis(30);
+
+/// What one run came to.
+pub(super) struct Run {
+    pub(super) offered: u64,
+    pub(super) received: u64,
+    /// Of the server and the application, or of the receiving thread.
+    pub(super) usage: Usage,
+    pub(super) took: Duration,
+    pub(super) delay: Latency,
+}
+
+impl Run {
+    pub(super) fn cpu_us_per_frame(&self) -> f64 {
+        self.usage.cpu.as_secs_f64() * 1e6 / self.received.max(1) as f64
+    }
+
+    pub(super) fn sleeps_per_frame(&self) -> f64 {
+        self.usage.sleeps as f64 / self.received.max(1) as f64
+    }
+
+    /// Hundredths of a processor.
+    pub(super) fn cpu_percent(&self) -> f64 {
+        100.0 * self.usage.cpu.as_secs_f64() / self.took.as_secs_f64()
+    }
+
+    pub(super) fn p99_us(&self) -> f64 {
+        self.delay.quantile_us(0.99)
+    }
+
+    pub(super) fn lost(&self) -> f64 {
+        1.0 - self.received as f64 / self.offered.max(1) as f64
+    }
+}
+
+/// Sends when it is due, awake in between, each with the time when it was due.
+fn generate(times: &[u64], start: Instant, socket: &UdpSocket) -> anyhow::Result<()> {
+    for due in times {
+        let at = start + Duration::from_nanos(*due);
+        while Instant::now() < at {
+            std::hint::spin_loop();
+        }
+        // What the interface has no room for is lost, as on a wire; the receiver's count shows it.
+        let _ = socket.send(&due.to_ne_bytes());
+    }
+    Ok(())
+}
+
+fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
+    if let Some(due) = payload.first_chunk() {
+        let due = Duration::from_nanos(u64::from_ne_bytes(*due));
+        delay.record(start.elapsed().saturating_sub(due));
+    }
+}
+
+/// Has a generator and a receiver run on two cores. The receiver is told how many it got, and
+/// whether it is over.
+fn run(
+    times: &[u64],
+    cores: (usize, usize),
+    socket: &UdpSocket,
+    receiver: impl FnOnce(Instant, &AtomicU64, &AtomicBool) -> anyhow::Result<(Usage, Latency)> + Send,
+) -> anyhow::Result<Run> {
+    let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (usage, delay, took) = thread::scope(|scope| {
+        let start = Instant::now() + Duration::from_millis(2);
+        let (received, over) = (&received, &over);
+        let receiving = scope.spawn(move || {
+            pin(cores.1)?;
+            receiver(start, received, over)
+        });
+        let sending = scope.spawn(move || -> anyhow::Result<()> {
+            let sent = pin(cores.0)
+                .map_err(anyhow::Error::from)
+                .and_then(|()| generate(times, start, socket));
+            let until = Instant::now() + AFTER;
+            while received.load(Ordering::Acquire) < times.len() as u64 && Instant::now() < until {
+                thread::sleep(Duration::from_micros(500));
+            }
+            over.store(true, Ordering::Release);
+            sent
+        });
+        let sent = sending.join().ok().context("the generator failed")?;
+        let (usage, delay) = receiving.join().ok().context("the receiver failed")??;
+        sent?;
+        anyhow::Ok((usage, delay, start.elapsed()))
+    })?;
+    let received = received.load(Ordering::Acquire);
+    Ok(Run { offered: times.len() as u64, received, usage, took, delay })
+}
+
+/// An application on a station.
+pub(super) struct Ours<'a> {
+    station: &'a Station,
+    session: Session,
+    kernel: UdpSocket,
+    server: Participants,
+}
+
+impl<'a> Ours<'a> {
+    pub(super) fn new(station: &'a Station, tap: &str) -> anyhow::Result<Ours<'a>> {
+        let options = Options {
+            name: "waiting".into(),
+            receive_slots: 4096,
+            receive_frame_bytes: 256,
+            ..Options::default()
+        };
+        let mut session = Session::attach(station.socket(), &options)?;
+        let (ip, _) = session.info().ipv4.context("a session without an IPv4 address")?;
+        session.open(&Rule::new().udp(PORT))?;
+        // The application answers no ARP.
+        Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac)?;
+        let kernel = UdpSocket::bind((HOST, PORT))?;
+        kernel.connect((ip, PORT))?;
+        let server = Participants::new(&[station.pid()]);
+        Ok(Ours { station, session, kernel, server })
+    }
+
+    pub(super) fn set(&self, setting: Setting, value: u64) -> anyhow::Result<()> {
+        self.station.set(setting, value)
+    }
+
+    pub(super) fn run(&mut self, times: &[u64], cores: (usize, usize)) -> anyhow::Result<Run> {
+        let Ours { session, kernel, server, .. } = self;
+        // What came late of the run before.
+        while session.receive(0, 4096, |_| ())? > 0 {}
+        let before = server.usage()?;
+        let mut run = run(times, cores, kernel, |start, received, over| {
+            let mut delay = Latency::new()?;
+            let before = this_thread_usage()?;
+            while !over.load(Ordering::Acquire) {
+                session.wait(Some(Duration::from_millis(20)))?;
+                let got = session.receive(0, 256, |packet| {
+                    note(
+                        packet.contiguous().unwrap_or_default().get(42..).unwrap_or_default(),
+                        start,
+                        &mut delay,
+                    );
+                })?;
+                received.fetch_add(got as u64, Ordering::Release);
+            }
+            Ok((this_thread_usage()?.since(&before), delay))
+        })?;
+        let server = server.usage()?.since(&before);
+        run.usage.cpu += server.cpu;
+        run.usage.sleeps += server.sleeps;
+        run.usage.put_aside += server.put_aside;
+        Ok(run)
+    }
+}
+
+/// A socket that sleeps until something comes, and takes what is there.
+pub(super) fn kernel(
+    wire: &KernelWire,
+    times: &[u64],
+    cores: (usize, usize),
+) -> anyhow::Result<Run> {
+    let sender = wire.near_udp(0)?;
+    let receiver = wire.far_udp(PORT, 1)?.pop().context("no socket")?;
+    sender.connect((FAR, PORT))?;
+    run(times, cores, &sender, |start, received, over| {
+        let mut delay = Latency::new()?;
+        let before = this_thread_usage()?;
+        let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        let mut buffer = [0; 2048];
+        while !over.load(Ordering::Acquire) {
+            let _ = poll(&mut [PollFd::new(&receiver, PollFlags::IN)], Some(&timeout));
+            while let Some(len) = receive(&receiver, &mut buffer)? {
+                note(&buffer[..len], start, &mut delay);
+                received.fetch_add(1, Ordering::Release);
+            }
+        }
+        Ok((this_thread_usage()?.since(&before), delay))
+    })
+}
