@@ -111,7 +111,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All, in the order of the page.
-    pub const ALL: [Experiment; 12] = [
+    pub const ALL: [Experiment; 13] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
