@@ -184,7 +184,7 @@ fn too_few_descriptors_and_too_little_memory_are_said() {
             ("--nofile=5:5", "ulimit -n"),
             ("--nofile=9:9", "ulimit -n"),
             ("--nofile=14:14", "ulimit -n"),
-            ("--as=12000000", "ulimit -v"),
+            ("--as=20000000", "ulimit -v"),
             ("--fsize=1000", "ulimit -f"),
         ] {
             let mut command = Command::new("prlimit");
