@@ -86,6 +86,8 @@ pub struct FaultDevice {
     pool_places: usize,
     in_flight: InFlight,
     tokens: VecDeque<u64>,
+    /// Of packets taken when sending stood still, and not sent since: as a card keeps them.
+    kept: VecDeque<u64>,
     /// Places that the packet which found none would have needed.
     wanted_places: usize,
     counters: Counters,
@@ -124,6 +126,7 @@ impl FaultDevice {
             pool_places: 0,
             in_flight: InFlight::default(),
             tokens: VecDeque::with_capacity(TX_TOKENS),
+            kept: VecDeque::with_capacity(TX_TOKENS),
             wanted_places: 0,
             counters: Counters::default(),
             assembly: Assembly::default(),
@@ -192,6 +195,14 @@ impl FaultDevice {
                 return;
             }
             self.empty.pop_back();
+        }
+    }
+
+    /// Lets go what is due to be sent; when nothing stands still any more, packets were not kept.
+    fn advance_sending(&mut self, now: Instant) {
+        self.tx.advance(now);
+        if !self.tx.is_stalled() {
+            self.tokens.append(&mut self.kept);
         }
     }
 
@@ -304,7 +315,7 @@ impl Device for FaultDevice {
         budget: usize,
     ) -> Result<usize, DeviceError> {
         let now = Instant::now();
-        self.tx.advance(now);
+        self.advance_sending(now);
         self.in_flight.push(&mut *self.inner, &mut self.tx, spaces)?;
         self.rx.advance(now);
         self.fetch(spaces, budget, now)?;
@@ -346,17 +357,20 @@ impl Device for FaultDevice {
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         let now = Instant::now();
-        self.tx.advance(now);
+        self.advance_sending(now);
         self.in_flight.collect(&mut *self.inner, &mut self.tx)?;
         self.in_flight.push(&mut *self.inner, &mut self.tx, spaces)?;
         let mut taken = 0;
-        for packet in packets.iter().take(TX_TOKENS - self.tokens.len()) {
+        for packet in packets.iter().take(TX_TOKENS - self.tokens.len() - self.kept.len()) {
             if !self.take(spaces, packet, now) {
                 break;
             }
-            self.tokens.push_back(packet.token);
             taken += 1;
         }
+        // A stall that began with one of them keeps those before it, too: nothing was sent yet.
+        let stalled = self.tx.is_stalled();
+        let tokens = if stalled { &mut self.kept } else { &mut self.tokens };
+        tokens.extend(packets[..taken].iter().map(|packet| packet.token));
         // What was taken stays taken; a device that is gone says so again at the next call.
         match self.in_flight.push(&mut *self.inner, &mut self.tx, spaces) {
             Err(error) if taken == 0 => Err(error),
@@ -383,7 +397,8 @@ impl Device for FaultDevice {
         let now = Instant::now();
         let due = [self.rx.due(), self.tx.due()].into_iter().flatten().min();
         let deliverable = self.rx.next().is_some() && !self.empty.is_empty();
-        let room = tx_waiting && self.tx.free.len() >= self.wanted_places;
+        let room =
+            tx_waiting && self.tx.free.len() >= self.wanted_places && self.kept.len() < TX_TOKENS;
         if !self.tokens.is_empty() || deliverable || room || due.is_some_and(|due| due <= now) {
             return Ok(Armed::Work);
         }
@@ -418,6 +433,8 @@ impl Device for FaultDevice {
             self.pool_places = 0;
         }
         self.spare = 0;
+        // Whatever was kept is to be sent again.
+        self.tokens.append(&mut self.kept);
         outcome.and(collected)
     }
 

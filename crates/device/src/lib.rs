@@ -147,6 +147,14 @@ pub enum DeviceError {
         /// What the kernel said.
         cause: std::io::Error,
     },
+    /// It kept what it was given to send, and could not be reset.
+    #[error("device {name} stalled, and its reset failed: {cause}")]
+    Stalled {
+        /// Which.
+        name: String,
+        /// What the reset failed with.
+        cause: Box<DeviceError>,
+    },
 }
 
 /// Counters of a device, since it was opened.
@@ -232,7 +240,12 @@ pub trait Device: Send {
 
     /// Brings a stalled device back to life. The interface, its addresses and the kernel's
     /// connections stay. Every frame provided and every token not yet returned comes back: frames
-    /// through `frames`, tokens through the next `tx_return`.
+    /// through `frames`, tokens through the next `tx_return`, in the order in which their packets
+    /// were taken.
+    ///
+    /// The engine sends again what comes back by a reset. So the token of a packet that the driver
+    /// knows to be sent or dropped comes back by itself, before; what a reset ends is counted as
+    /// neither; and nothing of it is on its way to the wire any more.
     ///
     /// # Errors
     /// When it cannot be brought back.

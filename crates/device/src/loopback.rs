@@ -373,8 +373,7 @@ impl Device for LoopbackDevice {
     fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
         self.counters.resets += 1;
         frames.extend(self.frames.drain(..).map(|(_, frame)| frame));
-        // Packets not fetched yet are lost, as in a card that is reset; their tokens are not.
-        self.counters.tx_dropped += self.held.len() as u64;
+        // Packets not fetched yet are forgotten, as in a card that is reset; their tokens are not.
         self.done.extend(self.held.drain(..).map(|held| held.token));
         self.held_parts.clear();
         if self.other_is_gone() { Err(self.gone()) } else { Ok(()) }

@@ -75,7 +75,7 @@ pub enum Device {
     RxPackets,
     /// Their bytes.
     RxBytes,
-    /// Packets that the device was given.
+    /// Packets that the device took, each as often as it was given it: see [`Device::TxAgain`].
     TxPackets,
     /// Their bytes.
     TxBytes,
@@ -148,11 +148,21 @@ pub enum Device {
     SessionRests,
     /// Times that an awake engine asked who had rung.
     RingsAsked,
+    /// Times that the watchdog set a deadline, or scheduled a check when none was.
+    WatchdogArms,
+    /// Times that the watchdog looked whether the device gave anything back.
+    WatchdogChecks,
+    /// Stalls of the device: it gave back nothing for the watchdog's window.
+    DeviceStalls,
+    /// Resets of a stalled device: one for each window of a stall.
+    DeviceResets,
+    /// Packets that a stalled device had kept, and that were given to it again.
+    TxAgain,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 38] = [
+    pub const ALL: [(Device, &'static str); 43] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -191,6 +201,11 @@ impl Device {
         (Device::SessionLooks, "session_looks"),
         (Device::SessionRests, "session_rests"),
         (Device::RingsAsked, "rings_asked"),
+        (Device::WatchdogArms, "watchdog_arms"),
+        (Device::WatchdogChecks, "watchdog_checks"),
+        (Device::DeviceStalls, "device_stalls"),
+        (Device::DeviceResets, "device_resets"),
+        (Device::TxAgain, "tx_sent_again"),
     ];
 }
 

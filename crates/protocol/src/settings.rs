@@ -33,6 +33,8 @@ pub enum Setting {
     MaxRunBytes,
     Quota,
     TickMultiple,
+    Watchdog,
+    WatchdogMs,
 }
 
 /// Whose a setting is.
@@ -82,7 +84,7 @@ pub const OFF_ON: Kind = Kind::Word(&["off", "on"]);
 
 impl Setting {
     /// All, in the order of their numbers.
-    pub const ALL: [(Setting, Spec); 23] = [
+    pub const ALL: [(Setting, Spec); 25] = [
         (
             Setting::Mode,
             Spec {
@@ -323,6 +325,26 @@ impl Setting {
                 kind: Kind::Number { least: 1, most: 65_535, unit: "ticks" },
                 default: 1,
                 help: "packets are sent only in ticks that are a multiple of this",
+            },
+        ),
+        (
+            Setting::Watchdog,
+            Spec {
+                name: "watchdog",
+                scope: Scope::Device,
+                kind: Kind::Word(&["off", "lazy", "eager"]),
+                default: 1,
+                help: "how a stalled device is noticed, to be reset: by a check each watchdog_ms, or by a deadline for what was sent",
+            },
+        ),
+        (
+            Setting::WatchdogMs,
+            Spec {
+                name: "watchdog_ms",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 0, most: 60_000, unit: "ms" },
+                default: 5000,
+                help: "a device that gives back nothing of what it sends for so long has stalled; watchdog=lazy may take twice as long to notice; 0: off",
             },
         ),
     ];

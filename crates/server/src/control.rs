@@ -420,6 +420,13 @@ impl Control {
                         .map_or("", |one| &one.name);
                     warn!(session, name, %violation, "closed: its application broke the protocol");
                 }
+                Event::Stalled { packets } => warn!(
+                    device = self.parts.info.name,
+                    packets, "the device stalled: it is reset, and what it kept is sent again"
+                ),
+                Event::Recovered { resets } => {
+                    info!(device = self.parts.info.name, resets, "the device works again");
+                }
                 Event::Ended(outcome) => self.ended = Some(outcome),
             }
         }

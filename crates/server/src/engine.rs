@@ -39,6 +39,7 @@ use crate::transmit::{EVENTS, Group};
 use crate::wait::clock_ns;
 use crate::waiter::{Counted, Waiter};
 use crate::watch::{DEVICE, ORDERS, Watch};
+use crate::watchdog::Watchdog;
 use towpath_protocol::counters::{self, Device as Count};
 
 /// How the engine waits.
@@ -119,6 +120,9 @@ pub struct Engine {
     pub(crate) flows: FlowTable,
     pub(crate) stage: Stage,
     pub(crate) handoff: Handoff,
+    /// Packets that the device gave back, of those that [`handoff::Counts::taken`] counts.
+    pub(crate) returned: u64,
+    pub(crate) watchdog: Watchdog,
     pub(crate) flights: Vec<Flight>,
     pub(crate) free_flights: FreeFrames,
     pub(crate) schedule: Schedule,
@@ -270,6 +274,8 @@ impl Engine {
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             stage,
             handoff: Handoff::new(handoff::Way::of(values.get(Setting::Handoff)), small_share),
+            returned: 0,
+            watchdog: Watchdog::of(values),
             flights: vec![Flight::default(); STAGE_SLOTS as usize],
             free_flights: FreeFrames::new(0, STAGE_SLOTS),
             schedule: Schedule::new(shaping::policy(values.get(Setting::Scheduler), &budgets)),
@@ -347,6 +353,7 @@ impl Engine {
         work += self.receive()?;
         work += self.transmit()?;
         work += self.complete()?;
+        work += self.look_after_device()?;
         self.publish_and_ring();
         self.ring_the_held();
         work += self.go_on_closing();
@@ -384,6 +391,7 @@ impl Engine {
             self.land(*token as u32);
         }
         self.tokens = tokens;
+        self.returned += count as u64;
         Ok(count)
     }
 
@@ -440,6 +448,10 @@ impl Engine {
             (Count::FlowCompared, flows.compared),
             (Count::FlowHits, flows.hits),
             (Count::FlowSwitches, flows.switches),
+            (Count::WatchdogArms, self.watchdog.counts.arms),
+            (Count::WatchdogChecks, self.watchdog.counts.checks),
+            (Count::DeviceStalls, self.watchdog.counts.stalls),
+            (Count::DeviceResets, self.watchdog.counts.resets),
         ] {
             self.counters.store(count as usize, value);
         }

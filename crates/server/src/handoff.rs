@@ -40,7 +40,7 @@ impl Way {
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets that the device took.
+    /// Packets that the device took, each as often as it was given it.
     pub taken: u64,
     /// Their bytes.
     pub taken_bytes: u64,
@@ -220,6 +220,15 @@ impl Handoff {
             }
         }
         Ok(())
+    }
+
+    /// Puts packets that the device gave back unsent before all others, in their order. There may
+    /// be more of them than the backlog holds otherwise.
+    pub fn again(&mut self, slots: &[u64]) {
+        self.counts.queued += slots.len() as u64;
+        for slot in slots.iter().rev() {
+            self.waiting.push_front(*slot as u32);
+        }
     }
 
     /// Takes away the packets that `gone` names: their session ended.

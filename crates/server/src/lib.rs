@@ -20,6 +20,7 @@
 //! | [`copy`], [`stage`] | the trust boundary: every copy between two sides' memory |
 //! | [`source`] | where a packet's bytes are before they are copied |
 //! | [`handoff`] | how checked packets reach the device; the backlog |
+//! | [`watchdog`], `revive` | a device that stalls is noticed and reset |
 //! | [`session`] | what the engine has of a session |
 //! | [`embedded`] | a driver for all threads of one program, without a server |
 //! | `connections` | all of them, found by token, number and user |
@@ -49,6 +50,7 @@ mod publish;
 mod receive;
 pub mod report;
 mod requests;
+mod revive;
 pub mod rights;
 pub mod schedule;
 mod send;
@@ -63,6 +65,7 @@ mod transmit;
 mod wait;
 mod waiter;
 mod watch;
+pub mod watchdog;
 
 pub use addresses::Subnets;
 pub use demux::FlowCache;

@@ -71,6 +71,15 @@ pub enum Event {
         session: u32,
         violation: Violation,
     },
+    /// The device gave back none of so many packets for a window: it is reset, and again each
+    /// window until it gives some back.
+    Stalled {
+        packets: u64,
+    },
+    /// The device works again, after so many resets.
+    Recovered {
+        resets: u64,
+    },
     /// The engine ended, well or with the device.
     Ended(Result<(), DeviceError>),
 }
@@ -165,6 +174,7 @@ impl Engine {
             | Setting::LatencyUs
             | Setting::CpuPercent
             | Setting::TimerSlackUs => self.set_waiting(setting),
+            Setting::Watchdog | Setting::WatchdogMs => self.set_watchdog(),
             Setting::RxBatch => self.batch = (value as usize).min(self.budgets.batch),
             Setting::RingSaving => self.ring_saving = value != 0,
             Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),

@@ -102,6 +102,7 @@ impl Engine {
     }
 
     fn sleep(&mut self, left: Option<u64>) -> Result<(), DeviceError> {
+        self.watchdog.slept();
         let timeout = left.map(|left| Timespec {
             tv_sec: (left / 1_000_000_000) as i64,
             tv_nsec: (left % 1_000_000_000) as i64,
@@ -128,10 +129,12 @@ impl Engine {
     }
 
     /// When the engine has something to do by itself, on the monotonic clock in nanoseconds: a
-    /// ring that was put off, or a packet whose time comes. It must not sleep longer.
+    /// ring that was put off, a packet whose time comes, a look at a device that keeps packets. It
+    /// must not sleep longer.
     pub(crate) fn next_due(&self) -> Option<u64> {
         let (ring, packet) = (self.held.next_due(), self.schedule.next_due());
-        ring.into_iter().chain(packet).min()
+        let watchdog = self.watchdog.next_due(self.out());
+        ring.into_iter().chain(packet).chain(watchdog).min()
     }
 
     /// A setting of how to wait was changed.

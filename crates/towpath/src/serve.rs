@@ -130,6 +130,7 @@ fn ended(error: &DeviceError) -> Failure {
             "{error}; serve again when the interface is back, or let the server make it"
         )),
         DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
+        DeviceError::Stalled { .. } => Failure::new(format!("{error}; serve again")),
     }
 }
 

@@ -21,7 +21,8 @@ pub struct Faults {
     pub delay: f64,
     /// By how much.
     pub delay_time: Duration,
-    /// From this frame on nothing passes for [`Faults::stall_time`].
+    /// From this frame on nothing passes for [`Faults::stall_time`], or until a reset. When sending
+    /// stands still, packets taken are kept, and their tokens: a reset ends that.
     pub stall: f64,
     /// For how long.
     pub stall_time: Duration,

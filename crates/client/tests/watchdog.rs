@@ -1,0 +1,309 @@
+//! A device that stalls is noticed, reset, and given again what it kept; its sessions go on.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Setting};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::fault::{FaultCounters, FaultDevice};
+use towpath_device::{
+    Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces, loopback,
+};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Server, Values};
+
+const WINDOW: Duration = Duration::from_millis(60);
+/// Longer than any of these tests may wait, and shorter than a stall that nobody ends.
+const PATIENCE: Duration = Duration::from_secs(8);
+const OTHER: [u8; 6] = [2, 9, 9, 9, 9, 9];
+const ARMINGS: [(&str, u64); 2] = [("lazy", 1), ("eager", 2)];
+const MODES: [Mode; 5] = [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto];
+
+fn serve(mode: Mode, arming: u64, device: Box<dyn Device>) -> Server {
+    let mut settings: Values = mode.into();
+    settings.set(Setting::Watchdog, arming).unwrap();
+    settings.set(Setting::WatchdogMs, WINDOW.as_millis() as u64).unwrap();
+    let config = Config { settings, ..Config::default() };
+    Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
+}
+
+/// A device of which sending stands still for ten seconds now and then.
+fn stalling(rate: f64, seed: u64) -> (FaultDevice, FaultCounters, DeviceFarEnd) {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let spec = format!("tx.stall={rate},tx.stall_us=10000000,seed={seed}").parse().unwrap();
+    let device = FaultDevice::new(Box::new(near), &spec).unwrap();
+    let counters = device.fault_counters();
+    (device, counters, DeviceFarEnd::new(Box::new(far)))
+}
+
+fn attach(server: &Server) -> (Session, Endpoint) {
+    let options = Options { name: "a".into(), ..Options::default() };
+    let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
+    (session, endpoint)
+}
+
+fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
+    let mut frame = [&to[..], &from[..], &[0x88, 0xb5], &number.to_le_bytes()].concat();
+    frame.resize(60 + number as usize * 7 % 1400, number as u8);
+    frame
+}
+
+fn next(far: &mut DeviceFarEnd, what: &str) -> Vec<u8> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some((frame, _)) = far.receive() {
+            return frame;
+        }
+        assert!(Instant::now() < until, "{what}: nothing arrived");
+        std::thread::yield_now();
+    }
+}
+
+fn counters(server: &Server) -> BTreeMap<String, u64> {
+    let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+    let counters = report["device"]["counters"].as_object().unwrap();
+    counters.iter().map(|(name, value)| (name.clone(), value.as_u64().unwrap())).collect()
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < until, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Nobody but the watchdog wakes the engine: frames go out one at a time, and those of a burst
+/// together. All arrive once, in order, whichever of them the device kept.
+#[test]
+fn stalls_end_in_every_mode() {
+    for mode in MODES {
+        for (name, arming) in ARMINGS {
+            let what = format!("{mode:?}, {name}, seed 11");
+            let (device, injected, mut far) = stalling(0.1, 11);
+            let server = serve(mode, arming, Box::new(device));
+            let (mut a, endpoint) = attach(&server);
+            let mac = a.info().mac;
+            let start = Instant::now();
+            for number in 0..30 {
+                a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+                a.flush_now().unwrap();
+                assert_eq!(next(&mut far, &what), frame(OTHER, mac, number), "{what}");
+                // The frames for receiving came back from each reset, too.
+                assert!(far.send(&frame(mac, OTHER, number), Meta::FINISHED));
+                assert!(a.wait(Some(PATIENCE)).unwrap(), "{what}");
+                assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac, OTHER, number));
+            }
+            for number in 30..40 {
+                a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+            }
+            a.flush_now().unwrap();
+            for number in 30..40 {
+                assert_eq!(next(&mut far, &what), frame(OTHER, mac, number), "{what}");
+            }
+            let (took, stalls) = (start.elapsed(), injected.tx().stalls);
+            wait_for("what was sent to be reclaimed", || a.unsent(0).unwrap() == 0);
+            assert!(far.receive().is_none(), "{what}: doubled");
+            assert!(stalls >= 3, "{what}: {stalls}");
+            assert!(took >= WINDOW * stalls as u32, "{what}: too early: {took:?}");
+            // A server that polls publishes what its driver counts every so often.
+            wait_for(&what, || counters(&server)["device_resets"] == stalls);
+            let counted = counters(&server);
+            assert!((1..=stalls).contains(&counted["device_stalls"]), "{what}: {counted:?}");
+            assert!(counted["tx_sent_again"] >= stalls, "{what}: {counted:?}");
+            assert_eq!(counted["tx_packets"], 40 + counted["tx_sent_again"], "{what}");
+            assert!(counted["watchdog_arms"] > 0 && counted["watchdog_checks"] >= stalls);
+            // All is back: an engine that may sleep does.
+            if mode == Mode::Interrupt {
+                let sleeps = || counters(&server)["sleeps"];
+                wait_for("sleep", || {
+                    let before = sleeps();
+                    std::thread::sleep(5 * WINDOW);
+                    sleeps() == before
+                });
+            }
+            server.stop().unwrap();
+        }
+    }
+}
+
+/// A far end that takes nothing looks like a stall: one, however often it is reset, and nothing is
+/// lost, doubled or out of order when it takes what there is.
+#[test]
+fn what_waits_long_is_sent_once() {
+    for (name, arming) in ARMINGS {
+        let config = loopback::Config {
+            ring_packets: 32,
+            tx_asynchronous: true,
+            ..loopback::Config::default()
+        };
+        let (near, far) = loopback::pair(&config).unwrap();
+        let server = serve(Mode::Interrupt, arming, Box::new(near));
+        let (mut a, endpoint) = attach(&server);
+        let mac = a.info().mac;
+        for number in 0..200 {
+            a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+        }
+        a.flush().unwrap();
+        wait_for("three resets", || counters(&server)["device_resets"] >= 3);
+        let mut far = DeviceFarEnd::new(Box::new(far));
+        for number in 0..200 {
+            assert_eq!(next(&mut far, name), frame(OTHER, mac, number), "{name}");
+        }
+        wait_for("what was sent to be reclaimed", || a.unsent(0).unwrap() == 0);
+        assert!(far.receive().is_none(), "{name}: doubled");
+        let counted = counters(&server);
+        assert_eq!((counted["device_stalls"], counted["tx_dropped_driver"]), (1, 0), "{name}");
+        server.stop().unwrap();
+    }
+}
+
+/// Nothing is reset while the watchdog is off; it may be switched on when it is late.
+#[test]
+fn it_can_be_switched_on_later() {
+    let (device, injected, mut far) = stalling(1.0, 3);
+    let server = serve(Mode::Interrupt, 0, Box::new(device));
+    let (mut a, endpoint) = attach(&server);
+    let mac = a.info().mac;
+    a.send_bytes(endpoint, &frame(OTHER, mac, 1)).unwrap();
+    a.flush().unwrap();
+    wait_for("a stall", || injected.tx().stalls == 1);
+    std::thread::sleep(5 * WINDOW);
+    assert!(far.receive().is_none());
+    assert_eq!((counters(&server)["device_resets"], counters(&server)["watchdog_checks"]), (0, 0));
+    let set = |setting, value| {
+        towpath_client::set_over(server.connect().unwrap(), None, setting, value).unwrap();
+    };
+    set(Setting::Watchdog, 1);
+    // Every frame makes this device stall, so it is one stall.
+    wait_for("resets", || counters(&server)["device_resets"] >= 3);
+    assert_eq!(counters(&server)["device_stalls"], 1);
+    set(Setting::WatchdogMs, 0);
+    let resets = counters(&server)["device_resets"];
+    std::thread::sleep(5 * WINDOW);
+    assert_eq!(counters(&server)["device_resets"], resets);
+    server.stop().unwrap();
+}
+
+/// What a session had with a stalled device does not hold up its end for ever: it is dropped, and
+/// counted.
+#[test]
+fn a_session_ends_on_a_stalled_device() {
+    for (name, arming) in ARMINGS {
+        let (device, injected, _far) = stalling(1.0, 5);
+        let server = serve(Mode::Interrupt, arming, Box::new(device));
+        let (mut a, endpoint) = attach(&server);
+        let mac = a.info().mac;
+        for number in 0..7 {
+            a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+        }
+        a.flush().unwrap();
+        wait_for("a stall", || injected.tx().stalls > 0);
+        drop(a);
+        let sessions = || {
+            let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+            report["sessions"].as_array().unwrap().len()
+        };
+        wait_for("its end", || sessions() == 0);
+        wait_for("its packets", || counters(&server)["tx_dropped_session_ended"] == 7);
+        let (mut b, endpoint) = attach(&server);
+        assert!(
+            matches!(b.send_bytes(endpoint, &[0; 60]), Ok(()) | Err(SendError::Full)),
+            "{name}"
+        );
+        server.stop().unwrap();
+    }
+}
+
+/// What a device that keeps everything does when it is reset.
+#[derive(Clone, Copy, PartialEq)]
+enum Reset {
+    Fails,
+    KeepsTokens,
+}
+
+struct Stuck {
+    inner: loopback::LoopbackDevice,
+    reset: Reset,
+}
+
+impl Device for Stuck {
+    fn info(&self) -> &Info {
+        self.inner.info()
+    }
+
+    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
+        self.inner.start(spaces)
+    }
+
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.inner.rx_provide(spaces, space, frames)
+    }
+
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        self.inner.rx_return(spaces, out, budget)
+    }
+
+    fn tx_provide(&mut self, _: &Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
+        Ok(packets.len())
+    }
+
+    fn tx_return(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
+        Ok(0)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.sleep_fd()
+    }
+
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        self.inner.arm(tx_waiting)
+    }
+
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+        if self.reset == Reset::KeepsTokens {
+            return self.inner.reset(frames);
+        }
+        let cause = std::io::Error::from_raw_os_error(5);
+        Err(DeviceError::Failed { name: "stuck".into(), what: "TUNSETOFFLOAD", cause })
+    }
+
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+}
+
+/// A device that cannot be brought back ends its server, with both reasons.
+#[test]
+fn a_reset_that_fails_ends_the_device() {
+    for (reset, reason) in [
+        (
+            Reset::Fails,
+            "device loopback-a stalled, and its reset failed: device stuck: TUNSETOFFLOAD",
+        ),
+        (
+            Reset::KeepsTokens,
+            "its reset failed: device loopback-a: a reset that keeps packets: 0 of 3",
+        ),
+    ] {
+        let (inner, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+        let server = serve(Mode::Interrupt, 1, Box::new(Stuck { inner, reset }));
+        let (mut a, endpoint) = attach(&server);
+        let mac = a.info().mac;
+        for number in 0..3 {
+            a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+        }
+        a.flush().unwrap();
+        wait_for("the server's end", || a.wait(Some(Duration::from_millis(100))).is_err());
+        let error = server.stop().unwrap_err();
+        assert!(matches!(error, DeviceError::Stalled { .. }), "{error:?}");
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}
