@@ -17,6 +17,8 @@
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
+//! | `watchdog` | what watching a device costs |
+//! | `wakeups` | that no wake-up is lost, by trying very often |
 //! | [`page`] | the documentation's page of figures |
 //! | [`output`], [`figure`], [`svg`] | a report as files, with pictures |
 //! | `techniques` | what can be switched on and off |
@@ -57,6 +59,8 @@ mod switch;
 mod tcp;
 mod techniques;
 mod waiting;
+mod wakeups;
+mod watchdog;
 
 pub use child::{ROLE_FLAG, act};
 pub use report::{Report, Row};
@@ -107,11 +111,15 @@ pub enum Experiment {
     Waiting,
     /// Watson: handing packets to the device directly, or through a queue.
     FreeBsd,
+    /// What watching a device for stalls costs a frame.
+    Watchdog,
+    /// That no wake-up is lost.
+    Wakeups,
 }
 
 impl Experiment {
     /// All, in the order of the page.
-    pub const ALL: [Experiment; 13] = [
+    pub const ALL: [Experiment; 15] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -125,6 +133,8 @@ impl Experiment {
         Experiment::Penn,
         Experiment::FreeBsd,
         Experiment::Waiting,
+        Experiment::Watchdog,
+        Experiment::Wakeups,
     ];
 
     /// Its name on the command line.
@@ -144,6 +154,8 @@ impl Experiment {
             Experiment::Penn => "penn",
             Experiment::FreeBsd => "freebsd",
             Experiment::Waiting => "waiting",
+            Experiment::Watchdog => "watchdog",
+            Experiment::Wakeups => "wakeups",
         }
     }
 
@@ -178,7 +190,10 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         tcp::enter()?;
     }
     let mut report = Report::new(experiment.name())?;
-    report.limits = limits::measure(settings)?;
+    // How fast the machine is says nothing about what is lost.
+    if experiment != Experiment::Wakeups {
+        report.limits = limits::measure(settings)?;
+    }
     let outcome = match experiment {
         Experiment::Queue => queue::measure(settings)?,
         Experiment::Demux => demux::measure(settings)?,
@@ -193,6 +208,8 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Penn => penn::measure(settings)?,
         Experiment::FreeBsd => freebsd::measure(settings)?,
         Experiment::Waiting => waiting::measure(settings)?,
+        Experiment::Watchdog => watchdog::measure(settings)?,
+        Experiment::Wakeups => wakeups::measure(settings)?,
     };
     report.how = outcome.how;
     report.rows = outcome.rows;

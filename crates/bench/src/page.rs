@@ -67,6 +67,14 @@ fn question(experiment: &str) -> &'static str {
             "What does a frame cost in processor time where the engine chooses itself how to wait, \
              beside the kernel's sockets, and how near is that to the best fixed choice?"
         }
+        Some(Experiment::Watchdog) => {
+            "What does it cost a frame that somebody looks whether the device still gives back what \
+             it sends, by a deadline for what was sent, or by a check now and then?"
+        }
+        Some(Experiment::Wakeups) => {
+            "Is any wake-up lost, however the engine and its applications wait, and while that \
+             changes?"
+        }
         None => "",
     }
 }
