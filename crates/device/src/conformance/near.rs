@@ -249,11 +249,19 @@ impl Near {
     /// Takes at most `budget` tokens back, and spoils the memory that they stood for: whoever
     /// reads it now is found out.
     pub(super) fn take_tokens(&mut self, budget: usize) -> usize {
+        self.take_tokens_after(budget, 0).0
+    }
+
+    /// The same; and the last of them, when each came in the order in which they were taken, and
+    /// behind `last`.
+    fn take_tokens_after(&mut self, budget: usize, last: u64) -> (usize, Option<u64>) {
         let mut tokens = Vec::new();
         let count = self.device.tx_return(&mut tokens, budget).expect("tx_return");
         assert_eq!(count, tokens.len(), "{}: tx_return's answer", self.what);
         assert!(count <= budget, "{}: tx_return over its budget", self.what);
+        let mut in_order = Some(last);
         for token in tokens {
+            in_order = in_order.filter(|last| *last < token).map(|_| token);
             let Some((place, len)) = self.outstanding.remove(&token) else {
                 panic!("{}: token {token} came back and was not with the device", self.what);
             };
@@ -266,7 +274,7 @@ impl Near {
                 self.places.push(place);
             }
         }
-        count
+        (count, in_order)
     }
 
     /// Runs the device until `done` says so, taking what comes; frames received are the answer.
@@ -305,7 +313,17 @@ impl Near {
             self.take_back(frame);
         }
         assert_eq!(self.with_device(), 0, "{}: frames kept over a reset", self.what);
-        while self.take_tokens(7) > 0 {}
+        let mut last = 0;
+        loop {
+            let (count, in_order) = self.take_tokens_after(7, last);
+            let Some(in_order) = in_order else {
+                panic!("{}: tokens out of order after a reset", self.what);
+            };
+            last = in_order;
+            if count == 0 {
+                break;
+            }
+        }
         assert_eq!(self.outstanding(), 0, "{}: tokens kept over a reset", self.what);
     }
 
