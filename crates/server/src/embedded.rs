@@ -66,10 +66,12 @@ pub struct Counts {
     pub direct: u64,
     /// Packets that were left for it.
     pub left: u64,
-    /// Packets that the device took.
+    /// Packets that the device took, each as often as it was given it.
     pub taken: u64,
-    /// Packets that it is done with.
+    /// Of these, those that it gave back.
     pub returned: u64,
+    /// Of these, those that a reset brought back and that are given to it again.
+    pub again: u64,
     /// Times that a thread went in.
     pub entered: u64,
     /// Resets.

@@ -219,13 +219,24 @@ impl Driver {
         Ok(taken == count)
     }
 
-    /// Resets the device. What it had is lost as far as it counts so; what waits is sent.
+    /// Resets the device. What it had and did not send is sent again, before what waits.
     pub fn reset(&mut self) {
+        self.collect();
         self.returned_frames.clear();
         self.counts.resets += 1;
         self.failure = self.device.reset(&mut self.returned_frames).err();
         for start in self.returned_frames.drain(..) {
             self.receive.give_back(self.frames.receive_frame(start));
+        }
+        self.tokens.clear();
+        let budget = self.tokens.capacity();
+        if let Err(error) = self.device.tx_return(&mut self.tokens, budget) {
+            self.failure.get_or_insert(error);
+        }
+        self.counts.returned += self.tokens.len() as u64;
+        self.counts.again += self.tokens.len() as u64;
+        for token in self.tokens.iter().rev() {
+            self.waiting.push_front(*token as u32);
         }
     }
 
