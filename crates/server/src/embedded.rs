@@ -66,12 +66,12 @@ pub struct Counts {
     pub direct: u64,
     /// Packets that were left for it.
     pub left: u64,
-    /// Packets that the device took, each as often as it was given it.
+    /// Packets that the device took.
     pub taken: u64,
-    /// Of these, those that it gave back.
+    /// Packets that it is done with.
     pub returned: u64,
-    /// Of these, those that a reset brought back and that are given to it again.
-    pub again: u64,
+    /// Of these, those that it had not sent when it was reset.
+    pub lost: u64,
     /// Times that a thread went in.
     pub entered: u64,
     /// Resets.

@@ -219,7 +219,7 @@ impl Driver {
         Ok(taken == count)
     }
 
-    /// Resets the device. What it had and did not send is sent again, before what waits.
+    /// Resets the device. What it had and did not send is lost, and counted; what waits is sent.
     pub fn reset(&mut self) {
         self.collect();
         self.returned_frames.clear();
@@ -228,16 +228,9 @@ impl Driver {
         for start in self.returned_frames.drain(..) {
             self.receive.give_back(self.frames.receive_frame(start));
         }
-        self.tokens.clear();
-        let budget = self.tokens.capacity();
-        if let Err(error) = self.device.tx_return(&mut self.tokens, budget) {
-            self.failure.get_or_insert(error);
-        }
-        self.counts.returned += self.tokens.len() as u64;
-        self.counts.again += self.tokens.len() as u64;
-        for token in self.tokens.iter().rev() {
-            self.waiting.push_front(*token as u32);
-        }
+        let before = self.counts.returned;
+        self.collect();
+        self.counts.lost += self.counts.returned - before;
     }
 
     /// Receives at most `budget` packets. Answers how many.
