@@ -64,6 +64,7 @@ mod watchdog;
 
 pub use child::{ROLE_FLAG, act};
 pub use report::{Report, Row};
+pub use solo::frame_costs;
 
 /// How long and how often.
 #[derive(Clone, Copy, Debug, Default)]

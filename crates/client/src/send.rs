@@ -220,8 +220,9 @@ impl Session {
     }
 
     /// Puts off waking the server: until `packets` are queued, `delay` has passed, a queue is half
-    /// full, or [`Session::flush_now`] is called, whichever is first. Packets are never held back,
-    /// and a server that is awake finds them at once.
+    /// full, or [`Session::flush_now`] is called, whichever is first. Packets are not held back: a
+    /// server that is awake finds them at once, unless this session had nothing to send for so long
+    /// that it rests (docs/signalling.md); then the first one waits for the ring.
     ///
     /// No thread watches the time: a ring is made by the first call of the session after it, and
     /// before each sleep in [`Session::wait`] and [`Session::arm`]. Whoever computes meanwhile calls

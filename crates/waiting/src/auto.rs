@@ -165,7 +165,8 @@ impl Controller {
         let latency = self.bounds.latency;
         // Where the timer is later than that, nothing else would be earlier.
         let late = self.late.min(latency / 2) + self.work.min(latency / 4);
-        let mut interval = (latency - late) * 14 / 16;
+        // What is found has a wake-up of its own before it, the application's.
+        let mut interval = latency - late - (2 * self.costs.wake_up).min(latency / 8);
         if self.bounds.packets > 0 && self.per_second > 0 {
             interval = interval.min(self.bounds.packets * 1_000_000_000 / self.per_second);
         }

@@ -14,6 +14,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::Timespec;
 use towpath_rig::{Core, cores, pin};
 
+use towpath_waiting::Costs;
+
 use super::{Finding, Standing};
 
 /// How many times there and back, at most.
@@ -61,7 +63,31 @@ pub(super) fn look() -> Vec<Finding> {
             .remedy("a machine, container or affinity with two CPUs"),
         ];
     };
-    vec![wake_up(here, there), cache_line(here, there)]
+    vec![wake_up(here, there), cache_line(here, there), waiting()]
+}
+
+/// C and α of Smith and Traw, "Giving Applications Access to Gb/s Networking", and what follows.
+fn waiting() -> Finding {
+    let Ok(costs) = Costs::measure() else { return not_measured("waiting") };
+    let Ok([frame, ..]) = towpath_bench::frame_costs() else { return not_measured("waiting") };
+    let ns = |ns: u64| micros(Duration::from_nanos(ns));
+    let found = format!(
+        "C, processor time of a wake-up: {} rung, {} by a timer, which is {} late; a frame, \
+         \u{3b1}: {frame:.0} ns",
+        ns(costs.wake_up_cpu),
+        ns(costs.tick_cpu),
+        ns(costs.tick_late),
+    );
+    let rung = 1e9 / (costs.wake_up_cpu as f64 + frame);
+    let slept = 1_000_000_000 / costs.least_sleep();
+    let means = format!(
+        "a processor carries {rung:.0} frames a second that wake it one by one, and {:.0} with 1000 \
+         ticks a second; mode=clocked sleeps up to {slept} Hz and spins above; a latency bound below \
+         {} keeps mode=auto awake",
+        (1e9 - 1000.0 * costs.tick_cpu as f64).max(0.0) / frame,
+        ns(costs.wake_up),
+    );
+    Finding::new("waiting", Standing::Ok, found, means)
 }
 
 /// Two CPUs, of two cores if there are two.
