@@ -30,7 +30,7 @@ use towpath_protocol::message::{
 
 /// The length of a message of each kind, in bytes with its header, by the module's table; 0: no
 /// such kind. Written down here a second time, so that a change of either is seen.
-const LENGTHS: [usize; 12] = [0, 72, 96, 8, 52, 12, 12, 8, 8, 16, 8, 256];
+const LENGTHS: [usize; 12] = [0, 72, 96, 8, 68, 12, 12, 8, 8, 32, 8, 256];
 const ERROR: u16 = 11;
 
 /// More descriptors than any message has.
