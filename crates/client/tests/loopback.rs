@@ -168,6 +168,37 @@ fn by_the_clock() {
     server.stop().unwrap();
 }
 
+/// An application that looks by the clock is rung when half of its frames are used, though it was
+/// told of the first of them long before and has not looked.
+#[test]
+fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut a = attach(&server, "a");
+    let mut b = attach_waiting(&server, "b", Waiting::Clocked(1));
+    let rule = Rule::new().ethertype(0x88b5);
+    let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+    let packet = frame(b.info().mac, a.info().mac, 1);
+    // Its first tick is a second after it attached; the next one a second later.
+    assert!(!b.wait(Some(Duration::from_millis(1100))).unwrap());
+    let sender = std::thread::spawn(move || {
+        for packets in [1, 60, 139] {
+            std::thread::sleep(Duration::from_millis(50));
+            for _ in 0..packets {
+                a.send_bytes(from_a, &packet).unwrap();
+            }
+            a.flush().unwrap();
+        }
+        a
+    });
+    let start = std::time::Instant::now();
+    assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(140), "rung for few: {took:?}");
+    assert!(took < Duration::from_millis(700), "it was the tick: {took:?}");
+    sender.join().unwrap();
+    server.stop().unwrap();
+}
+
 /// Rings to an application are put off until there is more to be rung for, and not longer than said.
 #[test]
 fn rings_are_put_off_for_several_packets() {

@@ -111,10 +111,11 @@ impl Engine {
             let Some(session) = &mut self.sessions[*place as usize] else { continue };
             let marked = std::mem::take(&mut session.marked);
             if session.hold.urgent {
-                // Whoever put its ring off has an event that is pending and not new.
+                // An event that is pending was rung for, but for who put its ring off, and who was
+                // not rung because it looks by the clock, and cannot wait for that any more.
                 let (put_off, full) = (session.hold.due != 0, session.hold.full);
                 session.hold = Hold { listed: session.hold.listed, ..Hold::default() };
-                if marked || put_off {
+                if marked || put_off || full || !self.ring_saving {
                     self.ring(*place, fenced, full);
                 }
             } else if session.hold.due != 0 {
