@@ -44,7 +44,8 @@ pub enum Waiting {
     /// Without end, awake: a processor of its own, for the shortest delays.
     Poll,
     /// Awake for a while, if packets are likely to come so soon, at most as long as a wake-up takes;
-    /// then asleep.
+    /// then asleep. The first session of a process that waits so measures that, within a tenth of a
+    /// second.
     Spin,
     /// By the clock, so many times a second, 1 to 100 000: the server does not ring, unless half of
     /// the receive frames are used.

@@ -64,7 +64,7 @@ pub struct TapDevice {
     /// Readable when `fd` is what is waited for: readable while there are empty frames, writable
     /// while packets found no room. `fd` itself would be readable with no frame to read into.
     sleep: OwnedFd,
-    /// What `sleep` waits for now.
+    /// What `sleep` waits for.
     waits_for: epoll::EventFlags,
     frames: VecDeque<(SpaceId, u32)>,
     tokens: VecDeque<u64>,

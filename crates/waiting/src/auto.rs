@@ -217,10 +217,10 @@ impl Controller {
                 self.rung += 1;
             }
             Step::Unrung { until } => {
-                self.counts.ticks += 1;
                 self.tokens -= self.costs.tick_cpu as i64;
                 self.paid += self.costs.tick_cpu;
                 if let Some(late) = now.checked_sub(until) {
+                    self.counts.ticks += 1;
                     follow(&mut self.late, late);
                 }
             }

@@ -1,13 +1,14 @@
 //! What a wake-up costs on this machine.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::event::poll;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::time::Timespec;
+
+use crate::wake_ups::{cpu, round_trips};
 
 /// How many times there and back, at most.
 const ROUNDS: usize = 200;
@@ -16,8 +17,6 @@ const TICKS: usize = 40;
 const TICK: Duration = Duration::from_micros(100);
 /// How long each measurement may take.
 const LIMIT: Duration = Duration::from_millis(30);
-/// How long a thread waits for its partner before it takes it to be gone.
-const PARTNER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What a wake-up costs, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +48,12 @@ impl Costs {
     /// # Errors
     /// When threads or descriptors are not to be had.
     pub fn measure() -> io::Result<Costs> {
-        let (wake_up, wake_up_cpu) = rung(two_processors())?;
+        let rung = round_trips(two_processors(), ROUNDS, LIMIT)?;
+        // There and back are two wake-ups.
+        let wake_ups = 2 * rung.times.len().max(1) as u64;
+        let wake_up_cpu = rung.cpu.as_nanos() as u64 / wake_ups;
+        let halves = rung.times.iter().map(|time| time.as_nanos() as u64 / 2).collect();
+        let wake_up = at(halves, 50);
         let (tick_cpu, tick_late) = ticks();
         Ok(Costs { wake_up, wake_up_cpu, tick_cpu, tick_late })
     }
@@ -61,12 +65,6 @@ impl Costs {
     }
 }
 
-/// Processor time of this thread.
-fn cpu() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
 fn at(mut samples: Vec<u64>, per_cent: usize) -> u64 {
     samples.sort_unstable();
     let place = samples.len() * per_cent / 100;
@@ -74,84 +72,10 @@ fn at(mut samples: Vec<u64>, per_cent: usize) -> u64 {
 }
 
 /// Two processors that this thread may run on: side and side are not on one.
-fn two_processors() -> Option<[CpuSet; 2]> {
+fn two_processors() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).ok()?;
-    let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| {
-        let mut one = CpuSet::new();
-        one.set(cpu);
-        one
-    });
+    let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
     Some([processors.next()?, processors.next()?])
-}
-
-/// Wake-ups between two threads that sleep on an eventfd each until the other rings it.
-fn rung(processors: Option<[CpuSet; 2]>) -> io::Result<(u64, u64)> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let (call, answer) = (eventfd(0, flags)?, eventfd(0, flags)?);
-    // Where it is not allowed, they run where the scheduler has them.
-    let place = |side: usize| {
-        if let Some(processors) = &processors {
-            let _ = sched_setaffinity(None, &processors[side]);
-        }
-        cpu()
-    };
-    let ended = || io::Error::other("a measuring thread ended early");
-    std::thread::scope(|scope| {
-        let partner = std::thread::Builder::new().spawn_scoped(scope, || {
-            let start = place(0);
-            // Ends when nobody calls any more.
-            while wait(&call)? {
-                ring(&answer)?;
-            }
-            io::Result::Ok(cpu() - start)
-        })?;
-        let caller = std::thread::Builder::new().spawn_scoped(scope, || {
-            let mut samples = Vec::with_capacity(ROUNDS);
-            let (start, limit) = (place(1), Instant::now() + LIMIT);
-            while samples.len() < ROUNDS && Instant::now() < limit {
-                let start = Instant::now();
-                ring(&call)?;
-                if !wait(&answer)? {
-                    break;
-                }
-                samples.push(start.elapsed().as_nanos() as u64 / 2);
-            }
-            let own = cpu() - start;
-            rustix::io::write(&call, &END.to_ne_bytes())?;
-            io::Result::Ok((samples, own))
-        });
-        let caller = match caller {
-            Ok(caller) => caller.join(),
-            Err(error) => {
-                rustix::io::write(&call, &END.to_ne_bytes())?;
-                return Err(error);
-            }
-        };
-        let theirs = partner.join().unwrap_or_else(|_| Err(ended()))?;
-        let (samples, own) = caller.unwrap_or_else(|_| Err(ended()))?;
-        // There and back are two wake-ups.
-        let wake_ups = 2 * samples.len().max(1) as u64;
-        Ok((at(samples, 50), (own + theirs) / wake_ups))
-    })
-}
-
-/// Rung with this, the partner ends.
-const END: u64 = u64::MAX - 2;
-
-fn ring(bell: &OwnedFd) -> io::Result<()> {
-    rustix::io::write(bell, &1_u64.to_ne_bytes())?;
-    Ok(())
-}
-
-/// Sleeps until rung. False when told to end, or when the other side is gone.
-fn wait(bell: &OwnedFd) -> io::Result<bool> {
-    let mut polled = [PollFd::new(bell, PollFlags::IN)];
-    if poll(&mut polled, Some(&PARTNER))? == 0 {
-        return Ok(false);
-    }
-    let mut count = [0; 8];
-    rustix::io::read(bell, &mut count)?;
-    Ok(u64::from_ne_bytes(count) < END)
 }
 
 /// Sleeps that a timer ends.

@@ -2,7 +2,7 @@
 //! by whichever of them costs least within bounds.
 //!
 //! Nothing here sleeps or reads a clock: time is an argument, in nanoseconds of any monotonic clock,
-//! and the answer is a [`Step`] for the caller to take. Only [`Costs`] measures, once.
+//! and the answer is a [`Step`] for the caller to take. Only [`Costs`] measures, once, by [`wake_ups`].
 //!
 //! | module | holds |
 //! |---|---|
@@ -10,6 +10,7 @@
 //! | [`spinner`] | how long to spin before sleep |
 //! | [`clock`] | ticks, and what became of them |
 //! | [`auto`] | the controller |
+//! | [`wake_ups`] | how long a thread sleeps on after it is rung |
 #![forbid(unsafe_code)]
 
 pub mod auto;
@@ -17,6 +18,7 @@ pub mod clock;
 pub mod costs;
 mod gaps;
 pub mod spinner;
+pub mod wake_ups;
 
 pub use auto::{Bounds, Controller};
 pub use clock::Clock;

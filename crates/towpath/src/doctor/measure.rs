@@ -6,15 +6,12 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::time::Timespec;
 use towpath_rig::{Core, cores, pin};
-
 use towpath_waiting::Costs;
+use towpath_waiting::wake_ups::round_trips;
 
 use super::{Finding, Standing};
 
@@ -27,9 +24,6 @@ const LINE_SAMPLES: usize = 100;
 
 /// How long each measurement may take.
 const TIME_LIMIT: Duration = Duration::from_millis(150);
-
-/// How long a thread waits for its partner before it takes it to be gone.
-const PARTNER_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A median and a 99th percentile.
 struct Spread {
@@ -154,58 +148,9 @@ fn micros(time: Duration) -> String {
     format!("{:.1} us", time.as_secs_f64() * 1e6)
 }
 
-/// Round trips between two threads that sleep on an eventfd each until the other rings it.
+/// Round trips between two threads that sleep until the other rings.
 fn wake_up_round_trip(here: usize, there: usize) -> io::Result<Vec<Duration>> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let (call, answer) = (eventfd(0, flags)?, eventfd(0, flags)?);
-    std::thread::scope(|scope| {
-        let partner = std::thread::Builder::new().spawn_scoped(scope, || {
-            pin(there)?;
-            // Ends when nobody calls any more.
-            while wait(&call)? {
-                ring(&answer)?;
-            }
-            Ok(())
-        })?;
-        let caller = std::thread::Builder::new().spawn_scoped(scope, || {
-            pin(here)?;
-            let mut samples = Vec::with_capacity(WAKE_UPS);
-            let limit = Instant::now() + TIME_LIMIT;
-            while samples.len() < WAKE_UPS && Instant::now() < limit {
-                let start = Instant::now();
-                ring(&call)?;
-                if !wait(&answer)? {
-                    break;
-                }
-                samples.push(start.elapsed());
-            }
-            // The largest value that an eventfd takes at once: the word to end.
-            rustix::io::write(&call, &END.to_ne_bytes())?;
-            io::Result::Ok(samples)
-        })?;
-        let samples = joined(caller.join())?;
-        joined(partner.join())?;
-        Ok(samples)
-    })
-}
-
-/// Rung with this, the partner ends.
-const END: u64 = u64::MAX - 2;
-
-fn ring(bell: &OwnedFd) -> io::Result<()> {
-    rustix::io::write(bell, &1_u64.to_ne_bytes())?;
-    Ok(())
-}
-
-/// Sleeps until rung. False when told to end, or when the other side is gone.
-fn wait(bell: &OwnedFd) -> io::Result<bool> {
-    let mut polled = [PollFd::new(bell, PollFlags::IN)];
-    if poll(&mut polled, Some(&PARTNER_TIMEOUT))? == 0 {
-        return Ok(false);
-    }
-    let mut count = [0; 8];
-    rustix::io::read(bell, &mut count)?;
-    Ok(u64::from_ne_bytes(count) < END)
+    Ok(round_trips(Some([here, there]), WAKE_UPS, TIME_LIMIT)?.times)
 }
 
 /// A word in a cache line of its own. Processors fetch lines in pairs.

@@ -1,0 +1,105 @@
+//! How long a thread sleeps on after it is rung.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// How long a thread waits for its partner before it takes it to be gone.
+const PARTNER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct RoundTrips {
+    /// Each time there and back: two wake-ups.
+    pub times: Vec<Duration>,
+    /// Processor time of both threads, all together.
+    pub cpu: Duration,
+}
+
+/// Round trips between two threads that sleep on an eventfd each until the other rings it: at most
+/// so many, and as many as fit into `limit`. The threads run on these processors, or where that is
+/// not allowed, or nothing is said, where the scheduler has them.
+///
+/// # Errors
+/// When threads or descriptors are not to be had.
+pub fn round_trips(
+    processors: Option<[usize; 2]>,
+    most: usize,
+    limit: Duration,
+) -> io::Result<RoundTrips> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let (call, answer) = (eventfd(0, flags)?, eventfd(0, flags)?);
+    let place = |side: usize| {
+        if let Some(processors) = processors {
+            let mut one = CpuSet::new();
+            one.set(processors[side]);
+            let _ = sched_setaffinity(None, &one);
+        }
+        cpu()
+    };
+    let ended = || io::Error::other("a measuring thread ended early");
+    std::thread::scope(|scope| {
+        let partner = std::thread::Builder::new().spawn_scoped(scope, || {
+            let start = place(0);
+            // Ends when nobody calls any more.
+            while wait(&call)? {
+                ring(&answer)?;
+            }
+            io::Result::Ok(cpu() - start)
+        })?;
+        let caller = std::thread::Builder::new().spawn_scoped(scope, || {
+            let mut times = Vec::with_capacity(most);
+            let (start, until) = (place(1), Instant::now() + limit);
+            while times.len() < most && Instant::now() < until {
+                let start = Instant::now();
+                ring(&call)?;
+                if !wait(&answer)? {
+                    break;
+                }
+                times.push(start.elapsed());
+            }
+            let own = cpu() - start;
+            rustix::io::write(&call, &END.to_ne_bytes())?;
+            io::Result::Ok((times, own))
+        });
+        let caller = match caller {
+            Ok(caller) => caller.join(),
+            Err(error) => {
+                rustix::io::write(&call, &END.to_ne_bytes())?;
+                return Err(error);
+            }
+        };
+        let theirs = partner.join().unwrap_or_else(|_| Err(ended()))?;
+        let (times, own) = caller.unwrap_or_else(|_| Err(ended()))?;
+        Ok(RoundTrips { times, cpu: Duration::from_nanos(own + theirs) })
+    })
+}
+
+/// Processor time of this thread, in nanoseconds.
+pub(crate) fn cpu() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Rung with this, the partner ends: the largest value that an eventfd takes at once.
+const END: u64 = u64::MAX - 2;
+
+fn ring(bell: &OwnedFd) -> io::Result<()> {
+    rustix::io::write(bell, &1_u64.to_ne_bytes())?;
+    Ok(())
+}
+
+/// Sleeps until rung. False when told to end, or when the other side is gone.
+fn wait(bell: &OwnedFd) -> io::Result<bool> {
+    let mut polled = [PollFd::new(bell, PollFlags::IN)];
+    if poll(&mut polled, Some(&PARTNER))? == 0 {
+        return Ok(false);
+    }
+    let mut count = [0; 8];
+    rustix::io::read(bell, &mut count)?;
+    Ok(u64::from_ne_bytes(count) < END)
+}
