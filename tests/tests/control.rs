@@ -331,7 +331,7 @@ fn settings_that_are_none_are_refused() {
     let raw = connect(&server);
     let none = Setting::ALL.len() as u32;
     let mut wrong = vec![set(none, 0), set(u32::MAX, 0)];
-    for (setting, spec) in &Setting::ALL {
+    for (setting, spec) in Setting::ALL {
         let number = *setting as u32;
         let over = match spec.kind {
             Kind::Number { most, .. } => most.saturating_add(1),

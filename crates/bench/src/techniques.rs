@@ -108,7 +108,7 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
             Way::new(Serving { batch: 1, ..other.clone().polling() }, Waits::Polls),
         ),
     ];
-    for (setting, spec) in &Setting::ALL {
+    for (setting, spec) in Setting::ALL {
         let Kind::Word(words) = spec.kind else { continue };
         for (value, against) in compared(words, spec.default) {
             let (on, off) = (setting.show(value), setting.show(against));
@@ -177,7 +177,7 @@ mod tests {
                 );
             assert!(differs, "{} compares like with like", one.name);
         }
-        for (setting, spec) in &Setting::ALL {
+        for (setting, spec) in Setting::ALL {
             if *setting != Setting::Mode && matches!(spec.kind, Kind::Word(_)) {
                 let named = |one: &&Technique| one.name.starts_with(&format!("{}=", spec.name));
                 assert!(all.iter().find(named).is_some(), "{} has no row", spec.name);

@@ -132,7 +132,7 @@ fn words(argument: &str, shell: Shell) -> Vec<String> {
         };
     }
     let mut all = Vec::new();
-    for (_, spec) in &Setting::ALL {
+    for (_, spec) in Setting::ALL {
         // A server that starts has no endpoints yet.
         if argument == "set" && spec.scope != Scope::Device {
             continue;

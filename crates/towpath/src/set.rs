@@ -100,7 +100,7 @@ fn list() -> String {
     let mut text = String::new();
     for (title, device) in [("Of the device", true), ("Of an endpoint", false)] {
         let mut heading = Some(title);
-        for (setting, spec) in &Setting::ALL {
+        for (setting, spec) in Setting::ALL {
             if (spec.scope == Scope::Device) != device {
                 continue;
             }

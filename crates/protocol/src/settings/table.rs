@@ -1,0 +1,271 @@
+//! All settings, with their units, ranges and first values.
+
+use super::{Kind, OFF_ON, Scope, Setting, Spec};
+
+impl Setting {
+    /// All, in the order of their numbers.
+    pub const ALL: &'static [(Setting, Spec)] = &[
+        (
+            Setting::Mode,
+            Spec {
+                name: "mode",
+                scope: Scope::Device,
+                kind: Kind::Word(&["poll", "interrupt", "adaptive", "clocked", "auto"]),
+                default: 1,
+                help: "how the engine waits: without end, asleep, spinning a while first, by the clock, or as costs least",
+            },
+        ),
+        (
+            Setting::ClockHz,
+            Spec {
+                name: "clock_hz",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 1, most: 100_000, unit: "Hz" },
+                default: 1000,
+                help: "ticks a second of mode=clocked; above what sleep holds it spins between ticks",
+            },
+        ),
+        (
+            Setting::LatencyUs,
+            Spec {
+                name: "latency_us",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 1, most: 1_000_000, unit: "us" },
+                default: 1000,
+                help: "what waiting may add to the way of 99 packets in 100, for mode=auto",
+            },
+        ),
+        (
+            Setting::CpuPercent,
+            Spec {
+                name: "cpu_percent",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 1, most: 100, unit: "hundredths of a processor" },
+                default: 100,
+                help: "processor time that the engine may take, for mode=auto; it is kept to, whatever waits",
+            },
+        ),
+        (
+            Setting::TimerSlackUs,
+            Spec {
+                name: "timer_slack_us",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 0, most: 100_000, unit: "us" },
+                default: 5,
+                help: "how much late a timer may be, so that near ones end one sleep together",
+            },
+        ),
+        (
+            Setting::RxBatch,
+            Spec {
+                name: "rx_batch",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 1, most: 1024, unit: "packets" },
+                default: 64,
+                help: "packets taken from the device before their applications are rung; no more than the server was started with",
+            },
+        ),
+        (
+            Setting::RingSaving,
+            Spec {
+                name: "ring_saving",
+                scope: Scope::Device,
+                kind: OFF_ON,
+                default: 1,
+                help: "applications are rung only when they sleep, and once for each sleep; off: for every batch",
+            },
+        ),
+        (
+            Setting::RxFrames,
+            Spec {
+                name: "rx_frames",
+                scope: Scope::OwnEndpoint,
+                kind: Kind::Number { least: 1, most: 65_535, unit: "packets" },
+                default: 1,
+                help: "the application is rung after so many packets, or after rx_usecs, or when half of its frames are used",
+            },
+        ),
+        (
+            Setting::RxUsecs,
+            Spec {
+                name: "rx_usecs",
+                scope: Scope::OwnEndpoint,
+                kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
+                default: 0,
+                help: "the longest that a ring is put off for rx_frames; 0: not at all",
+            },
+        ),
+        (
+            Setting::FlowCache,
+            Spec {
+                name: "flow_cache",
+                scope: Scope::Device,
+                kind: Kind::Word(&["off", "on", "auto"]),
+                default: 2,
+                help: "whether lookups remember the last flow; auto: while trains are long",
+            },
+        ),
+        (
+            Setting::Scheduler,
+            Spec {
+                name: "scheduler",
+                scope: Scope::Device,
+                kind: Kind::Word(&["round-robin", "drr"]),
+                default: 1,
+                help: "how those of one priority share: drr by weight in bytes, round-robin by packets",
+            },
+        ),
+        (
+            Setting::Handoff,
+            Spec {
+                name: "handoff",
+                scope: Scope::Device,
+                kind: Kind::Word(&["direct", "queued"]),
+                default: 1,
+                help: "how packets reach the device: direct one by one while nothing waits, queued a batch together",
+            },
+        ),
+        (
+            Setting::Small,
+            Spec {
+                name: "small",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 0, most: 32, unit: "packets a turn" },
+                default: 8,
+                help: "small packets that go past the others; 0: none does",
+            },
+        ),
+        (
+            Setting::Priority,
+            Spec {
+                name: "priority",
+                scope: Scope::OwnEndpoint,
+                kind: Kind::Number { least: 0, most: 7, unit: "(7 goes first)" },
+                default: 3,
+                help: "strict priority; an application may lower its own, and raise it to what it was given",
+            },
+        ),
+        (
+            Setting::Weight,
+            Spec {
+                name: "weight",
+                scope: Scope::Endpoint,
+                kind: Kind::Number { least: 1, most: 10_000, unit: "parts" },
+                default: 100,
+                help: "share in bytes among endpoints of the same priority",
+            },
+        ),
+        (
+            Setting::RateBps,
+            Spec {
+                name: "rate_bps",
+                scope: Scope::Endpoint,
+                kind: Kind::Number {
+                    least: 0,
+                    most: 1_000_000_000_000,
+                    unit: "bits a second (0: no limit)",
+                },
+                default: 0,
+                help: "the most that is sent, from Ethernet header to payload",
+            },
+        ),
+        (
+            Setting::RateFps,
+            Spec {
+                name: "rate_fps",
+                scope: Scope::Endpoint,
+                kind: Kind::Number {
+                    least: 0,
+                    most: 1_000_000_000,
+                    unit: "packets a second (0: no limit)",
+                },
+                default: 0,
+                help: "the most packets that are sent",
+            },
+        ),
+        (
+            Setting::BurstBytes,
+            Spec {
+                name: "burst_bytes",
+                scope: Scope::Endpoint,
+                kind: Kind::Number {
+                    least: 0,
+                    most: 1 << 30,
+                    unit: "bytes (0: 4 ms of the rate, at least 16384)",
+                },
+                default: 0,
+                help: "what may be sent at once after a pause, beyond the rate",
+            },
+        ),
+        (
+            Setting::Pacing,
+            Spec {
+                name: "pacing",
+                scope: Scope::OwnEndpoint,
+                kind: OFF_ON,
+                default: 0,
+                help: "packets are spread evenly over the time that the rate gives them",
+            },
+        ),
+        (
+            Setting::MaxDelayUs,
+            Spec {
+                name: "max_delay_us",
+                scope: Scope::OwnEndpoint,
+                kind: Kind::Number { least: 0, most: 60_000_000, unit: "us (0: none)" },
+                default: 0,
+                help: "a packet that waits longer for its turn is dropped and counted",
+            },
+        ),
+        (
+            Setting::MaxRunBytes,
+            Spec {
+                name: "max_run_bytes",
+                scope: Scope::Endpoint,
+                kind: Kind::Number { least: 0, most: 1 << 20, unit: "bytes" },
+                default: 65_536,
+                help: "how much of a message of several packets is kept together",
+            },
+        ),
+        (
+            Setting::Quota,
+            Spec {
+                name: "quota",
+                scope: Scope::Endpoint,
+                kind: Kind::Number { least: 0, most: 65_535, unit: "packets a tick (0: no limit)" },
+                default: 0,
+                help: "packets that are sent in one tick of the clock, or turn of the engine without one",
+            },
+        ),
+        (
+            Setting::TickMultiple,
+            Spec {
+                name: "tick_multiple",
+                scope: Scope::Endpoint,
+                kind: Kind::Number { least: 1, most: 65_535, unit: "ticks" },
+                default: 1,
+                help: "packets are sent only in ticks that are a multiple of this",
+            },
+        ),
+        (
+            Setting::Watchdog,
+            Spec {
+                name: "watchdog",
+                scope: Scope::Device,
+                kind: Kind::Word(&["off", "lazy", "eager"]),
+                default: 1,
+                help: "how a stalled device is noticed, to be reset: by a check each watchdog_ms, or by a deadline for what was sent",
+            },
+        ),
+        (
+            Setting::WatchdogMs,
+            Spec {
+                name: "watchdog_ms",
+                scope: Scope::Device,
+                kind: Kind::Number { least: 0, most: 60_000, unit: "ms" },
+                default: 5000,
+                help: "a device that gives back nothing of what it sends for so long has stalled; watchdog=lazy may take twice as long to notice; 0: off",
+            },
+        ),
+    ];
+}
