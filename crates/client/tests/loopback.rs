@@ -159,12 +159,17 @@ fn by_the_clock() {
     a.flush().unwrap();
     assert!(b.wait(Some(Duration::from_millis(700))).unwrap(), "{:?}", start.elapsed());
     set(&server, Setting::ClockHz, 2000);
-    let before = device_counter(&server, "ticks") + device_counter(&server, "ticks_missed");
-    let start = std::time::Instant::now();
-    std::thread::sleep(Duration::from_millis(300));
-    let ticks = device_counter(&server, "ticks") + device_counter(&server, "ticks_missed") - before;
-    let due = start.elapsed().as_micros() as u64 / 500;
-    assert!((500..=due + 40).contains(&ticks), "{ticks} ticks, {due} were due");
+    // A sleep that could end only at whole milliseconds would miss every other tick.
+    let ticks = || (device_counter(&server, "ticks"), device_counter(&server, "ticks_missed"));
+    let keeps_most = (0..50).any(|_| {
+        let before = ticks();
+        std::thread::sleep(Duration::from_millis(100));
+        let after = ticks();
+        let (kept, missed) = (after.0 - before.0, after.1 - before.1);
+        assert!(kept + missed <= 1000, "{kept} ticks kept, {missed} missed");
+        kept + missed >= 100 && kept >= 4 * missed
+    });
+    assert!(keeps_most, "{:?} ticks kept and missed", ticks());
     server.stop().unwrap();
 }
 

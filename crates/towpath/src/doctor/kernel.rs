@@ -1,6 +1,9 @@
 //! The kernel itself: what no device and no permission makes up for.
 #![forbid(unsafe_code)]
 
+use std::mem::MaybeUninit;
+
+use rustix::event::{Timespec, epoll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -8,8 +11,8 @@ use towpath_rig::probe;
 
 use super::{Finding, Standing, read, says};
 
-/// The oldest kernel that has all that is needed: sealing against future writers.
-const OLDEST: (u32, u32) = (5, 1);
+/// The oldest kernel that has all that is needed: sleeping for less than a millisecond.
+const OLDEST: (u32, u32) = (5, 11);
 
 /// From here on there is everything: `SO_PEERPIDFD` of 6.5 is the youngest.
 const FULL: (u32, u32) = (6, 5);
@@ -23,8 +26,10 @@ pub(super) struct Kernel {
 pub(super) fn look() -> Kernel {
     let seals = seals();
     let pidfd = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop);
-    let suffices = seals.is_ok();
-    let findings = vec![version(), memory_files(seals), peers(pidfd), io_uring(), landlock()];
+    let sleep = short_sleep();
+    let suffices = seals.is_ok() && sleep.is_ok();
+    let findings =
+        vec![version(), memory_files(seals), sleeping(sleep), peers(pidfd), io_uring(), landlock()];
     Kernel { findings, suffices }
 }
 
@@ -87,6 +92,32 @@ fn memory_files(seals: Result<&'static str, (&'static str, Errno)>) -> Finding {
             "no memory can be shared safely, so that no application can attach",
         )
         .remedy("Linux 5.1 or younger; in a container, a seccomp filter that allows memfd_create"),
+    }
+}
+
+/// Sleeps as the server does.
+fn short_sleep() -> Result<(), Errno> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let mut events = [const { MaybeUninit::uninit() }; 1];
+    let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000 };
+    epoll::wait(&epoll, &mut events[..], Some(&timeout)).map(drop)
+}
+
+fn sleeping(slept: Result<(), Errno>) -> Finding {
+    match slept {
+        Ok(()) => Finding::new(
+            "sleeping",
+            Standing::Ok,
+            "epoll_pwait2",
+            "a server sleeps until it is rung, or as long as its clock says, to the microsecond",
+        ),
+        Err(errno) => Finding::new(
+            "sleeping",
+            Standing::Missing,
+            format!("epoll_pwait2: {}", says(errno)),
+            "no server can wait",
+        )
+        .remedy("Linux 5.11 or younger; in a container, a seccomp filter that allows epoll_pwait2"),
     }
 }
 
