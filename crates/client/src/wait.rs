@@ -112,7 +112,8 @@ impl Session {
                 if timeout == Some(Duration::ZERO) { Step::Rung } else { self.waiter.idle() };
             match step {
                 Step::Look => self.look_whether_it_lives()?,
-                Step::Spin { .. } => std::hint::spin_loop(),
+                // Whoever would send what is waited for may want this very processor.
+                Step::Spin { .. } => rustix::thread::sched_yield(),
                 Step::Unrung { until } => self.sleep_by_the_clock(until, left)?,
                 Step::Rung => {
                     if self.arm()? {

@@ -158,11 +158,14 @@ pub enum Device {
     DeviceResets,
     /// Packets that a stalled device had kept, and that were given to it again.
     TxAgain,
+    /// Times that the kernel took the processor from the spinning engine, for somebody else: it
+    /// does not spin for a while then.
+    SpinsPutAside,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 43] = [
+    pub const ALL: [(Device, &'static str); 44] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -206,6 +209,7 @@ impl Device {
         (Device::DeviceStalls, "device_stalls"),
         (Device::DeviceResets, "device_resets"),
         (Device::TxAgain, "tx_sent_again"),
+        (Device::SpinsPutAside, "spins_put_aside"),
     ];
 }
 

@@ -443,6 +443,7 @@ impl Engine {
             (Count::TickLatestNs, waited.latest_ns),
             (Count::ModeSwitches, waited.switches),
             (Count::LatePackets, waited.late_packets),
+            (Count::SpinsPutAside, waited.put_aside),
             (Count::Throttled, waited.throttled),
             (Count::FlowLookups, flows.lookups),
             (Count::FlowCompared, flows.compared),

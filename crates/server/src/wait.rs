@@ -22,15 +22,17 @@ pub(crate) fn clock_ns() -> u64 {
 impl Engine {
     /// After a turn that did so much: goes on, spins or sleeps, as the mode says.
     pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
-        if work == 0 {
-            std::hint::spin_loop();
-        }
         let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
         let rung = std::mem::take(&mut self.rung);
         // A batch that was not full took what there was.
         let drained = self.received.len() < self.batch && !self.can_transmit();
         match self.waiter.after(now, work, drained, rung) {
-            Step::Look => Ok(()),
+            Step::Look => {
+                if work == 0 {
+                    self.waiter.give_way();
+                }
+                Ok(())
+            }
             Step::Spin { until } => {
                 while clock_ns() < until {
                     std::hint::spin_loop();

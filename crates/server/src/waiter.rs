@@ -25,6 +25,7 @@ pub(crate) struct Counted {
     pub(crate) switches: u64,
     pub(crate) late_packets: u64,
     pub(crate) throttled: u64,
+    pub(crate) put_aside: u64,
 }
 
 impl Waiter {
@@ -78,6 +79,17 @@ impl Waiter {
     /// Whether it may sleep by the clock.
     pub(crate) fn has_clock(&self) -> bool {
         matches!(self, Waiter::Clocked(_) | Waiter::Auto(_))
+    }
+
+    /// Between two looks without sleep. Who spins for a while lets others have the processor first:
+    /// it may be the application that he has just rung, and it would wait for milliseconds. Who was
+    /// told to poll has a processor of his own, and makes no system call.
+    pub(crate) fn give_way(&self) {
+        if matches!(self, Waiter::Poll) {
+            std::hint::spin_loop();
+        } else {
+            rustix::thread::sched_yield();
+        }
     }
 
     /// After a turn that found so much; `drained`: and left nothing. `slept`: it followed a sleep
@@ -144,9 +156,13 @@ impl Waiter {
                 switches: controller.counts.switches,
                 late_packets: controller.counts.late,
                 throttled: controller.counts.throttled,
+                put_aside: controller.put_aside(),
                 ..Counted::default()
             },
-            Waiter::Poll | Waiter::Interrupt | Waiter::Adaptive(_) => Counted::default(),
+            Waiter::Adaptive(spinner) => {
+                Counted { put_aside: spinner.put_aside(), ..Counted::default() }
+            }
+            Waiter::Poll | Waiter::Interrupt => Counted::default(),
         }
     }
 }
@@ -162,6 +178,7 @@ impl Counted {
             switches: self.switches + other.switches,
             late_packets: self.late_packets + other.late_packets,
             throttled: self.throttled + other.throttled,
+            put_aside: self.put_aside + other.put_aside,
         }
     }
 }

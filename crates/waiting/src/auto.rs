@@ -4,8 +4,8 @@
 //! Smith and Traw left the choice of the base rate of their clock as an unsolved problem. Here it
 //! follows from what is asked for: a frame that comes just after a look waits until the next one, so
 //! the longest interval that keeps the bound is the bound less what the timer is late and what the
-//! work takes. A longer one breaks the bound; a shorter one only costs more. What is left to choose
-//! is whether the clock pays at all, and that is counted:
+//! work takes, here and behind the next wake-up. A longer one breaks the bound; a shorter one only
+//! costs more. What is left to choose is whether the clock pays at all, and that is counted:
 //!
 //! - While it sleeps until rung it sees when frames come, and counts beside what it pays what the
 //!   clock would have paid for the same frames. When that is less, it goes by the clock.
@@ -90,7 +90,7 @@ pub struct Controller {
     slept: Option<Step>,
     /// The last look was one of its spinning.
     spins: bool,
-    /// How late ticks are, mostly, and how long the work of one takes.
+    /// How late ticks are, mostly, and how long the work of one takes this side.
     late: u64,
     work: u64,
     woken: u64,
@@ -158,19 +158,28 @@ impl Controller {
         self.way
     }
 
+    /// Times that somebody else got the processor while it spun.
+    #[must_use]
+    pub fn put_aside(&self) -> u64 {
+        self.spinner.put_aside()
+    }
+
     /// The interval between ticks, in nanoseconds: the longest that keeps the bound. `None`: no
     /// sleep is so short.
     #[must_use]
     pub fn interval(&self) -> Option<u64> {
         let latency = self.bounds.latency;
-        // Where the timer is later than that, nothing else would be earlier.
-        let late = self.late.min(latency / 2) + self.work.min(latency / 4);
+        // Where the timer is later than that, nothing else would be earlier. What a tick finds takes
+        // the application about as long as it took this side.
+        let late = self.late.min(latency / 2) + (2 * self.work).min(latency / 3);
         // What is found has a wake-up of its own before it, the application's.
         let mut interval = latency - late - (2 * self.costs.wake_up).min(latency / 8);
         if self.bounds.packets > 0 && self.per_second > 0 {
             interval = interval.min(self.bounds.packets * 1_000_000_000 / self.per_second);
         }
-        (interval >= self.costs.least_sleep().max(2 * self.costs.tick_cpu)).then_some(interval)
+        // Less a little for what is not foreseen.
+        let least = self.costs.least_sleep().max(2 * self.costs.tick_cpu);
+        (interval >= least).then(|| (interval - interval / 24).max(least))
     }
 
     /// After each look: what to do next. `found`: how many packets there were; `drained`: it took
@@ -182,6 +191,7 @@ impl Controller {
         if std::mem::take(&mut self.spins) {
             self.paid += now.saturating_sub(self.mark);
         }
+        self.spinner.aside.over(now);
         self.account(now, true);
         if found > 0 {
             self.came(now, found as u64);
@@ -365,7 +375,11 @@ impl Controller {
             return Step::Rung;
         }
         let idle = now.saturating_sub(self.gaps.since);
-        if idle < self.gaps.spin { Step::Look } else { Step::Rung }
+        if idle < self.gaps.spin && self.spinner.aside.may_spin(now) {
+            Step::Look
+        } else {
+            Step::Rung
+        }
     }
 
     fn go(&mut self, way: Way) {

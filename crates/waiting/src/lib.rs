@@ -13,6 +13,7 @@
 //! | [`wake_ups`] | how long a thread sleeps on after it is rung |
 #![forbid(unsafe_code)]
 
+mod aside;
 pub mod auto;
 pub mod clock;
 pub mod costs;

@@ -4,7 +4,9 @@
 //! costs a wake-up. With the lengths of the last idle times at hand, there is one time to spin that
 //! would have cost least; it is never longer than a wake-up costs, so that in the worst case twice
 //! the best possible is paid (the ski rental problem). When nothing is likely to come so soon, it is
-//! zero.
+//! zero. It is zero, too, where somebody else wants the processor.
+
+use crate::aside::Aside;
 
 /// Parts that the longest time to spin is counted in.
 const PARTS: usize = 16;
@@ -23,6 +25,7 @@ pub struct Spinner {
     until_choice: u32,
     spin: u64,
     idle_since: Option<u64>,
+    pub(crate) aside: Aside,
 }
 
 impl Spinner {
@@ -37,7 +40,15 @@ impl Spinner {
             until_choice: EACH,
             spin: 0,
             idle_since: None,
+            aside: Aside::default(),
         }
+    }
+
+    /// Times that somebody else got the processor while it spun, so that it does not spin for a
+    /// while: 50 ms at first, and up to 1.6 s where it happens again at once.
+    #[must_use]
+    pub fn put_aside(&self) -> u64 {
+        self.aside.times
     }
 
     /// How long it spins, in nanoseconds: 0 to the cost of a wake-up.
@@ -49,12 +60,17 @@ impl Spinner {
     /// There is nothing to do. Answers whether to look again; else sleep.
     pub fn look_again(&mut self, now: u64) -> bool {
         let since = *self.idle_since.get_or_insert(now);
-        now.saturating_sub(since) < self.spin
+        if now.saturating_sub(since) < self.spin {
+            return self.aside.may_spin(now);
+        }
+        self.aside.over(now);
+        false
     }
 
     /// There is something to do. `slept`: after a sleep, so that a wake-up lies between its coming
     /// and now.
     pub fn found(&mut self, now: u64, slept: bool) {
+        self.aside.over(now);
         let Some(since) = self.idle_since.take() else { return };
         let wake_up = if slept { self.wake_up } else { 0 };
         let idle = now.saturating_sub(since).saturating_sub(wake_up);

@@ -53,23 +53,25 @@ impl Run {
     }
 }
 
-/// Sends when it is due, awake in between, each with the time when it was due.
+/// Sends when it is due, awake in between, each with the time when it was sent: how late the
+/// generator is, where it is put aside, is nobody's delay.
 fn generate(times: &[u64], start: Instant, socket: &UdpSocket) -> anyhow::Result<()> {
     for due in times {
         let at = start + Duration::from_nanos(*due);
         while Instant::now() < at {
             std::hint::spin_loop();
         }
+        let sent = start.elapsed().as_nanos() as u64;
         // What the interface has no room for is lost, as on a wire; the receiver's count shows it.
-        let _ = socket.send(&due.to_ne_bytes());
+        let _ = socket.send(&sent.to_ne_bytes());
     }
     Ok(())
 }
 
 fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
-    if let Some(due) = payload.first_chunk() {
-        let due = Duration::from_nanos(u64::from_ne_bytes(*due));
-        delay.record(start.elapsed().saturating_sub(due));
+    if let Some(sent) = payload.first_chunk() {
+        let sent = Duration::from_nanos(u64::from_ne_bytes(*sent));
+        delay.record(start.elapsed().saturating_sub(sent));
     }
 }
 
