@@ -86,6 +86,9 @@ pub enum SendError {
         /// How long it may be.
         max: usize,
     },
+    /// The frame is not reserved: it was sent or released, or another session's.
+    #[error("a frame that is not reserved in this session: it was sent, released, or another's")]
+    NotReserved,
     /// The session is over.
     #[error(transparent)]
     Lost(#[from] Lost),

@@ -74,8 +74,11 @@ impl Session {
     ) -> Result<(), SendError> {
         self.check()?;
         let max = self.transmit_heap.data_bytes();
-        if len == 0 || len > max || !self.is_reserved(frame) {
+        if len == 0 || len > max {
             return Err(SendError::Length { len, max });
+        }
+        if !self.is_reserved(frame) {
+            return Err(SendError::NotReserved);
         }
         let descriptor = Descriptor {
             frame: frame.0,
@@ -84,6 +87,9 @@ impl Session {
             endpoint: endpoint.number,
             flags: 0,
         };
+        if self.queue_sets[endpoint.queue_set as usize].transmit.room() == 0 {
+            self.unsent(endpoint.queue_set)?;
+        }
         let set = &mut self.queue_sets[endpoint.queue_set as usize];
         if !set.transmit.push(&[descriptor]) {
             return Err(SendError::Full);

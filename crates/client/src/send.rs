@@ -80,8 +80,8 @@ impl Session {
     /// # Errors
     /// [`SendError`]; nothing was queued then.
     pub fn send_small(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
-        let (len, max) = (packet.len(), SMALL_BYTES as usize);
-        if len > max.min(self.transmit_heap.data_bytes()) {
+        let (len, max) = (packet.len(), self.transmit_heap.data_bytes().min(SMALL_BYTES as usize));
+        if len > max {
             return Err(SendError::Length { len, max });
         }
         let queue_set = self.small_queue_set.unwrap_or(endpoint.queue_set);
@@ -185,14 +185,21 @@ impl Session {
         if self.dirty.is_empty() {
             return Ok(());
         }
+        let mut outcome = Ok(());
         for queue_set in &self.dirty {
             let transmit = &mut self.queue_sets[*queue_set as usize].transmit;
             transmit.publish();
+            let half = transmit.capacity() / 2;
+            if transmit.in_flight() < half {
+                continue;
+            }
+            // So it seems by what was seen sent so far.
+            let free = &mut self.transmit_free;
+            outcome = outcome.and(transmit.reclaim(|frame| free.give_back(frame)).map(|_| ()));
             // Soon it would be full: it is time to look, however the server waits.
-            self.doorbell_hold.urgent |= transmit.in_flight() >= transmit.capacity() / 2;
+            self.doorbell_hold.urgent |= transmit.in_flight() >= half;
         }
         let fenced = events::fence();
-        let mut outcome = Ok(());
         for queue_set in &self.dirty {
             self.queue_sets[*queue_set as usize].dirty = false;
             outcome = outcome.and(self.marker.mark(fenced, *queue_set).map(|_| ()));
@@ -229,6 +236,9 @@ impl Session {
     /// `flush_now` first. One packet or no delay: rings at once, as at first. (Hennrich calls it
     /// producer IPC saving.)
     pub fn put_off_rings(&mut self, packets: u32, delay: Duration) {
+        if !self.is_parents() {
+            return;
+        }
         self.doorbell_hold.packets = if delay.is_zero() { 1 } else { packets.max(1) };
         self.doorbell_hold.delay = delay;
         self.ring_held();
@@ -307,7 +317,8 @@ impl Session {
         self.unsent(queue_set)?;
         let set = &mut self.queue_sets[queue_set as usize];
         if set.transmit.has_what_it_wanted() {
-            (set.wants, set.room) = (false, true);
+            // News again, though the last was told and nobody asked for it.
+            (set.wants, set.room, set.room_told) = (false, true, false);
             if !set.ready {
                 set.ready = true;
                 self.ready.push_back(queue_set);

@@ -92,13 +92,15 @@ impl Waiter {
 impl Session {
     /// Waits until a queue set has news: packets, or room that was wanted
     /// ([`Session::want_room`]). Answers `false` when the time is over; `None` waits for ever, and
-    /// zero only looks. What was received before and not taken is news too.
+    /// zero only looks. What was received before and not taken is news too. What was put into
+    /// transmit queues is flushed first.
     ///
     /// # Errors
     /// [`Lost`], within milliseconds of the server's end.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut slept = false;
+        self.flush()?;
         loop {
             if self.has_news()? {
                 self.waiter.found(slept);
@@ -131,8 +133,11 @@ impl Session {
         }
     }
 
-    /// Changes how [`Session::wait`] waits.
+    /// Changes how [`Session::wait`] waits. In a child made by `fork` it does nothing.
     pub fn set_waiting(&mut self, waiting: Waiting) {
+        if !self.is_parents() {
+            return;
+        }
         self.waiter = Waiter::new(waiting);
         self.sleeper.awake();
     }

@@ -158,7 +158,20 @@ fn by_the_clock() {
     let start = std::time::Instant::now();
     a.flush().unwrap();
     assert!(b.wait(Some(Duration::from_millis(700))).unwrap(), "{:?}", start.elapsed());
+    // It is half of what the server has left to send: whoever sends a little at a time rings for
+    // none of it, though it looks at what was sent only when it must.
     set(&server, Setting::ClockHz, 2000);
+    let rings = a.statistics().rings;
+    for _ in 0..40 {
+        for _ in 0..16 {
+            a.send_bytes(from_a, &packet).unwrap();
+        }
+        a.flush().unwrap();
+        while device_counter(&server, "local_packets") < a.statistics().sent {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(a.statistics().rings, rings, "the server looks by itself");
     // A sleep that could end only at whole milliseconds would miss every other tick.
     let ticks = || (device_counter(&server, "ticks"), device_counter(&server, "ticks_missed"));
     let keeps_most = (0..50).any(|_| {
@@ -420,6 +433,33 @@ fn a_full_queue_is_back_pressure_and_room_wakes() {
     assert_eq!(received["rx_packets"] + received["rx_dropped_no_frames"], sent);
     assert_eq!(received["rx_packets"], 256);
     server.stop().unwrap();
+}
+
+/// Room that was told of and not asked for is no reason to keep silent about the next.
+#[test]
+fn room_is_told_again_to_who_wants_it_again() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut a = attach(&server, "a");
+    for _ in 0..3 {
+        a.want_room(0).unwrap();
+        assert!(is_woken(&mut a), "there is room");
+    }
+    server.stop().unwrap();
+}
+
+/// Whoever sends and waits for the answer has sent, however he waits.
+#[test]
+fn what_is_queued_leaves_before_a_wait() {
+    for waiting in [Waiting::Block, Waiting::Poll, Waiting::Spin, Waiting::Clocked(1000)] {
+        let (server, _far) = serve(Mode::Interrupt);
+        let (mut a, mut b) = (attach_waiting(&server, "a", waiting), attach(&server, "b"));
+        let rule = Rule::new().ethertype(0x88b5);
+        let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+        a.send_bytes(from_a, &frame(b.info().mac, a.info().mac, 1)).unwrap();
+        assert!(!a.wait(Some(Duration::from_millis(20))).unwrap(), "nobody sends to it");
+        assert!(is_woken(&mut b), "{waiting:?}");
+        server.stop().unwrap();
+    }
 }
 
 #[test]

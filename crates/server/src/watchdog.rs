@@ -67,8 +67,6 @@ pub struct Watchdog {
     at: Option<u64>,
     /// What had come back when it was set, or last looked.
     seen: u64,
-    /// Lazy: something was out at the last check, so that what did not come back was out since.
-    was_out: bool,
     turns: u32,
     /// Resets since something came back; 0: it works.
     resets: u64,
@@ -85,7 +83,6 @@ impl Watchdog {
             window,
             at: None,
             seen: 0,
-            was_out: false,
             turns: 0,
             resets: 0,
             counts: Counts::default(),
@@ -104,8 +101,9 @@ impl Watchdog {
 
     /// Goes on with another arming and window. What is out is watched from now on.
     pub fn change(&mut self, to: Watchdog) {
-        let (resets, counts) = (self.resets, self.counts);
-        *self = Watchdog { resets, counts, ..to };
+        // A stall goes on: only what comes back ends it.
+        let (resets, seen, counts) = (self.resets, self.seen, self.counts);
+        *self = Watchdog { resets, seen, counts, ..to };
     }
 
     /// After each turn: `out` packets are with the device, and `returned` ever came back. The time
@@ -131,7 +129,7 @@ impl Watchdog {
         }
         let Some(at) = self.at else {
             self.counts.arms += 1;
-            (self.at, self.seen, self.was_out) = (Some(now() + self.window), returned, true);
+            (self.at, self.seen) = (Some(now() + self.window), returned);
             return Verdict::Fine;
         };
         if !self.is_time_to_look() {
@@ -142,9 +140,8 @@ impl Watchdog {
             return Verdict::Fine;
         }
         self.counts.checks += 1;
-        // What was sent while nothing was out has not waited since the last check.
-        let stalled = self.was_out && returned == self.seen;
-        (self.at, self.seen, self.was_out) = (Some(now + self.window), returned, true);
+        let stalled = returned == self.seen;
+        (self.at, self.seen) = (Some(now + self.window), returned);
         if stalled { self.stalled() } else { Verdict::Fine }
     }
 
@@ -195,7 +192,7 @@ impl Watchdog {
     /// The device was reset: what came back by that, `returned` in all, is no sign of life, and
     /// nothing is out.
     pub fn was_reset(&mut self, returned: u64) {
-        (self.at, self.seen, self.was_out) = (None, returned, false);
+        (self.at, self.seen) = (None, returned);
     }
 
     /// The engine has slept: the next turn looks at the clock.
@@ -379,6 +376,26 @@ mod tests {
         assert_eq!((lazy.arms, eager.arms, eager.checks), (1, 1000, 0));
         assert!((1..=14).contains(&lazy.checks), "{} checks in 14 windows", lazy.checks);
         assert_eq!(run(Arming::Off), Counts::default());
+    }
+
+    #[test]
+    fn what_is_changed_in_a_stall_does_not_end_it() {
+        for (from, to) in [(Arming::Eager, Arming::Lazy), (Arming::Lazy, Arming::Eager)] {
+            let mut device = Simulated::new(from);
+            device.out = 1;
+            device.noticed(true);
+            // What the reset gave back goes out again.
+            device.reset();
+            device.out = 1;
+            device.dog.change(Watchdog::new(to, 2 * WINDOW));
+            for _ in 0..100 {
+                assert!(!matches!(device.turn(), Verdict::Recovered { .. }), "nothing came back");
+            }
+            device.back(1);
+            let ends = (0..100).any(|_| matches!(device.turn(), Verdict::Recovered { .. }));
+            assert!(ends, "it came back");
+            assert_eq!(device.dog.counts.stalls, 1);
+        }
     }
 
     #[test]
