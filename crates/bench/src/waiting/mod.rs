@@ -25,6 +25,8 @@ use run::{Ours, Run};
 const TAP: &str = "tpwai0";
 /// Wake-ups of server and application together at 100 000 frames a second.
 const MOST_SLEEPS: f64 = 0.125;
+/// The pattern that goes to many endpoints in turn.
+const MANY_LITTLE: &str = "many with little each";
 /// Processor time, of the best fixed setting's that keeps the same bound.
 const MOST_OF_BEST: f64 = 1.2;
 
@@ -64,16 +66,16 @@ fn beside_sockets(
         for rate in [10_000.0, 100_000.0, 400_000.0] {
             let times = Pattern::Even(rate).times(window);
             // It settles in the first.
-            ours.run(&times, cores)?;
+            ours.run(&times, 1, cores)?;
             run::kernel(wire, &times, cores)?;
             let (mut own, mut theirs) = (Vec::new(), Vec::new());
             for pair in 0..settings.pairs() {
                 if pair % 2 == 0 {
-                    own.push(ours.run(&times, cores)?);
+                    own.push(ours.run(&times, 1, cores)?);
                     theirs.push(run::kernel(wire, &times, cores)?);
                 } else {
                     theirs.push(run::kernel(wire, &times, cores)?);
-                    own.push(ours.run(&times, cores)?);
+                    own.push(ours.run(&times, 1, cores)?);
                 }
             }
             let parameters = [("bound_us", bound_us as f64), ("frames_per_s", rate)];
@@ -151,7 +153,7 @@ fn beside_fixed(
         ("steady, fast".to_owned(), Pattern::Steady(100_000.0)),
         ("bursts".to_owned(), Pattern::Bursts { frames: 32, per_s: 300.0 }),
         ("on and off".to_owned(), Pattern::OnOff { per_s: 50_000.0, on_ms: 20.0, off_ms: 20.0 }),
-        ("many with little each".to_owned(), Pattern::Steady(10_000.0)),
+        (MANY_LITTLE.to_owned(), Pattern::Steady(10_000.0)),
         ("overload".to_owned(), Pattern::Even(2_000_000.0)),
     ];
     let seeds = if settings.quick { 2 } else { 20 };
@@ -167,6 +169,7 @@ fn beside_fixed(
     ours.set(Setting::LatencyUs, bound_us as u64)?;
     for (name, pattern) in &patterns {
         let times = pattern.times(window);
+        let endpoints = if name == MANY_LITTLE { run::MANY } else { 1 };
         let fixed = fixed(settings.quick);
         let mut of_fixed: Vec<Vec<Run>> = fixed.iter().map(|_| Vec::new()).collect();
         let mut of_auto = Vec::new();
@@ -176,10 +179,10 @@ fn beside_fixed(
                     ours.set(Setting::ClockHz, *hz)?;
                 }
                 ours.set(Setting::Mode, Setting::Mode.parse(mode)?)?;
-                of_fixed[place].push(ours.run(&times, cores)?);
+                of_fixed[place].push(ours.run(&times, endpoints, cores)?);
             }
             ours.set(Setting::Mode, Setting::Mode.parse("auto")?)?;
-            of_auto.push(ours.run(&times, cores)?);
+            of_auto.push(ours.run(&times, endpoints, cores)?);
         }
         let median = |runs: &[Run], value: &dyn Fn(&Run) -> f64| {
             Summary::of(&runs.iter().map(value).collect::<Vec<_>>()).median

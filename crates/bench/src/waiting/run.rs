@@ -1,7 +1,7 @@
 //! Frames by a pattern, from the kernel's UDP to an application or to a socket; what it cost the
 //! receiving side, and how long they took.
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,10 @@ use crate::kernel_wire::{FAR, KernelWire, receive};
 use crate::latency::Latency;
 use crate::station::{HOST, Station};
 
-const PORT: u16 = 9;
+/// The first port.
+const PORT: u16 = 2000;
+/// Endpoints of the application, each of a port.
+pub(super) const MANY: u16 = 1000;
 /// How long is waited for what is on its way.
 const AFTER: Duration = Duration::from_millis(30);
 
@@ -53,17 +56,25 @@ impl Run {
     }
 }
 
+/// Where frames go: to so many ports from `PORT` on, in turn, of one address.
+#[derive(Clone, Copy)]
+struct To {
+    ip: Ipv4Addr,
+    ports: u16,
+}
+
 /// Sends when it is due, awake in between, each with the time when it was sent: how late the
 /// generator is, where it is put aside, is nobody's delay.
-fn generate(times: &[u64], start: Instant, socket: &UdpSocket) -> anyhow::Result<()> {
-    for due in times {
+fn generate(times: &[u64], start: Instant, socket: &UdpSocket, to: To) -> anyhow::Result<()> {
+    let ports = (PORT..PORT + to.ports).cycle();
+    for (due, port) in times.iter().zip(ports) {
         let at = start + Duration::from_nanos(*due);
         while Instant::now() < at {
             std::hint::spin_loop();
         }
         let sent = start.elapsed().as_nanos() as u64;
         // What the interface has no room for is lost, as on a wire; the receiver's count shows it.
-        let _ = socket.send(&sent.to_ne_bytes());
+        let _ = socket.send_to(&sent.to_ne_bytes(), (to.ip, port));
     }
     Ok(())
 }
@@ -80,7 +91,7 @@ fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
 fn run(
     times: &[u64],
     cores: (usize, usize),
-    socket: &UdpSocket,
+    (socket, to): (&UdpSocket, To),
     receiver: impl FnOnce(Instant, &AtomicU64, &AtomicBool) -> anyhow::Result<(Usage, Latency)> + Send,
 ) -> anyhow::Result<Run> {
     let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -94,7 +105,7 @@ fn run(
         let sending = scope.spawn(move || -> anyhow::Result<()> {
             let sent = pin(cores.0)
                 .map_err(anyhow::Error::from)
-                .and_then(|()| generate(times, start, socket));
+                .and_then(|()| generate(times, start, socket, to));
             let until = Instant::now() + AFTER;
             while received.load(Ordering::Acquire) < times.len() as u64 && Instant::now() < until {
                 thread::sleep(Duration::from_micros(500));
@@ -116,6 +127,7 @@ pub(super) struct Ours<'a> {
     station: &'a Station,
     session: Session,
     kernel: UdpSocket,
+    ip: Ipv4Addr,
     server: Participants,
 }
 
@@ -125,29 +137,38 @@ impl<'a> Ours<'a> {
             name: "waiting".into(),
             receive_slots: 4096,
             receive_frame_bytes: 256,
+            endpoints: u32::from(MANY),
             ..Options::default()
         };
         let mut session = Session::attach(station.socket(), &options)?;
         let (ip, _) = session.info().ipv4.context("a session without an IPv4 address")?;
-        session.open(&Rule::new().udp(PORT))?;
+        for port in PORT..PORT + MANY {
+            session.open(&Rule::new().udp(port))?;
+        }
         // The application answers no ARP.
         Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac)?;
         let kernel = UdpSocket::bind((HOST, PORT))?;
-        kernel.connect((ip, PORT))?;
         let server = Participants::new(&[station.pid()]);
-        Ok(Ours { station, session, kernel, server })
+        Ok(Ours { station, session, kernel, ip, server })
     }
 
     pub(super) fn set(&self, setting: Setting, value: u64) -> anyhow::Result<()> {
         self.station.set(setting, value)
     }
 
-    pub(super) fn run(&mut self, times: &[u64], cores: (usize, usize)) -> anyhow::Result<Run> {
-        let Ours { session, kernel, server, .. } = self;
+    /// To so many endpoints in turn.
+    pub(super) fn run(
+        &mut self,
+        times: &[u64],
+        endpoints: u16,
+        cores: (usize, usize),
+    ) -> anyhow::Result<Run> {
+        let Ours { session, kernel, server, ip, .. } = self;
+        let to = To { ip: *ip, ports: endpoints };
         // What came late of the run before.
         while session.receive(0, 4096, |_| ())? > 0 {}
         let before = server.usage()?;
-        let mut run = run(times, cores, kernel, |start, received, over| {
+        let mut run = run(times, cores, (kernel, to), |start, received, over| {
             let mut delay = Latency::new()?;
             let before = this_thread_usage()?;
             while !over.load(Ordering::Acquire) {
@@ -179,8 +200,8 @@ pub(super) fn kernel(
 ) -> anyhow::Result<Run> {
     let sender = wire.near_udp(0)?;
     let receiver = wire.far_udp(PORT, 1)?.pop().context("no socket")?;
-    sender.connect((FAR, PORT))?;
-    run(times, cores, &sender, |start, received, over| {
+    let to = To { ip: FAR, ports: 1 };
+    run(times, cores, (&sender, to), |start, received, over| {
         let mut delay = Latency::new()?;
         let before = this_thread_usage()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
