@@ -17,7 +17,8 @@ loom:
 fuzz:
 	fuzz/short
 
-experiments = queue demux optimistic switch isolation tcp notre-dame cambridge karlsruhe penn freebsd
+experiments = queue demux optimistic switch isolation tcp notre-dame cambridge karlsruhe penn freebsd \
+    waiting scale watchdog
 
 bench:
 	for name in $(experiments); do cargo run --release -- bench $$name || exit 1; done
