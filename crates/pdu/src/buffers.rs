@@ -26,21 +26,31 @@ impl Buffers {
         Buffers { free: Default::default(), held: 0, limit: limit_bytes }
     }
 
-    /// A buffer for a PDU of `len` bytes; what is in it is anybody's. `None` when the limit does
-    /// not allow another one.
-    pub(crate) fn take(&mut self, len: usize) -> Option<Box<[u8]>> {
+    /// Whether the limit allows a buffer for a PDU of `len` bytes beside those that are taken.
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        let bytes = |class: usize| SMALLEST_BYTES << class;
+        let free = |class: usize| self.free[class].len() * bytes(class);
+        let taken = self.held - (0..CLASSES).map(free).sum::<usize>();
+        let class = class(len);
+        !self.free[class].is_empty() || taken + bytes(class) <= self.limit
+    }
+
+    /// A buffer for a PDU of `len` bytes; what is in it is anybody's. There is to be room for it:
+    /// [`Buffers::has_room`].
+    pub(crate) fn take(&mut self, len: usize) -> Box<[u8]> {
         let class = class(len);
         if let Some(buffer) = self.free[class].pop() {
-            return Some(buffer);
+            return buffer;
         }
         let bytes = SMALLEST_BYTES << class;
-        while self.held + bytes > self.limit {
-            // Free buffers of other sizes give way, the largest first.
-            let other = self.free.iter_mut().rev().find_map(Vec::pop)?;
+        // Free buffers of other sizes give way, the largest first.
+        while self.held + bytes > self.limit
+            && let Some(other) = self.free.iter_mut().rev().find_map(Vec::pop)
+        {
             self.held -= other.len();
         }
         self.held += bytes;
-        Some(vec![0; bytes].into_boxed_slice())
+        vec![0; bytes].into_boxed_slice()
     }
 
     pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
@@ -60,19 +70,24 @@ mod tests {
     #[test]
     fn bounded_and_used_again() {
         let mut buffers = Buffers::new(3 * MAX_PDU_BYTES);
-        let mut taken: Vec<_> = (0..3).map(|_| buffers.take(MAX_PDU_BYTES).unwrap()).collect();
-        assert!(buffers.take(1).is_none());
+        let mut taken: Vec<_> = (0..3).map(|_| buffers.take(MAX_PDU_BYTES)).collect();
+        assert!(!buffers.has_room(1));
         let address = taken[2].as_ptr();
         buffers.give_back(taken.pop().unwrap());
-        let again = buffers.take(40_000).unwrap();
+        assert!(buffers.has_room(1) && buffers.has_room(MAX_PDU_BYTES));
+        let again = buffers.take(40_000);
         assert_eq!(again.as_ptr(), address);
         // The first two are free now; one of them makes room for small ones.
         taken.into_iter().for_each(|buffer| buffers.give_back(buffer));
-        let small: Vec<_> = std::iter::from_fn(|| buffers.take(4096)).collect();
+        let mut small = Vec::new();
+        while buffers.has_room(4096) {
+            small.push(buffers.take(4096));
+            assert!(buffers.held() <= 3 * MAX_PDU_BYTES);
+        }
         assert_eq!(small.len(), 2 * MAX_PDU_BYTES / 4096);
         assert_eq!(buffers.held(), 3 * MAX_PDU_BYTES);
         for (len, bytes) in [(0, 4096), (4097, 8192), (8192, 8192), (65_536, 65_536)] {
-            assert_eq!(Buffers::new(MAX_PDU_BYTES).take(len).unwrap().len(), bytes);
+            assert_eq!(Buffers::new(MAX_PDU_BYTES).take(len).len(), bytes);
         }
     }
 }

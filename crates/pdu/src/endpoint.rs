@@ -31,8 +31,9 @@ pub struct Options {
     /// What receiving may use up.
     pub limits: Limits,
     /// Fragments that may be in the transmit queue at a time; from 1. What has more waits here,
-    /// where channels take turns: a short PDU comes after at most so many fragments of others,
-    /// and one of each channel that was before it. Fewer let it wait less, more need fewer wake-ups.
+    /// where channels take turns: a PDU of one fragment comes after at most so many fragments of
+    /// others, and one of each channel that was before it; of longer ones 8 are begun at a time.
+    /// Fewer let it wait less, more need fewer wake-ups.
     pub ahead: u32,
 }
 

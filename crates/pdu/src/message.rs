@@ -6,6 +6,7 @@ use towpath_client::Lost;
 
 use crate::endpoint::{PduEndpoint, Waiting};
 use crate::format::{Fragment, OVERHEAD_BYTES};
+use crate::turns::Part;
 
 /// A PDU of a given length, to be written once, where it will be sent from: chunks that do not lie
 /// together and are seen as one, each as long as its frame has room for after the headers.
@@ -105,9 +106,10 @@ impl<'a> Message<'a> {
         }
         sent.pdus += 1;
         sent.fragments += filling.len() as u64;
+        let count = filling.len();
         for (number, frame) in filling.drain(..).enumerate() {
             let frame_bytes = OVERHEAD_BYTES + chunk_len(number);
-            turns.push(self.channel, Waiting { frame, frame_bytes });
+            turns.push(self.channel, Part::of(number, count), Waiting { frame, frame_bytes });
         }
         Ok(id)
     }

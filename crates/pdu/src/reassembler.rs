@@ -10,6 +10,8 @@ use crate::partial::{Identity, Key, Partials};
 use crate::pieces::{self, Pieces};
 use crate::ranges::Placed;
 
+/// PDUs in parts of one source that a receiver keeps, unless it says otherwise.
+pub(crate) const PARTIALS_OF_SOURCE: usize = 16;
 /// The most that [`Limits::partials`] can be.
 const MAX_PARTIALS: usize = 1 << 16;
 /// The most that [`Limits::finished`] can be.
@@ -21,7 +23,9 @@ pub struct Limits {
     /// PDUs in parts, all together, 1 to 65 536. When there are more, the oldest gives way. Tables
     /// for as many are made at the start.
     pub partials: usize,
-    /// PDUs in parts of one source. When there are more, the oldest of that source gives way.
+    /// PDUs in parts of one source. When there are more, the oldest of that source gives way. A
+    /// [`PduEndpoint`](crate::PduEndpoint) sends parts of at most 8 at a time: with fewer here, PDUs
+    /// are lost that nothing happened to.
     pub partials_of_source: usize,
     /// Bytes of memory for PDUs being put together; at least 64 KiB. When it takes more, the oldest
     /// gives way. A PDU takes as much as the whole of it will need, rounded up to a power of two
@@ -42,7 +46,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             partials: 64,
-            partials_of_source: 16,
+            partials_of_source: PARTIALS_OF_SOURCE,
             bytes: 64 * MAX_PDU_BYTES,
             time: Duration::from_secs(2),
             pdu_bytes: MAX_PDU_BYTES,
@@ -176,32 +180,31 @@ impl Reassembler {
         Ok(Accepted::InPlace(*fragment))
     }
 
-    /// Makes room for a PDU, and begins it.
+    /// Makes room for a PDU, and begins it. Who gives way is done with: if the rest of it began it
+    /// anew, PDUs that take turns would push out each other for ever.
     fn start(&mut self, now: Instant, key: Key, identity: Identity) -> usize {
         let (count, oldest) = self.partials.of_source(key.source);
         if let Some(oldest) = oldest
             && count >= self.limits.partials_of_source
         {
             self.counters.gave_way_of_source += 1;
-            self.give_up(oldest);
+            self.finish(now, oldest);
         }
         if self.partials.len() >= self.limits.partials
             && let Some((oldest, _)) = self.partials.oldest()
         {
             self.counters.gave_way += 1;
-            self.give_up(oldest);
+            self.finish(now, oldest);
         }
-        // Ends: without any PDU in parts all memory is free, and the limit is enough for one.
-        let buffer = loop {
-            if let Some(buffer) = self.buffers.take(identity.total as usize) {
-                break buffer;
-            }
-            let Some((oldest, _)) = self.partials.oldest() else {
-                break vec![0; identity.total as usize].into_boxed_slice();
-            };
+        let len = identity.total as usize;
+        // Without any PDU in parts all memory is free, and the limit is enough for one.
+        while !self.buffers.has_room(len)
+            && let Some((oldest, _)) = self.partials.oldest()
+        {
             self.counters.gave_way_for_bytes += 1;
-            self.give_up(oldest);
-        };
+            self.finish(now, oldest);
+        }
+        let buffer = self.buffers.take(len);
         self.counters.started += 1;
         self.partials.insert(key, identity, buffer, now)
     }
@@ -304,10 +307,6 @@ impl Reassembler {
         let partial = self.partials.get(place);
         let (key, identity) = (partial.key, partial.identity);
         self.finished.note(now, key, identity);
-        self.give_up(place);
-    }
-
-    fn give_up(&mut self, place: usize) {
         let buffer = self.partials.remove(place);
         self.buffers.give_back(buffer);
     }

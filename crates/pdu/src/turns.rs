@@ -1,6 +1,36 @@
-//! Whose turn it is: one fragment of each channel that has something to send, then again.
+//! Whose turn it is: one fragment of each channel that has something to send, then again. Of PDUs in
+//! several fragments only so many are begun at a time: a receiver keeps a bounded number in parts.
 
 use std::collections::{HashMap, VecDeque};
+
+use crate::reassembler::PARTIALS_OF_SOURCE;
+
+/// PDUs of several fragments that are begun and not at their end, whoever they are to: one to a group
+/// is in parts at each of its receivers. Half of what a receiver keeps of one source; the other half
+/// is for those that lost a fragment, or that the network has out of order.
+pub(crate) const MAX_BEGUN: usize = PARTIALS_OF_SOURCE / 2;
+
+/// Where in its PDU a fragment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The only one.
+    Whole,
+    First,
+    Middle,
+    Last,
+}
+
+impl Part {
+    /// Of fragment `number` of so many, from 0.
+    pub(crate) fn of(number: usize, count: usize) -> Part {
+        match (number == 0, number + 1 == count) {
+            (true, true) => Part::Whole,
+            (true, false) => Part::First,
+            (false, false) => Part::Middle,
+            (false, true) => Part::Last,
+        }
+    }
+}
 
 /// What waits to be sent, in a line for each channel. All lines are made of the same places, so that
 /// memory follows from how much waits, whatever channels it is of.
@@ -11,13 +41,28 @@ pub(crate) struct Turns<T> {
     free: Vec<usize>,
     /// The last place of each channel that has something.
     last: HashMap<u32, usize>,
-    /// Those channels and their first places, the next one first.
-    order: VecDeque<(u32, usize)>,
+    /// Those channels whose turn comes, the next one first.
+    order: VecDeque<Turn>,
+    /// Those whose next PDU may not begin yet, in the order in which they will. While there are any,
+    /// as many are begun as may be.
+    held: VecDeque<Turn>,
+    /// PDUs begun, and those that may begin in their next turn.
+    begun: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    channel: u32,
+    /// The first place of its line.
+    first: usize,
+    /// Whether the PDU that it is in, or is to begin, is one of those begun.
+    begun: bool,
 }
 
 #[derive(Debug)]
 struct Place<T> {
     item: Option<T>,
+    part: Part,
     /// The place behind it, unless it is its channel's last.
     next: usize,
 }
@@ -31,6 +76,8 @@ impl<T> Turns<T> {
             // Twice the room: a table at most half full clears up in place and never grows.
             last: HashMap::with_capacity(most * 2),
             order: VecDeque::with_capacity(most),
+            held: VecDeque::with_capacity(most),
+            begun: 0,
         }
     }
 
@@ -44,40 +91,67 @@ impl<T> Turns<T> {
         self.last.contains_key(&channel)
     }
 
-    /// Puts one behind what waits of its channel.
-    pub(crate) fn push(&mut self, channel: u32, item: T) {
+    /// Puts one behind what waits of its channel. The parts of a PDU follow each other.
+    pub(crate) fn push(&mut self, channel: u32, part: Part, item: T) {
         let item = Some(item);
         let place = match self.free.pop() {
             Some(place) => {
-                self.places[place].item = item;
+                (self.places[place].item, self.places[place].part) = (item, part);
                 place
             }
             None => {
-                self.places.push(Place { item, next: 0 });
+                self.places.push(Place { item, part, next: 0 });
                 self.places.len() - 1
             }
         };
         match self.last.insert(channel, place) {
             Some(before) => self.places[before].next = place,
-            None => self.order.push_back((channel, place)),
+            None => self.order.push_back(Turn { channel, first: place, begun: false }),
         }
     }
 
     /// The next one, left where it is.
-    pub(crate) fn front(&self) -> Option<&T> {
-        self.order.front().and_then(|(_, first)| self.places[*first].item.as_ref())
+    pub(crate) fn front(&mut self) -> Option<&T> {
+        self.choose();
+        self.order.front().and_then(|turn| self.places[turn.first].item.as_ref())
     }
 
     /// Takes the next one; its channel goes behind the others.
     pub(crate) fn next(&mut self) -> Option<T> {
-        let (channel, first) = self.order.pop_front()?;
+        self.choose();
+        let Turn { channel, first, mut begun } = self.order.pop_front()?;
+        let Place { part, next, .. } = self.places[first];
+        if part == Part::Last {
+            begun = false;
+            // Whoever waited to begin has its place, before its own channel's next PDU.
+            match self.held.pop_front() {
+                Some(waited) => self.order.push_back(Turn { begun: true, ..waited }),
+                None => self.begun -= 1,
+            }
+        }
         if self.last.get(&channel) == Some(&first) {
             self.last.remove(&channel);
         } else {
-            self.order.push_back((channel, self.places[first].next));
+            self.order.push_back(Turn { channel, first: next, begun });
         }
         self.free.push(first);
         self.places[first].item.take()
+    }
+
+    /// Sees to it that the first in order may send: who is to begin one PDU too many is held. A
+    /// channel is, once for a PDU.
+    fn choose(&mut self) {
+        while let Some(turn) = self.order.front_mut() {
+            if self.places[turn.first].part != Part::First || turn.begun {
+                return;
+            }
+            if self.begun < MAX_BEGUN {
+                self.begun += 1;
+                turn.begun = true;
+                return;
+            }
+            self.held.extend(self.order.pop_front());
+        }
     }
 }
 
@@ -85,20 +159,66 @@ impl<T> Turns<T> {
 mod tests {
     use super::*;
 
+    /// A PDU of so many parts.
+    fn push(turns: &mut Turns<(u32, usize)>, channel: u32, count: usize) {
+        (0..count).for_each(|step| turns.push(channel, Part::of(step, count), (channel, step)));
+    }
+
     #[test]
     fn a_long_one_does_not_hold_up_a_short_one() {
         let mut turns = Turns::new(64);
-        (0..45).for_each(|step| turns.push(1, (1, step)));
-        turns.push(2, (2, 0));
-        (45..47).for_each(|step| turns.push(1, (1, step)));
-        (0..2).for_each(|step| turns.push(3, (3, step)));
+        push(&mut turns, 1, 45);
+        push(&mut turns, 2, 1);
+        push(&mut turns, 1, 2);
+        push(&mut turns, 3, 2);
         assert_eq!(turns.len(), 50);
         assert!(turns.has(2) && !turns.has(4));
         let all: Vec<_> = std::iter::from_fn(|| turns.next()).collect();
         assert_eq!(all[..6], [(1, 0), (2, 0), (3, 0), (1, 1), (3, 1), (1, 2)]);
         let first: Vec<_> = all.iter().filter(|one| one.0 == 1).map(|one| one.1).collect();
-        assert_eq!(first, (0..47).collect::<Vec<_>>(), "a channel's own order is kept");
+        assert_eq!(first, (0..45).chain(0..2).collect::<Vec<_>>(), "a channel's own order is kept");
         assert_eq!((turns.len(), turns.order.len(), turns.last.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn so_many_are_begun_and_nobody_waits_for_ever() {
+        let mut turns = Turns::new(1024);
+        // Three long ones on each of 24 channels, and two short ones.
+        for _ in 0..3 {
+            (0..24).for_each(|channel| push(&mut turns, channel, 5));
+        }
+        (100..102).for_each(|channel| push(&mut turns, channel, 1));
+        let (mut begun, mut most, mut ended) = (0, 0, Vec::new());
+        let mut place = 0;
+        while turns.len() > 0 {
+            let front = *turns.front().unwrap();
+            let (channel, step) = turns.next().unwrap();
+            assert_eq!(front, (channel, step), "what was looked at is what is taken");
+            match (channel, step) {
+                (100.., _) => assert!(place < MAX_BEGUN + 2, "a short one at {place}"),
+                (_, 0) => begun += 1,
+                (_, 4) => {
+                    begun -= 1;
+                    ended.push(channel);
+                }
+                _ => {}
+            }
+            most = most.max(begun);
+            place += 1;
+        }
+        assert_eq!((most, begun, ended.len()), (MAX_BEGUN, 0, 72));
+        // Each channel's first before anybody's second, and so on.
+        for round in ended.chunks(24) {
+            let mut round = round.to_vec();
+            round.sort_unstable();
+            assert_eq!(round, (0..24).collect::<Vec<_>>());
+        }
+        assert_eq!((turns.begun, turns.held.len(), turns.order.len()), (0, 0, 0));
+        // One that comes when all are begun begins when the first of them has ended.
+        (0..MAX_BEGUN as u32 + 1).for_each(|channel| push(&mut turns, channel, 2));
+        let all: Vec<_> = std::iter::from_fn(|| turns.next()).map(|one| one.0).collect();
+        let expected: Vec<_> = (0..8).chain(0..8).chain([8, 8]).collect();
+        assert_eq!(all, expected);
     }
 
     #[test]
@@ -106,7 +226,7 @@ mod tests {
         let mut turns = Turns::new(8);
         for round in 0..1000 {
             for step in 0..8 {
-                turns.push(round * (step % 3), (round, step));
+                turns.push(round * (step % 3), Part::Whole, (round, step));
             }
             assert_eq!(turns.front(), Some(&(round, 0)));
             let mut all: Vec<_> = std::iter::from_fn(|| turns.next()).collect();

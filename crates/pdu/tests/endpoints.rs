@@ -10,7 +10,9 @@ use support::{Random, cut};
 use towpath_client::{Meta, Session};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::loopback;
-use towpath_pdu::{Fragment, OVERHEAD_BYTES, Options, PduEndpoint, SendError, SessionOptions};
+use towpath_pdu::{
+    Fragment, Limits, OVERHEAD_BYTES, Options, PduEndpoint, SendError, SessionOptions,
+};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Server, Subnets};
 
@@ -288,6 +290,37 @@ fn a_long_pdu_does_not_hold_up_a_short_one() {
     assert!(place <= 5, "after {place} fragments");
     assert_eq!(a.waiting_fragments(), 0);
     server.stop().unwrap();
+}
+
+#[test]
+fn more_channels_than_a_receiver_keeps_in_parts_lose_nothing() {
+    let kept = Limits::default().partials_of_source as u32;
+    for (channels, len) in [(kept, 2000), (kept + 1, 2000), (3 * kept, 2000), (kept + 4, 9000)] {
+        let (server, _far) = serve(Mode::Interrupt);
+        let (mut a, mut b) = (open(&server), open(&server));
+        let to = mac(&b);
+        let pdu = |channel: u32| vec![channel as u8 ^ 0x5a; len];
+        // All before the first flush: each has a fragment to send when it is its turn.
+        for channel in 0..channels {
+            a.send_bytes(to, channel, &pdu(channel)).unwrap();
+        }
+        let mut missing: std::collections::BTreeSet<u32> = (0..channels).collect();
+        let until = Instant::now() + PATIENCE;
+        while !missing.is_empty() {
+            assert!(Instant::now() < until, "{missing:?} of {channels}: {:?}", b.received());
+            a.flush().unwrap();
+            b.wait(Some(Duration::from_millis(1))).unwrap();
+            b.receive(256, |one| {
+                assert!(one.parts().flatten().eq(&pdu(one.channel())));
+                assert!(missing.remove(&one.channel()), "once");
+            })
+            .unwrap();
+        }
+        let received = b.received();
+        assert_eq!(received.copied, received.fragments, "nothing was dropped");
+        assert_eq!((a.waiting_fragments(), received.reassembled), (0, channels.into()));
+        server.stop().unwrap();
+    }
 }
 
 #[test]

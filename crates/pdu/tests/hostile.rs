@@ -141,11 +141,17 @@ fn the_oldest_gives_way() {
     }
     assert_eq!(bench.reassembler.waiting(), 3);
     assert_eq!(bench.reassembler.counters().gave_way_of_source, 2);
-    // Its third is still there, the first two are not, and begin anew: the third goes.
+    // The last three are still there. The first two are done with: what comes of them yet begins
+    // nothing, and pushes nobody out.
     let rest = |id| Fragment { offset: 1000, ..of(2, id) };
-    assert_eq!(bench.give(of(2, 2), 0), Err(Dropped::Duplicate));
-    assert_eq!(bench.give(rest(0), 0), Ok(false));
-    assert_eq!(bench.give(of(2, 2), 1), Ok(false), "it was given up");
+    for id in 0..2 {
+        assert_eq!(bench.give(rest(id), 0), Err(Dropped::Late));
+        assert_eq!(bench.give(of(2, id), 0), Err(Dropped::Late));
+    }
+    for id in 2..5 {
+        assert_eq!(bench.give(of(2, id), 0), Err(Dropped::Duplicate));
+    }
+    assert_eq!(bench.reassembler.waiting(), 3);
     for source in [4, 6, 8, 10] {
         for id in 0..2 {
             assert_eq!(bench.give(of(source, id), 0), Ok(false));
@@ -153,6 +159,44 @@ fn the_oldest_gives_way() {
         }
     }
     assert_eq!(bench.reassembler.counters().gave_way, 3);
+}
+
+/// More at a time than is kept, a fragment of each in turn: as many as there is room for are put
+/// together all the same.
+#[test]
+fn who_gave_way_pushes_nobody_out() {
+    let enough = Limits { partials: 100, partials_of_source: 100, ..Limits::default() };
+    let by_source = Limits { partials_of_source: 4, ..enough };
+    let by_count = Limits { partials: 4, ..enough };
+    let by_bytes = Limits { bytes: 4 * MAX_PDU_BYTES, ..enough };
+    for (limits, name) in [(by_source, "source"), (by_count, "count"), (by_bytes, "bytes")] {
+        for sources in [1, 13] {
+            let mut bench = Bench::new(limits);
+            let pdu = vec![7; 40_000];
+            let all: Vec<_> = (0..13)
+                .map(|id| cut([2, 0, 0, 0, 1, (id % sources) as u8], 1, id, &pdu, 1458))
+                .collect();
+            let mut whole = 0;
+            for turn in 0..all[0].len() {
+                for frames in &all {
+                    match bench.give_frame(&frames[turn]) {
+                        Ok(delivered) => whole += u32::from(delivered),
+                        Err(dropped) => assert_eq!(dropped, Dropped::Late),
+                    }
+                }
+            }
+            let counters = bench.reassembler.counters();
+            let expected = if name == "source" && sources > 1 { 13 } else { 4 };
+            assert_eq!(whole, expected, "by {name}, of {sources}: {counters:?}");
+            let gave_way = match name {
+                "source" => counters.gave_way_of_source,
+                "count" => counters.gave_way,
+                _ => counters.gave_way_for_bytes,
+            };
+            assert_eq!(gave_way, u64::from(13 - expected));
+            assert_eq!((counters.started, bench.reassembler.waiting()), (13, 0));
+        }
+    }
 }
 
 #[test]
