@@ -21,6 +21,28 @@ pub struct Received<'a> {
     len: usize,
 }
 
+/// The pieces of a [`Received`] packet, in order.
+#[derive(Clone, Debug)]
+pub struct Parts<'a> {
+    heap: &'a ReceiveHeap,
+    descriptors: std::slice::Iter<'a, Descriptor>,
+}
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = &'a [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        self.descriptors.next().map(|one| self.heap.bytes(one))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.descriptors.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Parts<'_> {}
+
 impl<'a> Received<'a> {
     #[inline]
     pub(crate) fn new(heap: &'a ReceiveHeap, descriptors: &'a [Descriptor]) -> Received<'a> {
@@ -58,9 +80,9 @@ impl<'a> Received<'a> {
     }
 
     /// The packet's pieces, in order.
-    pub fn parts(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
-        let heap = self.heap;
-        self.descriptors.iter().map(move |one| heap.bytes(one))
+    #[must_use]
+    pub fn parts(&self) -> Parts<'a> {
+        Parts { heap: self.heap, descriptors: self.descriptors.iter() }
     }
 
     /// The whole packet where it lies in one piece, as every packet up to the frame size does.

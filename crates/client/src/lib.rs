@@ -37,7 +37,7 @@ mod session;
 mod wait;
 
 pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
-pub use heap::Received;
+pub use heap::{Parts, Received};
 pub use options::{Endpoint, Info, Options, Statistics, Waiting};
 pub use report::{default_socket, report, report_over, set, set_over};
 pub use reserved::Frame;

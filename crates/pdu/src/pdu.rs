@@ -88,8 +88,10 @@ impl<'a> Pdu<'a> {
     #[must_use]
     pub fn parts(&self) -> Parts<'a> {
         match self.body {
-            Body::Reassembled(bytes) => Parts { whole: Some(bytes), frame: None, at: 0 },
-            Body::InPlace(_) => Parts { whole: None, frame: Some(*self), at: 0 },
+            Body::Reassembled(bytes) => Parts(Rest::Whole(Some(bytes))),
+            Body::InPlace(frame) => {
+                Parts(Rest::Frame(Pieces::after_headers(frame.parts(), self.len())))
+            }
         }
     }
 
@@ -104,22 +106,21 @@ impl<'a> Pdu<'a> {
 
 /// The pieces of a [`Pdu`].
 #[derive(Clone, Debug)]
-pub struct Parts<'a> {
-    whole: Option<&'a [u8]>,
-    frame: Option<Pdu<'a>>,
-    at: usize,
+pub struct Parts<'a>(Rest<'a>);
+
+#[derive(Clone, Debug)]
+enum Rest<'a> {
+    Whole(Option<&'a [u8]>),
+    Frame(Pieces<towpath_client::Parts<'a>>),
 }
 
 impl<'a> Iterator for Parts<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
-        if let Some(whole) = self.whole.take() {
-            return Some(whole);
+        match &mut self.0 {
+            Rest::Whole(whole) => whole.take(),
+            Rest::Frame(pieces) => pieces.next(),
         }
-        let Some(Pdu { fragment, body: Body::InPlace(frame) }) = self.frame else { return None };
-        let part = Pieces::after_headers(frame.parts(), fragment.total as usize).nth(self.at);
-        self.at += 1;
-        part
     }
 }
