@@ -160,6 +160,8 @@ impl PduEndpoint {
         if len > max {
             return Err(SendError::Length { len, max });
         }
+        // Empty, unless somebody forgot a message instead of dropping it.
+        self.release_filling();
         let needed = len.div_ceil(self.chunk_bytes).max(1);
         if !self.has_frames(channel, needed)? {
             self.sent.full += 1;
@@ -173,6 +175,13 @@ impl PduEndpoint {
         }
         debug_assert_eq!(self.filling.len(), needed, "there were enough, as just looked at");
         Ok(Message::new(self, to, channel, len))
+    }
+
+    /// Gives back the frames of a message that is not sent.
+    pub(crate) fn release_filling(&mut self) {
+        for frame in self.filling.drain(..) {
+            self.session.release(frame);
+        }
     }
 
     /// Sends a PDU that lies somewhere else already: one copy. Answers its number.

@@ -135,8 +135,6 @@ impl io::Write for Message<'_> {
 impl Drop for Message<'_> {
     fn drop(&mut self) {
         // Empty when it was sent.
-        for frame in self.endpoint.filling.drain(..) {
-            self.endpoint.session.release(frame);
-        }
+        self.endpoint.release_filling();
     }
 }

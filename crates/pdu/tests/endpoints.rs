@@ -324,6 +324,31 @@ fn more_channels_than_a_receiver_keeps_in_parts_lose_nothing() {
 }
 
 #[test]
+fn a_message_that_was_forgotten_harms_no_other() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let (mut a, mut b) = (open(&server), open(&server));
+    let to = mac(&b);
+    let all = a.session().free_frames().unwrap();
+    for round in 0..100 {
+        let mut message = a.message(to, 1, 20 * CHUNK).unwrap();
+        message.write_all(&[0xff; 5000]).unwrap();
+        // Never dropped: its frames are still reserved when the next one begins.
+        std::mem::forget(message);
+        let len = 48 + round % 7 * 500;
+        a.send_bytes(to, 2, &vec![round as u8; len]).unwrap();
+        let (_, channel, got, _) = next(&mut b, &mut a);
+        assert_eq!((channel, got), (2, vec![round as u8; len]));
+    }
+    let until = Instant::now() + PATIENCE;
+    while !a.drain(Duration::from_millis(10), |_| ()).unwrap() {
+        assert!(Instant::now() < until);
+    }
+    assert_eq!(a.session().free_frames().unwrap(), all, "no frame is lost");
+    assert_eq!((a.sent().pdus, b.received().delivered()), (100, 100));
+    server.stop().unwrap();
+}
+
+#[test]
 fn what_comes_from_the_wire_is_put_together_or_given_up_in_time() {
     let (server, mut far) = serve(Mode::Interrupt);
     let session = attach(&server, &SessionOptions::default());
