@@ -66,34 +66,56 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.list {
         return print(&list());
     }
-    let mut of = None;
-    let mut asked = Vec::new();
-    for change in &args.changes {
-        match *change {
-            Change::Of(session, endpoint) => of = Some((session, endpoint)),
-            Change::Set(setting, value) => {
-                let name = setting.spec().name;
-                match (setting.spec().scope == Scope::Device, of) {
-                    (true, _) => asked.push((None, setting, value)),
-                    (false, Some(_)) => asked.push((of, setting, value)),
-                    (false, None) => {
-                        return Err(Failure::usage(format!(
-                            "{name} is an endpoint's: put SESSION/ENDPOINT before it"
-                        )));
-                    }
-                }
-            }
-        }
-    }
-    if asked.is_empty() {
-        return Err(Failure::usage("nothing to set: give SETTING=VALUE".to_owned()));
-    }
+    let asked = asked(&args.changes)?;
     let socket = find::named(args.device.as_deref().unwrap_or_default())?;
     for (of, setting, value) in asked {
         towpath_client::set(&socket, of, setting, value)
             .map_err(|error| Failure::new(error.to_string()))?;
     }
     Ok(())
+}
+
+/// A change, and of which session's which endpoint; `None`: of the device.
+type Asked = (Option<(u32, u32)>, Setting, u64);
+
+/// What is to be changed. Each endpoint that is named has to have a setting.
+fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
+    let idle = |(session, endpoint)| {
+        Failure::usage(format!(
+            "nothing to set of {session}/{endpoint}: give an endpoint's SETTING=VALUE behind it"
+        ))
+    };
+    let mut asked = Vec::new();
+    let mut of = None;
+    // The last one named, until something is set of it.
+    let mut unused = None;
+    for change in changes {
+        match *change {
+            Change::Of(session, endpoint) => {
+                if let Some(unused) = unused {
+                    return Err(idle(unused));
+                }
+                of = Some((session, endpoint));
+                unused = of;
+            }
+            Change::Set(setting, value) if setting.spec().scope == Scope::Device => {
+                asked.push((None, setting, value));
+            }
+            Change::Set(setting, value) if of.is_some() => {
+                asked.push((of, setting, value));
+                unused = None;
+            }
+            Change::Set(setting, _) => {
+                let name = setting.spec().name;
+                let text = format!("{name} is an endpoint's: put SESSION/ENDPOINT before it");
+                return Err(Failure::usage(text));
+            }
+        }
+    }
+    match unused {
+        Some(unused) => Err(idle(unused)),
+        None => Ok(asked),
+    }
 }
 
 fn list() -> String {
@@ -131,6 +153,38 @@ mod tests {
         for wrong in ["0/1", "3", "3/x", "mode", "speed=1", "mode=fast"] {
             let error = wrong.parse::<Change>().unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_endpoint_named_has_a_setting() {
+        let asked = |text: &str| {
+            let changes: Vec<Change> = text.split(' ').map(|one| one.parse().unwrap()).collect();
+            asked(&changes)
+        };
+        let all = asked("mode=poll 3/1 weight=2 mode=auto priority=1 4/0 weight=3").unwrap();
+        let of: Vec<_> = all.iter().map(|(of, setting, _)| (*of, setting.spec().name)).collect();
+        let (first, second) = (Some((3, 1)), Some((4, 0)));
+        assert_eq!(
+            of,
+            [
+                (None, "mode"),
+                (first, "weight"),
+                (None, "mode"),
+                (first, "priority"),
+                (second, "weight")
+            ]
+        );
+        for (text, part) in [
+            ("mode=poll 3/1", "3/1"),
+            ("3/1 mode=poll", "3/1"),
+            ("3/1 4/0 weight=1", "3/1"),
+            ("3/1 weight=1 4/0", "4/0"),
+            ("3/1 4/0 3/1", "3/1"),
+            ("weight=1 3/1", "put SESSION/ENDPOINT before it"),
+        ] {
+            let said = format!("{:?}", asked(text).unwrap_err());
+            assert!(said.contains(part), "{text}: {said}");
         }
     }
 
