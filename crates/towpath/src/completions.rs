@@ -132,9 +132,9 @@ fn words(argument: &str, shell: Shell) -> Vec<String> {
         };
     }
     let mut all = Vec::new();
-    for (_, spec) in Setting::ALL {
-        // A server that starts has no endpoints yet.
-        if argument == "set" && spec.scope != Scope::Device {
+    for (setting, spec) in Setting::ALL {
+        // A server that starts has no endpoints yet, and takes its mode by an option of that name.
+        if argument == "set" && (spec.scope != Scope::Device || *setting == Setting::Mode) {
             continue;
         }
         match spec.kind {

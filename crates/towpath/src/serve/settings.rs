@@ -71,7 +71,7 @@ pub(crate) struct Settings {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mode: Option<Mode>,
-    /// A first value of what `towpath set` can change; may be given several times
+    /// A first value of what else `towpath set` can change; may be given several times
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
@@ -256,6 +256,7 @@ user = "61001:61001"
 allow-user = ["root", 61002]
 allow-group = [61003]
 mode = "poll"
+set = ["rx_batch=17", "clock_hz=300"]
 engine-cpu = 1
 fault = "drop=0.01,seed=42"
 pcap = "/var/tmp/seven.pcapng"
@@ -282,6 +283,8 @@ transmit-budget = 11
         assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (9, 10, 11));
         assert!(config.subnets.ipv4.is_some() && config.subnets.ipv6.is_some());
         assert_eq!((config.settings.get(Setting::Mode), config.engine_cpu), (0, Some(1)));
+        let set = [Setting::RxBatch, Setting::ClockHz].map(|one| config.settings.get(one));
+        assert_eq!(set, [17, 300]);
         assert_eq!((config.policy.sessions_per_user, config.policy.session_bytes), (5, 1_000_000));
         assert_eq!((config.policy.endpoints_per_session, config.policy.connections), (7, 8));
     }
@@ -294,6 +297,23 @@ transmit-budget = 11
         assert_eq!(both.mtu.unwrap().get(), 1500);
         assert_eq!(both.allow_user.len(), 1);
         assert_eq!(both.tap.as_deref(), Some("tap7"));
+        // What is printed is what is in effect, whoever said it: each setting has one place.
+        let file = || Settings::parse(ALL).unwrap();
+        for (own, mode, batch) in [
+            ("", "poll", 17),
+            ("mode = \"clocked\"", "clocked", 17),
+            ("set = [\"rx_batch=3\"]", "poll", 3),
+            ("mode = \"auto\"\nset = [\"rx_batch=3\", \"rx_batch=4\"]", "auto", 4),
+        ] {
+            let both = Settings::parse(own).unwrap().over(file());
+            let printed = both.clone().with_defaults().to_text().unwrap();
+            for settings in [both, Settings::parse(&printed).unwrap()] {
+                let values = settings.config("/x".into()).unwrap().settings;
+                let shown = Setting::Mode.show(values.get(Setting::Mode));
+                assert_eq!((&*shown, values.get(Setting::RxBatch)), (mode, batch), "{own}");
+            }
+            assert!(printed.contains(&format!("mode = {mode:?}")), "{own}: {printed}");
+        }
         // Every default is printed, so each lies within its limits.
         let defaults = Settings::default().with_defaults();
         assert_eq!(defaults.to_text().unwrap().lines().count(), 9);
@@ -311,12 +331,14 @@ transmit-budget = 11
             ("user = \"no-such-user-here\"", 1, "no user no-such-user-here"),
             ("allow-group = [-1]", 1, "no group -1"),
             ("mode = \"fast\"", 1, "interrupt"),
+            ("tap = \"a\"\nset = [\"mode=poll\"]", 2, "mode = \"poll\""),
             ("tap = \n", 1, ""),
             ("tap = \"a\"\ntap = \"b\"", 2, "duplicate key"),
             ("fault = \"lose=1\"", 1, "\"lose\""),
             ("[limits]\nbatch = 1", 1, "unknown field `limits`"),
         ] {
-            let (at, message) = Settings::parse(text).unwrap_err();
+            let wrong = Settings::parse(text).map(|_| text);
+            let (at, message) = wrong.expect_err("it is wrong");
             assert_eq!(at, line, "{text}: {message}");
             assert!(message.contains(part), "{text}: {message}");
         }

@@ -140,7 +140,8 @@ impl fmt::Display for Mode {
 
 as_text!(Mode, "how the engine waits, as \"poll\"");
 
-/// A setting of the device with its first value.
+/// A setting of the device with its first value; not `mode`, which has a key of its own: said in two
+/// places, one would overrule the other whoever said it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Assignment(pub(crate) Setting, pub(crate) u64);
 
@@ -148,13 +149,19 @@ impl FromStr for Assignment {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Assignment, String> {
-        let (name, value) = text.split_once('=').ok_or("not SETTING=VALUE, as mode=poll")?;
+        let (name, value) = text.split_once('=').ok_or("not SETTING=VALUE, as rx_batch=32")?;
         let setting = Setting::named(name)
             .map_err(|error| format!("{error}; towpath set --list shows all"))?;
         if setting.spec().scope != Scope::Device {
             return Err(format!("{name} is an endpoint's; towpath set changes it"));
         }
-        setting.parse(value).map(|value| Assignment(setting, value)).map_err(|e| e.to_string())
+        let number = setting.parse(value).map_err(|error| error.to_string())?;
+        if setting == Setting::Mode {
+            return Err(format!(
+                "mode has its own place: --mode {value}, in a file mode = {value:?}"
+            ));
+        }
+        Ok(Assignment(setting, number))
     }
 }
 
@@ -164,7 +171,7 @@ impl fmt::Display for Assignment {
     }
 }
 
-as_text!(Assignment, "a setting with its value, as \"mode=poll\"");
+as_text!(Assignment, "a setting with its value, as \"rx_batch=32\"");
 
 /// The subnets to give addresses from: one a family.
 pub(crate) fn subnets(given: &[Subnet]) -> Result<Subnets, String> {

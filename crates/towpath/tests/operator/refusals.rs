@@ -31,6 +31,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["capture"], "-w"),
         (&["capture", "-w", "-", "-c", "0"], "-c"),
         (&["serve", "--tap", "x", "--set", "speed=1"], "--list"),
+        (&["serve", "--tap", "x", "--set", "mode=poll"], "--mode poll"),
         (&["set", "x"], "<SETTING=VALUE"),
         (&["set", "x", "mode=fast"], "poll, interrupt, "),
         (&["set", "x", "speed=1"], "--list"),
