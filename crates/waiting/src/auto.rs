@@ -72,6 +72,9 @@ const TRY_FIRST: u64 = 10_000_000;
 const TRY_LAST: u64 = 160_000_000;
 /// Processor time that may be saved up, in nanoseconds.
 const SAVED: i64 = 2_000_000;
+/// Processor time that may be owed, in nanoseconds. No turn takes as long: a side that seems to have
+/// been awake for longer was stopped, or its processor was another's.
+const OWED: i64 = 4 * SAVED;
 
 /// Chooses how to wait.
 #[derive(Clone, Debug)]
@@ -251,12 +254,11 @@ impl Controller {
             self.tokens = SAVED;
             return;
         }
-        let passed = passed.min(1_000_000_000) as i64;
-        self.tokens += passed * self.bounds.cpu_percent as i64 / 100;
-        if awake {
-            self.tokens -= passed;
-        }
-        self.tokens = self.tokens.min(SAVED);
+        // Awake, what is taken less what is filled up.
+        let share = if awake { 100 - self.bounds.cpu_percent } else { self.bounds.cpu_percent };
+        let change = (passed.saturating_mul(share) / 100).min((SAVED + OWED) as u64) as i64;
+        let tokens = if awake { self.tokens - change } else { self.tokens + change };
+        self.tokens = tokens.clamp(-OWED, SAVED);
     }
 
     /// Packets came.

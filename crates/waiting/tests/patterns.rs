@@ -348,6 +348,47 @@ fn the_bound_on_processor_time_is_hard() {
 
 /// After a change of the load, the last half of a time of which the first 200 ms are left for
 /// settling costs no more than the same load from the beginning, and steady loads change nothing.
+/// A turn that was as long as this: what is owed for it, in time that goes by.
+fn owed_after(stall: u64, cpu_percent: u64) -> (u64, u64) {
+    let bounds = Bounds { latency: 1_000_000, cpu_percent, packets: 0 };
+    let mut controller = Controller::new(bounds, COSTS);
+    let mut now = 1_000;
+    controller.after(now, 1, true);
+    now += stall;
+    let start = now;
+    let mut throttled = 0;
+    loop {
+        let step = controller.after(now, 1, true);
+        if controller.counts.throttled == throttled {
+            return (now - start, throttled);
+        }
+        throttled = controller.counts.throttled;
+        let Step::Unrung { until } = step else { panic!("{step:?}") };
+        now = until;
+        controller.woke(now);
+        assert!(now - start < 100 * SECOND, "it never looks again");
+    }
+}
+
+#[test]
+fn one_long_turn_is_paid_for_once_and_within_bounds() {
+    for cpu_percent in [1, 10, 50, 99] {
+        // Awake that long, it owes this much rest, less what it had saved up.
+        for stall in [3_000_000, 5_000_000] {
+            let (rest, throttled) = owed_after(stall, cpu_percent);
+            let fair = stall * (100 - cpu_percent) / cpu_percent;
+            assert!(throttled <= 2, "{cpu_percent} %, {stall} ns: throttled {throttled} times");
+            assert!(rest <= fair + fair / 10 + 1_000_000, "{cpu_percent} %: {rest}, not {fair}");
+        }
+        // Stopped, or its processor taken away: that was no work, and is not paid for for ever.
+        for stall in [SECOND, 3600 * SECOND, u64::MAX / 2] {
+            let (rest, throttled) = owed_after(stall, cpu_percent);
+            assert!(throttled <= 2, "{cpu_percent} %, {stall} ns: throttled {throttled} times");
+            assert!(rest <= 10_000_000 * 100 / cpu_percent, "{cpu_percent} %: {rest} ns");
+        }
+    }
+}
+
 #[test]
 fn it_settles_and_does_not_flap() {
     let rates = [100.0, 3_000.0, 20_000.0, 300_000.0];
