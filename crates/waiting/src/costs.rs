@@ -46,15 +46,22 @@ impl Costs {
     /// Measures.
     ///
     /// # Errors
-    /// When threads or descriptors are not to be had.
+    /// When threads or descriptors are not to be had, or nothing came back in time.
     pub fn measure() -> io::Result<Costs> {
-        let rung = round_trips(two_processors(), ROUNDS, LIMIT)?;
+        Costs::within(ROUNDS, LIMIT)
+    }
+
+    fn within(rounds: usize, limit: Duration) -> io::Result<Costs> {
+        let rung = round_trips(two_processors(), rounds, limit)?;
+        if rung.times.is_empty() {
+            return Err(unseen());
+        }
         // There and back are two wake-ups.
-        let wake_ups = 2 * rung.times.len().max(1) as u64;
+        let wake_ups = 2 * rung.times.len() as u64;
         let wake_up_cpu = rung.cpu.as_nanos() as u64 / wake_ups;
         let halves = rung.times.iter().map(|time| time.as_nanos() as u64 / 2).collect();
         let wake_up = at(halves, 50);
-        let (tick_cpu, tick_late) = ticks();
+        let (tick_cpu, tick_late) = ticks(limit)?;
         Ok(Costs { wake_up, wake_up_cpu, tick_cpu, tick_late })
     }
 
@@ -65,10 +72,10 @@ impl Costs {
     }
 }
 
+/// What so many of a hundred are below; of samples that there are.
 fn at(mut samples: Vec<u64>, per_cent: usize) -> u64 {
     samples.sort_unstable();
-    let place = samples.len() * per_cent / 100;
-    samples.get(place.min(samples.len().saturating_sub(1))).copied().unwrap_or(0)
+    samples[samples.len() * per_cent / 100]
 }
 
 /// Two processors that this thread may run on: side and side are not on one.
@@ -79,17 +86,24 @@ fn two_processors() -> Option<[usize; 2]> {
 }
 
 /// Sleeps that a timer ends.
-fn ticks() -> (u64, u64) {
+fn ticks(limit: Duration) -> io::Result<(u64, u64)> {
     let mut late = Vec::with_capacity(TICKS);
-    let (start, limit) = (cpu(), Instant::now() + LIMIT);
+    let (start, limit) = (cpu(), Instant::now() + limit);
     while late.len() < TICKS && Instant::now() < limit {
         let start = Instant::now();
         let timeout = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
         let _ = poll(&mut [], Some(&timeout));
         late.push(start.elapsed().saturating_sub(TICK).as_nanos() as u64);
     }
-    let cost = (cpu() - start) / late.len().max(1) as u64;
-    (cost, at(late, 90))
+    if late.is_empty() {
+        return Err(unseen());
+    }
+    let cost = (cpu() - start) / late.len() as u64;
+    Ok((cost, at(late, 90)))
+}
+
+fn unseen() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "nothing woke in time to be measured")
 }
 
 #[cfg(test)]
@@ -104,6 +118,15 @@ mod tests {
         println!("{costs:?}");
         assert!(costs.wake_up > 0 && costs.wake_up_cpu > 0 && costs.tick_cpu > 0);
         assert_eq!(costs, Costs::of_this_machine());
-        assert_eq!(at(Vec::new(), 50), 0);
+    }
+
+    #[test]
+    fn what_was_not_seen_once_is_not_measured() {
+        // No time, so that neither a round trip nor a tick is seen: zeros would be no costs.
+        for (rounds, limit) in [(0, LIMIT), (ROUNDS, Duration::ZERO)] {
+            let error = Costs::within(rounds, limit).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        }
+        assert!(ticks(Duration::ZERO).is_err() && ticks(LIMIT).is_ok());
     }
 }
