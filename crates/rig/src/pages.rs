@@ -169,6 +169,18 @@ impl Pages {
 mod tests {
     use super::*;
 
+    /// What is read there; `None` where nobody may.
+    fn first_byte(area: &Area) -> Option<u8> {
+        let mut byte = 0xff_u8;
+        let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let remote = libc::iovec { iov_base: area.first.as_ptr().cast(), iov_len: 1 };
+        // SAFETY: the kernel writes at most a byte to a live one, and checks the other address.
+        let got = unsafe {
+            libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+        };
+        (got == 1).then_some(byte)
+    }
+
     #[test]
     fn bytes_arrive_whichever_way_they_go() {
         let mut pages = Pages::new(3 * PAGE_BYTES).unwrap();
@@ -177,11 +189,23 @@ mod tests {
                 // SAFETY: inside of a mapping that this side has.
                 unsafe { area[0].first.add(place * PAGE_BYTES).as_ptr().write(place as u8 + 1) };
             }
-            assert!(matches!(how, Move::Remap | Move::Protect));
+            assert_eq!(area[0].touch(3 * PAGE_BYTES), 1 + 2 + 3, "{how:?}");
         }
         for how in [Move::Remap, Move::Protect] {
-            for _ in 0..4 {
+            for round in 0..4 {
                 assert_eq!(pages.give(how, 2 * PAGE_BYTES + 1).unwrap(), 1 + 2 + 3, "{how:?}");
+                // Who gave them has them no longer: its addresses lead to nothing, or nowhere.
+                let giver = round % 2;
+                match how {
+                    Move::Protect => {
+                        assert_eq!(first_byte(&pages.shared[giver]), None);
+                        assert_eq!(first_byte(&pages.shared[1 - giver]), Some(1));
+                    }
+                    _ => {
+                        assert_eq!(first_byte(&pages.private[giver]), Some(0));
+                        assert_eq!(first_byte(&pages.private[1 - giver]), Some(1));
+                    }
+                }
             }
         }
         assert_eq!(pages.give(Move::Copy, 3 * PAGE_BYTES).unwrap(), 1 + 2 + 3);
