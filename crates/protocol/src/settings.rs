@@ -194,7 +194,8 @@ pub enum SettingError {
     },
 }
 
-/// The values of all settings of one scope.
+/// Values of all settings, of either scope. Of a device's only the device's mean something, and of
+/// an endpoint's only an endpoint's; the others stay as nobody set them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Values([u64; Setting::ALL.len()]);
 
