@@ -12,14 +12,15 @@ use crate::control::{Answer, ask, connect};
 use crate::error::AttachError;
 
 /// Where the server of a device listens when nothing else is said: `/run/towpath/DEVICE.sock` for
-/// root and for system services, `$XDG_RUNTIME_DIR/towpath/DEVICE.sock` for other users.
+/// root and for system services, `$XDG_RUNTIME_DIR/towpath/DEVICE.sock` for other users, or where that
+/// is not set or empty, `/tmp/towpath-UID/DEVICE.sock`.
 #[must_use]
 pub fn default_socket(device: &str) -> PathBuf {
     let name = format!("{device}.sock");
     if rustix::process::geteuid().is_root() {
         return Path::new("/run/towpath").join(name);
     }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| !directory.is_empty()) {
         Some(directory) => Path::new(&directory).join("towpath").join(name),
         None => {
             let uid = rustix::process::geteuid().as_raw();

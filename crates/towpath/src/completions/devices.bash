@@ -2,14 +2,25 @@
 # Devices that are served, where the verbs look for their sockets. Names with other characters than
 # these would have to be quoted.
 _towpath_devices() {
-    local path name
-    for path in /run/towpath/*.sock "${XDG_RUNTIME_DIR:-/nowhere}"/towpath/*.sock \
-        "/tmp/towpath-$UID"/*.sock; do
-        name=${path##*/}
-        name=${name%.sock}
-        if [[ -S $path && $name == "$1"* && $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then
-            COMPREPLY+=("$name")
+    local own directory path name
+    local -a directories=(/run/towpath)
+    if ((EUID != 0)); then
+        own=/tmp/towpath-$EUID
+        [[ -z $XDG_RUNTIME_DIR ]] || own=$XDG_RUNTIME_DIR/towpath
+        # Below /tmp anybody may have made a directory of that name.
+        if [[ -d $own && ! -L $own ]] &&
+            [[ -O $own || $(stat -c %u -- "$own" 2>/dev/null) == 0 ]]; then
+            directories+=("$own")
         fi
+    fi
+    for directory in "${directories[@]}"; do
+        for path in "$directory"/*.sock; do
+            name=${path##*/}
+            name=${name%.sock}
+            if [[ -S $path && $name == "$1"* && $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then
+                COMPREPLY+=("$name")
+            fi
+        done
     done
 }
 

@@ -1,12 +1,17 @@
 # Devices that are served, where the verbs look for their sockets.
 _towpath_devices() {
-    local expl
-    local -a names
-    names=(
-        /run/towpath/*.sock(N=:t:r)
-        ${XDG_RUNTIME_DIR:-/nowhere}/towpath/*.sock(N=:t:r)
-        /tmp/towpath-$UID/*.sock(N=:t:r)
-    )
+    local expl own=/tmp/towpath-$EUID
+    local -a directories names
+    directories=(/run/towpath)
+    if ((EUID != 0)); then
+        [[ -z $XDG_RUNTIME_DIR ]] || own=$XDG_RUNTIME_DIR/towpath
+        # Below /tmp anybody may have made a directory of that name.
+        if [[ -d $own && ! -L $own ]] &&
+            [[ -O $own || $(stat -c %u -- $own 2>/dev/null) == 0 ]]; then
+            directories+=($own)
+        fi
+    fi
+    names=(${^directories}/*.sock(N=:t:r))
     _wanted devices expl device compadd -a names
 }
 

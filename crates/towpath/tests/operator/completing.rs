@@ -1,9 +1,18 @@
 //! What the shells complete, asked of the shells.
 
+use std::os::unix::fs::{chown, symlink};
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::running::*;
+
+/// Who asks where root would: root has no directory of its own beside the system's.
+const ASKER: u32 = 61003;
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
 
 /// A shell's script, and a runtime directory where servers listen, or seem to.
 struct Place {
@@ -24,6 +33,9 @@ impl Place {
         let listeners =
             names.map(|name| UnixListener::bind(directory.join("towpath").join(name)).unwrap());
         std::fs::write(directory.join("towpath/opq9.sock"), "no socket").unwrap();
+        if is_root() {
+            chown(directory.join(""), Some(ASKER), Some(ASKER)).unwrap();
+        }
         Place { directory, script, _listeners: listeners.into() }
     }
 
@@ -33,11 +45,30 @@ impl Place {
         for variable in ["XDG_RUNTIME_DIR", "HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"] {
             command.env(variable, &here);
         }
+        if is_root() {
+            command.uid(ASKER).gid(ASKER);
+        }
         let output = finish(command.current_dir(&here).env("TERM", "dumb"));
         let complaints = text(&output.stderr);
         assert!(output.status.success() && complaints.is_empty(), "{command:?}: {complaints}");
         assert!(!self.directory.join("ran").exists(), "{command:?} ran a name");
         text(&output.stdout).lines().map(str::to_owned).collect()
+    }
+
+    /// Where the verbs would not look, the shells offer nothing: in somebody else's directory, and
+    /// behind a link.
+    fn offers_none_of_strangers(&self, offered: impl Fn() -> Vec<String>) {
+        let own = self.directory.join("towpath");
+        assert!(offered().contains(&"opq0".to_owned()));
+        if is_root() {
+            chown(&own, Some(4242), None).unwrap();
+            assert_eq!(offered(), [""; 0], "somebody else's");
+            chown(&own, Some(ASKER), None).unwrap();
+            assert!(offered().contains(&"opq0".to_owned()), "its own");
+        }
+        std::fs::rename(&own, self.directory.join("elsewhere")).unwrap();
+        symlink(self.directory.join("elsewhere"), &own).unwrap();
+        assert_eq!(offered(), [""; 0], "a link may lead anywhere");
     }
 
     /// What bash offers for the last of the words, divided as bash divides them.
@@ -122,6 +153,7 @@ fn bash_completes_verbs_options_values_and_devices() {
     for setting in settings() {
         assert!(offered.iter().any(|one| one.starts_with(&setting)), "{setting}: {offered:?}");
     }
+    place.offers_none_of_strangers(|| place.bash(&["set", "opq"]));
 }
 
 #[test]
@@ -150,6 +182,7 @@ fn fish_completes_verbs_options_values_and_devices() {
     let devices = place.fish("towpath stat --device opq");
     assert!(devices.contains(&"opq0".to_owned()) && devices.contains(&"opq1".to_owned()));
     assert!(!devices.contains(&"opq9".to_owned()), "{devices:?}");
+    place.offers_none_of_strangers(|| place.fish("towpath set opq"));
 }
 
 #[test]
@@ -202,4 +235,11 @@ fn zsh_completes_verbs_options_values_and_devices() {
     let completed: Vec<&str> = completed.lines().collect();
     let expected: Vec<&str> = cases.iter().map(|(_, becomes)| becomes.as_str()).collect();
     assert_eq!(completed, expected);
+    let names = "compdef() { }
+        _wanted() { for name in $names; do print -r -- $name; done }
+        source $1
+        _towpath_devices";
+    place.offers_none_of_strangers(|| {
+        place.says(Command::new("zsh").args(["-f", "-c", names, "zsh", &place.script]))
+    });
 }
