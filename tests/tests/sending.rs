@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Meta, Options, Rule, SMALL_BYTES, Session, Setting};
+use towpath_client::{Endpoint, Meta, Options, Rule, SMALL_BYTES, SendError, Session, Setting};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::loopback;
 use towpath_protocol::channel::{Channel, Incoming};
@@ -90,23 +90,27 @@ impl Sender {
 
     /// The next number to the far end, if there is room.
     fn send(&mut self, len: usize) -> bool {
-        let frame = self.frame(frames::ELSEWHERE, len);
-        let sent = self.session.send_bytes(self.endpoint, &frame).is_ok();
-        self.next += u64::from(sent);
-        sent
+        self.put(len, |session, endpoint, frame| session.send_bytes(endpoint, frame))
     }
 
     fn send_more(&mut self, len: usize) -> bool {
-        let frame = self.frame(frames::ELSEWHERE, len);
-        let fill = |parts: &mut [&mut [u8]]| parts[0].copy_from_slice(&frame);
-        let sent = self.session.send_more(self.endpoint, len, Meta::FINISHED, fill).is_ok();
-        self.next += u64::from(sent);
-        sent
+        self.put(len, |session, endpoint, frame| {
+            let fill = |parts: &mut [&mut [u8]]| parts[0].copy_from_slice(frame);
+            session.send_more(endpoint, frame.len(), Meta::FINISHED, fill)
+        })
     }
 
     fn small(&mut self, len: usize) -> bool {
+        self.put(len, |session, endpoint, frame| session.send_small(endpoint, frame))
+    }
+
+    fn put(
+        &mut self,
+        len: usize,
+        put: impl FnOnce(&mut Session, Endpoint, &[u8]) -> Result<(), SendError>,
+    ) -> bool {
         let frame = self.frame(frames::ELSEWHERE, len);
-        let sent = self.session.send_small(self.endpoint, &frame).is_ok();
+        let sent = put(&mut self.session, self.endpoint, &frame).is_ok();
         self.next += u64::from(sent);
         sent
     }
