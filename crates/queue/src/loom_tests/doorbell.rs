@@ -1,0 +1,168 @@
+//! Doorbells: no wake-up is lost, of who sleeps until rung and of who sleeps by the clock.
+
+use loom::thread;
+
+use super::{Bell, descriptor, doorbell_sides, model, without};
+use crate::descriptor::{Descriptor, MAX_CHAIN};
+use crate::doorbell::{self, Due};
+use crate::test_memory::Pair;
+use crate::word::Barrier;
+
+fn one_batch() {
+    let pair = Pair::new(8, 8);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let (mut sleeper, mut ringer) = doorbell_sides();
+    let far = bell;
+    let writer = thread::spawn(move || {
+        assert!(producer.push(&[descriptor(0)]));
+        producer.publish();
+        if ringer.must_ring(doorbell::fence(), false) == Due::Now {
+            far.ring();
+        }
+    });
+    loop {
+        if server.transmit.observe().unwrap() > 0 {
+            break;
+        }
+        sleeper.prepare();
+        if server.transmit.observe().unwrap() == 0 {
+            bell.sleep();
+        }
+        sleeper.awake();
+    }
+    writer.join().unwrap();
+}
+
+/// No wake-up is lost between a sleeper and a ringer.
+#[test]
+fn no_wake_up_is_lost() {
+    model(one_batch);
+}
+
+#[test]
+fn without_the_sleepers_barrier_a_wake_up_is_lost() {
+    without(Barrier::SleeperLooks, one_batch);
+}
+
+#[test]
+fn without_the_ringers_barrier_a_wake_up_is_lost() {
+    without(Barrier::RingerLooks, one_batch);
+}
+
+/// The sleeper looks by the clock, whose tick never comes, and two batches cannot wait for it.
+fn urgent_batches() {
+    let pair = Pair::new(8, 8);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let (mut sleeper, mut ringer) = doorbell_sides();
+    let far = bell;
+    let writer = thread::spawn(move || {
+        for frame in 0..2 {
+            assert!(producer.push(&[descriptor(frame)]));
+            producer.publish();
+            if ringer.must_ring(doorbell::fence(), true) == Due::Now {
+                far.ring();
+            }
+        }
+    });
+    let mut seen = 0;
+    while seen < 2 {
+        let must_look = sleeper.prepare_by_the_clock();
+        if must_look {
+            seen = server.transmit.observe().unwrap();
+        }
+        if seen < 2 {
+            bell.sleep();
+        }
+        sleeper.awake_by_the_clock();
+        seen = server.transmit.observe().unwrap();
+    }
+    writer.join().unwrap();
+}
+
+#[test]
+fn no_urgent_wake_up_of_a_clocked_side_is_lost() {
+    model(urgent_batches);
+}
+
+#[test]
+fn without_the_sleepers_barrier_an_urgent_wake_up_is_lost() {
+    without(Barrier::SleeperLooks, urgent_batches);
+}
+
+#[test]
+fn without_the_ringers_barrier_an_urgent_wake_up_is_lost() {
+    without(Barrier::RingerLooks, urgent_batches);
+}
+
+/// A side that looks by the clock, is not rung, and then sleeps until it is: what came before the
+/// change is found by the look, what comes after it rings.
+#[test]
+fn no_wake_up_is_lost_from_the_clock_to_sleep() {
+    model(|| {
+        let pair = Pair::new(8, 8);
+        let bell = Bell::new();
+        let (mut producer, _) = pair.application();
+        let mut server = pair.server();
+        let (mut sleeper, mut ringer) = doorbell_sides();
+        let far = bell;
+        let writer = thread::spawn(move || {
+            assert!(producer.push(&[descriptor(0)]));
+            producer.publish();
+            if ringer.must_ring(doorbell::fence(), false) == Due::Now {
+                far.ring();
+            }
+        });
+        // The tick comes at once, and finds nothing to wait for.
+        let _ = sleeper.prepare_by_the_clock();
+        sleeper.awake_by_the_clock();
+        while server.transmit.observe().unwrap() == 0 {
+            sleeper.prepare();
+            if server.transmit.observe().unwrap() == 0 {
+                bell.sleep();
+            }
+            sleeper.awake();
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// Rings once for each sleep, and for every sleep: two batches, two sleeps.
+#[test]
+fn a_ring_for_every_sleep() {
+    model(|| {
+        let pair = Pair::new(8, 8);
+        let bell = Bell::new();
+        let (mut producer, _) = pair.application();
+        let mut server = pair.server();
+        let (mut sleeper, mut ringer) = doorbell_sides();
+        let far = bell;
+        let writer = thread::spawn(move || {
+            for frame in 0..2 {
+                assert!(producer.push(&[descriptor(frame)]));
+                producer.publish();
+                if ringer.must_ring(doorbell::fence(), false) == Due::Now {
+                    far.ring();
+                }
+            }
+        });
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut got = 0;
+        while got < 2 {
+            sleeper.prepare();
+            if server.transmit.observe().unwrap() == 0 {
+                bell.sleep();
+            }
+            sleeper.awake();
+            server.transmit.observe().unwrap();
+            while server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().is_some()
+            {
+                got += 1;
+            }
+        }
+        writer.join().unwrap();
+    });
+}

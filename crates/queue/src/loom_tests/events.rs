@@ -1,0 +1,75 @@
+//! Event queues with their doorbells: news of a queue set reach who sleeps.
+
+use loom::thread;
+
+use super::{Bell, descriptor, doorbell_sides, event_sides, model, without};
+use crate::descriptor::{Descriptor, MAX_CHAIN};
+use crate::doorbell::{self, Due};
+use crate::events;
+use crate::test_memory::Pair;
+use crate::word::Barrier;
+
+/// News of a queue set reach a side that sleeps on its event queue: the queue is published, its
+/// event marked where none is pending, and the bell rung only for new events.
+fn batches(news: u32, together: bool) {
+    let pair = Pair::new(8, 8);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let (mut marker, mut acknowledger) = event_sides();
+    let (mut sleeper, mut ringer) = doorbell_sides();
+    let far = bell;
+    let writer = thread::spawn(move || {
+        for frame in 0..news {
+            assert!(producer.push(&[descriptor(frame)]));
+            producer.publish();
+            let fenced = events::fence();
+            marker.mark(fenced, 0).unwrap();
+            let new = marker.publish();
+            // A ring that was put off is made whether or not the last batch's event is new.
+            let rings = if together { frame + 1 == news } else { new };
+            if rings && ringer.must_ring(doorbell::fence(), false) == Due::Now {
+                far.ring();
+            }
+        }
+    });
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    let mut got = 0;
+    while got < news {
+        let found = acknowledger.take(8, |_| {}).unwrap();
+        if found == 0 {
+            sleeper.prepare();
+            if acknowledger.is_idle().unwrap() {
+                bell.sleep();
+            }
+            sleeper.awake();
+            continue;
+        }
+        server.transmit.observe().unwrap();
+        while server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().is_some() {
+            got += 1;
+        }
+    }
+    writer.join().unwrap();
+}
+
+#[test]
+fn no_event_is_lost() {
+    model(|| batches(2, false));
+}
+
+#[test]
+fn without_the_markers_barrier_an_event_is_lost() {
+    without(Barrier::MarkerLooks, || batches(2, false));
+}
+
+#[test]
+fn without_the_acknowledgers_barrier_an_event_is_lost() {
+    without(Barrier::AcknowledgerLooks, || batches(2, false));
+}
+
+/// One ring for two batches, the first of which is published and not rung for.
+#[test]
+fn a_ring_that_was_put_off_is_for_all_before_it() {
+    model(|| batches(2, true));
+}

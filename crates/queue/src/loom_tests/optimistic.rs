@@ -1,0 +1,134 @@
+//! The section that nobody waits for: all that is brought is done, once and in order.
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+use super::{model, without};
+use crate::optimistic::{Entered, Left, Optimistic};
+use crate::word::Barrier;
+
+/// What one brings, in its order: what was left is done before. Slots hold their number's work in
+/// `memory`, one value each.
+type Section = Optimistic<Vec<u64>>;
+
+fn slots(count: usize) -> Arc<Vec<AtomicU64>> {
+    Arc::new((0..count).map(|_| AtomicU64::new(0)).collect())
+}
+
+fn do_what_was_left(entered: &mut Entered<'_, Vec<u64>>, memory: &[AtomicU64]) -> bool {
+    while let Some(slot) = entered.take() {
+        let value = memory[slot as usize].load(Ordering::Relaxed);
+        entered.state().push(value);
+        entered.release(slot);
+    }
+    true
+}
+
+/// Does a piece of work or leaves it; `false` when there was no room to.
+fn bring(section: &Section, memory: &[AtomicU64], value: u64) -> bool {
+    if let Some(mut entered) = section.try_enter() {
+        do_what_was_left(&mut entered, memory);
+        let mut brought = true;
+        if entered.is_nothing_left() {
+            entered.state().push(value);
+        } else if let Some(leaving) = entered.leave() {
+            memory[leaving.slot() as usize].store(value, Ordering::Relaxed);
+            leaving.publish();
+            do_what_was_left(&mut entered, memory);
+        } else {
+            brought = false;
+        }
+        if entered.exit() != Left::Nothing {
+            section.drive(|entered| do_what_was_left(entered, memory));
+        }
+        return brought;
+    }
+    let Some(leaving) = section.leave() else { return false };
+    memory[leaving.slot() as usize].store(value, Ordering::Relaxed);
+    leaving.publish();
+    section.drive(|entered| do_what_was_left(entered, memory));
+    true
+}
+
+/// Several threads bring work; when all have gone, all of it is done, each one's in its order.
+/// That one at a time is inside is checked by the model at every access of the state.
+fn all_is_done(threads: u64, each: u64, room: u32) {
+    let section = Arc::new(Section::new(room, Vec::new()).unwrap());
+    let memory = slots(room as usize);
+    let mut brought = Vec::new();
+    let others: Vec<_> = (1..threads)
+        .map(|number| {
+            let (section, memory) = (section.clone(), memory.clone());
+            thread::spawn(move || {
+                let work = (0..each).map(|one| number << 8 | one);
+                work.filter(|value| bring(&section, &memory, *value)).collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    brought.extend((0..each).filter(|value| bring(&section, &memory, *value)));
+    for other in others {
+        brought.extend(other.join().unwrap());
+    }
+    let mut entered = section.try_enter().expect("all have gone");
+    assert!(entered.is_nothing_left(), "work was left that nobody did");
+    let mut done = core::mem::take(entered.state());
+    for number in 0..threads {
+        let theirs = |list: &[u64]| {
+            list.iter().copied().filter(|one| one >> 8 == number).collect::<Vec<_>>()
+        };
+        assert_eq!(theirs(&done), theirs(&brought), "in order, and nothing twice");
+    }
+    done.sort_unstable();
+    brought.sort_unstable();
+    assert_eq!(done, brought);
+}
+
+#[test]
+fn no_work_is_lost_of_two() {
+    model(|| all_is_done(2, 2, 2));
+}
+
+#[test]
+fn no_work_is_lost_of_three() {
+    model(|| all_is_done(3, 1, 2));
+}
+
+#[test]
+fn no_work_is_lost_when_there_is_hardly_room() {
+    model(|| all_is_done(2, 2, 1));
+}
+
+/// A request finds whoever is inside, or nobody, and is followed either way.
+fn a_request() {
+    let section = Arc::new(Optimistic::new(1, 0).unwrap());
+    let follow = |entered: &mut Entered<'_, u64>| {
+        let requests = entered.requests();
+        *entered.state() += requests;
+        true
+    };
+    let far = section.clone();
+    let other = thread::spawn(move || {
+        far.request(1);
+        far.drive(follow);
+    });
+    section.drive(follow);
+    other.join().unwrap();
+    let mut entered = section.try_enter().expect("all have gone");
+    assert_eq!((*entered.state(), entered.requests()), (1, 0));
+}
+
+#[test]
+fn no_request_is_lost() {
+    model(a_request);
+}
+
+#[test]
+fn without_the_leavers_barrier_work_is_lost() {
+    without(Barrier::LeaverLooks, || all_is_done(2, 1, 2));
+}
+
+#[test]
+fn without_the_holders_barrier_work_is_lost() {
+    without(Barrier::HolderLooks, || all_is_done(2, 1, 2));
+}

@@ -1,0 +1,69 @@
+//! Descriptors and indices: what is seen was written, and nothing is written over unread.
+
+use loom::thread;
+
+use super::{descriptor, model};
+use crate::descriptor::{Descriptor, MAX_CHAIN};
+use crate::test_memory::Pair;
+
+/// What is observed was written: descriptors are never seen before their words are.
+#[test]
+fn what_is_observed_was_written() {
+    model(|| {
+        let pair = Pair::new(8, 8);
+        let (mut producer, _) = pair.application();
+        let mut server = pair.server();
+        let writer = thread::spawn(move || {
+            for frame in 0..2 {
+                assert!(producer.push(&[descriptor(frame)]));
+                producer.publish();
+            }
+        });
+        let mut expected = 0;
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        for _ in 0..3 {
+            server.transmit.observe().unwrap();
+            while let Some((count, first)) =
+                server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap()
+            {
+                assert_eq!((count, packet[0]), (1, descriptor(expected)));
+                server.transmit.complete(&mut server.transmit_ledger, first, 1);
+                expected += 1;
+            }
+            server.transmit.publish();
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// A slot is not written again before it was read: the commit index orders that.
+#[test]
+fn a_received_descriptor_is_whole() {
+    model(|| {
+        let pair = Pair::new(8, 8);
+        let (_, mut consumer) = pair.application();
+        let mut server = pair.server();
+        assert!(consumer.provide(3) && consumer.provide(5));
+        consumer.publish();
+        let writer = thread::spawn(move || {
+            for _ in 0..2 {
+                if server.receive.observe(&mut server.receive_ledger).unwrap() > 0 {
+                    let frame = server.receive.frame(0);
+                    server.receive.push(&mut server.receive_ledger, descriptor(frame));
+                    server.receive.publish();
+                }
+            }
+        });
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut expected = [3, 5].into_iter();
+        for _ in 0..2 {
+            consumer.observe().unwrap();
+            while consumer.take(&mut packet).unwrap() > 0 {
+                assert_eq!(packet[0], descriptor(expected.next().unwrap()));
+                assert!(consumer.provide(packet[0].frame));
+                consumer.publish();
+            }
+        }
+        writer.join().unwrap();
+    });
+}

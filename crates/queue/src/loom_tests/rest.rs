@@ -1,0 +1,87 @@
+//! Sessions that rest: the engine looks at them when they ring, and is not to miss that.
+
+use loom::thread;
+
+use super::{Bell, descriptor, doorbell_sides, model, without};
+use crate::descriptor::{Descriptor, MAX_CHAIN};
+use crate::doorbell::{self, Due};
+use crate::test_memory::Pair;
+use crate::word::Barrier;
+
+/// A session that rests: the engine does not look at it, awake or asleep, until it rings. The engine
+/// goes to sleep without a look at it, by the flag that all sessions have, and two batches are found,
+/// before and after it was watched again.
+fn rests(news: u32, rests_anew: bool) {
+    let pair = Pair::new(8, 8);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let (mut sleeper, mut sleep_ringer) = doorbell_sides();
+    let (mut rest, mut rest_ringer) = doorbell_sides();
+    let far = bell;
+    let writer = thread::spawn(move || {
+        for frame in 0..news {
+            assert!(producer.push(&[descriptor(frame)]));
+            producer.publish();
+            let fenced = doorbell::fence();
+            let asleep = sleep_ringer.must_ring(fenced, false);
+            let rests = rest_ringer.must_ring(fenced, true);
+            if asleep == Due::Now || rests == Due::Now {
+                far.ring();
+            }
+        }
+    });
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    let (mut got, mut watched) = (0, true);
+    while got < news {
+        if watched {
+            rest.awake();
+            rest.prepare();
+            watched = server.transmit.observe().unwrap() > 0;
+        }
+        if !watched {
+            // Nothing else is to be done: it sleeps, having looked at those that it watches, and not
+            // at this one.
+            sleeper.prepare();
+            bell.sleep();
+            sleeper.awake();
+            watched = server.transmit.observe().unwrap() > 0;
+            if !watched {
+                // A late ring, for what an earlier look has found: it begins to rest anew.
+                watched = rests_anew;
+                continue;
+            }
+        }
+        if watched {
+            rest.awake();
+            while server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().is_some()
+            {
+                got += 1;
+            }
+        }
+    }
+    writer.join().unwrap();
+}
+
+#[test]
+fn no_news_of_a_session_that_rests_are_lost() {
+    model(|| rests(2, true));
+}
+
+/// A ring may come late, for what was found without it. Whoever goes on resting by the same flag then
+/// has it taken for a ring that is yet to be answered, and is not rung again.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn resting_on_after_a_late_ring_loses_news() {
+    model(|| rests(2, false));
+}
+
+#[test]
+fn without_the_sleepers_barrier_news_of_a_session_that_rests_are_lost() {
+    without(Barrier::SleeperLooks, || rests(1, true));
+}
+
+#[test]
+fn without_the_ringers_barrier_news_of_a_session_that_rests_are_lost() {
+    without(Barrier::RingerLooks, || rests(1, true));
+}

@@ -1,0 +1,69 @@
+//! Room for who waits to send.
+
+use loom::thread;
+
+use super::{Bell, descriptor, doorbell_sides, event_sides, model, without};
+use crate::descriptor::{Descriptor, MAX_CHAIN};
+use crate::doorbell::{self, Due};
+use crate::events;
+use crate::test_memory::Pair;
+use crate::word::Barrier;
+
+/// A sender that waits for room is told: the commit is published, the wish read after a fence. The
+/// sender looks once after its wish, and then only when its event comes.
+fn room() {
+    let pair = Pair::new(8, 16);
+    let bell = Bell::new();
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let (mut marker, mut acknowledger) = event_sides();
+    let (mut sleeper, mut ringer) = doorbell_sides();
+    assert!(producer.push(&[descriptor(0)]));
+    producer.publish();
+    let far = bell;
+    let worker = thread::spawn(move || {
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        server.transmit.observe().unwrap();
+        let (count, first) =
+            server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().unwrap();
+        server.transmit.complete(&mut server.transmit_ledger, first, count as u32);
+        server.transmit.publish();
+        let fenced = events::fence();
+        if server.transmit.is_wanted() {
+            marker.mark(fenced, 0).unwrap();
+        }
+        if marker.publish() && ringer.must_ring(doorbell::fence(), false) == Due::Now {
+            far.ring();
+        }
+    });
+    producer.want(1);
+    let mut there = producer.reclaim(|_| {}).unwrap() == 1;
+    while !there {
+        if acknowledger.take(1, |_| {}).unwrap() > 0 {
+            there = producer.reclaim(|_| {}).unwrap() == 1;
+            assert!(there, "told too early");
+            break;
+        }
+        sleeper.prepare();
+        if acknowledger.is_idle().unwrap() {
+            bell.sleep();
+        }
+        sleeper.awake();
+    }
+    worker.join().unwrap();
+}
+
+#[test]
+fn room_that_is_waited_for_is_told() {
+    model(room);
+}
+
+#[test]
+fn without_the_markers_barrier_a_wish_for_room_is_overlooked() {
+    without(Barrier::MarkerLooks, room);
+}
+
+#[test]
+fn without_the_wishers_barrier_room_is_overlooked() {
+    without(Barrier::WisherLooks, room);
+}
