@@ -21,7 +21,9 @@
 //! stopped between taking a slot and publishing it holds up what was left behind it, and that
 //! alone: others go on until the slots are used up, and it looks after it by itself when it goes on.
 //!
-//! Unsafe lives here for the state inside: the flag alone says who may touch it.
+//! Unsafe lives here, and in `entered`, for the state inside: the flag alone says who may touch it.
+
+mod entered;
 
 use alloc::boxed::Box;
 #[cfg(not(loom))]
@@ -30,6 +32,8 @@ use core::cell::UnsafeCell;
 use loom::cell::UnsafeCell;
 
 use crate::word::{AtomicU64, Barrier, Ordering, full_fence};
+
+pub use entered::{Entered, Left};
 
 /// Times that whoever is inside goes in again for others, before nobody may leave it more. What
 /// was being left meanwhile is done, too: at most a slot for each other thread.
@@ -129,13 +133,7 @@ impl<S> Optimistic<S> {
         }
         // SYNC: what was done inside before is seen. Partner: the release in `Entered::exit`.
         self.door.0.flag.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        #[cfg(not(loom))]
-        let inside = self.inside.0.get();
-        #[cfg(loom)]
-        let inside = self.inside.0.get_mut();
-        let mut entered = Entered { section: self, inside: Some(inside) };
-        entered.inside().entered += 1;
-        Some(entered)
+        Some(Entered::begin(self))
     }
 
     /// Takes a slot to leave work in. `None` when all are in use, or when whoever is inside has done
@@ -241,150 +239,6 @@ impl<S> Drop for Leaving<'_, S> {
         // SYNC: what was written is there for whoever gets the slot. Partner: `Entered::take`.
         let slot = &self.section.sequence[self.section.slot(self.place)];
         slot.store(word(self.place, self.what), Ordering::Release);
-    }
-}
-
-/// What was left for whoever goes in next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// Nothing.
-    Nothing,
-    /// Slots.
-    Work,
-    /// Requests, and slots perhaps.
-    Requests,
-}
-
-#[cfg(not(loom))]
-type Access<S> = *mut Inside<S>;
-#[cfg(loom)]
-type Access<S> = loom::cell::MutPtr<Inside<S>>;
-
-/// Being inside. Ends with [`Entered::exit`]; who only drops it forgets what was left meanwhile
-/// until somebody comes again.
-pub struct Entered<'a, S> {
-    section: &'a Optimistic<S>,
-    /// Taken at the end, before the flag is released.
-    inside: Option<Access<S>>,
-}
-
-impl<S> core::fmt::Debug for Entered<'_, S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("Entered")
-    }
-}
-
-impl<'a, S> Entered<'a, S> {
-    #[cfg(not(loom))]
-    fn inside(&mut self) -> &mut Inside<S> {
-        let inside = self.inside.unwrap_or_else(|| self.section.inside.0.get());
-        // SAFETY: this thread took the flag and has not released it, so nobody else has a reference
-        // to what is inside; the one made here ends with the borrow of `self`.
-        unsafe { &mut *inside }
-    }
-
-    #[cfg(loom)]
-    fn inside(&mut self) -> &mut Inside<S> {
-        // SAFETY: as above; the model checks it.
-        unsafe { self.inside.as_ref().expect("until the end").deref() }
-    }
-
-    /// The state.
-    #[inline]
-    pub fn state(&mut self) -> &mut S {
-        &mut self.inside().state
-    }
-
-    /// Times that somebody went in, this one included.
-    #[must_use]
-    pub fn entered(&mut self) -> u64 {
-        self.inside().entered
-    }
-
-    /// The next slot that was left and published, in the order in which slots were taken. It is in
-    /// use until [`Entered::release`].
-    #[inline]
-    pub fn take(&mut self) -> Option<u32> {
-        loop {
-            let section = self.section;
-            let inside = self.inside();
-            let place = inside.head;
-            let slot = section.slot(place);
-            // SYNC: what was written into its memory is seen. Partner: `Leaving`'s end.
-            let now = section.sequence[slot].load(Ordering::Acquire);
-            if now == word(place, PUBLISHED) {
-                inside.places[slot] = place;
-                inside.head = place.wrapping_add(1);
-                return Some(slot as u32);
-            }
-            if now != word(place, GIVEN_UP) {
-                return None;
-            }
-            inside.places[slot] = place;
-            inside.head = place.wrapping_add(1);
-            self.release(slot as u32);
-        }
-    }
-
-    /// A slot that [`Entered::take`] answered is done with; in any order.
-    #[inline]
-    pub fn release(&mut self, slot: u32) {
-        let section = self.section;
-        let slots = section.sequence.len() as u64;
-        let slot = slot as usize;
-        let Some(place) = self.inside().places.get(slot).copied() else { return };
-        // SYNC: what was read from its memory is read. Partner: `Optimistic::leave`.
-        section.sequence[slot].store(word(place.wrapping_add(slots), FREE), Ordering::Release);
-    }
-
-    /// Whether nothing is left: nothing published, and nothing that is being written. Only then
-    /// may a thread do first what it brings itself, and keep its order.
-    #[inline]
-    #[must_use]
-    pub fn is_nothing_left(&mut self) -> bool {
-        self.inside().head == self.section.tail.0.load(Ordering::Relaxed)
-    }
-
-    /// Takes a slot for what this thread brings itself, when something is left that is still being
-    /// written: also while others may leave no more.
-    #[must_use]
-    pub fn leave(&self) -> Option<Leaving<'a, S>> {
-        self.section.take_slot()
-    }
-
-    /// Takes the requests that were left.
-    #[inline]
-    pub fn requests(&mut self) -> u64 {
-        if self.section.door.0.requests.load(Ordering::Relaxed) == 0 {
-            return 0;
-        }
-        self.section.door.0.requests.swap(0, Ordering::Acquire)
-    }
-
-    /// Goes out. Answers what was left meanwhile, for which somebody must go in again: who left it
-    /// found the flag set.
-    #[must_use]
-    pub fn exit(mut self) -> Left {
-        let (section, place) = (self.section, self.inside().head);
-        drop(self);
-        // SYNC: the flag is free before what was left is looked for. Partner: `LeaverLooks`.
-        full_fence(Barrier::HolderLooks);
-        let now = section.sequence[section.slot(place)].load(Ordering::Relaxed);
-        if section.door.0.requests.load(Ordering::Relaxed) != 0 {
-            Left::Requests
-        } else if now == word(place, PUBLISHED) || now == word(place, GIVEN_UP) {
-            Left::Work
-        } else {
-            Left::Nothing
-        }
-    }
-}
-
-impl<S> Drop for Entered<'_, S> {
-    fn drop(&mut self) {
-        self.inside = None;
-        // SYNC: what was done inside is seen by whoever goes in next. Partner: `try_enter`.
-        self.section.door.0.flag.store(0, Ordering::Release);
     }
 }
 
