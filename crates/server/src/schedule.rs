@@ -11,8 +11,6 @@
 //! This module knows neither queues nor packets. The engine asks whose turn it is
 //! ([`Schedule::next`]), serves it, and says what came of it; docs/scheduling.md says what users see.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::fmt::Debug;
 
 pub mod arrivals;
@@ -21,11 +19,13 @@ pub mod deficit;
 pub mod round_robin;
 pub mod shape;
 mod units;
+mod waiting;
 
 pub use units::Account;
 
 use shape::{Class, LEVELS};
 use units::{BLOCKED, SMALL, State, Units};
+use waiting::Waiting;
 
 /// How units of one level share.
 pub trait Policy: Debug + Send {
@@ -98,8 +98,7 @@ pub struct Schedule {
     /// Units of each level with something to send that only wait for their turn or for room.
     members: [usize; LEVELS as usize],
     hold: Option<Hold>,
-    times: BinaryHeap<Reverse<(u64, u32)>>,
-    ticks: BinaryHeap<Reverse<(u64, u32)>>,
+    waiting: Waiting,
     /// The unit being served is the only one of its level: nobody is to be paid.
     alone: bool,
     /// There was room in the device for the unit being served.
@@ -115,8 +114,7 @@ impl Schedule {
             policy,
             members: [0; LEVELS as usize],
             hold: None,
-            times: BinaryHeap::new(),
-            ticks: BinaryHeap::new(),
+            waiting: Waiting::default(),
             alone: false,
             open: true,
         }
@@ -139,9 +137,7 @@ impl Schedule {
     /// A new unit, which has nothing to send. Memory for it is had here and at no later time.
     pub fn add(&mut self, place: u32, queue_set: u32) -> u32 {
         let id = self.units.add(place, queue_set);
-        let all = self.units.all.len();
-        self.times.reserve(all.saturating_sub(self.times.len()));
-        self.ticks.reserve(all.saturating_sub(self.ticks.len()));
+        self.waiting.reserve(self.units.all.len());
         id
     }
 
@@ -149,14 +145,13 @@ impl Schedule {
     pub fn remove(&mut self, ids: impl IntoIterator<Item = u32>) {
         let mut waited = false;
         for id in ids {
-            waited |= matches!(self.units.get(id).state, State::Timed | State::Ticked);
+            waited |= self.units.get(id).state == State::Waits;
             self.leave(id);
             self.units.release(id);
         }
         if waited {
             let units = &self.units;
-            self.times.retain(|Reverse((_, id))| units.get(*id).state == State::Timed);
-            self.ticks.retain(|Reverse((_, id))| units.get(*id).state == State::Ticked);
+            self.waiting.retain(|id| units.get(id).state == State::Waits);
         }
     }
 
@@ -398,12 +393,12 @@ impl Schedule {
                 }
             }
             Stop::Until(due) => {
-                Self::rest(unit, State::Timed);
-                self.times.push(Reverse((due, id)));
+                Self::rest(unit, State::Waits);
+                self.waiting.until(due, id);
             }
             Stop::Tick(tick) => {
-                Self::rest(unit, State::Ticked);
-                self.ticks.push(Reverse((tick, id)));
+                Self::rest(unit, State::Waits);
+                self.waiting.until_tick(tick, id);
             }
         }
     }
@@ -440,14 +435,7 @@ impl Schedule {
     /// A unit that waited, and waits no more at this time and tick: it is to [`Schedule::enter`]
     /// again. `None`: no further one.
     pub fn due(&mut self, now: u64, tick: u64) -> Option<Due> {
-        let heap = if self.times.peek().is_some_and(|Reverse((due, _))| *due <= now) {
-            &mut self.times
-        } else if self.ticks.peek().is_some_and(|Reverse((due, _))| *due <= tick) {
-            &mut self.ticks
-        } else {
-            return None;
-        };
-        let Reverse((_, unit)) = heap.pop()?;
+        let unit = self.waiting.take(now, tick)?;
         let one = self.units.get_mut(unit);
         one.state = State::Served;
         Some(Due { unit, place: one.place, queue_set: one.queue_set })
@@ -458,9 +446,8 @@ impl Schedule {
     pub fn withdraw(&mut self, id: u32) -> bool {
         let state = self.units.get(id).state;
         self.leave(id);
-        if matches!(state, State::Timed | State::Ticked) {
-            self.times.retain(|Reverse((_, other))| *other != id);
-            self.ticks.retain(|Reverse((_, other))| *other != id);
+        if state == State::Waits {
+            self.waiting.retain(|other| other != id);
             self.units.get_mut(id).state = State::Served;
         }
         !matches!(state, State::Free | State::Idle)
@@ -475,13 +462,13 @@ impl Schedule {
     /// When the next unit is due that waits for a time, in nanoseconds.
     #[must_use]
     pub fn next_due(&self) -> Option<u64> {
-        self.times.peek().map(|Reverse((due, _))| *due)
+        self.waiting.next_due()
     }
 
     /// When the next unit is due that waits for a tick.
     #[must_use]
     pub fn next_tick(&self) -> Option<u64> {
-        self.ticks.peek().map(|Reverse((tick, _))| *tick)
+        self.waiting.next_tick()
     }
 
     /// Units that could be served now.

@@ -32,10 +32,8 @@ pub(crate) enum State {
     Line(u8),
     /// It is being served.
     Served,
-    /// It waits for a time.
-    Timed,
-    /// It waits for a tick.
-    Ticked,
+    /// It waits for a time or a tick.
+    Waits,
 }
 
 /// A queue set as the scheduler has it.
