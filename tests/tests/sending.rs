@@ -419,6 +419,46 @@ fn a_quota_counts_ticks_and_loses_nothing() {
     });
 }
 
+/// A queue set for small packets may wait for the rate of an endpoint that uses another one. When the
+/// rate is gone, so is the time.
+#[test]
+fn small_packets_wait_for_no_rate_that_is_gone() {
+    const OTHER: u16 = frames::ETHERTYPE + 1;
+    for close in [true, false] {
+        let mut world = world(Mode::Interrupt);
+        let mut sender = world.sender("limited");
+        let other = sender.session.open(&Rule::new().ethertype(OTHER)).unwrap();
+        sender.set(Setting::RateBps, 8);
+        sender.set(Setting::Pacing, 1);
+        // Looked at in one turn: one goes, and the other has to wait a minute.
+        assert!(sender.small(60) && sender.small(60));
+        sender.session.flush().unwrap();
+        eventually("the first comes", || world.receive().is_some_and(|one| one.1 == 0));
+        assert_eq!(sender.session.unsent(1).unwrap(), 1);
+        if close {
+            sender.session.close(sender.endpoint).unwrap();
+        } else {
+            sender.set(Setting::RateBps, 0);
+        }
+        for number in 2..4 {
+            let sleeps = world.counter("sleeps");
+            let mut frame = sender.frame(frames::ELSEWHERE, 60);
+            frame[12..14].copy_from_slice(&OTHER.to_be_bytes());
+            sender.session.send_small(other, &frame).unwrap();
+            sender.session.flush().unwrap();
+            sender.next += 1;
+            let mut before = 0;
+            eventually("another endpoint's comes", || {
+                let came = world.receive();
+                before += u32::from(came.is_some_and(|one| one.1 == 1));
+                came.is_some_and(|one| one.1 == number)
+            });
+            assert_eq!(before, u32::from(!close && number == 2), "what was closed is dropped");
+            eventually("the server sleeps", || world.counter("sleeps") > sleeps);
+        }
+    }
+}
+
 /// Everything is switched to and fro under load: each sender's packets come in their order, once.
 #[test]
 fn switching_while_packets_move_loses_and_reorders_nothing() {

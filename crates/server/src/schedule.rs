@@ -453,6 +453,13 @@ impl Schedule {
         !matches!(state, State::Free | State::Idle)
     }
 
+    /// A session's units that wait for a time or a tick are due at once: it may be an endpoint's of
+    /// another unit, whose settings changed.
+    pub fn hurry(&mut self, place: u32) {
+        let units = &self.units;
+        self.waiting.hurry(|id| units.get(id).place == place);
+    }
+
     /// Takes a unit out of the line of small packets: they go past nobody any more.
     pub fn withdraw_small(&mut self) -> Option<Due> {
         let Turn { unit, place, queue_set, .. } = self.next_small()?;

@@ -91,7 +91,8 @@ impl Engine {
         self.reshape(place, queue_set);
     }
 
-    /// Settings of those who use a queue set changed: it stands where it belongs now.
+    /// Settings of those who use a queue set changed: it stands where it belongs now. Small packets
+    /// of theirs may wait in any other queue set, which is asked again.
     fn reshape(&mut self, place: u32, queue_set: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         let Some(set) = session.queue_sets.get(queue_set as usize) else { return };
@@ -111,6 +112,7 @@ impl Engine {
         set.arrivals =
             (delay_us < u32::MAX).then(|| Box::new(Arrivals::new(u64::from(delay_us) * 1000)));
         let unit = set.unit;
+        self.schedule.hurry(place);
         if !session.closing && self.schedule.withdraw(unit) {
             self.activate(unit, place, queue_set);
         }

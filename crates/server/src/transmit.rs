@@ -111,7 +111,7 @@ enum Served {
 impl Engine {
     /// Takes packets from the queue sets that have some, in the scheduler's order, within budgets.
     pub(crate) fn transmit(&mut self) -> Result<usize, DeviceError> {
-        if self.timed > 0 {
+        if self.timed > 0 || self.schedule.next_due().is_some() {
             self.read_clock();
         }
         while let Some(Due { unit, place, queue_set }) = self.schedule.due(self.now, self.tick) {

@@ -244,11 +244,20 @@ fn who_waits_for_a_time_or_a_tick_is_due_then_and_once() {
     // One that is taken away, and one whose settings change, are not due any more.
     schedule.remove([units[4]]);
     assert!(schedule.withdraw(units[0]));
-    let mut due = |now, tick| {
+    let due = |schedule: &mut Schedule, now, tick| {
         let one = schedule.due(now, tick)?;
         schedule.idle(one.unit);
         Some(one.queue_set)
     };
+    // Those of one session may be due at once, whenever it is.
+    let session = schedule.add(1, 5);
+    park(&mut schedule, session, Stop::Until(1000));
+    let another = schedule.add(1, 6);
+    park(&mut schedule, another, Stop::Tick(1000));
+    schedule.hurry(1);
+    let both = [due(&mut schedule, 0, 0), due(&mut schedule, 0, 0)];
+    assert_eq!((both, due(&mut schedule, 0, 0)), ([Some(5), Some(6)], None));
+    let mut due = |now, tick| due(&mut schedule, now, tick);
     assert_eq!((due(10, 6), due(10, 6)), (Some(1), None));
     assert_eq!((due(100, 7), due(100, 7), due(100, 7)), (Some(2), Some(3), None));
     assert_eq!((schedule.next_due(), schedule.next_tick()), (None, None));

@@ -47,6 +47,19 @@ impl Waiting {
         self.ticks.retain(|Reverse((_, unit))| wait(*unit));
     }
 
+    /// Those of whom this is so are due at once. Their places are those that they have.
+    pub(crate) fn hurry(&mut self, mut due_now: impl FnMut(u32) -> bool) {
+        for heap in [&mut self.times, &mut self.ticks] {
+            let mut all = std::mem::take(heap).into_vec();
+            for Reverse((due, unit)) in &mut all {
+                if due_now(*unit) {
+                    *due = 0;
+                }
+            }
+            *heap = all.into();
+        }
+    }
+
     /// When the first is due that waits for a time, in nanoseconds.
     pub(crate) fn next_due(&self) -> Option<u64> {
         self.times.peek().map(|Reverse((due, _))| *due)
