@@ -1,13 +1,14 @@
 //! Since when packets wait, without a time on each: when the server looked, and how far the queue
 //! reached then.
 
-/// Looks that are remembered.
+/// Looks that are remembered: of two maximum delays.
 const MARKS: usize = 32;
 /// Looks a maximum delay that are told apart.
 const STEPS: u64 = 16;
 
 /// When the packets of one queue came, to a sixteenth of the shortest maximum delay of its
-/// endpoints: never later than they came, and so much earlier at most.
+/// endpoints: never later than they came, and so much earlier at most. Of those that have waited for
+/// nearly two such delays, only that they have waited for longer than one.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     /// Where the queue ended, and when, in nanoseconds; the oldest first.
@@ -33,10 +34,15 @@ impl Arrivals {
             if *seen == end {
                 return;
             }
-            if now < *at + self.step_ns || self.count == MARKS {
+            if now < *at + self.step_ns {
                 *seen = end;
                 return;
             }
+        }
+        if self.count == MARKS {
+            // What came before the second oldest has waited for nearly two delays: it is late anyway.
+            self.start = (self.start + 1) % MARKS;
+            self.count -= 1;
         }
         self.marks[(self.start + self.count) % MARKS] = (end, now);
         self.count += 1;
@@ -62,12 +68,24 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn what_came_lately_behind_what_waits_long_is_not_old() {
+        const MS: u64 = 1_000_000;
+        let mut arrivals = Arrivals::new(10 * MS);
+        for number in 0..=100 {
+            arrivals.note(number + 1, u64::from(number) * MS);
+        }
+        let now = 100 * MS;
+        let late = (0..=100).filter(|number| now - arrivals.of(*number, now) > 10 * MS);
+        assert_eq!(late.collect::<Vec<_>>(), (0..90).collect::<Vec<_>>());
+    }
+
     proptest! {
         /// Against a time noted for each packet.
         #[test]
         fn as_if_each_had_its_time(
             first: u32,
-            steps in prop::collection::vec((0u32..50, 0u64..400, 0u32..60), 1..300),
+            steps in prop::collection::vec((0u32..50, 0u64..400, 0u32..45), 1..300),
         ) {
             let mut arrivals = Arrivals::new(1600);
             let (mut came, mut taken, mut now) = (Vec::<u64>::new(), 0usize, 1_000u64);
@@ -78,9 +96,9 @@ mod tests {
                 for _ in 0..take.min((came.len() - taken) as u32) {
                     let index = first.wrapping_add(taken as u32);
                     let (said, was) = (arrivals.of(index, now), came[taken]);
-                    prop_assert!(said <= was, "said {said}, came {was}");
-                    // Beyond what is remembered it is older than any delay anyway.
-                    prop_assert!(was - said < 100 || now - said > 1600, "said {said}, came {was}");
+                    let near = said <= was && was - said < 100;
+                    let late = now - said > 1600 && now - was > 1600;
+                    prop_assert!(near || late, "said {said}, came {was}, now {now}");
                     taken += 1;
                 }
             }
