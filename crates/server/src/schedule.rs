@@ -244,8 +244,10 @@ impl Schedule {
             let bytes = self.units.get(unit).account.bytes;
             return Some(self.serve(unit, bytes, true));
         }
-        let open = room && self.hold.is_none();
+        let held = self.hold.map(|hold| (hold.message, self.units.get(hold.unit).class.level));
         for level in (0..LEVELS).rev() {
+            // Who waits for room with a large packet does not bind those above: their debts count.
+            let open = room && held.is_none_or(|(message, below)| !message && level > below);
             let (mut passed, mut least) = (0, i64::MAX);
             while let Some(id) = self.units.head(level) {
                 let unit = self.units.get(id);

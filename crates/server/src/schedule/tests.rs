@@ -106,7 +106,7 @@ impl World {
     fn flood(&mut self, lens: &[u64], turns: usize, room: Option<usize>) {
         for _ in 0..turns {
             for (place, len) in lens.iter().enumerate() {
-                while self.senders[place].queue.len() < 600 {
+                while *len > 0 && self.senders[place].queue.len() < 600 {
                     self.push(place, *len, false);
                 }
             }
@@ -138,6 +138,22 @@ fn weights_share_bytes_whatever_the_packets_lengths() {
     world.flood(&[64, 1500, 300], 3000, None);
     let shares = world.shares();
     assert!((shares[1] / shares[0] - 3.0).abs() < 0.09, "{shares:?}");
+}
+
+#[test]
+fn weights_count_while_a_lower_level_waits_for_room_for_what_is_large() {
+    for (lens, room) in [([64_000; 2], 1), ([64_000; 2], 3), ([1500, 64_000], 1), ([64; 2], 1)] {
+        let classes = [(3, 100), (3, 100), (5, 100), (5, 900)];
+        let mut world = World::new(Box::new(Deficit), &classes);
+        (0..2).for_each(|place| world.push(place, 64_000, false));
+        let turn = world.schedule.next(true).unwrap();
+        world.schedule.more(turn.unit, Stop::Blocked { at_once: true, large: true }, 0);
+        assert!(!world.schedule.may_use_device(world.senders[1].unit), "it is kept for the first");
+        world.flood(&[0, 0, lens[0], lens[1]], 20_000, Some(room));
+        assert_eq!(world.senders[0].packets + world.senders[1].packets, 0);
+        let ratio = world.senders[3].sent as f64 / world.senders[2].sent as f64;
+        assert!((ratio - 9.0).abs() < 0.3, "{lens:?}, {room}: {ratio}");
+    }
 }
 
 #[test]
