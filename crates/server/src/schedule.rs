@@ -283,7 +283,8 @@ impl Schedule {
                 self.units.leave(id);
                 self.units.push_back(level, id);
                 passed += 1;
-                if passed == self.units.count(level) {
+                // Those that were set aside meanwhile are not there any more.
+                if passed >= self.units.count(level) {
                     // All owe. Rounds in which nobody sends are not gone through one by one.
                     self.skip(level, least - 1, open);
                     (passed, least) = (0, i64::MAX);

@@ -1,6 +1,8 @@
 //! The scheduler against what is expected of it, with packets that are numbers.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
@@ -154,6 +156,61 @@ fn weights_count_while_a_lower_level_waits_for_room_for_what_is_large() {
         let ratio = world.senders[3].sent as f64 / world.senders[2].sent as f64;
         assert!((ratio - 9.0).abs() < 0.3, "{lens:?}, {room}: {ratio}");
     }
+}
+
+/// As [`Deficit`], and counts what it is asked.
+#[derive(Debug)]
+struct Counted(Arc<AtomicUsize>);
+
+impl Policy for Counted {
+    fn name(&self) -> &'static str {
+        Deficit.name()
+    }
+    fn packets(&self) -> usize {
+        Deficit.packets()
+    }
+    fn begin(&self, account: &mut Account, weight: u16) -> i64 {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Deficit.begin(account, weight)
+    }
+    fn charge(&self, account: &mut Account, bytes: u64) {
+        Deficit.charge(account, bytes);
+    }
+    fn goes_on(&self, account: &Account, blocked_at_once: bool) -> bool {
+        Deficit.goes_on(account, blocked_at_once)
+    }
+    fn rounds(&self, account: &Account, weight: u16) -> i64 {
+        Deficit.rounds(account, weight)
+    }
+    fn skip(&self, account: &mut Account, weight: u16, rounds: i64) {
+        Deficit.skip(account, weight, rounds);
+    }
+}
+
+#[test]
+fn rounds_in_which_nobody_sends_are_skipped_also_when_somebody_is_set_aside() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let mut schedule = Schedule::new(Box::new(Counted(asked.clone())));
+    let units = [0, 1, 2].map(|number| {
+        let unit = schedule.add(0, number);
+        schedule.enter(unit, Class { level: 3, weight: 1 }, false, 0);
+        unit
+    });
+    // Two that send to this host owe 512 rounds, and the third has found no room in the device and
+    // stands behind them.
+    for unit in &units[..2] {
+        assert_eq!(schedule.next(false).unwrap().unit, *unit);
+        schedule.charge(*unit, 65_536);
+        schedule.more(*unit, Stop::Over, 0);
+    }
+    assert_eq!(schedule.next(false).unwrap().unit, units[2]);
+    schedule.charge(units[2], 65_536);
+    schedule.more(units[2], Stop::Blocked { at_once: false, large: false }, 0);
+    asked.store(0, Ordering::Relaxed);
+    assert!(units[..2].contains(&schedule.next(false).unwrap().unit));
+    assert_eq!(schedule.blocked(), 1);
+    let asked = asked.load(Ordering::Relaxed);
+    assert!(asked < 10, "{asked} rounds were gone through");
 }
 
 #[test]
