@@ -185,6 +185,10 @@ impl Engine {
                 let Some(place) = self.place(session) else { return };
                 if let Some(session) = &mut self.sessions[place as usize] {
                     session.set_coalescing(endpoint, setting, value as u32);
+                    // What waits may have waited long enough by what is said now.
+                    if self.held.is_put_off(place) {
+                        self.held.put_off(0, place);
+                    }
                 }
             }
             Setting::Priority
@@ -212,6 +216,7 @@ impl Engine {
         let place = self.free_places.pop().unwrap_or_else(|| {
             self.sessions.push(None);
             self.heaps.push(None);
+            self.held.reserve(self.sessions.len());
             self.sessions.len() as u32 - 1
         });
         session.transmit_space = self.spaces.add(Space::new(session.transmit_heap.clone()));
@@ -265,6 +270,7 @@ impl Engine {
         self.closing.push_back(Closing { place, number: 0, endpoints, shapes });
         self.schedule.remove(session.queue_sets.iter().map(|set| set.unit));
         self.unwatch(place);
+        self.held.forget(place);
         self.touched.retain(|(session, _)| *session != place);
         // The place may be another's before it is looked at again.
         self.finished.retain(|one| one.place != place);

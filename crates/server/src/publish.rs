@@ -9,10 +9,22 @@ use towpath_queue::doorbell::{self, Due};
 use towpath_queue::events;
 
 use crate::engine::Engine;
-use crate::held::Hold;
 use crate::session::Session;
 use crate::transmit::Group;
 use crate::wait::clock_ns;
+
+/// What one session is to be told at the end of a turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct News {
+    /// Events were marked.
+    marked: bool,
+    /// It is to be rung now, whatever was put off.
+    urgent: bool,
+    /// Half of a queue set's frames are used.
+    full: bool,
+    /// It is to be rung at this time at the latest, in nanoseconds; 0: nothing is put off.
+    due: u64,
+}
 
 /// Slots of a transmit queue whose packets need nothing more.
 #[derive(Clone, Copy, Debug)]
@@ -55,17 +67,16 @@ impl Engine {
                 let set = &mut session.queue_sets[*queue_set as usize];
                 let received = set.receive.publish();
                 set.touched = received > 0;
-                session.hold.full |= set.touched && set.receive.is_half_used();
+                let news = &mut session.news;
+                let full = set.touched && set.receive.is_half_used();
+                news.full |= full;
                 if set.rx_usecs == 0 {
-                    session.hold.urgent |= set.touched;
+                    news.urgent |= set.touched;
                 } else if set.touched {
-                    session.hold.packets += received;
-                    session.hold.urgent |=
-                        session.hold.packets >= set.rx_frames || set.receive.is_half_used();
+                    session.unrung = session.unrung.saturating_add(received);
+                    news.urgent |= session.unrung >= set.rx_frames || full;
                     let due = *now.get_or_insert_with(clock_ns) + u64::from(set.rx_usecs) * 1000;
-                    if session.hold.due == 0 || due < session.hold.due {
-                        session.hold.due = due;
-                    }
+                    news.due = if news.due == 0 { due } else { news.due.min(due) };
                 }
             }
         }
@@ -86,10 +97,10 @@ impl Engine {
             if let Some(session) = &mut self.sessions[*place as usize] {
                 let set = &mut session.queue_sets[*queue_set as usize];
                 let wanted = set.transmit.is_wanted();
-                session.hold.urgent |= wanted;
+                session.news.urgent |= wanted;
                 if set.touched || wanted {
                     match session.marker.mark(fenced, *queue_set) {
-                        Ok(new) => session.marked |= new,
+                        Ok(new) => session.news.marked |= new,
                         Err(violation) => {
                             session.violation.get_or_insert(violation);
                         }
@@ -100,7 +111,7 @@ impl Engine {
         }
         for (place, _) in &self.touched {
             if let Some(session) = &mut self.sessions[*place as usize]
-                && session.marked
+                && session.news.marked
             {
                 session.marker.publish();
             }
@@ -109,21 +120,19 @@ impl Engine {
         let mut touched = std::mem::take(&mut self.touched);
         for (place, _) in &touched {
             let Some(session) = &mut self.sessions[*place as usize] else { continue };
-            let marked = std::mem::take(&mut session.marked);
-            if session.hold.urgent {
+            // What is told of one of its queue sets is told of all.
+            let news = std::mem::take(&mut session.news);
+            if news.urgent {
+                session.unrung = 0;
                 // An event that is pending was rung for, but for who put its ring off, and who was
                 // not rung because it looks by the clock, and cannot wait for that any more.
-                let (put_off, full) = (session.hold.due != 0, session.hold.full);
-                session.hold = Hold { listed: session.hold.listed, ..Hold::default() };
-                if marked || put_off || full || !self.ring_saving {
-                    self.ring(*place, fenced, full);
+                let put_off = self.held.forget(*place) || news.due != 0;
+                if news.marked || put_off || news.full || !self.ring_saving {
+                    self.ring(*place, fenced, news.full);
                 }
-            } else if session.hold.due != 0 {
+            } else if news.due != 0 {
                 self.rings.merged += 1;
-                if !session.hold.listed {
-                    session.hold.listed = true;
-                    self.held.put_off(session.hold.due, *place);
-                }
+                self.held.put_off(news.due, *place);
             }
         }
         for (place, _) in &touched {
@@ -144,22 +153,9 @@ impl Engine {
         let mut fenced = None;
         while let Some(place) = self.held.take(until) {
             let Some(session) = &mut self.sessions[place as usize] else { continue };
-            if !session.hold.listed {
-                continue;
-            }
-            session.hold.listed = false;
-            if session.hold.due == 0 || session.closing {
-                continue;
-            }
-            if session.hold.due > until {
-                session.hold.listed = true;
-                self.held.put_off(session.hold.due, place);
-                continue;
-            }
-            let full = session.hold.full;
-            session.hold = Hold::default();
+            session.unrung = 0;
             let fenced = *fenced.get_or_insert_with(doorbell::fence);
-            self.ring(place, fenced, full);
+            self.ring(place, fenced, false);
         }
         self.count_rings();
     }

@@ -17,7 +17,7 @@ use towpath_queue::{OwnWords, Violation};
 
 use crate::coalescing::Coalescing;
 use crate::demux::Rule;
-use crate::held::Hold;
+use crate::publish::News;
 use crate::rights::Rights;
 use crate::schedule::arrivals::Arrivals;
 use crate::schedule::shape::{Class, Shape};
@@ -114,10 +114,10 @@ pub struct Session {
     pub(crate) news_at: u64,
     /// Packets that are with the device.
     pub flights: u32,
-    /// Events were marked in this turn.
-    pub marked: bool,
-    /// What its ring waits for.
-    pub(crate) hold: Hold,
+    /// What is to be made known to it at the end of this turn.
+    pub(crate) news: News,
+    /// Packets that it was not rung for.
+    pub(crate) unrung: u32,
     /// It is to be taken away as soon as nothing of it is with the device.
     pub closing: bool,
     /// Its flow rules are gone, too.
@@ -221,8 +221,8 @@ impl Session {
             watched_at: RESTS,
             news_at: 0,
             flights: 0,
-            marked: false,
-            hold: Hold::default(),
+            news: News::default(),
+            unrung: 0,
             closing: false,
             emptied: false,
             violation: None,

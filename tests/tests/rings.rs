@@ -1,0 +1,152 @@
+//! When applications are woken whose rings are put off (`rx_frames`, `rx_usecs`): by the time that is
+//! nearest, whatever other times were there before.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_client::{Endpoint, Options, Rule, Session, Setting};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::{Meta, loopback};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Server};
+use towpath_tests::{PATIENCE, eventually, frames};
+
+/// Long beside the others, and what a busy machine may add to those.
+const LONG_US: u64 = 1_000_000;
+const SHORT_US: u64 = 20_000;
+const BUSY: Duration = Duration::from_millis(700);
+
+struct World {
+    server: Server,
+    far: DeviceFarEnd,
+    session: Session,
+    /// Endpoints with a queue set each.
+    one: Endpoint,
+    other: Endpoint,
+}
+
+/// The first endpoint's rings are put off for long, the second's for `other_us`.
+fn world(other_us: u64) -> World {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let config = Config { settings: Mode::Interrupt.into(), ..Config::default() };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    let options = Options { queue_sets: 2, ..Options::default() };
+    let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    let [one, other] = [(0, LONG_US), (1, other_us)].map(|(queue_set, us)| {
+        let rule = Rule::new().ethertype(frames::ETHERTYPE + queue_set).queue_set(queue_set.into());
+        let endpoint = session.open(&rule).unwrap();
+        session.set(endpoint, Setting::RxFrames, 100).unwrap();
+        session.set(endpoint, Setting::RxUsecs, us).unwrap();
+        endpoint
+    });
+    World { server, far: DeviceFarEnd::new(Box::new(far)), session, one, other }
+}
+
+impl World {
+    fn received(&self, endpoint: Endpoint) -> u64 {
+        let all = self.session.counters(endpoint);
+        all.iter().find(|(counter, _)| *counter == "rx_packets").unwrap().1
+    }
+
+    fn frame(&self, from: [u8; 6], endpoint: Endpoint) -> Vec<u8> {
+        let mut frame = frames::frame(self.session.info().mac, from, 1, 0);
+        let ethertype = frames::ETHERTYPE + u16::from(endpoint == self.other);
+        frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+        frame
+    }
+
+    /// A packet comes for an endpoint, in a turn of its own.
+    fn comes(&mut self, endpoint: Endpoint) {
+        let before = self.received(endpoint);
+        assert!(self.far.send(&self.frame(frames::ELSEWHERE, endpoint), Meta::FINISHED));
+        eventually("it is received", || self.received(endpoint) > before);
+    }
+
+    /// The application has announced its sleep, and is asleep as far as the server knows.
+    fn sleeps(&mut self) {
+        assert!(!self.session.arm().unwrap(), "there is nothing yet");
+    }
+
+    /// It is rung, and takes what there is.
+    fn is_rung(&mut self) {
+        let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let mut heard = [PollFd::new(&self.session, PollFlags::IN)];
+        assert_eq!(poll(&mut heard, Some(&timeout)).unwrap(), 1, "nobody rang");
+        self.session.disarm();
+        self.session.take_rings();
+        assert!(self.session.look().unwrap());
+        for queue_set in 0..2 {
+            while self.session.receive(queue_set, 64, |_| {}).unwrap() > 0 {}
+        }
+        while self.session.look().unwrap() {}
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
+        report["device"]["counters"][name].as_u64().unwrap()
+    }
+}
+
+#[test]
+fn the_nearest_time_of_a_sessions_queue_sets_counts() {
+    let mut world = world(SHORT_US);
+    world.sleeps();
+    let start = Instant::now();
+    world.comes(world.one);
+    let second = Instant::now();
+    world.comes(world.other);
+    world.is_rung();
+    assert!(start.elapsed() < BUSY, "the first's time: {:?}", start.elapsed());
+    assert!(second.elapsed() >= Duration::from_millis(15), "not put off: {:?}", second.elapsed());
+    eventually("one ring for both", || world.counter("rings") == 1);
+    assert_eq!(world.counter("rings_merged"), 2);
+}
+
+#[test]
+fn a_ring_that_is_put_off_for_several_queue_sets_counts_once() {
+    let mut world = world(SHORT_US);
+    let socket = world.server.connect().unwrap();
+    let mut near = Session::attach_over(socket, &Options::default()).unwrap();
+    let from = near.open(&Rule::new()).unwrap();
+    world.sleeps();
+    // Sent together, and taken in one turn.
+    for endpoint in [world.one, world.other] {
+        near.send_bytes(from, &world.frame(near.info().mac, endpoint)).unwrap();
+    }
+    near.flush().unwrap();
+    world.is_rung();
+    eventually("it is counted", || world.counter("rings_merged") > 0);
+    assert_eq!(world.counter("rings_merged"), 1);
+}
+
+#[test]
+fn a_ring_at_once_leaves_no_time_behind() {
+    let mut world = world(0);
+    world.sleeps();
+    let start = Instant::now();
+    world.comes(world.one);
+    world.comes(world.other);
+    world.is_rung();
+    world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
+    world.sleeps();
+    let second = Instant::now();
+    world.comes(world.one);
+    world.is_rung();
+    assert!(start.elapsed() < BUSY, "the time of a ring that was made: {:?}", start.elapsed());
+    assert!(second.elapsed() >= Duration::from_millis(15), "not put off: {:?}", second.elapsed());
+    eventually("both rings are counted", || world.counter("rings") == 2);
+}
+
+#[test]
+fn a_shorter_time_counts_for_what_waits_already() {
+    for us in [0, SHORT_US] {
+        let mut world = world(SHORT_US);
+        world.sleeps();
+        let start = Instant::now();
+        world.comes(world.one);
+        world.session.set(world.one, Setting::RxUsecs, us).unwrap();
+        world.is_rung();
+        assert!(start.elapsed() < BUSY, "{us}: the time as it was: {:?}", start.elapsed());
+        eventually("it is counted", || world.counter("rings") == 1);
+    }
+}
