@@ -26,7 +26,7 @@ use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 
 use crate::demux::{Destination, FlowCache, FlowTable, Way};
-use crate::handoff::{self, Handoff};
+use crate::handoff::{Handoff, HandoffMode};
 use crate::held::HeldRings;
 use crate::orders::{Closing, Event, Order};
 use crate::publish::{Finished, Rings};
@@ -120,7 +120,7 @@ pub struct Engine {
     pub(crate) flows: FlowTable,
     pub(crate) stage: Stage,
     pub(crate) handoff: Handoff,
-    /// Packets that the device gave back, of those that [`handoff::Counts::taken`] counts.
+    /// Packets that the device gave back, of those that [`crate::handoff::Counts::taken`] counts.
     pub(crate) returned: u64,
     pub(crate) watchdog: Watchdog,
     pub(crate) flights: Vec<Flight>,
@@ -273,7 +273,7 @@ impl Engine {
             heaps: Vec::new(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             stage,
-            handoff: Handoff::new(handoff::Way::of(values.get(Setting::Handoff)), small_share),
+            handoff: Handoff::new(HandoffMode::of(values.get(Setting::Handoff)), small_share),
             returned: 0,
             watchdog: Watchdog::of(values),
             flights: vec![Flight::default(); STAGE_SLOTS as usize],

@@ -23,17 +23,17 @@ pub const SMALL_PLACES: usize = 32;
 
 /// How packets are handed off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum HandoffMode {
     /// Each at once, while nothing waits.
     Direct,
     /// A batch together, or what there is at the end of a turn.
     Queued,
 }
 
-impl Way {
+impl HandoffMode {
     /// As the setting's value has it.
-    pub(crate) fn of(value: u64) -> Way {
-        if value == 0 { Way::Direct } else { Way::Queued }
+    pub(crate) fn of(value: u64) -> HandoffMode {
+        if value == 0 { HandoffMode::Direct } else { HandoffMode::Queued }
     }
 }
 
@@ -52,7 +52,7 @@ pub struct Counts {
     pub drained: u64,
     /// Times that the device took fewer than it was offered.
     pub full: u64,
-    /// Packets that waited because the device had no room.
+    /// Packets that waited because the device had no room, each once.
     pub backlogged: u64,
     /// Small packets that the device took.
     pub small: u64,
@@ -69,7 +69,7 @@ pub struct Handoff {
     small_left: usize,
     /// Others that went since.
     others: usize,
-    way: Way,
+    mode: HandoffMode,
     blocked: bool,
     /// What was counted.
     pub counts: Counts,
@@ -78,28 +78,34 @@ pub struct Handoff {
 impl Handoff {
     /// Nothing waits. At most `small_share` small packets go before a batch of others.
     #[must_use]
-    pub fn new(way: Way, small_share: usize) -> Handoff {
+    pub fn new(mode: HandoffMode, small_share: usize) -> Handoff {
         Handoff {
             waiting: VecDeque::with_capacity(BACKLOG),
             small: VecDeque::with_capacity(SMALL_PLACES),
             small_share,
             small_left: small_share,
             others: 0,
-            way,
+            mode,
             blocked: false,
             counts: Counts::default(),
         }
     }
 
     /// Hands off in another way from now on. What waits stays first.
-    pub fn set_way(&mut self, way: Way) {
-        self.way = way;
+    pub fn set_mode(&mut self, mode: HandoffMode) {
+        self.mode = mode;
     }
 
-    /// At most so many small packets go before a batch of others.
+    /// At most so many small packets go before a batch of others. With 0, those that wait go with the
+    /// others, first of all: nobody would let them go past again.
     pub fn set_small_share(&mut self, packets: usize) {
         self.small_share = packets;
         self.small_left = self.small_left.min(packets);
+        if packets == 0 {
+            while let Some(slot) = self.small.pop_back() {
+                self.waiting.push_front(slot);
+            }
+        }
     }
 
     /// Whether a packet that becomes `packets` for the device may be given.
@@ -143,7 +149,7 @@ impl Handoff {
         spaces: &Spaces,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
-        if self.way == Way::Direct && !self.blocked && !self.is_waiting() {
+        if self.mode == HandoffMode::Direct && !self.blocked && !self.is_waiting() {
             let entry = &stage.slots[slot as usize];
             let packet = Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(slot) };
             if device.tx_provide(spaces, &[packet])? > 0 {
@@ -185,7 +191,7 @@ impl Handoff {
         spaces: &Spaces,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
-        self.blocked = false;
+        let was_blocked = std::mem::replace(&mut self.blocked, false);
         while self.is_waiting() {
             let mut batch =
                 [Packet { parts: &[], meta: towpath_device::Meta::FINISHED, token: 0 }; BATCH];
@@ -215,7 +221,10 @@ impl Handoff {
             if taken < count {
                 self.blocked = true;
                 self.counts.full += 1;
-                self.counts.backlogged += (count - taken) as u64;
+                if !was_blocked {
+                    // What comes behind them is counted when it is given.
+                    self.counts.backlogged += (self.waiting.len() + self.small.len()) as u64;
+                }
                 break;
             }
         }
@@ -235,5 +244,9 @@ impl Handoff {
     pub fn forget(&mut self, mut gone: impl FnMut(u32) -> bool) {
         self.waiting.retain(|slot| !gone(*slot));
         self.small.retain(|slot| !gone(*slot));
+        self.blocked &= self.is_waiting();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 use towpath_protocol::settings::Setting;
 
 use crate::engine::{Budgets, Engine};
-use crate::handoff::Way;
+use crate::handoff::HandoffMode;
 use crate::schedule::Policy;
 use crate::schedule::arrivals::Arrivals;
 use crate::schedule::deficit::Deficit;
@@ -43,7 +43,7 @@ impl Engine {
     pub(crate) fn set_sending(&mut self, setting: Setting, value: u64) {
         match setting {
             Setting::Scheduler => self.schedule.set_policy(policy(value, &self.budgets)),
-            Setting::Handoff => self.handoff.set_way(Way::of(value)),
+            Setting::Handoff => self.handoff.set_mode(HandoffMode::of(value)),
             Setting::Small => {
                 self.small_share = value as usize;
                 self.handoff.set_small_share(self.small_share);

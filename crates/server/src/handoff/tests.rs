@@ -1,0 +1,122 @@
+//! The backlog before a device that has room for two packets.
+
+use std::sync::Arc;
+
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::{Part, Space, loopback};
+use towpath_protocol::memory::Mapping;
+
+use super::*;
+
+const ROOM: usize = 2;
+const SLOTS: u32 = 64;
+const SLOT_BYTES: usize = 64;
+
+struct World {
+    handoff: Handoff,
+    stage: Stage,
+    spaces: Spaces,
+    near: loopback::LoopbackDevice,
+    far: DeviceFarEnd,
+}
+
+impl World {
+    fn new(way: HandoffMode, small_share: usize) -> World {
+        let config = loopback::Config { ring_packets: ROOM, ..loopback::Config::default() };
+        let (mut near, far) = loopback::pair(&config).unwrap();
+        let mut spaces = Spaces::default();
+        let memory = Arc::new(Mapping::private(SLOTS as usize * SLOT_BYTES).unwrap());
+        let space = spaces.add(Space::new(memory.clone()));
+        near.start(&mut spaces).unwrap();
+        let mut stage = Stage::new(memory.clone(), space, 0, SLOTS, SLOT_BYTES);
+        for slot in 0..SLOTS {
+            let offset = slot * SLOT_BYTES as u32;
+            let len = SLOT_BYTES as u32;
+            assert!(memory.copy_in(offset as usize, &[slot as u8; SLOT_BYTES]));
+            stage.slots[slot as usize].parts.push(Part { space, offset, len });
+        }
+        let handoff = Handoff::new(way, small_share);
+        World { handoff, stage, spaces, near, far: DeviceFarEnd::new(Box::new(far)) }
+    }
+
+    fn give(&mut self, slot: u32, small: bool) {
+        self.handoff.give(slot, small, &self.stage, &self.spaces, &mut self.near).unwrap();
+    }
+
+    fn flush(&mut self) {
+        self.handoff.flush(&self.stage, &self.spaces, &mut self.near).unwrap();
+    }
+
+    /// The slots of those that came out. The far end may hold more than the ring.
+    fn receive(&mut self) -> Vec<u8> {
+        self.near.tx_return(&mut Vec::new(), SLOTS as usize).unwrap();
+        std::iter::from_fn(|| self.far.receive()).map(|(frame, _)| frame[0]).collect()
+    }
+}
+
+#[test]
+fn small_packets_that_wait_leave_when_they_go_past_nobody_any_more() {
+    let mut world = World::new(HandoffMode::Queued, 1);
+    (0..8).for_each(|slot| world.give(slot, false));
+    (8..14).for_each(|slot| world.give(slot, true));
+    world.flush();
+    assert!(world.handoff.is_blocked());
+    world.handoff.set_small_share(0);
+    // Others wait all the time.
+    let (mut came, mut next) = (Vec::new(), 14);
+    while next < 40 {
+        came.extend(world.receive());
+        (0..ROOM).for_each(|more| world.give(next + more as u32, false));
+        next += ROOM as u32;
+        world.flush();
+        assert!(world.handoff.is_waiting());
+    }
+    let small: Vec<u8> = came.iter().copied().filter(|slot| (8..14).contains(slot)).collect();
+    assert_eq!(small, [8, 9, 10, 11, 12, 13], "all of them, in order: {came:?}");
+    let others = came.iter().filter(|slot| !(8..14).contains(*slot));
+    assert!(others.is_sorted(), "{came:?}");
+}
+
+#[test]
+fn a_packet_that_waits_is_counted_once() {
+    for way in [HandoffMode::Direct, HandoffMode::Queued] {
+        let mut world = World::new(way, 8);
+        let (mut came, mut given) = (Vec::new(), 0);
+        for _ in 0..100 {
+            if given < 40 {
+                (0..4).for_each(|_| {
+                    world.give(given, given % 5 == 0);
+                    given += 1;
+                });
+            }
+            // Tried in vain, as a server does that has nothing else to do.
+            (0..5).for_each(|_| world.flush());
+            came.extend(world.receive());
+        }
+        let Counts { taken, direct, queued, drained, full, backlogged, .. } = world.handoff.counts;
+        assert_eq!((taken, direct + queued, drained), (40, 40, queued), "{way:?}");
+        assert!(full > backlogged, "{way:?}: tried more often than packets waited: {full}");
+        assert!((20..=40).contains(&backlogged), "{way:?}: {backlogged} of 40 waited");
+    }
+}
+
+#[test]
+fn a_backlog_that_was_forgotten_keeps_nobody_waiting() {
+    let mut world = World::new(HandoffMode::Direct, 8);
+    let mut given = 0;
+    while !world.handoff.is_blocked() && given < 20 {
+        world.give(given, false);
+        given += 1;
+    }
+    (0..3).for_each(|more| world.give(given + more, more == 0));
+    // One of those that wait stays: the device is full as before.
+    world.handoff.forget(|slot| slot != given + 1);
+    assert!(world.handoff.is_blocked() && world.handoff.is_waiting());
+    world.handoff.forget(|_| true);
+    assert!(!world.handoff.is_blocked() && !world.handoff.is_waiting());
+    assert_eq!(world.receive().len() as u32, given - 1);
+    let direct = world.handoff.counts.direct;
+    world.give(given + 3, false);
+    assert_eq!(world.handoff.counts.direct, direct + 1, "the device has room");
+    assert_eq!(u32::from(world.receive()[0]), given + 3);
+}
