@@ -61,7 +61,8 @@ impl Waiter {
                 controller.set(bounds(values, packets));
                 None
             }
-            (Setting::LatencyUs | Setting::CpuPercent, _) => None,
+            // The timer's slack is the thread's.
+            (Setting::LatencyUs | Setting::CpuPercent | Setting::TimerSlackUs, _) => None,
             (Setting::ClockHz, waiter) if !matches!(waiter, Waiter::Clocked(_)) => None,
             _ => {
                 let counted = self.counted();
@@ -188,5 +189,26 @@ fn bounds(values: &Values, packets: u64) -> Bounds {
         packets,
         latency: values.get(Setting::LatencyUs) * 1000,
         cpu_percent: values.get(Setting::CpuPercent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_it_has_learnt_is_kept_by_settings_of_others() {
+        for mode in [Mode::Adaptive, Mode::Clocked, Mode::Auto] {
+            let mut values = Values::from(mode);
+            let mut waiter = Waiter::new(&values, 64, 0);
+            let before = format!("{waiter:?}");
+            values.set(Setting::TimerSlackUs, 7).unwrap();
+            assert!(waiter.set(&values, 64, Setting::TimerSlackUs, 1_000_000).is_none());
+            assert_eq!(format!("{waiter:?}"), before);
+            // And one that concerns it begins anew.
+            values.set(Setting::Mode, Mode::Poll as u64).unwrap();
+            assert!(waiter.set(&values, 64, Setting::Mode, 1_000_000).is_some());
+            assert!(matches!(waiter, Waiter::Poll));
+        }
     }
 }
