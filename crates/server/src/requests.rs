@@ -6,7 +6,6 @@ use std::os::fd::AsFd;
 use towpath_protocol::memory::SharedFile;
 use towpath_protocol::message::{self, Attached, Message, Open, Refusal, Set};
 use towpath_protocol::settings::{Scope, Setting, SettingError};
-use towpath_waiting::Costs;
 use tracing::{debug, info};
 
 use crate::addresses::Holder;
@@ -328,10 +327,6 @@ impl Control {
                 opened.given_priority = set.value;
             }
             debug!(name, value, endpoint = at, uid, "set");
-        }
-        if matches!(setting, Setting::Mode | Setting::ClockHz) {
-            // Not on the engine's time.
-            let _ = Costs::of_this_machine();
         }
         let order =
             Order::Set { setting, session: set.session, endpoint: set.endpoint, value: set.value };
