@@ -22,7 +22,7 @@ use towpath_queue::{HeapShape, OwnWords, PeerWords};
 use crate::memory::Mapping;
 
 /// Words of counters that each endpoint has.
-pub const ENDPOINT_COUNTERS: usize = 2 * LINE_WORDS;
+pub const ENDPOINT_COUNTERS: usize = LINE_WORDS;
 /// Words of counters that a device has in the state page.
 pub const DEVICE_COUNTERS: usize = 4 * LINE_WORDS;
 
