@@ -404,19 +404,29 @@ fn what_would_be_too_late_is_dropped_and_counted() {
 
 #[test]
 fn a_quota_counts_ticks_and_loses_nothing() {
-    let mut world = world(Mode::Interrupt);
-    let mut sender = world.sender("quota");
-    sender.set(Setting::Quota, 2);
-    sender.set(Setting::TickMultiple, 3);
-    let mut came = 0;
-    eventually("500 packets", || {
-        sender.fill(200);
-        while let Some((_, number, _)) = world.receive() {
-            assert_eq!(number, came);
-            came += 1;
-        }
-        came >= 500
-    });
+    for mode in [Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
+        let mut world = world(mode);
+        let mut sender = world.sender("quota");
+        sender.set(Setting::Quota, 2);
+        sender.set(Setting::TickMultiple, 3);
+        let mut came = 0;
+        eventually("500 packets", || {
+            sender.fill(200);
+            while let Some((_, number, _)) = world.receive() {
+                assert_eq!(number, came, "{mode:?}");
+                came += 1;
+            }
+            came >= 500
+        });
+        // And the last ones, behind which nothing comes that would wake anybody.
+        eventually("all of them", || {
+            while let Some((_, number, _)) = world.receive() {
+                assert_eq!(number, came, "{mode:?}");
+                came += 1;
+            }
+            came == sender.next
+        });
+    }
 }
 
 /// A queue set for small packets may wait for the rate of an endpoint that uses another one. When the
