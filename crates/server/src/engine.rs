@@ -30,6 +30,7 @@ use crate::handoff::{Handoff, HandoffMode};
 use crate::held::HeldRings;
 use crate::orders::{Closing, Event, Order};
 use crate::publish::{Finished, Rings};
+use crate::resting::{DEVICE, ORDERS, Watch};
 use crate::schedule::Schedule;
 use crate::session::Session;
 use crate::shaping;
@@ -38,7 +39,6 @@ use crate::stage::{Stage, WHOLE_BYTES};
 use crate::transmit::{EVENTS, Group};
 use crate::wait::clock_ns;
 use crate::waiter::{Counted, Waiter};
-use crate::watch::{DEVICE, ORDERS, Watch};
 use crate::watchdog::Watchdog;
 use towpath_protocol::counters::{self, Device as Count};
 

@@ -50,6 +50,7 @@ mod publish;
 mod receive;
 pub mod report;
 mod requests;
+mod resting;
 mod revive;
 pub mod rights;
 pub mod schedule;
@@ -64,7 +65,6 @@ mod take;
 mod transmit;
 mod wait;
 mod waiter;
-mod watch;
 pub mod watchdog;
 
 pub use addresses::Subnets;

@@ -15,9 +15,9 @@ use towpath_queue::Violation;
 
 use crate::demux::{Destination, FlowCache};
 use crate::engine::Engine;
+use crate::resting::SESSIONS;
 use crate::schedule::shape::Shape;
 use crate::session::{Endpoint, Session};
-use crate::watch::SESSIONS;
 
 /// What the control thread asks for. Each is answered with [`Event::Done`] and its ticket.
 #[derive(Debug)]

@@ -18,10 +18,10 @@ use towpath_queue::{OwnWords, Violation};
 use crate::coalescing::Coalescing;
 use crate::demux::Rule;
 use crate::publish::News;
+use crate::resting::RESTS;
 use crate::rights::Rights;
 use crate::schedule::arrivals::Arrivals;
 use crate::schedule::shape::{Class, Shape};
-use crate::watch::RESTS;
 
 /// A queue set and what the engine notes beside it.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use towpath_protocol::settings::Setting;
 use towpath_waiting::Step;
 
 use crate::engine::Engine;
-use crate::watch::DEVICE;
+use crate::resting::DEVICE;
 
 /// Shorter times are not slept for: they are over before a sleep would be.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
