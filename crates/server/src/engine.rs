@@ -1,7 +1,7 @@
 //! The engine: one thread, one turn after the other.
 //!
 //! A turn: commands of the control thread; receive (`receive.rs`); transmit (`transmit.rs`);
-//! complete; publish and ring; and when nothing was done, what the mode says. Every loop has a
+//! complete (`complete.rs`); publish and ring (`publish.rs`); and when nothing was done, what the mode says. Every loop has a
 //! budget, and nothing on the way of a packet allocates, locks, logs or makes a system call but the
 //! driver.
 
@@ -25,7 +25,7 @@ use towpath_queue::frames::FreeFrames;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 
-use crate::demux::{Destination, FlowCache, FlowTable, Way};
+use crate::demux::{Destination, FlowCache, FlowTable};
 use crate::handoff::{Handoff, HandoffMode};
 use crate::held::HeldRings;
 use crate::orders::{Closing, Event, Order};
@@ -377,85 +377,6 @@ impl Engine {
         // A clock that was set anew starts at nothing.
         self.tick += ticks.saturating_sub(self.clock_ticks);
         self.clock_ticks = ticks;
-    }
-
-    fn complete(&mut self) -> Result<usize, DeviceError> {
-        // A device that had no room is asked again in the next turn.
-        if !self.handoff.is_blocked() {
-            self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
-        }
-        let mut tokens = std::mem::take(&mut self.tokens);
-        tokens.clear();
-        let count = self.device.tx_return(&mut tokens, STAGE_SLOTS as usize)?;
-        for token in &tokens {
-            self.land(*token as u32);
-        }
-        self.tokens = tokens;
-        self.returned += count as u64;
-        Ok(count)
-    }
-
-    /// A device packet is back, or will never be sent: its slot is free, and when it was the last
-    /// of its flight, the application's frames are too.
-    pub(crate) fn land(&mut self, slot: u32) {
-        let number = self.stage.slots[slot as usize].flight;
-        self.stage.give_back(slot);
-        let flight = &mut self.flights[number as usize];
-        flight.remaining -= 1;
-        if flight.remaining > 0 {
-            return;
-        }
-        let flight = *flight;
-        self.free_flights.give_back(number);
-        if let Some(session) = &mut self.sessions[flight.session as usize] {
-            session.flights -= 1;
-            if session.closing && session.flights == 0 {
-                self.landed.push(flight.session);
-            }
-            let set = &mut session.queue_sets[flight.queue_set as usize];
-            set.transmit.complete(&mut session.transmit_ledger, flight.first, flight.chain);
-            self.touch(flight.session, flight.queue_set);
-        }
-    }
-
-    pub(crate) fn publish_device_counters(&mut self) {
-        let (driver, handed) = (self.device.counters(), self.handoff.counts);
-        let waited = self.counted.and(self.waiter.counted());
-        let flows = self.flows.counts(Way::Received) + self.flows.counts(Way::Sent);
-        for (count, value) in [
-            (Count::RxDriver, driver.rx_dropped),
-            (Count::TxDriver, driver.tx_dropped),
-            (Count::DriverCalls, driver.system_calls),
-            (Count::TxPackets, handed.taken),
-            (Count::TxBytes, handed.taken_bytes),
-            (Count::Backlogged, handed.backlogged),
-            (Count::TxDirect, handed.direct),
-            (Count::TxQueued, handed.queued),
-            (Count::TxDrained, handed.drained),
-            (Count::TxFull, handed.full),
-            (Count::TxSmall, handed.small),
-            (Count::SessionLooks, self.watch.counts.looks),
-            (Count::SessionRests, self.watch.counts.rests),
-            (Count::RingsAsked, self.watch.counts.asked),
-            (Count::Ticks, waited.ticks),
-            (Count::TicksMissed, waited.missed),
-            (Count::TicksLateNs, waited.late_ns),
-            (Count::TickLatestNs, waited.latest_ns),
-            (Count::ModeSwitches, waited.switches),
-            (Count::LatePackets, waited.late_packets),
-            (Count::SpinsPutAside, waited.put_aside),
-            (Count::Throttled, waited.throttled),
-            (Count::FlowLookups, flows.lookups),
-            (Count::FlowCompared, flows.compared),
-            (Count::FlowHits, flows.hits),
-            (Count::FlowSwitches, flows.switches),
-            (Count::WatchdogArms, self.watchdog.counts.arms),
-            (Count::WatchdogChecks, self.watchdog.counts.checks),
-            (Count::DeviceStalls, self.watchdog.counts.stalls),
-            (Count::DeviceResets, self.watchdog.counts.resets),
-        ] {
-            self.counters.store(count as usize, value);
-        }
     }
 
     pub(crate) fn tell(&self, event: Event) {

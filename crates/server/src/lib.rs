@@ -32,12 +32,14 @@
 
 pub mod addresses;
 mod coalescing;
+mod complete;
 mod connection;
 mod connections;
 mod control;
 #[allow(unsafe_code)]
 pub mod copy;
 pub mod demux;
+mod device_counters;
 pub mod embedded;
 pub mod engine;
 pub mod handoff;

@@ -1,0 +1,50 @@
+//! Counters of the device and its engine that others keep: the driver, the hand-off, the waiter, the
+//! flow table. They are copied into the state page before each sleep and every so many turns.
+
+use towpath_protocol::counters::Device as Count;
+
+use crate::demux::Way;
+use crate::engine::Engine;
+
+impl Engine {
+    /// Publishes what is counted elsewhere than in the state page.
+    pub(crate) fn publish_device_counters(&mut self) {
+        let (driver, handed) = (self.device.counters(), self.handoff.counts);
+        let waited = self.counted.and(self.waiter.counted());
+        let flows = self.flows.counts(Way::Received) + self.flows.counts(Way::Sent);
+        for (count, value) in [
+            (Count::RxDriver, driver.rx_dropped),
+            (Count::TxDriver, driver.tx_dropped),
+            (Count::DriverCalls, driver.system_calls),
+            (Count::TxPackets, handed.taken),
+            (Count::TxBytes, handed.taken_bytes),
+            (Count::Backlogged, handed.backlogged),
+            (Count::TxDirect, handed.direct),
+            (Count::TxQueued, handed.queued),
+            (Count::TxDrained, handed.drained),
+            (Count::TxFull, handed.full),
+            (Count::TxSmall, handed.small),
+            (Count::SessionLooks, self.watch.counts.looks),
+            (Count::SessionRests, self.watch.counts.rests),
+            (Count::RingsAsked, self.watch.counts.asked),
+            (Count::Ticks, waited.ticks),
+            (Count::TicksMissed, waited.missed),
+            (Count::TicksLateNs, waited.late_ns),
+            (Count::TickLatestNs, waited.latest_ns),
+            (Count::ModeSwitches, waited.switches),
+            (Count::LatePackets, waited.late_packets),
+            (Count::SpinsPutAside, waited.put_aside),
+            (Count::Throttled, waited.throttled),
+            (Count::FlowLookups, flows.lookups),
+            (Count::FlowCompared, flows.compared),
+            (Count::FlowHits, flows.hits),
+            (Count::FlowSwitches, flows.switches),
+            (Count::WatchdogArms, self.watchdog.counts.arms),
+            (Count::WatchdogChecks, self.watchdog.counts.checks),
+            (Count::DeviceStalls, self.watchdog.counts.stalls),
+            (Count::DeviceResets, self.watchdog.counts.resets),
+        ] {
+            self.counters.store(count as usize, value);
+        }
+    }
+}
