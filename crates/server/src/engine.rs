@@ -1,9 +1,9 @@
 //! The engine: one thread, one turn after the other.
 //!
 //! A turn: commands of the control thread; receive (`receive.rs`); transmit (`transmit.rs`);
-//! complete (`complete.rs`); publish and ring (`publish.rs`); and when nothing was done, what the mode says. Every loop has a
-//! budget, and nothing on the way of a packet allocates, locks, logs or makes a system call but the
-//! driver.
+//! complete (`complete.rs`); publish and ring (`publish.rs`); and when nothing was done, what the
+//! mode says. Every loop has a budget, and nothing on the way of a packet allocates, locks, logs or
+//! makes a system call but the driver.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

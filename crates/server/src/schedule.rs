@@ -11,76 +11,22 @@
 //! This module knows neither queues nor packets. The engine asks whose turn it is
 //! ([`Schedule::next`]), serves it, and says what came of it; docs/scheduling.md says what users see.
 
-use std::fmt::Debug;
-
 pub mod arrivals;
 pub mod bucket;
 pub mod deficit;
+mod policy;
 pub mod round_robin;
 pub mod shape;
+mod turn;
 mod units;
 mod waiting;
 
-pub use units::Account;
+pub use policy::{Account, Policy};
+pub use turn::{Due, Stop, Turn};
 
 use shape::{Class, LEVELS};
 use units::{BLOCKED, SMALL, State, Units};
 use waiting::Waiting;
-
-/// How units of one level share.
-pub trait Policy: Debug + Send {
-    /// What settings call it.
-    fn name(&self) -> &'static str;
-    /// The most packets of one turn.
-    fn packets(&self) -> usize;
-    /// A unit is first. Answers how many bytes it may send; 0 or less: none in this round.
-    fn begin(&self, account: &mut Account, weight: u16) -> i64;
-    /// It sent so many bytes.
-    fn charge(&self, account: &mut Account, bytes: u64);
-    /// It has more to send. Whether it stays first; `blocked_at_once`: there was no room for any.
-    fn goes_on(&self, account: &Account, blocked_at_once: bool) -> bool;
-    /// How many rounds it has to wait until it may send.
-    fn rounds(&self, account: &Account, weight: u16) -> i64;
-    /// So many rounds have passed at once: nobody could send in them.
-    fn skip(&self, account: &mut Account, weight: u16, rounds: i64);
-}
-
-/// A unit's turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
-    /// Whose.
-    pub unit: u32,
-    /// Its session's place.
-    pub place: u32,
-    /// Its queue set.
-    pub queue_set: u32,
-    /// Packets at most.
-    pub packets: usize,
-    /// Bytes; the packet that uses up the last of them goes whole.
-    pub bytes: i64,
-    /// Bytes of the message that it is in the middle of.
-    pub run: u64,
-}
-
-/// Why a unit's turn ended while it had more to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// It has had what it may, or the engine's turn is over.
-    Over,
-    /// The device has no room; `at_once`: for nothing of it.
-    Blocked {
-        /// Nothing was sent.
-        at_once: bool,
-        /// Its next packet takes more than one place of the device.
-        large: bool,
-    },
-    /// Its next packet is of another class.
-    Class(Class),
-    /// It waits until this time, in nanoseconds.
-    Until(u64),
-    /// It waits until this tick.
-    Tick(u64),
-}
 
 /// Who is first when the device has room again.
 #[derive(Clone, Copy, Debug)]
@@ -498,17 +444,6 @@ impl Schedule {
     pub fn blocked(&self) -> usize {
         self.units.count(BLOCKED)
     }
-}
-
-/// A unit that waited, and waits no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
-    /// Which.
-    pub unit: u32,
-    /// Its session's place.
-    pub place: u32,
-    /// Its queue set.
-    pub queue_set: u32,
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Units, and the lines that they stand in: each in at most one, with constant time for whatever
 //! happens to it, and no memory of its own to be had while packets move.
 
+use crate::schedule::policy::Account;
 use crate::schedule::shape::{Class, LEVELS};
 
 /// No unit.
@@ -11,15 +12,6 @@ pub(crate) const BLOCKED: u8 = LEVELS;
 pub(crate) const SMALL: u8 = LEVELS + 1;
 /// As many lines: one a level, and those two.
 const LINES: usize = LEVELS as usize + 2;
-
-/// What a unit has sent more or less than its share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Account {
-    /// Bytes that it may still send; below 0: that it owes.
-    pub bytes: i64,
-    /// It has got what this round gives.
-    pub in_turn: bool,
-}
 
 /// Where a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
