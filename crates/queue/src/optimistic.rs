@@ -189,7 +189,8 @@ impl<S> Optimistic<S> {
         let mut rounds = 0;
         while let Some(mut entered) = self.try_enter() {
             rounds += 1;
-            if rounds == ROUNDS {
+            // Each time anew: another who had stayed as long may have opened it in leaving.
+            if rounds >= ROUNDS {
                 self.door.0.closed.store(1, Ordering::Relaxed);
             }
             let could = work(&mut entered);
@@ -213,7 +214,8 @@ impl<S> Optimistic<S> {
 }
 
 /// A slot that was taken: its memory is the caller's until it is published. Dropped without, it is
-/// given up, and holds up nobody.
+/// given up. Either is to be followed by [`Optimistic::drive`]: who was inside may have gone out at
+/// this slot, with others published behind it.
 #[derive(Debug)]
 pub struct Leaving<'a, S> {
     section: &'a Optimistic<S>,
