@@ -1,6 +1,6 @@
 //! Comma-separated values (RFC 4180).
 
-use crate::report::Report;
+use crate::report::{Length, Report};
 
 /// One line of fields; those with commas, quotes or line ends are quoted.
 pub(crate) fn line<'a>(fields: impl IntoIterator<Item = &'a str>) -> String {
@@ -35,7 +35,9 @@ pub(crate) fn report(report: &Report) -> String {
         "kernel",
         "cpu",
         "cores",
+        "settings",
     ]);
+    let settings = report.settings.map_or("", Length::name);
     let limit = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
     for (part, rows) in
         [("rows", &report.rows), ("context", &report.context), ("limits", &report.limits)]
@@ -60,6 +62,7 @@ pub(crate) fn report(report: &Report) -> String {
                 &report.machine.kernel,
                 &report.machine.cpu,
                 &report.machine.core_map,
+                settings,
             ]);
         }
     }
@@ -73,7 +76,7 @@ mod tests {
 
     #[test]
     fn every_row_is_a_line_of_as_many_fields() {
-        let mut one = Report::new("switch").unwrap();
+        let mut one = Report::new("switch", Length::Normal).unwrap();
         one.machine.cpu = "plain".into();
         one.machine.core_map = "0:0".into();
         one.rows = vec![Row::new("a", &[("n", 1.0), ("m", 2.0)], "us", &[3.0]).at_most(4.0)];
@@ -84,7 +87,8 @@ mod tests {
         assert!(lines[1].starts_with("switch,rows,a,m=2;n=1,3,us,3,3,1,,4,"), "{text}");
         assert!(lines[2].starts_with("switch,context,b,,1,ratio,0.5,1.5,2,,,"), "{text}");
         for line in &lines[..3] {
-            assert_eq!(line.matches(',').count(), 15, "{line}");
+            assert_eq!(line.matches(',').count(), 16, "{line}");
         }
+        assert!(lines[0].ends_with(",settings") && lines[1].ends_with(",normal"), "{text}");
     }
 }

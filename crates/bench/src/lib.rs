@@ -63,7 +63,7 @@ mod wakeups;
 mod watchdog;
 
 pub use child::{ROLE_FLAG, act};
-pub use report::{Report, Row};
+pub use report::{Length, Report, Row};
 pub use solo::frame_costs;
 
 /// How long and how often.
@@ -76,6 +76,16 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// What a report calls it.
+    #[must_use]
+    pub fn length(&self) -> Length {
+        match self {
+            Settings { quick: true, .. } => Length::Quick,
+            Settings { full: true, .. } => Length::Full,
+            Settings { .. } => Length::Normal,
+        }
+    }
+
     /// How many pairs are measured.
     #[must_use]
     pub fn pairs(&self) -> usize {
@@ -190,7 +200,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
     if experiment.has_a_network() {
         tcp::enter()?;
     }
-    let mut report = Report::new(experiment.name())?;
+    let mut report = Report::new(experiment.name(), settings.length())?;
     // How fast the machine is says nothing about what is lost.
     if experiment != Experiment::Wakeups {
         report.limits = limits::measure(settings)?;

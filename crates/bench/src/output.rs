@@ -53,12 +53,13 @@ mod tests {
     use super::*;
     use crate::child::Directory;
     use crate::figure::{Axis, Figure, Series};
+    use crate::report::Length;
 
     #[test]
     fn files_hold_the_report() {
         let directory = Directory::new().unwrap();
         let into = directory.path().join("deep/er");
-        let mut report = Report::new("penn").unwrap();
+        let mut report = Report::new("penn", Length::Full).unwrap();
         report.figures = vec![
             Figure::new("size", "t", Axis::log("x", "B"), Axis::linear("y", ""))
                 .with(Series::line("one", vec![[1.0, 2.0]])),

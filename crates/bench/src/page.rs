@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::Experiment;
-use crate::report::Report;
+use crate::report::{Length, Report};
 
 /// Longer tables are folded.
 const LONG_TABLE_ROWS: usize = 40;
@@ -97,12 +97,13 @@ pub fn page(reports: &[(Report, String)]) -> String {
         // Writing to a string cannot fail.
         let _ = write!(
             page,
-            "\n## {}\n\n{}\n\n{}.\n\nMeasured {} at commit {} on {}.\n",
+            "\n## {}\n\n{}\n\n{}.\n\nMeasured {} at commit {}, {}, on {}.\n",
             report.experiment,
             question(&report.experiment),
             capital(&report.how),
             report.date,
             report.commit,
+            Length::described(report.settings),
             report.machine
         );
         for (title, rows) in report.tables() {
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_page_has_each_report() {
-        let mut report = Report::new("switch").unwrap();
+        let mut report = Report::new("switch", Length::Quick).unwrap();
         report.how = "pinned".into();
         report.rows =
             vec![Row::new("rate", &[("frame_bytes", 64.0)], "Mpps", &[20.5]).at_least(20.0)];
@@ -171,6 +172,7 @@ mod tests {
             "## switch",
             &report.date,
             &report.commit,
+            ", a short run (--quick), on ",
             "| 20.5 | Mpps |",
             "≥ 20.0 holds",
             "![By size](benchmarks/switch-size.svg)",

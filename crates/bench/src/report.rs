@@ -126,6 +126,41 @@ pub struct Outcome {
     pub figures: Vec<Figure>,
 }
 
+/// How long and how often something was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Length {
+    /// A first look: short windows, five pairs (`--quick`).
+    Quick,
+    /// As figures are published.
+    Normal,
+    /// As long as in the papers, where that is much longer (`--full`).
+    Full,
+}
+
+impl Length {
+    /// In one word, as in files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Length::Quick => "quick",
+            Length::Normal => "normal",
+            Length::Full => "full",
+        }
+    }
+
+    /// What a reader is told; also of a report that was written before reports said it.
+    #[must_use]
+    pub fn described(length: Option<Length>) -> &'static str {
+        match length {
+            Some(Length::Quick) => "a short run (--quick)",
+            Some(Length::Normal) => "a run of normal length",
+            Some(Length::Full) => "a run as long as the paper's (--full)",
+            None => "a run of unrecorded length",
+        }
+    }
+}
+
 /// A report, as written to JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -135,6 +170,9 @@ pub struct Report {
     pub commit: String,
     /// When, in UTC, as RFC 3339 has it.
     pub date: String,
+    /// How long it took; `None` in files that were written before this was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<Length>,
     /// Where.
     pub machine: Machine,
     /// What was pinned where, what spun, what slept.
@@ -151,15 +189,16 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty report of this program, machine and moment.
+    /// An empty report of this program, machine and moment, of so long a run.
     ///
     /// # Errors
     /// When the machine does not say what it is.
-    pub fn new(experiment: &str) -> anyhow::Result<Report> {
+    pub fn new(experiment: &str, length: Length) -> anyhow::Result<Report> {
         Ok(Report {
             experiment: experiment.to_owned(),
             commit: env!("TOWPATH_COMMIT").to_owned(),
             date: date(std::time::SystemTime::now()),
+            settings: Some(length),
             machine: Machine::this()?,
             how: String::new(),
             rows: Vec::new(),
@@ -191,7 +230,8 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.experiment, self.how)?;
-        writeln!(f, "{}; commit {}; {}", self.date, self.commit, self.machine)?;
+        let length = Length::described(self.settings);
+        writeln!(f, "{}; {length}; commit {}; {}", self.date, self.commit, self.machine)?;
         let all: Vec<_> =
             self.tables().into_iter().map(|(title, rows)| (title, Report::cells(rows))).collect();
         let width = |column: usize| {
@@ -221,7 +261,7 @@ mod tests {
     use super::*;
 
     fn report() -> Report {
-        let mut report = Report::new("queue").unwrap();
+        let mut report = Report::new("queue", Length::Quick).unwrap();
         report.rows = vec![
             Row::new("ratio", &[("frame_bytes", 64.0)], "ratio", &[0.9, 0.8, 1.0]).at_least(0.85),
         ];
@@ -241,7 +281,21 @@ mod tests {
         assert!(json["machine"]["kernel"].as_str().is_some_and(|text| !text.is_empty()));
         assert!(json["machine"]["cores"].as_u64().is_some_and(|count| count > 0));
         assert!(json["commit"].as_str().is_some_and(|text| !text.is_empty()));
+        assert_eq!(json["settings"], Length::Quick.name());
         assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+    }
+
+    #[test]
+    fn a_short_run_says_so_and_an_old_one_is_read() {
+        let mut report = report();
+        assert!(report.to_string().contains("; a short run (--quick); commit "));
+        let mut json = serde_json::to_value(&report).unwrap();
+        json.as_object_mut().unwrap().remove("settings");
+        report.settings = None;
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+        assert!(report.to_string().contains("; a run of unrecorded length; commit "));
+        let unknown = serde_json::json!("longer");
+        assert!(serde_json::from_value::<Length>(unknown).is_err());
     }
 
     #[test]
