@@ -129,17 +129,6 @@ impl Usage {
         }
     }
 
-    /// With the switches of a thread that has ended meanwhile: its process's time has its time
-    /// already, and its switches are lost.
-    #[must_use]
-    pub fn with_switches_of(&self, ended: &Usage) -> Usage {
-        Usage {
-            cpu: self.cpu,
-            sleeps: self.sleeps + ended.sleeps,
-            put_aside: self.put_aside + ended.put_aside,
-        }
-    }
-
     /// How often threads were switched.
     #[must_use]
     pub fn switches(&self) -> u64 {
@@ -180,7 +169,8 @@ impl Participants {
         Ok(sum)
     }
 
-    /// Time and switches since they were started. Looking costs some tens of microseconds.
+    /// Time and switches since they were started; of threads that have ended, their time alone: who
+    /// counts switches looks before they end. Looking costs some tens of microseconds.
     ///
     /// # Errors
     /// When a process has ended.
@@ -281,8 +271,6 @@ mod tests {
         });
         let ended = ended.join().unwrap();
         assert!(ended.sleeps >= 1, "{ended:?}");
-        let all = came.with_switches_of(&ended);
-        assert_eq!((all.cpu, all.sleeps), (came.cpu, came.sleeps + ended.sleeps));
         assert!(Participants::new(&[u32::MAX]).cpu_time().is_err());
     }
 

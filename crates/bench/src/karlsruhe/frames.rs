@@ -2,7 +2,6 @@
 //! everybody who takes part.
 
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,8 +9,9 @@ use anyhow::{Context, ensure};
 use towpath_client::{Endpoint, Meta, Options, Rule, Scope, Session, Setting, Waiting};
 use towpath_netlink::Netlink;
 use towpath_packet::build::Flow;
-use towpath_rig::{Participants, Usage, pin, this_thread_usage};
+use towpath_rig::{Participants, pin};
 
+use super::counted::{Counted, counted};
 use super::{WINDOW_S, Way};
 use crate::echo::mac_of;
 use crate::station::{HOST, Station};
@@ -49,6 +49,13 @@ pub(super) struct Load {
     pub(super) rate: u32,
     /// Frames that are sent at once, with one ring.
     pub(super) burst: u32,
+}
+
+impl Load {
+    /// How long so many frames take.
+    fn takes(self, frames: u64) -> Duration {
+        Duration::from_nanos(frames * 1_000_000_000 / u64::from(self.rate))
+    }
 }
 
 /// What a run came to, scaled to the paper's window.
@@ -141,14 +148,11 @@ impl<'a> Bench<'a> {
     pub(super) fn run(&mut self, load: Load, window: Duration) -> anyhow::Result<Sample> {
         let frames = (window.as_secs_f64() * f64::from(load.rate)) as u64;
         let frames = frames.next_multiple_of(u64::from(load.burst));
-        let (counters, before) = (self.station.counters()?, self.participants.usage()?);
-        let start = Instant::now();
-        let ended = match load.direction {
+        let counters = self.station.counters()?;
+        let Counted { took, usage, .. } = match load.direction {
             Direction::Sending => self.send(load, frames)?,
             Direction::Receiving => self.receive(load, frames)?,
         };
-        let took = start.elapsed();
-        let usage = self.participants.usage()?.since(&before).with_switches_of(&ended);
         let after = self.station.counters()?;
         let since = |name: &str| {
             let value = |all: &std::collections::BTreeMap<String, u64>| {
@@ -170,80 +174,65 @@ impl<'a> Bench<'a> {
 
     /// The application sends, the kernel takes: nobody reads there, and what its socket has no room
     /// for is dropped behind it.
-    fn send(&mut self, load: Load, frames: u64) -> anyhow::Result<Usage> {
-        let Bench { session, endpoint, headers, cores, .. } = self;
+    fn send(&mut self, load: Load, frames: u64) -> anyhow::Result<Counted> {
+        let Bench { session, endpoint, headers, cores, participants, .. } = self;
         let cpu = cores.1;
-        thread::scope(|scope| {
-            let sending = scope.spawn(move || -> anyhow::Result<Usage> {
-                pin(cpu)?;
-                paced(load, frames, |count| {
-                    for _ in 0..count {
-                        session.send(*endpoint, FRAME_BYTES, Meta::FINISHED, |parts| {
-                            if let [part] = parts {
-                                part[..HEADER_BYTES].copy_from_slice(headers);
-                                part[HEADER_BYTES..].fill(count as u8);
-                            }
-                        })?;
-                    }
-                    Ok(session.flush()?)
-                })?;
-                let start = Instant::now();
-                while session.unsent(0)? > 0 {
-                    ensure!(start.elapsed() < PATIENCE, "frames are not sent");
-                    thread::sleep(Duration::from_micros(100));
+        let sending = move || {
+            pin(cpu)?;
+            paced(load, frames, |count| {
+                for _ in 0..count {
+                    session.send(*endpoint, FRAME_BYTES, Meta::FINISHED, |parts| {
+                        if let [part] = parts {
+                            part[..HEADER_BYTES].copy_from_slice(headers);
+                            part[HEADER_BYTES..].fill(count as u8);
+                        }
+                    })?;
                 }
-                Ok(this_thread_usage()?)
-            });
-            sending.join().map_err(|_| anyhow::anyhow!("the sender failed"))?
-        })
+                Ok(session.flush()?)
+            })?;
+            let start = Instant::now();
+            while session.unsent(0)? > 0 {
+                ensure!(start.elapsed() < PATIENCE, "frames are not sent");
+                thread::sleep(Duration::from_micros(100));
+            }
+            Ok(frames)
+        };
+        counted(participants, vec![Box::new(sending)])
     }
 
-    /// The kernel sends, the application takes.
-    fn receive(&mut self, load: Load, frames: u64) -> anyhow::Result<Usage> {
-        let Bench { session, kernel, cores, .. } = self;
-        let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
-        let (received, over) = (&received, &over);
+    /// The kernel sends, the application takes, and is done with the last frame.
+    fn receive(&mut self, load: Load, frames: u64) -> anyhow::Result<Counted> {
+        let Bench { session, kernel, cores, participants, .. } = self;
         let cpu = cores.1;
-        thread::scope(|scope| {
-            let receiving = scope.spawn(move || -> anyhow::Result<Usage> {
-                pin(cpu)?;
-                while !over.load(Ordering::Acquire) {
-                    session.wait(Some(Duration::from_millis(20)))?;
-                    let mut sum = 0_u64;
-                    let got = session.receive(0, 256, |packet| {
-                        let parts = packet.parts().map(crate::messages::add);
-                        sum = parts.fold(sum, u64::wrapping_add);
-                    })?;
-                    std::hint::black_box(sum);
-                    received.fetch_add(got as u64, Ordering::Release);
+        let limit = load.takes(frames) + PATIENCE;
+        let receiving = move || {
+            pin(cpu)?;
+            let (start, mut received, mut sum) = (Instant::now(), 0, 0_u64);
+            while received < frames {
+                let left = limit.saturating_sub(start.elapsed());
+                ensure!(!left.is_zero(), "{received} of {frames} frames arrived");
+                session.wait(Some(left))?;
+                let got = session.receive(0, 256, |packet| {
+                    let parts = packet.parts().map(crate::messages::add);
+                    sum = parts.fold(sum, u64::wrapping_add);
+                })?;
+                received += got as u64;
+            }
+            std::hint::black_box(sum);
+            Ok(received)
+        };
+        let sending = move || {
+            pin(cpu)?;
+            let payload = [7; FRAME_BYTES - HEADER_BYTES];
+            paced(load, frames, |count| {
+                for _ in 0..count {
+                    kernel.send(&payload)?;
                 }
-                Ok(this_thread_usage()?)
-            });
-            let sending = scope.spawn(move || {
-                let sent = pin(cpu).map_err(anyhow::Error::from).and_then(|()| {
-                    let payload = [7; FRAME_BYTES - HEADER_BYTES];
-                    paced(load, frames, |count| {
-                        for _ in 0..count {
-                            kernel.send(&payload)?;
-                        }
-                        Ok(())
-                    })?;
-                    let start = Instant::now();
-                    while received.load(Ordering::Acquire) < frames {
-                        let got = received.load(Ordering::Acquire);
-                        ensure!(start.elapsed() < PATIENCE, "{got} of {frames} frames arrived");
-                        thread::sleep(Duration::from_micros(100));
-                    }
-                    Ok(this_thread_usage()?)
-                });
-                over.store(true, Ordering::Release);
-                sent
-            });
-            let sent = sending.join().map_err(|_| anyhow::anyhow!("the sender failed"))?;
-            let received =
-                receiving.join().map_err(|_| anyhow::anyhow!("the receiver failed"))??;
-            Ok(sent?.with_switches_of(&received))
-        })
+                Ok(())
+            })?;
+            Ok(frames)
+        };
+        counted(participants, vec![Box::new(receiving), Box::new(sending)])
     }
 }
 
@@ -258,7 +247,7 @@ fn paced(
     while sent < frames {
         send(u64::from(load.burst))?;
         sent += u64::from(load.burst);
-        let due = Duration::from_nanos(sent * 1_000_000_000 / u64::from(load.rate));
+        let due = load.takes(sent);
         if let Some(left) = due.checked_sub(start.elapsed()) {
             thread::sleep(left);
         }

@@ -6,6 +6,7 @@
 //! The paper's IPCs are wake-ups here: what makes a sleeping thread run. Its interrupts are looks at
 //! the device that found nothing: calls of the driver beyond those that moved a frame.
 
+mod counted;
 mod frames;
 mod tcp;
 

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use towpath_net::Network;
-use towpath_rig::{Participants, Usage, this_thread_usage};
+use towpath_rig::{Participants, Usage};
 
 use super::WINDOW_S;
+use super::counted::{Counted, counted};
 use crate::Settings;
 use crate::kernel_wire::KernelWire;
 use crate::report::{Outcome, Row};
@@ -159,40 +160,36 @@ fn run(
     participants: &Participants,
     pace: Pace,
     mut near: impl Write + Patient + Send,
-    mut far: impl Read + Patient,
+    mut far: impl Read + Patient + Send,
 ) -> anyhow::Result<Sample> {
     near.be_patient()?;
     far.be_patient()?;
-    let before = participants.usage()?;
-    let start = Instant::now();
-    thread::scope(|scope| {
-        let sending = scope.spawn(move || -> anyhow::Result<(u64, Usage)> {
-            let data = vec![7; WRITE_BYTES];
-            let mut sent = 0;
-            while start.elapsed() < pace.window {
-                near.write_all(&data).context("sending")?;
-                sent += WRITE_BYTES as u64;
-                let due = Duration::from_nanos(sent * 8000 / u64::from(pace.mbit_s));
-                if let Some(left) = due.checked_sub(start.elapsed()) {
-                    thread::sleep(left);
-                }
+    let sending = move || {
+        let (data, start) = (vec![7; WRITE_BYTES], Instant::now());
+        let mut sent = 0;
+        while start.elapsed() < pace.window {
+            near.write_all(&data).context("sending")?;
+            sent += WRITE_BYTES as u64;
+            let due = Duration::from_nanos(sent * 8000 / u64::from(pace.mbit_s));
+            if let Some(left) = due.checked_sub(start.elapsed()) {
+                thread::sleep(left);
             }
-            Ok((sent, this_thread_usage()?))
-        });
+        }
+        // Who reads sees its end.
+        drop(near);
+        Ok(sent)
+    };
+    let receiving = || {
         let (mut buffer, mut bytes) = (vec![0; 128 * 1024], 0);
         loop {
-            let len = far.read(&mut buffer).context("receiving")?;
-            if len == 0 {
-                break;
+            match far.read(&mut buffer).context("receiving")? {
+                0 => return Ok(bytes),
+                len => bytes += len as u64,
             }
-            bytes += len as u64;
         }
-        let took = start.elapsed();
-        let usage = participants.usage()?.since(&before);
-        let (sent, ended) = sending.join().map_err(|_| anyhow::anyhow!("the sender failed"))??;
-        // It may have ended before or after the others were looked at: it lived for this alone.
-        let usage = usage.with_switches_of(&ended);
-        ensure!(sent == bytes, "{sent} bytes sent, {bytes} received");
-        Ok(Sample { usage, bytes, took })
-    })
+    };
+    let Counted { moved, took, usage } =
+        counted(participants, vec![Box::new(sending), Box::new(receiving)])?;
+    ensure!(moved[0] == moved[1], "{} bytes sent, {} received", moved[0], moved[1]);
+    Ok(Sample { usage, bytes: moved[1], took })
 }
