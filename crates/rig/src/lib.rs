@@ -55,7 +55,7 @@ pub use select::Selected;
 pub use steps::{StepWatch, Steps};
 pub use syscalls::{SyscallCount, SyscallWatch, WatchEnd};
 pub use times::{
-    Participants, ProcessTimes, ThreadTimes, Usage, process_cpu_time, this_thread_cpu_time,
+    Moment, Participants, ProcessTimes, ThreadTimes, Usage, process_cpu_time, this_thread_cpu_time,
     this_thread_usage,
 };
 pub use tun::check_tun;

@@ -2,12 +2,16 @@
 //!
 //! Unsafe lives here for the CPU clock of another process, which rustix does not have.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::time::Duration;
 
 /// The most threads of a process that are looked at.
 const MAX_THREADS: usize = 4096;
+
+/// The most entries of `/proc` that are looked at: as many as Linux has process numbers.
+const MAX_PROCESSES: usize = 1 << 22;
 
 /// What the scheduler knows of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,6 +140,30 @@ impl Usage {
     }
 }
 
+/// What participants came to up to a moment, thread by thread.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Moment {
+    cpu: Duration,
+    /// By process and thread: how often it went to sleep by itself, and was put aside.
+    threads: BTreeMap<(u32, u32), [u64; 2]>,
+}
+
+impl Moment {
+    /// What came from this moment to a later one. Of switches, those of the threads that are there
+    /// at the later one: a thread that was just ending at the first takes nothing away.
+    #[must_use]
+    pub fn until(&self, later: &Moment) -> Usage {
+        let mut usage = Usage { cpu: later.cpu.saturating_sub(self.cpu), ..Usage::default() };
+        for (thread, [sleeps, put_aside]) in &later.threads {
+            let [slept, were_put] = self.threads.get(thread).copied().unwrap_or_default();
+            // A number that another thread has now counts from nothing again.
+            usage.sleeps += sleeps.saturating_sub(slept);
+            usage.put_aside += put_aside.saturating_sub(were_put);
+        }
+        usage
+    }
+}
+
 impl Participants {
     /// These processes, each named once.
     #[must_use]
@@ -143,17 +171,10 @@ impl Participants {
         let mut processes = processes.to_vec();
         processes.sort_unstable();
         processes.dedup();
-        let named = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/comm"))
-                .is_ok_and(|name| name.starts_with("ksoftirqd/"))
-        };
-        // They are started at boot, before everything else.
-        let kernel = (2..256).filter(named).collect();
-        Participants { processes, kernel }
+        Participants { processes, kernel: packet_threads() }
     }
 
-    /// Time on a core since they were started. Of the processes it is exact; the kernel's threads
-    /// are as of the last tick while they run.
+    /// Time on a core since they were started, exact to the nanosecond.
     ///
     /// # Errors
     /// When a process has ended.
@@ -163,25 +184,34 @@ impl Participants {
             sum += process_cpu_time(pid)?;
         }
         for &pid in &self.kernel {
-            let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
-            sum += schedstat(&text).map_or(Duration::ZERO, |(cpu, _, _)| cpu);
+            // One that was stopped with its core has no time any more.
+            sum += process_cpu_time(pid).unwrap_or_default();
         }
         Ok(sum)
     }
 
-    /// Time and switches since they were started; of threads that have ended, their time alone: who
-    /// counts switches looks before they end. Looking costs some tens of microseconds.
+    /// Time and switches up to now, to be compared with those up to another moment. Looking costs
+    /// some tens of microseconds.
+    ///
+    /// # Errors
+    /// When a process has ended.
+    pub fn moment(&self) -> io::Result<Moment> {
+        let mut moment = Moment { cpu: self.cpu_time()?, ..Moment::default() };
+        for &pid in &self.processes {
+            for thread in ProcessTimes::of(pid)?.threads {
+                let switches = [thread.voluntary_switches, thread.involuntary_switches];
+                moment.threads.insert((pid, thread.tid), switches);
+            }
+        }
+        Ok(moment)
+    }
+
+    /// Time and switches since they were started; of threads that have ended, their time alone.
     ///
     /// # Errors
     /// When a process has ended.
     pub fn usage(&self) -> io::Result<Usage> {
-        let mut usage = Usage { cpu: self.cpu_time()?, ..Usage::default() };
-        for &pid in &self.processes {
-            let times = ProcessTimes::of(pid)?;
-            usage.sleeps += times.voluntary_switches();
-            usage.put_aside += times.involuntary_switches();
-        }
-        Ok(usage)
+        Ok(Moment::default().until(&self.moment()?))
     }
 }
 
@@ -198,6 +228,20 @@ pub fn this_thread_usage() -> io::Result<Usage> {
         sleeps: times.voluntary_switches,
         put_aside: times.involuntary_switches,
     })
+}
+
+/// The kernel's threads that process packets for everybody, one a core, as far as `/proc` shows
+/// them: to a process in a namespace of process numbers it does not.
+fn packet_threads() -> Vec<u32> {
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let is_one = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        // Anybody may have such a name; only the kernel's threads are kthreadd's children.
+        field(&status, "Name:").is_some_and(|name| name.starts_with("ksoftirqd/"))
+            && field(&status, "PPid:") == Some("2")
+    };
+    processes.take(MAX_PROCESSES).filter_map(number).filter(is_one).collect()
 }
 
 fn gone(error: &io::Error) -> bool {
@@ -271,7 +315,23 @@ mod tests {
         });
         let ended = ended.join().unwrap();
         assert!(ended.sleeps >= 1, "{ended:?}");
+        let kernels = packet_threads();
+        assert!(kernels.iter().all(|&pid| process_cpu_time(pid).is_ok()), "{kernels:?}");
         assert!(Participants::new(&[u32::MAX]).cpu_time().is_err());
+    }
+
+    #[test]
+    fn threads_that_have_gone_take_nothing_away() {
+        let moment = |cpu_ms, threads: &[((u32, u32), [u64; 2])]| Moment {
+            cpu: Duration::from_millis(cpu_ms),
+            threads: threads.iter().copied().collect(),
+        };
+        let before = moment(5, &[((1, 1), [10, 1]), ((1, 2), [500, 50]), ((1, 3), [90, 0])]);
+        // The second has ended, the third's number is another thread's, the fourth is new.
+        let after = moment(9, &[((1, 1), [13, 2]), ((1, 3), [4, 0]), ((1, 4), [7, 1])]);
+        let usage = before.until(&after);
+        assert_eq!((usage.sleeps, usage.put_aside), (3 + 7, 1 + 1));
+        assert_eq!(usage.cpu, Duration::from_millis(4));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(super) fn counted(
         let (done, outcomes) = mpsc::channel();
         let mut gates = Vec::new();
         let mut moved = vec![0; parts.len()];
-        let before = participants.usage()?;
+        let before = participants.moment()?;
         let start = Instant::now();
         for (place, part) in parts.into_iter().enumerate() {
             let (open, gate) = mpsc::channel::<()>();
@@ -53,7 +53,7 @@ pub(super) fn counted(
             moved[place] = outcome?;
             last = last.max(ended);
         }
-        let usage = participants.usage()?.since(&before);
+        let usage = before.until(&participants.moment()?);
         drop(gates);
         Ok(Counted { moved, took: last - start, usage })
     })
