@@ -7,6 +7,7 @@
 //! memory is what this project's queues are.
 
 mod clock;
+mod memory;
 mod others;
 mod pdus;
 mod table;
@@ -27,20 +28,25 @@ pub(crate) use others::{factor, stride};
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
+    // Nothing is pinned yet: these stay free.
+    let free = others::Load::start(None)?;
     let wire = KernelWire::new("tppen", MTU_BYTES as u32)?;
     let mut outcome = Outcome {
         how: format!(
             "Throughput: the engine on core {}, polls, generator and sink in one thread on core {}; \
-             the kernel's sockets in a thread for each side on the same two. All else, as in the \
-             paper, on one processor, core {}: engine, application and whoever else computes; \
-             everybody sleeps when idle",
-            cores.0, cores.1, cores.1
+             the kernel's sockets in a thread for each side on the same two. Table III and \
+             memory, as in the paper, on one processor, core {}: engine, application and whoever \
+             else computes; once more on two processors, the engine on core {}, the application on \
+             core {}, the kernel's sockets in a thread on each, and whoever else computes free on \
+             both; everybody sleeps when idle",
+            cores.0, cores.1, cores.1, cores.0, cores.1
         ),
         ..Outcome::default()
     };
     throughput(settings, cores, &wire, &mut outcome)?;
     pdus::measure(settings, cores, &mut outcome)?;
-    table::measure(settings, cores.1, &wire, &mut outcome)?;
+    table::measure(settings, cores, &wire, &free, &mut outcome)?;
+    drop(free);
     clock::measure(settings, cores, &mut outcome)?;
     Ok(outcome)
 }

@@ -4,9 +4,10 @@
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use rustix::process::Signal;
-use towpath_rig::pin;
+use serde::{Deserialize, Serialize};
+use towpath_rig::{pin, this_thread_cpu_time};
 
 use crate::child::{Child, Role, is_over, tell};
 
@@ -48,8 +49,17 @@ pub(crate) fn factor(cpu: Option<usize>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a process that reads memory saw.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Seen {
+    /// Gigabytes in a second by the clock on the wall.
+    pub(super) gb_per_s: f64,
+    /// Gigabytes in a second of its own processor time.
+    pub(super) gb_per_cpu_s: f64,
+}
+
 /// The process that reads memory: each time that it is asked, it strides for so many milliseconds
-/// and says how many gigabytes a second it saw.
+/// and says what it saw.
 pub(crate) fn stride(cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let memory = vec![1_u8; STRIDE_BYTES];
@@ -63,7 +73,8 @@ pub(crate) fn stride(cpu: usize) -> anyhow::Result<()> {
             return Ok(());
         }
         let window = Duration::from_millis(line.trim().parse().context("how long to stride")?);
-        let (start, mut lines, mut sum) = (Instant::now(), 0_u64, 0_u64);
+        let (start, cpu) = (Instant::now(), this_thread_cpu_time()?);
+        let (mut lines, mut sum) = (0_u64, 0_u64);
         let took = loop {
             for _ in 0..4096 {
                 sum = sum.wrapping_add(u64::from(memory[at]));
@@ -75,19 +86,26 @@ pub(crate) fn stride(cpu: usize) -> anyhow::Result<()> {
                 break took;
             }
         };
+        let cpu = this_thread_cpu_time()? - cpu;
         std::hint::black_box(sum);
-        tell(&format!("{}", (lines * LINE_BYTES as u64) as f64 / took.as_nanos() as f64))?;
+        let bytes = (lines * LINE_BYTES as u64) as f64;
+        let seen = Seen {
+            gb_per_s: bytes / took.as_nanos() as f64,
+            gb_per_cpu_s: bytes / cpu.as_nanos().max(1) as f64,
+        };
+        tell(&serde_json::to_string(&seen)?)?;
     }
 }
 
-/// Five processes that compute, off their core until they are let.
+/// Five processes that compute, stopped until they are let.
 pub(super) struct Load {
     processes: Vec<Child>,
 }
 
 impl Load {
-    pub(super) fn start(cpu: usize) -> anyhow::Result<Load> {
-        let role = Role::Factor { cpu: Some(cpu) };
+    /// On one core; or on all that the caller may use now.
+    pub(super) fn start(cpu: Option<usize>) -> anyhow::Result<Load> {
+        let role = Role::Factor { cpu };
         let processes = (0..PROCESSES)
             .map(|_| {
                 let child = Child::start(&role)?;
@@ -123,20 +141,18 @@ impl Striding {
         Ok(Striding { child: Child::start(&Role::Stride { cpu })? })
     }
 
-    /// Gigabytes a second that it reads, while something else is done for as long.
+    /// What it reads while something else is done for as long.
     pub(super) fn beside(
         &mut self,
         window: Duration,
         other: impl FnOnce() -> anyhow::Result<()>,
-    ) -> anyhow::Result<f64> {
+    ) -> anyhow::Result<Seen> {
         self.child.say(&window.as_millis().max(1).to_string())?;
         let done = other();
         let heard = self.child.hear()?;
         done?;
-        match heard.parse() {
-            Ok(value) => Ok(value),
-            Err(_) => bail!("the process that reads memory said {heard:?}"),
-        }
+        serde_json::from_str(&heard)
+            .with_context(|| format!("the process that reads memory said {heard:?}"))
     }
 }
 
