@@ -3,56 +3,24 @@
 //! `1 > λ (C + α)`. Between two looks no more frames can come than the ring holds: `λ < ring · β`,
 //! which the paper's section 2.4 says of its buffer, is part of the capacity here.
 //!
-//! Who looks by the clock is first an application, which sleeps in between and is never woken for a
-//! frame, and then the engine (`mode=clocked`). C and α are measured: C with nothing to receive, α from
-//! what looks at many frames cost more.
+//! Who looks by the clock is first an application, here, which sleeps in between and is never woken
+//! for a frame, and then the engine (`mode=clocked`), in [`engine`]. β, C and α are measured: C with
+//! nothing to receive, α from what looks at many frames cost more.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::Context;
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Setting};
-use towpath_packet::build::Flow;
-use towpath_rig::{Participants, pin, this_thread_cpu_time};
-
+use super::engine;
+use super::looks::{Bench, FRAME_BYTES, RING, Run};
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::report::{Outcome, Row};
 use crate::station::{Serving, Station};
 use crate::statistics::Summary;
 
-/// Frames that wait for the next look at most.
-const RING: u32 = 256;
-/// How often the generator sends what is due.
-const TICK: Duration = Duration::from_micros(100);
-const FRAME_BYTES: usize = 256;
-const HEADER_BYTES: usize = 42;
 /// Frames a second, well within what the generator and the engine do on one core together.
-const RATES: [f64; 2] = [20_000.0, 100_000.0];
+pub(super) const RATES: [f64; 2] = [20_000.0, 100_000.0];
 /// More than any ring lets through.
-const FLOOD: f64 = 800_000.0;
-
-/// What one run came to.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    looks: u64,
-    received: u64,
-    busy: f64,
-    /// The engine's process.
-    engine_busy: f64,
-    took: f64,
-}
-
-impl Run {
-    fn looks_per_s(&self) -> f64 {
-        self.looks as f64 / self.took
-    }
-
-    fn frames_per_s(&self) -> f64 {
-        self.received as f64 / self.took
-    }
-}
+pub(super) const FLOOD: f64 = 800_000.0;
 
 pub(super) fn measure(
     settings: Settings,
@@ -159,176 +127,5 @@ pub(super) fn measure(
             .with(Series::dots("measured", measured))
             .with(Series::line("least of ring β, (1 - β C) / α, offered", model)),
     );
-    engine(&station, &mut bench, clocks, (runs, window), outcome)
-}
-
-/// The same of the engine, as far as its processor time goes: what it is to send waits in the queues
-/// until it looks. The application looks a thousand times a second meanwhile.
-fn engine(
-    station: &Station,
-    bench: &mut Bench,
-    clocks: &[f64],
-    (runs, window): (usize, Duration),
-    outcome: &mut Outcome,
-) -> anyhow::Result<()> {
-    const APPLICATION_HZ: f64 = 1000.0;
-    let clocked = Setting::Mode.parse("clocked")?;
-    let mut again = |clock: f64, rate| {
-        station.set(Setting::Mode, clocked)?;
-        station.set(Setting::ClockHz, clock as u64)?;
-        (0..runs)
-            .map(|_| bench.run(APPLICATION_HZ, rate, window))
-            .collect::<anyhow::Result<Vec<_>>>()
-    };
-    let median = |values: &[f64]| Summary::of(values).median;
-    // C and α of the engine, at a clock in the middle.
-    let middle = 2000.0;
-    let idle: Vec<f64> = again(middle, 0.0)?.iter().map(|run| run.engine_busy).collect();
-    let took = window.as_secs_f64();
-    let looks: Vec<f64> = idle.iter().map(|busy| busy / (middle * took)).collect();
-    let look_s = median(&looks);
-    let most = RATES[1];
-    let each: Vec<f64> = again(middle, most)?
-        .iter()
-        .map(|run| (run.engine_busy - middle * took * look_s) / (most * took))
-        .collect();
-    let frame_s = median(&each);
-    let us = |values: &[f64]| values.iter().map(|value| value * 1e6).collect::<Vec<_>>();
-    let name = "engine's clock: a look that finds nothing, C";
-    outcome.context.push(Row::new(name, &[], "us", &us(&looks)));
-    outcome.context.push(Row::new("engine's clock: a frame, α", &[], "us", &us(&each)));
-    let mut figure = Figure::new(
-        "engine-clock",
-        "Processor time of the engine by its clock, measured and by the model",
-        Axis::log("β", "1/s"),
-        Axis::log("busy", "% of a core"),
-    );
-    for rate in RATES {
-        let (mut measured, mut model) = (Vec::new(), Vec::new());
-        for &clock in clocks {
-            let parts: Vec<f64> =
-                again(clock, rate)?.iter().map(|run| run.engine_busy / took).collect();
-            let foretold = clock * look_s + rate * frame_s;
-            let ratios: Vec<f64> = parts.iter().map(|part| part / foretold).collect();
-            let parameters = [("looks_per_s", clock), ("frames_per_s", rate)];
-            let name = "engine's clock: processor time, measured to β C + λ α";
-            outcome.rows.push(Row::new(name, &parameters, "ratio", &ratios));
-            measured.push([clock, 100.0 * median(&parts)]);
-            model.push([clock, 100.0 * foretold]);
-        }
-        figure.series.push(Series::dots(&format!("measured, λ = {rate}/s"), measured));
-        figure.series.push(Series::line(&format!("β C + λ α, λ = {rate}/s"), model));
-    }
-    outcome.figures.push(figure);
-    Ok(())
-}
-
-/// A generator, and an application with a clock.
-struct Bench {
-    generator: Session,
-    application: Session,
-    from: Endpoint,
-    headers: [u8; HEADER_BYTES],
-    cores: (usize, usize),
-    engine: Participants,
-}
-
-impl Bench {
-    fn new(station: &Station, cores: (usize, usize)) -> anyhow::Result<Bench> {
-        let options = |name: &str, receive_slots| Options {
-            name: name.into(),
-            transmit_slots: 1024,
-            receive_slots,
-            ..Options::default()
-        };
-        let mut generator = Session::attach(station.socket(), &options("generator", 8))?;
-        let mut application = Session::attach(station.socket(), &options("clocked", RING))?;
-        let address = |session: &Session| {
-            session.info().ipv4.map(|(ip, _)| ip).context("a session without an IPv4 address")
-        };
-        let flow = Flow::v4()
-            .macs(generator.info().mac, application.info().mac)
-            .addresses(address(&generator)?, address(&application)?)
-            .ports(1000, 2000);
-        let from = generator.open(&Rule::new().udp(1000))?;
-        application.open(&Rule::new().udp(2000))?;
-        let mut frame = flow.udp(&vec![0; FRAME_BYTES - HEADER_BYTES]);
-        frame[40..42].fill(0);
-        let headers = *frame.first_chunk().context("a frame without headers")?;
-        let engine = Participants::new(&[station.pid()]);
-        Ok(Bench { generator, application, from, headers, cores, engine })
-    }
-
-    /// Looks at a rate, at frames that come at a rate.
-    fn run(&mut self, clock: f64, rate: f64, window: Duration) -> anyhow::Result<Run> {
-        let Bench { generator, application, from, headers, cores, engine } = self;
-        let engine_before = engine.cpu_time()?;
-        let over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let looking = scope.spawn(|| -> anyhow::Result<Run> {
-                pin(cores.1)?;
-                let (start, cpu) = (Instant::now(), this_thread_cpu_time()?);
-                let (mut looks, mut received, mut sum) = (0_u64, 0_u64, 0_u64);
-                while !over.load(Ordering::Acquire) {
-                    received += application.receive(0, RING as usize, |packet| {
-                        let parts = packet.parts().map(crate::messages::add);
-                        sum = parts.fold(sum, u64::wrapping_add);
-                    })? as u64;
-                    looks += 1;
-                    // By the clock: a look that came late makes the next one no later.
-                    let due = Duration::from_secs_f64(looks as f64 / clock);
-                    thread::sleep(due.saturating_sub(start.elapsed()));
-                }
-                std::hint::black_box(sum);
-                let busy = (this_thread_cpu_time()? - cpu).as_secs_f64();
-                let took = start.elapsed().as_secs_f64();
-                // What is left belongs to no look.
-                while application.receive(0, RING as usize, |_| {})? > 0 {}
-                Ok(Run { looks, received, busy, engine_busy: 0.0, took })
-            });
-            let sending = scope.spawn(|| {
-                let sent = pin(cores.0)
-                    .map_err(anyhow::Error::from)
-                    .and_then(|()| send(generator, *from, headers, rate, window));
-                over.store(true, Ordering::Release);
-                sent
-            });
-            let sent = sending.join().ok().context("the generator failed")?;
-            let run = looking.join().ok().context("the application failed")??;
-            let engine_busy = (engine.cpu_time()? - engine_before).as_secs_f64();
-            sent.map(|()| Run { engine_busy, ..run })
-        })
-    }
-}
-
-fn send(
-    generator: &mut Session,
-    from: Endpoint,
-    headers: &[u8; HEADER_BYTES],
-    rate: f64,
-    window: Duration,
-) -> anyhow::Result<()> {
-    let (start, mut sent) = (Instant::now(), 0_u64);
-    loop {
-        let now = start.elapsed();
-        if now >= window {
-            return Ok(());
-        }
-        let due = (now.as_secs_f64() * rate) as u64;
-        while sent < due {
-            let outcome = generator.send(from, FRAME_BYTES, Meta::FINISHED, |parts| {
-                if let [part] = parts {
-                    part[..HEADER_BYTES].copy_from_slice(headers);
-                    part[HEADER_BYTES..].fill(sent as u8);
-                }
-            });
-            match outcome {
-                Ok(()) => sent += 1,
-                Err(SendError::Full) => break,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        generator.flush()?;
-        thread::sleep(TICK);
-    }
+    engine::measure(&station, &mut bench, clocks, (runs, window), outcome)
 }

@@ -7,6 +7,8 @@
 //! memory is what this project's queues are.
 
 mod clock;
+mod engine;
+mod looks;
 mod memory;
 mod others;
 mod pdus;
