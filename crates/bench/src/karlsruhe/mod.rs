@@ -93,7 +93,9 @@ fn table(
                 let samples = (0..runs)
                     .map(|_| bench.run(load, window))
                     .collect::<anyhow::Result<Vec<Sample>>>()?;
-                show(outcome, load, &samples);
+                let parameters =
+                    [("frames_per_s", f64::from(rate)), ("frames_at_once", f64::from(burst))];
+                show(outcome, direction.name(), &parameters, &samples);
                 for sample in &samples {
                     counts.push(vec![sample.frames, sample.wake_ups, sample.polls]);
                     busy.push(sample.busy_s);
@@ -125,13 +127,12 @@ fn table(
     Ok(())
 }
 
-fn show(outcome: &mut Outcome, load: Load, samples: &[Sample]) {
-    let parameters =
-        [("frames_per_s", f64::from(load.rate)), ("frames_at_once", f64::from(load.burst))];
-    let mut row = |what: &str, unit, value: &dyn Fn(&Sample) -> f64| {
+/// The paper's columns, of one set-up.
+fn show(outcome: &mut Outcome, what: &str, parameters: &[(&str, f64)], samples: &[Sample]) {
+    let mut row = |column: &str, unit, value: &dyn Fn(&Sample) -> f64| {
         let values: Vec<f64> = samples.iter().map(value).collect();
-        let name = format!("{}, {what}", load.direction.name());
-        outcome.context.push(Row::new(&name, &parameters, unit, &values));
+        let name = format!("{what}, {column}");
+        outcome.context.push(Row::new(&name, parameters, unit, &values));
     };
     row("frames", "in 5 s", &|sample| sample.frames);
     row("wake-ups", "in 5 s", &|sample| sample.wake_ups);
@@ -273,25 +274,33 @@ fn savings(
     for Saving { name, on, off, directions } in all_savings() {
         for &direction in directions {
             let bench = std::cell::RefCell::new(&mut *bench);
-            let wake_ups = std::cell::RefCell::new([Vec::new(), Vec::new()]);
+            let samples = std::cell::RefCell::new([Vec::new(), Vec::new()]);
             let run = |side: usize, way: &Way| {
                 let load = Load { direction, rate: RATE, burst: way.burst };
                 let sample = bench
                     .borrow_mut()
                     .run_so(way, load, window)
                     .with_context(|| format!("{}, {name}: {way:?}", direction.name()))?;
-                wake_ups.borrow_mut()[side].push(sample.wake_ups);
+                samples.borrow_mut()[side].push(sample);
                 Ok(sample.busy_s)
             };
             let pairs = Pairs::measure(settings.pairs(), || run(0, &on), || run(1, &off))?;
             let parameters = [("frames_per_s", f64::from(RATE))];
             let title = format!("{}, busy, on to off: {name}", direction.name());
             outcome.rows.push(Row::new(&title, &parameters, "ratio", &pairs.ratios()));
-            let [with, without] = wake_ups.into_inner();
-            let ratio = [Summary::of(&with).median / Summary::of(&without).median];
+            // The first of each was thrown away.
+            let [with, without] = samples.into_inner().map(|side| side[1..].to_vec());
+            let wake_ups = |side: &[Sample]| {
+                Summary::of(&side.iter().map(|sample| sample.wake_ups).collect::<Vec<_>>()).median
+            };
+            let ratio = [wake_ups(&with) / wake_ups(&without)];
             let title = format!("{}, wake-ups, on to off: {name}", direction.name());
             let row = Row::new(&title, &parameters, "ratio", &ratio);
             outcome.context.push(Row { samples: with.len(), ..row });
+            for (side, samples) in [("with", with), ("without", without)] {
+                let title = format!("{}, {side} {name}", direction.name());
+                show(outcome, &title, &parameters, &samples);
+            }
         }
     }
     Ok(())
