@@ -17,13 +17,18 @@ use towpath_server::watchdog::{Arming, Verdict, Watchdog};
 use towpath_server::{Config, Mode, Server, Values};
 
 use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
 use crate::report::{Outcome, Row};
+use crate::statistics::Summary;
 
 const ARMINGS: [(&str, Arming); 3] =
     [("off", Arming::Off), ("lazy", Arming::Lazy), ("eager", Arming::Eager)];
 const WINDOW_NS: u64 = 5_000_000_000;
+/// What a frame through a whole engine may take with the watchdog on, to what it takes without: a
+/// twentieth of a frame's time at most, and as much again for what the machine varies by.
+const MOST_TO_OFF: f64 = 1.1;
 /// Frames of a turn.
-const BATCHES: [u64; 2] = [1, 32];
+const BATCHES: [u64; 6] = [1, 2, 4, 8, 16, 32];
 
 fn clock_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -105,6 +110,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ..Outcome::default()
     };
     let turns = if settings.quick { 200_000 } else { 5_000_000 };
+    let mut curves = [const { Vec::new() }; 3];
     for batch in BATCHES {
         let mut values = [const { Vec::new() }; 3];
         for _ in 0..settings.pairs() {
@@ -112,12 +118,23 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
                 values.push(alone(*arming, batch, turns)?);
             }
         }
-        for ((name, _), values) in ARMINGS.iter().zip(&values) {
+        for (((name, _), values), curve) in ARMINGS.iter().zip(&values).zip(&mut curves) {
+            curve.push([batch as f64, Summary::of(values).median]);
             let parameters = [("frames_per_turn", batch as f64)];
             let name = format!("watchdog {name}, alone");
             outcome.rows.push(Row::new(&name, &parameters, "ns a frame", values));
         }
     }
+    let mut figure = Figure::new(
+        "alone",
+        "What the watchdog alone costs a frame, by frames of a turn",
+        Axis::log("frames of a turn", ""),
+        Axis::log("cost", "ns a frame"),
+    );
+    for ((name, _), curve) in ARMINGS.iter().zip(curves) {
+        figure.series.push(Series::line(name, curve));
+    }
+    outcome.figures.push(figure);
     let mut whole = Whole::new()?;
     let window = Duration::from_millis(if settings.quick { 100 } else { 1000 });
     let mut values = [const { Vec::new() }; 3];
@@ -126,11 +143,16 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             values.push(whole.run(*arming, window)?);
         }
     }
-    for ((name, _), of) in ARMINGS.iter().zip(&values) {
+    for ((name, arming), of) in ARMINGS.iter().zip(&values) {
         let name = format!("watchdog {name}, application to far end");
         outcome.context.push(Row::new(&name, &[], "ns a frame", of));
         let ratios: Vec<_> = of.iter().zip(&values[0]).map(|(one, off)| one / off).collect();
-        outcome.context.push(Row::new(&format!("{name}, to off"), &[], "ratio", &ratios));
+        let row = Row::new(&format!("{name}, to off"), &[], "ratio", &ratios);
+        if *arming == Arming::Off {
+            outcome.context.push(row);
+        } else {
+            outcome.rows.push(row.at_most(MOST_TO_OFF));
+        }
     }
     whole.server.stop()?;
     Ok(outcome)
