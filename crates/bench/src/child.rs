@@ -70,6 +70,13 @@ pub(crate) enum Role {
         /// On which core.
         cpu: usize,
     },
+    /// Counts what is left of each core, and says it when it is asked.
+    CountIdle {
+        /// Of which cores.
+        cpus: Vec<usize>,
+        /// How long to calibrate, in milliseconds.
+        calibration_ms: u64,
+    },
     /// Sends to itself through a server, as fast as a pace allows.
     Application {
         /// Where the server is.
@@ -114,6 +121,9 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         }
         Role::Factor { cpu } => crate::penn::factor(cpu),
         Role::Stride { cpu } => crate::penn::stride(cpu),
+        Role::CountIdle { cpus, calibration_ms } => {
+            crate::karlsruhe::count_idle(&cpus, Duration::from_millis(calibration_ms))
+        }
         Role::Application { socket, cpu, burst } => {
             crate::isolation::send_to_itself(&socket, cpu, burst)
         }

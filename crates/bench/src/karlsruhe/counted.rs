@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use towpath_rig::{Participants, Usage};
 
+use super::left::Left;
+
 /// One side of what is measured: answers what it moved.
 pub(super) type Part<'a> = Box<dyn FnOnce() -> anyhow::Result<u64> + Send + 'a>;
 
@@ -19,6 +21,8 @@ pub(super) struct Counted {
     pub(super) took: Duration,
     /// Of all participants.
     pub(super) usage: Usage,
+    /// The part of all cores that was left, where that is counted.
+    pub(super) left: Option<f64>,
 }
 
 /// Runs parts side by side until the last is done. No thread ends before the participants were
@@ -26,12 +30,16 @@ pub(super) struct Counted {
 /// found or not.
 pub(super) fn counted(
     participants: &Participants,
+    mut left: Option<&mut Left>,
     parts: Vec<Part<'_>>,
 ) -> anyhow::Result<Counted> {
     thread::scope(|scope| {
         let (done, outcomes) = mpsc::channel();
         let mut gates = Vec::new();
         let mut moved = vec![0; parts.len()];
+        if let Some(left) = &mut left {
+            left.begin()?;
+        }
         let before = participants.moment()?;
         let start = Instant::now();
         for (place, part) in parts.into_iter().enumerate() {
@@ -53,9 +61,10 @@ pub(super) fn counted(
             moved[place] = outcome?;
             last = last.max(ended);
         }
+        let left = left.map(Left::end).transpose()?;
         let usage = before.until(&participants.moment()?);
         drop(gates);
-        Ok(Counted { moved, took: last - start, usage })
+        Ok(Counted { moved, took: last - start, usage, left })
     })
 }
 
@@ -75,7 +84,7 @@ mod tests {
             Ok(NAPS)
         };
         // One thread is done long before the other.
-        let counted = counted(&own, vec![Box::new(|| Ok(1)), Box::new(nap)]).unwrap();
+        let counted = counted(&own, None, vec![Box::new(|| Ok(1)), Box::new(nap)]).unwrap();
         assert_eq!(counted.moved, [1, NAPS]);
         assert!(counted.usage.sleeps >= NAPS, "{counted:?}");
         assert!(counted.took >= Duration::from_micros(200) * NAPS as u32, "{counted:?}");
@@ -86,6 +95,6 @@ mod tests {
         let own = Participants::new(&[std::process::id()]);
         let parts: Vec<Part<'_>> =
             vec![Box::new(|| Ok(1)), Box::new(|| anyhow::bail!("no frames"))];
-        assert_eq!(counted(&own, parts).unwrap_err().to_string(), "no frames");
+        assert_eq!(counted(&own, None, parts).unwrap_err().to_string(), "no frames");
     }
 }

@@ -12,6 +12,7 @@ use towpath_packet::build::Flow;
 use towpath_rig::{Participants, pin};
 
 use super::counted::{Counted, counted};
+use super::left::Left;
 use super::{WINDOW_S, Way};
 use crate::echo::mac_of;
 use crate::station::{HOST, Station};
@@ -67,6 +68,8 @@ pub(super) struct Sample {
     pub(super) polls: f64,
     pub(super) switches: f64,
     pub(super) busy_s: f64,
+    /// The part of both cores that was left, where that is counted.
+    pub(super) left: Option<f64>,
 }
 
 impl Sample {
@@ -85,6 +88,8 @@ pub(super) struct Bench<'a> {
     kernel: UdpSocket,
     participants: Participants,
     cores: (usize, usize),
+    /// Who counts what is left, in a run of its own.
+    pub(super) left: Option<Left>,
 }
 
 impl<'a> Bench<'a> {
@@ -113,7 +118,7 @@ impl<'a> Bench<'a> {
         frame[40..42].fill(0);
         let headers = *frame.first_chunk().context("a frame without headers")?;
         let participants = Participants::new(&[std::process::id(), station.pid()]);
-        Ok(Bench { station, session, endpoint, headers, kernel, participants, cores })
+        Ok(Bench { station, session, endpoint, headers, kernel, participants, cores, left: None })
     }
 
     /// Carries frames for a time in some way, and leaves everything as it was.
@@ -149,7 +154,7 @@ impl<'a> Bench<'a> {
         let frames = (window.as_secs_f64() * f64::from(load.rate)) as u64;
         let frames = frames.next_multiple_of(u64::from(load.burst));
         let counters = self.station.counters()?;
-        let Counted { took, usage, .. } = match load.direction {
+        let Counted { took, usage, left, .. } = match load.direction {
             Direction::Sending => self.send(load, frames)?,
             Direction::Receiving => self.receive(load, frames)?,
         };
@@ -169,13 +174,14 @@ impl<'a> Bench<'a> {
             polls: since("driver_calls").saturating_sub(moved) as f64 * scale,
             switches: usage.switches() as f64 * scale,
             busy_s: usage.cpu.as_secs_f64() * scale,
+            left,
         })
     }
 
     /// The application sends, the kernel takes: nobody reads there, and what its socket has no room
     /// for is dropped behind it.
     fn send(&mut self, load: Load, frames: u64) -> anyhow::Result<Counted> {
-        let Bench { session, endpoint, headers, cores, participants, .. } = self;
+        let Bench { session, endpoint, headers, cores, participants, left, .. } = self;
         let cpu = cores.1;
         let sending = move || {
             pin(cpu)?;
@@ -197,12 +203,12 @@ impl<'a> Bench<'a> {
             }
             Ok(frames)
         };
-        counted(participants, vec![Box::new(sending)])
+        counted(participants, left.as_mut(), vec![Box::new(sending)])
     }
 
     /// The kernel sends, the application takes, and is done with the last frame.
     fn receive(&mut self, load: Load, frames: u64) -> anyhow::Result<Counted> {
-        let Bench { session, kernel, cores, participants, .. } = self;
+        let Bench { session, kernel, cores, participants, left, .. } = self;
         let cpu = cores.1;
         let limit = load.takes(frames) + PATIENCE;
         let receiving = move || {
@@ -232,7 +238,7 @@ impl<'a> Bench<'a> {
             })?;
             Ok(frames)
         };
-        counted(participants, vec![Box::new(receiving), Box::new(sending)])
+        counted(participants, left.as_mut(), vec![Box::new(receiving), Box::new(sending)])
     }
 }
 
