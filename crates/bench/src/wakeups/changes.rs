@@ -1,0 +1,111 @@
+//! The engine goes from every mode to every other while packets are under way.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use towpath_client::{Kind, Setting, Waiting};
+
+use super::progress::Progress;
+use super::random::Random;
+use super::traffic::{Side, Traffic};
+use super::{Plan, goal, serve, set};
+use crate::report::{Outcome, Row};
+
+/// How many modes there are.
+fn modes() -> anyhow::Result<u64> {
+    match Setting::Mode.spec().kind {
+        Kind::Word(words) if words.len() > 1 => Ok(words.len() as u64),
+        _ => bail!("modes without a choice of words"),
+    }
+}
+
+/// A walk from each of so many to each other, once, which ends where it begins. There and back
+/// between the first and each later one; and at the first visit of the next one, the same from there.
+fn every_change(count: u64) -> Vec<u64> {
+    let mut walk = Vec::new();
+    for at in (0..count).rev() {
+        // What is walked from `at + 1` on is done when that is reached from `at`.
+        let later = std::mem::take(&mut walk);
+        walk.push(at);
+        if at + 1 < count {
+            walk.extend(later);
+            walk.push(at);
+        }
+        for other in at + 2..count {
+            walk.extend([other, at]);
+        }
+    }
+    walk
+}
+
+/// From every mode to every other, a packet at least between two changes.
+pub(super) fn changes(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let order = every_change(modes()?);
+    let (server, _far) = serve(order[0])?;
+    let sides = Side::pair(&server, [Waiting::Block; 2], plan.limit)?;
+    let mut progress = Progress::new("changes: passes", plan.passes);
+    let (start, traffic) = (Instant::now(), Traffic::default());
+    let mut random = Random(seed.rotate_left(32));
+    let (mut mode, mut changes) = (order[0], 0);
+    let changed = traffic.run(sides, seed, true, |ended| {
+        for pass in 0..plan.passes {
+            let pick = |values: [u64; 3], random: &mut Random| values[random.below(3) as usize];
+            set(&server, Setting::ClockHz, pick([2000, 20_000, 60_000], &mut random))?;
+            set(&server, Setting::LatencyUs, pick([1, 100, 2000], &mut random))?;
+            for &next in &order[1..] {
+                let before = traffic.rounds.load(Ordering::Relaxed);
+                mode = next;
+                set(&server, Setting::Mode, mode)?;
+                changes += 1;
+                while traffic.rounds.load(Ordering::Relaxed) == before {
+                    if ended() {
+                        return Ok(());
+                    }
+                    std::thread::yield_now();
+                }
+            }
+            progress.at(pass);
+        }
+        Ok(())
+    });
+    let now = Setting::Mode.show(mode);
+    changed.with_context(|| format!("lost: mode {now}, after {changes} changes, seed {seed}"))?;
+    progress.done(plan.passes, start.elapsed());
+    server.stop()?;
+    let all = plan.passes * (order.len() as u64 - 1);
+    outcome.rows.push(goal("changes of mode under traffic", changes, all, "changes"));
+    let rounds = traffic.rounds.load(Ordering::Relaxed) as f64;
+    outcome.context.push(Row::new("packets there and back meanwhile", &[], "rounds", &[rounds]));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_mode_is_gone_to_from_each_other_once() {
+        assert_eq!(every_change(3), [0, 1, 2, 1, 0, 2, 0]);
+        for count in [2, 3, 4, 5, 6, 9] {
+            let walk = every_change(count);
+            assert_eq!(walk.first(), walk.last(), "passes follow each other");
+            let changes: BTreeSet<_> = walk.windows(2).map(|pair| (pair[0], pair[1])).collect();
+            assert_eq!(changes.len(), walk.len() - 1, "none twice of {count}");
+            assert_eq!(changes.len() as u64, count * (count - 1), "all of {count}");
+            assert!(changes.iter().all(|(from, to)| from != to && *to < count));
+        }
+    }
+
+    #[test]
+    fn all_modes_are_known() {
+        let modes = modes().unwrap();
+        for mode in 0..modes {
+            let word = Setting::Mode.show(mode);
+            assert_eq!(Setting::Mode.parse(&word).unwrap(), mode);
+        }
+        assert!(serve(modes).is_err(), "one more than there are");
+    }
+}

@@ -1,0 +1,240 @@
+//! That no wake-up is lost, by trying very often.
+//!
+//! Sessions of a server in this process send each other one packet at a time, so that whoever is not
+//! woken waits for ever: nothing that comes later wakes it. Each wait has a limit that no wait
+//! reaches otherwise, and the first that does ends the run, with the mode, the seed and how many went
+//! well before. What the models leave out is here: pipes, eventfds, epoll, real processors, several
+//! ringers of one sleeper. See docs/signalling.md.
+//!
+//! Three parts. *Bursts*: everybody polls, and an event that is not marked anew is what could be
+//! lost. *Sleeps*: each way that an engine sleeps with each that applications do. *Changes*: the
+//! engine goes from every mode to every other while packets are under way.
+
+mod changes;
+mod progress;
+mod random;
+mod traffic;
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use towpath_client::{Setting, Waiting};
+use towpath_device::loopback;
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Server, Subnets};
+
+use crate::Settings;
+use crate::report::{Outcome, Row};
+use changes::changes;
+use progress::Progress;
+use random::Random;
+use traffic::{BURST, Side, Traffic, WAYS};
+
+/// A wait of this length is a lost wake-up; a loaded machine's longest ones are a hundredth of it.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The seed, where it is not to be a new one.
+const SEED_VARIABLE: &str = "TOWPATH_SEED";
+/// Ticks a second of whoever waits by the clock here: seldom enough to be slept for.
+const CLOCK_HZ: u32 = 5000;
+
+/// How often each part is tried.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    bursts: u64,
+    /// Sleeps of the engine and of both applications together, for each pair of their ways.
+    sleeps: u64,
+    /// Times that every mode is gone over to from every other.
+    passes: u64,
+    limit: Duration,
+}
+
+impl Plan {
+    fn of(settings: Settings) -> Plan {
+        let part = if settings.quick { 100 } else { 1 };
+        Plan {
+            bursts: 100_000_000 / part,
+            sleeps: 1_000_000 / part,
+            passes: 10_000 / part,
+            limit: LIMIT,
+        }
+    }
+}
+
+fn serve(mode: u64) -> anyhow::Result<(Server, loopback::LoopbackDevice)> {
+    let (near, far) = loopback::pair(&loopback::Config::default())?;
+    let mut config = Config {
+        subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 24)), ipv6: None },
+        ..Config::default()
+    };
+    config.settings.set(Setting::Mode, mode)?;
+    config.settings.set(Setting::ClockHz, u64::from(CLOCK_HZ))?;
+    Ok((Server::start(&config, Box::new(near), Box::<MemoryStore>::default())?, far))
+}
+
+fn set(server: &Server, setting: Setting, value: u64) -> anyhow::Result<()> {
+    Ok(towpath_client::set_over(server.connect()?, None, setting, value)?)
+}
+
+fn engine_sleeps(server: &Server) -> anyhow::Result<u64> {
+    let report = towpath_client::report_over(server.connect()?)?;
+    report["device"]["counters"]["sleeps"].as_u64().context("a report without its sleeps")
+}
+
+/// Everybody polls: bursts of one to eight packets, each waited for.
+fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let (server, _far) = serve(Setting::Mode.parse("poll")?)?;
+    let [mut from, mut to] = Side::pair(&server, [Waiting::Poll; 2], plan.limit)?;
+    let mut progress = Progress::new("poll: bursts", plan.bursts);
+    let (start, mut random, mut next) = (Instant::now(), Random(seed), 0u64);
+    for burst in 0..plan.bursts {
+        let count = 1 + random.below(BURST);
+        for number in next..next + count {
+            from.put(number)?;
+        }
+        from.session.flush()?;
+        let (mut wrong, end) = (None, next + count);
+        while next < end {
+            let waiting = Instant::now();
+            if !to.session.wait(Some(plan.limit))? || waiting.elapsed() >= plan.limit {
+                let left = end - next;
+                bail!("lost in mode poll, seed {seed}, after {burst} bursts: {left} of {count}");
+            }
+            to.take(|number| {
+                if number != next {
+                    wrong = Some(number);
+                }
+                next += 1;
+            })?;
+        }
+        if let Some(number) = wrong {
+            bail!("packet {number} out of order in mode poll, seed {seed}, burst {burst}");
+        }
+        if burst % 65_536 == 0 {
+            progress.at(burst);
+        }
+    }
+    progress.done(plan.bursts, start.elapsed());
+    server.stop()?;
+    let name = "bursts, engine and application poll";
+    outcome.rows.push(goal(name, plan.bursts, plan.bursts, "bursts"));
+    outcome.context.push(Row::new(name, &[], "s", &[start.elapsed().as_secs_f64()]));
+    Ok(())
+}
+
+/// A row that says how often something was done, and how often it had to be.
+fn goal(name: &str, done: u64, goal: u64, unit: &str) -> Row {
+    Row::new(name, &[], unit, &[done as f64]).at_least(goal as f64)
+}
+
+/// An engine that sleeps in one way, and applications that do in another.
+fn sleeps(
+    plan: &Plan,
+    mode: &str,
+    (way, waiting): (&str, Waiting),
+    seed: u64,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let name = format!("sleeps, engine {mode}, application {way}");
+    let (server, _far) = serve(Setting::Mode.parse(mode)?)?;
+    let sides = Side::pair(&server, [waiting; 2], plan.limit)?;
+    let mut progress = Progress::new(&name, plan.sleeps);
+    let (start, traffic) = (Instant::now(), Traffic::default());
+    let (engine, applications) = traffic
+        .run(sides, seed, false, |ended| {
+            loop {
+                let counted = (engine_sleeps(&server)?, traffic.application_sleeps());
+                if counted.0 + counted.1 >= plan.sleeps || ended() {
+                    return Ok(counted);
+                }
+                progress.at(counted.0 + counted.1);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        })
+        .with_context(|| format!("lost: engine {mode}, application {way}, seed {seed}"))?;
+    progress.done(engine + applications, start.elapsed());
+    server.stop()?;
+    outcome.rows.push(goal(&name, engine + applications, plan.sleeps, "sleeps"));
+    for (whose, count) in [("of the engine", engine), ("of the applications", applications)] {
+        outcome.context.push(Row::new(&format!("{name}: {whose}"), &[], "sleeps", &[count as f64]));
+    }
+    Ok(())
+}
+
+fn seed() -> anyhow::Result<u64> {
+    match std::env::var(SEED_VARIABLE) {
+        Ok(text) => text.parse().with_context(|| format!("{SEED_VARIABLE}={text} is no number")),
+        Err(_) => Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64),
+    }
+}
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let (plan, seed) = (Plan::of(settings), seed()?);
+    eprintln!("seed {seed}; a wait of {} s is a lost wake-up", plan.limit.as_secs());
+    let mut outcome = Outcome {
+        how: format!(
+            "sessions of a server in this process, one packet at a time, waits of at most {} s, \
+             seed {seed} ({SEED_VARIABLE}); no wake-up was lost",
+            plan.limit.as_secs()
+        ),
+        ..Outcome::default()
+    };
+    for mode in ["interrupt", "adaptive", "clocked", "auto"] {
+        for way in ["block", "spin", "clocked"].into_iter().zip(WAYS) {
+            sleeps(&plan, mode, way, seed, &mut outcome)?;
+        }
+    }
+    changes(&plan, seed, &mut outcome)?;
+    bursts(&plan, seed, &mut outcome)?;
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FEW: Plan = Plan { bursts: 500, sleeps: 300, passes: 2, limit: LIMIT };
+
+    #[test]
+    fn what_is_tried_is_counted() {
+        let (seed, mut outcome) = (7, Outcome::default());
+        bursts(&FEW, seed, &mut outcome).unwrap();
+        for way in ["block", "spin", "clocked"].into_iter().zip(WAYS) {
+            sleeps(&FEW, "interrupt", way, seed, &mut outcome).unwrap();
+        }
+        changes(&FEW, seed, &mut outcome).unwrap();
+        assert_eq!(outcome.rows.len(), 5);
+        assert!(outcome.rows.iter().all(Row::holds), "{:?}", outcome.rows);
+    }
+
+    /// Whoever looks once a second, and is not rung, is as good as one that was not woken.
+    #[test]
+    fn what_is_lost_is_named() {
+        let (server, _far) = serve(Setting::Mode.parse("clocked").unwrap()).unwrap();
+        set(&server, Setting::ClockHz, 1).unwrap();
+        let limit = Duration::from_millis(20);
+        let sides = Side::pair(&server, [Waiting::Block; 2], limit).unwrap();
+        let traffic = Traffic::default();
+        let error = traffic
+            .run(sides, 7, false, |ended| {
+                while !ended() {
+                    std::thread::yield_now();
+                }
+                Ok(())
+            })
+            .unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains("after 0 rounds: the engine brought nothing for 20ms"), "{text}");
+        // And one whose packets are there, and who was not told.
+        let [mut from, mut to] = Side::pair(&server, [Waiting::Block; 2], limit).unwrap();
+        set(&server, Setting::Mode, 0).unwrap();
+        to.session.set(to.endpoint, Setting::RxFrames, 100).unwrap();
+        to.session.set(to.endpoint, Setting::RxUsecs, 1_000_000).unwrap();
+        let waiter = std::thread::spawn(move || (to.wait(), to));
+        std::thread::sleep(Duration::from_millis(5));
+        from.send(1).unwrap();
+        let (outcome, _to) = waiter.join().unwrap();
+        let text = outcome.unwrap_err().to_string();
+        assert_eq!(text, "the application was not woken for 20ms");
+        server.stop().unwrap();
+    }
+}

@@ -1,0 +1,173 @@
+//! Two applications that send each other one packet at a time, so that whoever is not woken waits for
+//! ever.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use towpath_client::{Endpoint, Options, Rule, Session, Waiting};
+use towpath_server::Server;
+
+use super::CLOCK_HZ;
+use super::random::Random;
+
+const ETHERTYPE: u16 = 0x88b5;
+/// The number of the packet that ends the traffic.
+const END: u64 = u64::MAX;
+/// Packets of the largest burst.
+pub(super) const BURST: u64 = 8;
+
+/// One of two applications that send each other packets.
+pub(super) struct Side {
+    pub(super) session: Session,
+    pub(super) endpoint: Endpoint,
+    frame: Vec<u8>,
+    limit: Duration,
+}
+
+impl Side {
+    pub(super) fn pair(
+        server: &Server,
+        waits: [Waiting; 2],
+        limit: Duration,
+    ) -> anyhow::Result<[Side; 2]> {
+        let side = |name: &str, waiting| -> anyhow::Result<Side> {
+            let options = Options { name: name.into(), waiting, ..Options::default() };
+            let mut session = Session::attach_over(server.connect()?, &options)?;
+            let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
+            Ok(Side { session, endpoint, frame: vec![0; 60], limit })
+        };
+        let mut sides = [side("near", waits[0])?, side("far", waits[1])?];
+        let macs = [sides[0].session.info().mac, sides[1].session.info().mac];
+        for (own, side) in sides.iter_mut().enumerate() {
+            side.frame[..6].copy_from_slice(&macs[1 - own]);
+            side.frame[6..12].copy_from_slice(&macs[own]);
+            side.frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+        }
+        Ok(sides)
+    }
+
+    pub(super) fn put(&mut self, number: u64) -> anyhow::Result<()> {
+        self.frame[14..22].copy_from_slice(&number.to_le_bytes());
+        Ok(self.session.send_bytes(self.endpoint, &self.frame)?)
+    }
+
+    pub(super) fn send(&mut self, number: u64) -> anyhow::Result<()> {
+        self.put(number)?;
+        Ok(self.session.flush()?)
+    }
+
+    /// Takes what is there; the number of each is given to `seen`. Answers how many.
+    pub(super) fn take(&mut self, mut seen: impl FnMut(u64)) -> anyhow::Result<usize> {
+        let got = self.session.receive(0, BURST as usize, |packet| {
+            for part in packet.parts() {
+                if let Some(bytes) = part.get(14..22).and_then(|bytes| bytes.first_chunk()) {
+                    seen(u64::from_le_bytes(*bytes));
+                }
+            }
+        })?;
+        Ok(got)
+    }
+
+    /// Waits for one packet, and answers its number.
+    pub(super) fn wait(&mut self) -> anyhow::Result<u64> {
+        let (start, mut number) = (Instant::now(), None);
+        self.session.wait(Some(self.limit))?;
+        // Who wakes up because its time is over finds what it was not told of.
+        let woken = start.elapsed() < self.limit;
+        let got = self.take(|one| number = Some(one))?;
+        match number {
+            Some(number) if woken => {
+                ensure!(got == 1, "{got} packets where one was sent");
+                Ok(number)
+            }
+            // It is there, and this side was not told.
+            Some(_) => bail!("the application was not woken for {:?}", self.limit),
+            None => bail!("the engine brought nothing for {:?}", self.limit),
+        }
+    }
+}
+
+/// What two applications that send each other one packet at a time have done, for whoever watches.
+#[derive(Default)]
+pub(super) struct Traffic {
+    stop: AtomicBool,
+    pub(super) rounds: AtomicU64,
+    sleeps: [AtomicU64; 2],
+}
+
+/// Ways to wait that are taken in turn, when they are to change.
+pub(super) const WAYS: [Waiting; 3] = [Waiting::Block, Waiting::Spin, Waiting::Clocked(CLOCK_HZ)];
+
+impl Traffic {
+    /// Runs two sides, and `watch` beside them until it is done; then ends them. `changing`: how the
+    /// sides wait changes, too.
+    pub(super) fn run<T>(
+        &self,
+        sides: [Side; 2],
+        seed: u64,
+        changing: bool,
+        watch: impl FnOnce(&dyn Fn() -> bool) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let [near, far] = sides;
+        std::thread::scope(|scope| {
+            let far = scope.spawn(move || self.answer(far, seed, changing));
+            let near = scope.spawn(move || self.ask(near, seed, changing));
+            let watched = watch(&|| near.is_finished() || far.is_finished());
+            self.stop.store(true, Ordering::Relaxed);
+            let failed = |_| anyhow::anyhow!("a thread of the traffic failed");
+            let (near, far) = (near.join().map_err(failed)?, far.join().map_err(failed)?);
+            // Who got a packet and was not woken knows best; the other one only waits for it.
+            match (near, far) {
+                (Err(near), Err(far)) => bail!("{near:#}; the other side: {far:#}"),
+                (Err(one), _) | (_, Err(one)) => Err(one),
+                (Ok(_sent), Ok(())) => watched,
+            }
+        })
+    }
+
+    /// Answers its side, to be kept until the other one has what was sent last.
+    fn ask(&self, mut side: Side, seed: u64, changing: bool) -> anyhow::Result<Side> {
+        let mut random = Random(seed);
+        for round in 0.. {
+            if self.stop.load(Ordering::Relaxed) {
+                side.send(END)?;
+                return Ok(side);
+            }
+            random.pause();
+            side.send(round)?;
+            let back = side.wait().with_context(|| format!("after {round} rounds"))?;
+            ensure!(back == round, "packet {back} instead of {round}");
+            self.rounds.store(round + 1, Ordering::Relaxed);
+            self.after(&mut side, 0, round, changing.then_some(&mut random));
+        }
+        Ok(side)
+    }
+
+    fn answer(&self, mut side: Side, seed: u64, changing: bool) -> anyhow::Result<()> {
+        let mut random = Random(!seed);
+        for round in 0.. {
+            let number = side.wait().with_context(|| format!("after {round} rounds"))?;
+            if number == END {
+                return Ok(());
+            }
+            random.pause();
+            side.send(number)?;
+            self.after(&mut side, 1, round, changing.then_some(&mut random));
+        }
+        Ok(())
+    }
+
+    fn after(&self, side: &mut Side, place: usize, round: u64, changing: Option<&mut Random>) {
+        self.sleeps[place].store(side.session.statistics().sleeps, Ordering::Relaxed);
+        if let Some(random) = changing
+            && round.is_multiple_of(16)
+        {
+            side.session.set_waiting(WAYS[random.below(3) as usize]);
+        }
+    }
+
+    pub(super) fn application_sleeps(&self) -> u64 {
+        self.sleeps.iter().map(|one| one.load(Ordering::Relaxed)).sum()
+    }
+}
