@@ -25,6 +25,8 @@ const FLOODED_HZ: f64 = 8000.0;
 /// The clock at which C and α are measured: one in the middle.
 const MIDDLE_HZ: f64 = 2000.0;
 
+const SETTLING: Duration = Duration::from_millis(5);
+
 /// What a run came to, with what the engine counted.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
@@ -59,6 +61,8 @@ impl Engine<'_> {
     fn run(&mut self, rate: f64) -> anyhow::Result<Sample> {
         let hz = if rate < FLOOD { APPLICATION_HZ } else { FLOODED_HZ };
         let (before, start) = (self.station.counters()?, Instant::now());
+        // What answering and changing settings leaves to be done is no part of the run.
+        std::thread::sleep(SETTLING);
         let run = self.bench.run(hz, rate, self.window)?;
         let (after, took) = (self.station.counters()?, start.elapsed().as_secs_f64());
         let since = |name: &str| {
