@@ -20,11 +20,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::cores::pin;
+use crate::times::thread_cpu_time;
 
 /// Steps of one pass: some tens of nanoseconds, so that to count costs little beside them.
 const STEPS: u32 = 32;
-/// Parts of a calibration. A core that others leave alone in one of them shows there what it does.
+/// Parts of a calibration. What takes time from a core unseen does not take it in all of them.
 const PARTS: u32 = 20;
+/// A part in which a thread had less of its core than this says little of how fast it counts.
+const LEAST_CPU: Duration = Duration::from_micros(500);
 
 /// A core's count, on cache lines of its own: two threads that count must not hinder each other.
 #[derive(Debug, Default)]
@@ -82,21 +85,36 @@ impl IdleCounters {
         Ok(all)
     }
 
-    /// Measures how fast each core counts with nothing else to do: the fastest of twenty parts of
-    /// `window`, so that what disturbs some of them does no harm. Nothing that is to be measured may
-    /// run meanwhile.
-    pub fn calibrate(&mut self, window: Duration) {
-        let mut before = self.moment();
+    /// Measures how fast each core counts with nothing else to do: in the fastest of twenty parts of
+    /// `window`, and by the counting thread's own time on its core, so that whoever else has the core
+    /// for a while does no harm. Nothing that is to be measured may run meanwhile. A core that is never
+    /// free for half a millisecond stays uncalibrated.
+    ///
+    /// # Errors
+    /// None that Linux knows.
+    pub fn calibrate(&mut self, window: Duration) -> io::Result<()> {
+        let mut before = self.work()?;
         for _ in 0..PARTS {
             std::thread::sleep(window / PARTS);
-            let now = self.moment();
-            let took = now.at.duration_since(before.at).as_secs_f64();
-            let both = before.passes.iter().zip(&now.passes);
-            for (full, (before, now)) in self.full.iter_mut().zip(both) {
-                *full = full.max(now.wrapping_sub(*before) as f64 / took);
+            let now = self.work()?;
+            for (full, (before, now)) in self.full.iter_mut().zip(before.iter().zip(&now)) {
+                let cpu = now.1.saturating_sub(before.1);
+                if cpu >= LEAST_CPU {
+                    *full = full.max(now.0.wrapping_sub(before.0) as f64 / cpu.as_secs_f64());
+                }
             }
             before = now;
         }
+        Ok(())
+    }
+
+    /// Passes of each core, and what its thread had of it.
+    fn work(&self) -> io::Result<Vec<(u64, Duration)>> {
+        let one = |counter: &Counter| {
+            let cpu = thread_cpu_time(&counter.thread)?;
+            Ok((counter.passes.0.load(Ordering::Relaxed), cpu))
+        };
+        self.counters.iter().map(one).collect()
     }
 
     /// How far they are.
@@ -168,7 +186,7 @@ mod tests {
         let start = Instant::now();
         while idle.full.iter().any(|full| *full <= 0.0) {
             assert!(start.elapsed() < Duration::from_secs(20), "no core is ever left alone");
-            idle.calibrate(Duration::from_millis(100));
+            idle.calibrate(Duration::from_millis(100)).unwrap();
         }
         idle
     }

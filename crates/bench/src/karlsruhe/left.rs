@@ -24,7 +24,7 @@ const BURSTS: [u32; 2] = [1, 16];
 /// core was left.
 pub(crate) fn count_idle(cpus: &[usize], calibration: Duration) -> anyhow::Result<()> {
     let mut idle = IdleCounters::start(cpus)?;
-    idle.calibrate(calibration);
+    idle.calibrate(calibration)?;
     tell("ready")?;
     let mut begun = None;
     for line in std::io::stdin().lock().lines() {

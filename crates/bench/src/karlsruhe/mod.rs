@@ -42,7 +42,7 @@ const RATE: u32 = 10_000;
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
     let window = Duration::from_millis(match settings {
-        Settings { quick: true, .. } => 100,
+        Settings { quick: true, .. } => 60,
         Settings { full: true, .. } => 5000,
         _ => 500,
     });
