@@ -7,7 +7,6 @@
 
 mod in_flight;
 mod lane;
-mod sleeper;
 mod spec;
 
 use std::collections::VecDeque;
@@ -21,6 +20,7 @@ use towpath_packet::segment::finish_into;
 use towpath_protocol::memory::Mapping;
 
 use crate::check::Limits;
+use crate::sleeper::Sleeper;
 use crate::wire::Assembly;
 use crate::{
     Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Info,
@@ -29,7 +29,6 @@ use crate::{
 };
 use in_flight::InFlight;
 use lane::{Lane, Place, Shared};
-use sleeper::Sleeper;
 
 pub use lane::Injected;
 pub use spec::{Faults, MAX_TIME_US, Spec, SpecError};

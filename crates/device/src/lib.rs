@@ -16,6 +16,8 @@ pub mod conformance;
 pub mod fault;
 pub mod loopback;
 mod random;
+mod sleeper;
+pub mod slow;
 mod space;
 pub mod tap;
 pub mod virtio;

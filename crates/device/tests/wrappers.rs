@@ -9,6 +9,7 @@ use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::loopback::{self, Config, LoopbackDevice};
+use towpath_device::slow::{Pace, SlowDevice};
 use towpath_device::{Armed, Device, Meta, Packet, Part, Space, SpaceId, Spaces};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, verify};
@@ -55,6 +56,42 @@ fn equal_delay_keeps_order() {
         let device = fault(device, "delay_us=20");
         Pair { device: Box::new(device), far: Box::new(DeviceFarEnd::new(Box::new(far))) }
     });
+}
+
+#[test]
+fn slowness_changes_nothing_else() {
+    let pace = Pace { packet_time: Duration::from_micros(5), places: 16 };
+    check("slow", |device| Box::new(SlowDevice::new(Box::new(device), pace).unwrap()));
+}
+
+/// More than it has places for is refused, nothing goes before its time, and what is refused finds room
+/// when something went.
+#[test]
+fn a_slow_device_refuses_what_it_has_no_place_for() {
+    let packet_time = Duration::from_millis(20);
+    let pace = Pace { packet_time, places: 3 };
+    let mut rig = Rig::new(|device| SlowDevice::new(Box::new(device), pace).unwrap());
+    let parts = [Part { space: rig.memory, offset: rig.outgoing, len: 60 }];
+    let packets: [Packet<'_>; 5] =
+        std::array::from_fn(|at| Packet { parts: &parts, meta: Meta::FINISHED, token: at as u64 });
+    let start = Instant::now();
+    assert_eq!(rig.device.tx_provide(&rig.spaces, &packets).unwrap(), 3);
+    assert_eq!(rig.device.tx_provide(&rig.spaces, &packets[3..]).unwrap(), 0, "no place is free");
+    assert_eq!(rig.device.arm(true).unwrap(), Armed::Sleep);
+    let (mut tokens, mut received) = (Vec::new(), Vec::new());
+    let mut next = 3;
+    while tokens.len() < 5 {
+        assert!(start.elapsed() < Duration::from_secs(10), "only {tokens:?} came back");
+        rig.device.rx_return(&rig.spaces, &mut received, 1).unwrap();
+        rig.device.tx_return(&mut tokens, 8).unwrap();
+        assert!(start.elapsed() >= packet_time * tokens.len() as u32, "{tokens:?} came early");
+        if next < 5 {
+            next += rig.device.tx_provide(&rig.spaces, &packets[next..]).unwrap();
+        }
+    }
+    assert_eq!(tokens, [0, 1, 2, 3, 4]);
+    assert_eq!(rig.device.counters().tx_packets, 5);
+    assert!(received.is_empty());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-pub(super) struct Sleeper {
+pub(crate) struct Sleeper {
     epoll: OwnedFd,
     timer: OwnedFd,
     /// What the timer is set to.
@@ -26,7 +26,7 @@ fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> io::Result<()> {
 
 impl Sleeper {
     /// `device`: what the wrapped device sleeps on.
-    pub(super) fn new(device: BorrowedFd<'_>) -> io::Result<Sleeper> {
+    pub(crate) fn new(device: BorrowedFd<'_>) -> io::Result<Sleeper> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -35,13 +35,13 @@ impl Sleeper {
         Ok(Sleeper { epoll, timer, due: None, watches: true })
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
     /// Wakes at `due`, or for the device alone; the answer is the number of system calls made.
     /// What was due before `now` is forgotten.
-    pub(super) fn wake_at(&mut self, due: Option<Instant>, now: Instant) -> io::Result<u64> {
+    pub(crate) fn wake_at(&mut self, due: Option<Instant>, now: Instant) -> io::Result<u64> {
         if due == self.due {
             return Ok(0);
         }
@@ -63,7 +63,7 @@ impl Sleeper {
 
     /// Whether `device`, the one given to [`Sleeper::new`], wakes; the answer is the number of
     /// system calls made.
-    pub(super) fn watch(&mut self, device: BorrowedFd<'_>, wanted: bool) -> io::Result<u64> {
+    pub(crate) fn watch(&mut self, device: BorrowedFd<'_>, wanted: bool) -> io::Result<u64> {
         if wanted == self.watches {
             return Ok(0);
         }

@@ -1,0 +1,207 @@
+//! A wrapper that makes a device slow: one that sends a packet in so long, and has few places for those
+//! that wait. What finds no place is refused, as by a controller whose ring is full.
+//!
+//! Receiving is as fast as ever. Nothing is copied: a packet lies where it lay until it is sent, so its
+//! token comes back that much later.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use crate::sleeper::Sleeper;
+use crate::{
+    Armed, Counters, Device, DeviceError, Info, MAX_PARTS, Meta, Packet, Part, Received, SpaceId,
+    Spaces,
+};
+
+/// How slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// What sending a packet takes, whatever its length.
+    pub packet_time: Duration,
+    /// Packets that wait or are being sent; more are refused. At least one is taken.
+    pub places: usize,
+}
+
+/// A packet that waits, or is being sent until `due`.
+struct Waiting {
+    parts: Vec<Part>,
+    meta: Meta,
+    token: u64,
+    due: Instant,
+}
+
+/// A device that sends at a pace.
+pub struct SlowDevice {
+    inner: Box<dyn Device>,
+    info: Info,
+    pace: Pace,
+    sleeper: Option<Sleeper>,
+    waiting: VecDeque<Waiting>,
+    /// Lists of parts that nobody uses, so that none is made for a packet.
+    unused: Vec<Vec<Part>>,
+    /// When the last packet that was taken is sent.
+    busy_until: Instant,
+    /// The device behind had no room for one that is due.
+    blocked: bool,
+    /// Of packets that a reset ended, and what the device behind gave back.
+    done: VecDeque<u64>,
+    fetched: Vec<u64>,
+    system_calls: u64,
+}
+
+impl SlowDevice {
+    /// Wraps a device that was not started yet.
+    ///
+    /// # Errors
+    /// What making a timer or an epoll descriptor answers.
+    pub fn new(inner: Box<dyn Device>, pace: Pace) -> io::Result<SlowDevice> {
+        let pace = Pace { places: pace.places.max(1), ..pace };
+        let mut info = inner.info().clone();
+        info.can.tx_asynchronous = true;
+        Ok(SlowDevice {
+            sleeper: inner.sleep_fd().map(Sleeper::new).transpose()?,
+            info,
+            pace,
+            waiting: VecDeque::with_capacity(pace.places),
+            // One part more than allowed is kept of a packet with too many: the device refuses it.
+            unused: (0..pace.places).map(|_| Vec::with_capacity(MAX_PARTS + 1)).collect(),
+            busy_until: Instant::now(),
+            blocked: false,
+            done: VecDeque::with_capacity(pace.places),
+            fetched: Vec::with_capacity(pace.places),
+            system_calls: 0,
+            inner,
+        })
+    }
+
+    /// Sends what is due.
+    fn advance(&mut self, spaces: &Spaces, now: Instant) -> Result<(), DeviceError> {
+        self.blocked = false;
+        while let Some(first) = self.waiting.front()
+            && first.due <= now
+        {
+            let packet = Packet { parts: &first.parts, meta: first.meta, token: first.token };
+            if self.inner.tx_provide(spaces, &[packet])? == 0 {
+                self.blocked = true;
+                return Ok(());
+            }
+            self.forget_first();
+        }
+        Ok(())
+    }
+
+    fn forget_first(&mut self) -> Option<u64> {
+        let mut first = self.waiting.pop_front()?;
+        first.parts.clear();
+        self.unused.push(first.parts);
+        Some(first.token)
+    }
+
+    /// Fetches what the device behind is done with.
+    fn collect(&mut self) -> Result<(), DeviceError> {
+        self.inner.tx_return(&mut self.fetched, usize::MAX)?;
+        self.done.extend(self.fetched.drain(..));
+        Ok(())
+    }
+}
+
+impl Device for SlowDevice {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
+        self.inner.start(spaces)
+    }
+
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.inner.rx_provide(spaces, space, frames)
+    }
+
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        if !self.waiting.is_empty() {
+            self.advance(spaces, Instant::now())?;
+        }
+        self.inner.rx_return(spaces, out, budget)
+    }
+
+    fn tx_provide(
+        &mut self,
+        spaces: &Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        let now = Instant::now();
+        self.advance(spaces, now)?;
+        let mut taken = 0;
+        for packet in packets {
+            let Some(mut parts) = self.unused.pop() else { break };
+            parts.extend(packet.parts.iter().take(MAX_PARTS + 1));
+            self.busy_until = self.busy_until.max(now) + self.pace.packet_time;
+            self.waiting.push_back(Waiting {
+                parts,
+                meta: packet.meta,
+                token: packet.token,
+                due: self.busy_until,
+            });
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        self.collect()?;
+        let count = self.done.len().min(budget);
+        out.extend(self.done.drain(..count));
+        Ok(count)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.sleeper.as_ref().map(Sleeper::fd)
+    }
+
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        self.collect()?;
+        let now = Instant::now();
+        let due = self.waiting.front().map(|first| first.due).filter(|_| !self.blocked);
+        let room = tx_waiting && !self.unused.is_empty();
+        if !self.done.is_empty() || room || due.is_some_and(|due| due <= now) {
+            return Ok(Armed::Work);
+        }
+        let Some(sleeper) = &mut self.sleeper else { return Ok(Armed::Work) };
+        self.system_calls += sleeper.wake_at(due, now).map_err(|cause| DeviceError::Failed {
+            name: self.info.name.clone(),
+            what: "timerfd",
+            cause,
+        })?;
+        self.inner.arm(self.blocked)
+    }
+
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+        let outcome = self.inner.reset(frames);
+        // What the device behind had was taken before what waits here.
+        let collected = self.collect();
+        while let Some(token) = self.forget_first() {
+            self.done.push_back(token);
+        }
+        self.busy_until = Instant::now();
+        self.blocked = false;
+        outcome.and(collected)
+    }
+
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        self.inner.objects()
+    }
+
+    fn counters(&self) -> Counters {
+        let mut counters = self.inner.counters();
+        counters.system_calls += self.system_calls;
+        counters
+    }
+}
