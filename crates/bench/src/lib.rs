@@ -35,6 +35,7 @@ mod demux;
 mod echo;
 pub mod figure;
 pub mod fit;
+mod flow;
 mod freebsd;
 mod isolation;
 mod karlsruhe;

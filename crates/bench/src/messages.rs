@@ -18,6 +18,7 @@ use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_rig::pin;
 
+use crate::flow::{self, HEADER_BYTES};
 use crate::kernel_wire::{self, KernelWire};
 use crate::techniques::Waits;
 
@@ -25,8 +26,6 @@ use crate::techniques::Waits;
 pub(crate) const PIECE_BYTES: usize = 32 * 1024;
 /// The MTU that this needs.
 pub(crate) const MTU_BYTES: usize = 65_535;
-/// Ethernet, IPv4 and UDP.
-const HEADER_BYTES: usize = 42;
 /// Data bytes of a frame.
 const FRAME_BYTES: usize = 2048;
 const SLOTS: usize = 1024;
@@ -117,13 +116,7 @@ impl Stream {
         };
         let mut sender = Session::attach(socket, &options("generator"))?;
         let mut receiver = Session::attach(socket, &options("sink"))?;
-        let address = |session: &Session| {
-            session.info().ipv4.map(|(ip, _)| ip).context("a session without an IPv4 address")
-        };
-        let flow = Flow::v4()
-            .macs(sender.info().mac, receiver.info().mac)
-            .addresses(address(&sender)?, address(&receiver)?)
-            .ports(1000, 2000);
+        let flow = flow::between(&sender, &receiver, (1000, 2000))?;
         let from = sender.open(&Rule::new().udp(1000))?;
         receiver.open(&Rule::new().udp(2000))?;
         let headers = [0; HEADER_BYTES];
@@ -139,7 +132,7 @@ impl Stream {
         bits_per_s: Option<f64>,
     ) -> anyhow::Result<Moved> {
         let (count, piece_bytes) = pieces(message_bytes);
-        self.aim(piece_bytes)?;
+        self.headers = flow::headers(&self.flow, piece_bytes)?;
         let frames = (piece_bytes + HEADER_BYTES).div_ceil(FRAME_BYTES) as u64;
         // Half of the slots: what is received was not given back yet when the next one is sent.
         let window = window(piece_bytes).min(SLOTS as u64 / 2 / frames).max(2);
@@ -178,15 +171,6 @@ impl Stream {
                 self.sleep(on_the_way, &pace, (self.sent - first) / count)?;
             }
         }
-    }
-
-    /// Headers for packets of one size. Without a UDP checksum (RFC 768): what they carry changes
-    /// from one to the next.
-    fn aim(&mut self, piece_bytes: usize) -> anyhow::Result<()> {
-        let mut frame = self.flow.udp(&vec![0; piece_bytes]);
-        frame[40..42].fill(0);
-        self.headers = *frame.first_chunk().context("a frame without headers")?;
-        Ok(())
     }
 
     fn send(&mut self, most: u64, piece_bytes: usize) -> anyhow::Result<u64> {
@@ -256,6 +240,21 @@ pub(crate) fn add(bytes: &[u8]) -> u64 {
     words.chain(rest).fold(0, u64::wrapping_add)
 }
 
+/// A UDP socket at the near end, and the one at the far end that it sends to.
+fn sockets(wire: &KernelWire) -> anyhow::Result<(UdpSocket, UdpSocket)> {
+    let far = wire.far_udp(0, 1)?.pop().context("no socket")?;
+    let near = wire.near_udp(0)?;
+    near.connect(far.local_addr()?)?;
+    Ok((near, far))
+}
+
+/// Packets that may be on their way to a socket: nothing is lost while its buffer holds them. The kernel
+/// counts more than a packet's bytes.
+fn window_of(far: &UdpSocket, piece_bytes: usize) -> anyhow::Result<u64> {
+    let granted = rustix::net::sockopt::socket_recv_buffer_size(far)?;
+    Ok(window(piece_bytes).min((granted / (2 * piece_bytes + 2048)) as u64).max(1))
+}
+
 /// The same over UDP sockets: sender and receiver in a thread each, the receiver in `epoll`. What
 /// was received is told to the sender through memory, so that nothing is lost, at no cost.
 pub(crate) fn udp(
@@ -265,13 +264,9 @@ pub(crate) fn udp(
     amount: Amount,
     bits_per_s: Option<f64>,
 ) -> anyhow::Result<Moved> {
-    let far = wire.far_udp(0, 1)?.pop().context("no socket")?;
-    let near = wire.near_udp(0)?;
-    near.connect(far.local_addr()?)?;
+    let (near, far) = sockets(wire)?;
     let (count, piece_bytes) = pieces(message_bytes);
-    // Less is lost than the socket's buffer holds; the kernel counts more than a packet's bytes.
-    let granted = rustix::net::sockopt::socket_recv_buffer_size(&far)?;
-    let window = window(piece_bytes).min((granted / (2 * piece_bytes + 2048)) as u64).max(1);
+    let window = window_of(&far, piece_bytes)?;
     let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         let sink = scope.spawn(|| drain(&far, cores.0, &received, &over));
@@ -370,12 +365,9 @@ pub(crate) fn udp_alone(
     amount: Amount,
     bits_per_s: Option<f64>,
 ) -> anyhow::Result<Moved> {
-    let far = wire.far_udp(0, 1)?.pop().context("no socket")?;
-    let near = wire.near_udp(0)?;
-    near.connect(far.local_addr()?)?;
+    let (near, far) = sockets(wire)?;
     let (count, piece_bytes) = pieces(message_bytes);
-    let granted = rustix::net::sockopt::socket_recv_buffer_size(&far)?;
-    let window = window(piece_bytes).min((granted / (2 * piece_bytes + 2048)) as u64).max(1);
+    let window = window_of(&far, piece_bytes)?;
     let (mut buffer, mut into) = (vec![0; piece_bytes], vec![0; PIECE_BYTES + 1]);
     let pace = Pace::new(message_bytes, bits_per_s);
     let (mut sent, mut got, mut sum, mut last) = (0_u64, 0_u64, 0_u64, pace.start);

@@ -30,6 +30,34 @@ impl Summary {
     }
 }
 
+/// What is measured once: a value, or why there is none.
+pub type Measured<'a> = &'a mut dyn FnMut() -> anyhow::Result<f64>;
+
+/// Measures several things in turn, as [`Pairs::measure`] does two: in every other round in the other
+/// order, and one round more first that is thrown away. The values of each.
+///
+/// # Errors
+/// The first of any.
+pub fn in_turn(count: usize, things: &mut [Measured<'_>]) -> anyhow::Result<Vec<Vec<f64>>> {
+    for thing in &mut *things {
+        thing()?;
+    }
+    let mut values = vec![Vec::with_capacity(count); things.len()];
+    for round in 0..count {
+        for place in 0..things.len() {
+            let place = if round % 2 == 0 { place } else { things.len() - 1 - place };
+            values[place].push(things[place]()?);
+        }
+    }
+    Ok(values)
+}
+
+/// The ratios of values that were measured in the same rounds.
+#[must_use]
+pub fn ratios(ours: &[f64], base: &[f64]) -> Vec<f64> {
+    ours.iter().zip(base).map(|(ours, base)| ours / base).collect()
+}
+
 /// Two things measured in turn.
 #[derive(Clone, Debug, Default)]
 pub struct Pairs {
@@ -50,25 +78,15 @@ impl Pairs {
         mut ours: impl FnMut() -> anyhow::Result<f64>,
         mut base: impl FnMut() -> anyhow::Result<f64>,
     ) -> anyhow::Result<Pairs> {
-        ours()?;
-        base()?;
-        let mut pairs = Pairs::default();
-        for number in 0..count {
-            if number % 2 == 0 {
-                pairs.ours.push(ours()?);
-                pairs.base.push(base()?);
-            } else {
-                pairs.base.push(base()?);
-                pairs.ours.push(ours()?);
-            }
-        }
-        Ok(pairs)
+        let mut values = in_turn(count, &mut [&mut ours, &mut base])?.into_iter();
+        let (ours, base) = (values.next().unwrap_or_default(), values.next().unwrap_or_default());
+        Ok(Pairs { ours, base })
     }
 
     /// Each pair's ratio: ours by the other.
     #[must_use]
     pub fn ratios(&self) -> Vec<f64> {
-        self.ours.iter().zip(&self.base).map(|(ours, base)| ours / base).collect()
+        ratios(&self.ours, &self.base)
     }
 }
 
@@ -94,5 +112,22 @@ mod tests {
         let pairs = Pairs::measure(3, || one('a', 3.0), || one('b', 2.0)).unwrap();
         assert_eq!(pairs.ratios(), [1.5; 3]);
         assert_eq!(order.into_inner(), "abab".to_owned() + "ba" + "ab");
+    }
+
+    #[test]
+    fn three_are_taken_in_turn() {
+        let order = std::cell::RefCell::new(String::new());
+        let one = |name: char| {
+            let mut value = 0.0;
+            let order = &order;
+            move || {
+                order.borrow_mut().push(name);
+                value += 1.0;
+                Ok(value)
+            }
+        };
+        let values = in_turn(2, &mut [&mut one('a'), &mut one('b'), &mut one('c')]).unwrap();
+        assert_eq!(values, [[2.0, 3.0]; 3], "the first of each is thrown away");
+        assert_eq!(order.into_inner(), "abcabccba");
     }
 }

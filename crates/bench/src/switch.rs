@@ -8,11 +8,10 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use rustix::process::Signal;
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_device::loopback;
-use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_rig::pin;
 use towpath_server::{Config, Mode, Policy, Server, Subnets};
@@ -20,6 +19,7 @@ use towpath_server::{Config, Mode, Policy, Server, Subnets};
 use crate::Settings;
 use crate::bare;
 use crate::child::{Child, Directory, Role, tell, wait_for_end};
+use crate::flow::{self, HEADER_BYTES};
 use crate::limits::line_round_trip_ns;
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
@@ -123,9 +123,6 @@ pub(crate) struct Load {
     pub(crate) longest_gap: Duration,
 }
 
-/// Ethernet, IPv4 and UDP.
-const HEADER_BYTES: usize = 42;
-
 impl Load {
     pub(crate) fn new(socket: &Path, frame_bytes: usize) -> anyhow::Result<Load> {
         let options = |name: &str| Options {
@@ -140,20 +137,10 @@ impl Load {
         let mut receiver = Session::attach(socket, &options("sink"))?;
         let half = ENDPOINTS / 2;
         let (mut from, mut to) = (Vec::new(), Vec::new());
-        let address = |session: &Session| {
-            session.info().ipv4.map(|(ip, _)| ip).context("a session without an IPv4 address")
-        };
-        let (source, destination) = (address(&sender)?, address(&receiver)?);
         for number in 0..half {
-            let flow = Flow::v4()
-                .macs(sender.info().mac, receiver.info().mac)
-                .addresses(source, destination)
-                .ports(1000 + number, 2000 + number);
-            let mut frame = flow.udp(&vec![0; frame_bytes - HEADER_BYTES]);
-            // No UDP checksum (RFC 768): what the packet holds changes from one to the next.
-            frame[40..42].fill(0);
-            let headers = frame.first_chunk().context("a frame without headers")?;
-            from.push((sender.open(&Rule::new().udp(1000 + number))?, *headers));
+            let flow = flow::between(&sender, &receiver, (1000 + number, 2000 + number))?;
+            let headers = flow::headers(&flow, frame_bytes - HEADER_BYTES)?;
+            from.push((sender.open(&Rule::new().udp(1000 + number))?, headers));
             to.push(receiver.open(&Rule::new().udp(2000 + number))?);
         }
         for number in 0..RULES - ENDPOINTS {

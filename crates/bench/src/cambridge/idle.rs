@@ -1,134 +1,162 @@
 //! The paper's figure 5: the round trip of a small message by the number of endpoints that do
 //! nothing, (a) when the server application sleeps and has to be woken, (b) when it is awake.
+//!
+//! With as many idle endpoints, with one, and over as many kernel sockets with `epoll` and `select`,
+//! in turn.
 
+use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use towpath_rig::pin;
 
-use super::requests::{FIRST_PORT, KernelClient, KernelServer, Sessions};
-use crate::Settings;
+use super::Place;
+use super::requests::{FIRST_PORT, KernelClient, KernelServer, PATIENCE, Sessions};
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::{KernelWire, raise_file_limit};
 use crate::latency::median_us;
 use crate::report::{Outcome, Row};
 use crate::station::{Serving, Station};
-use crate::statistics::Summary;
+use crate::statistics::{Measured, Summary, in_turn, ratios};
 use crate::techniques::Waits;
 
 /// What the most idle endpoints may cost: the ratio of their round trip to that with one.
 const AT_MOST: f64 = 1.05;
 /// Descriptors that a process has beside its sockets.
 const SPARE_FILES: u64 = 256;
+/// Between two trips of sides that are to be asleep when one begins. They sleep at once when there is
+/// nothing to do; a hypervisor may keep their processors awake for a while longer (KVM's
+/// `halt_poll_ns`, 200 us), which would halve the trip at one time and not at another.
+const ASLEEP_WITHIN: Duration = Duration::from_micros(400);
 
-pub(super) fn measure(
-    settings: Settings,
-    cores: (usize, usize),
-    wire: &KernelWire,
-    outcome: &mut Outcome,
-) -> anyhow::Result<()> {
+/// How many trips a run has: fewer, but some, where they take long.
+#[derive(Clone, Copy)]
+struct Trips {
+    count: usize,
+    at_most: Duration,
+}
+
+const FEWEST: usize = 8;
+
+impl Trips {
+    fn run(
+        self,
+        waits: Waits,
+        mut trip: impl FnMut() -> anyhow::Result<Duration>,
+    ) -> anyhow::Result<f64> {
+        let (start, mut times) = (Instant::now(), Vec::with_capacity(self.count));
+        while times.len() < self.count && (times.len() < FEWEST || start.elapsed() < self.at_most) {
+            if waits == Waits::Blocks {
+                let_fall_asleep();
+            }
+            times.push(trip()?);
+        }
+        Ok(median_us(&times))
+    }
+}
+
+/// Keeps the own core awake, and nobody else: who sends a request is busy with something else until
+/// then, in the kernel's case as in ours.
+fn let_fall_asleep() {
+    let pause = Instant::now();
+    while pause.elapsed() < ASLEEP_WITHIN {
+        std::hint::spin_loop();
+    }
+}
+
+pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let Place { settings, cores, wire } = place;
     let numbers: &[usize] =
-        if settings.quick { &[100, 10_000] } else { &[10, 30, 100, 300, 1000, 3000, 10_000] };
-    let trips = if settings.quick { 100 } else { 400 };
+        if settings.quick { &[1, 100, 10_000] } else { &[1, 10, 30, 100, 300, 1000, 3000, 10_000] };
+    let trips = if settings.quick {
+        Trips { count: 100, at_most: Duration::from_millis(60) }
+    } else {
+        Trips { count: 400, at_most: Duration::from_millis(600) }
+    };
+    outcome.how += &format!(
+        "; round trips with engine and server asleep: mode=interrupt, the application blocks, and {} us \
+         pass between two; kernel: the client looks, its server sleeps in epoll or select",
+        ASLEEP_WITHIN.as_micros()
+    );
+    let most = raise_file_limit().saturating_sub(SPARE_FILES) as usize;
+    if let Some(idle) = numbers.iter().find(|idle| **idle >= most) {
+        outcome.how += &format!(
+            "; {idle} sockets and more are left out, as this process may have no more than {most} \
+             descriptors (ulimit -n)"
+        );
+    }
     let mut figure = Figure::new(
         "idle-endpoints",
         "Round trip by idle endpoints",
         Axis::log("idle endpoints", ""),
         Axis::log("round trip", "us"),
     );
-    for (waits, how) in
-        [(Waits::Blocks, "engine and server asleep"), (Waits::Polls, "server awake")]
-    {
-        let mut curve = Vec::new();
+    for (waits, ours, kernels) in [
+        (Waits::Blocks, "engine and server asleep", "server asleep"),
+        (Waits::Polls, "server awake", "server awake"),
+    ] {
+        let names = [
+            format!("Towpath, {ours}"),
+            format!("kernel UDP, epoll, {kernels}"),
+            format!("kernel UDP, select, {kernels}"),
+        ];
+        let mut curves = [Vec::new(), Vec::new(), Vec::new()];
         for &idle in numbers {
-            let (pairs, [one, many]) = ours(settings, cores, idle, waits, trips)?;
+            let mut many = Ours::new(cores, idle, waits)?;
+            let mut one = Ours::new(cores, 1, waits)?;
+            let sockets =
+                if idle < most { wire.far_udp(FIRST_PORT, idle + 1)? } else { Vec::new() };
+            let mut ours = || many.run(trips);
+            let mut alone = || one.run(trips);
+            let mut epoll = || kernel(wire, cores, &sockets, false, waits, trips);
+            let mut select = || kernel(wire, cores, &sockets, true, waits, trips);
+            let all: &mut [Measured<'_>] = &mut [&mut alone, &mut ours, &mut epoll, &mut select];
+            let there = if sockets.is_empty() { 2 } else { 4 };
+            let values = in_turn(settings.pairs(), &mut all[..there])?;
             let parameters = [("idle_endpoints", idle as f64)];
-            let name = format!("Towpath, {how}, to one idle endpoint");
-            let mut row = Row::new(&name, &parameters, "ratio", &pairs);
-            if idle == 10_000 {
-                row = row.at_most(AT_MOST);
+            let name = format!("{}, to one idle endpoint", names[0]);
+            let row = Row::new(&name, &parameters, "ratio", &ratios(&values[1], &values[0]));
+            outcome.rows.push(if idle == 10_000 { row.at_most(AT_MOST) } else { row });
+            for ((name, curve), values) in names.iter().zip(&mut curves).zip(&values[1..]) {
+                outcome.context.push(Row::new(name, &parameters, "us", values));
+                curve.push([idle as f64, Summary::of(values).median]);
             }
-            outcome.rows.push(row);
-            let name = format!("Towpath, {how}");
-            if curve.is_empty() {
-                outcome.context.push(Row::new(&name, &[("idle_endpoints", 1.0)], "us", &one));
-                curve.push([1.0, Summary::of(&one).median]);
-            }
-            outcome.context.push(Row::new(&name, &parameters, "us", &many));
-            curve.push([idle as f64, Summary::of(&many).median]);
         }
-        figure.series.push(Series::line(&format!("Towpath, {how}"), curve));
-    }
-    let most = raise_file_limit().saturating_sub(SPARE_FILES) as usize;
-    for selects in [false, true] {
-        let call = if selects { "select" } else { "epoll" };
-        for (waits, how) in [(Waits::Blocks, "server asleep"), (Waits::Polls, "server awake")] {
-            let mut curve = Vec::new();
-            for idle in std::iter::once(1).chain(numbers.iter().copied()) {
-                if idle >= most {
-                    outcome.how += &format!(
-                        "; {idle} sockets with {call} are left out, as this process may have no \
-                         more than {most} descriptors (ulimit -n)"
-                    );
-                    continue;
-                }
-                let runs = if settings.quick { 1 } else { 5 };
-                let values = (0..runs)
-                    .map(|_| kernel(wire, cores, idle, selects, waits, trips))
-                    .collect::<anyhow::Result<Vec<_>>>()?;
-                let parameters = [("idle_endpoints", idle as f64)];
-                let name = format!("kernel UDP, {call}, {how}");
-                outcome.context.push(Row::new(&name, &parameters, "us", &values));
-                curve.push([idle as f64, Summary::of(&values).median]);
-            }
-            figure.series.push(Series::line(&format!("kernel UDP, {call}, {how}"), curve));
-        }
+        let series = names.iter().zip(curves).map(|(name, curve)| Series::line(name, curve));
+        figure.series.extend(series);
     }
     outcome.figures.push(figure);
     Ok(())
 }
 
-/// Pairs of medians: with so many idle endpoints and with one, each in a server of its own, so that
-/// nothing of the many is there when one is measured.
-fn ours(
-    settings: Settings,
-    cores: (usize, usize),
-    idle: usize,
+/// Client and server application at a server of their own, so that nothing of the many is there when
+/// one is measured.
+struct Ours {
+    station: Station,
+    sessions: Sessions,
     waits: Waits,
-    trips: usize,
-) -> anyhow::Result<(Vec<f64>, [Vec<f64>; 2])> {
-    // An engine that polls would answer before anybody has fallen asleep: with the server
-    // application asleep, the engine is too.
-    let sleeping = Serving::memory(1500).on(cores.0);
-    let serving = if waits == Waits::Blocks { sleeping } else { sleeping.polling() };
-    let mut sides = Vec::new();
-    for idle in [1, idle] {
+}
+
+impl Ours {
+    fn new(cores: (usize, usize), idle: usize, waits: Waits) -> anyhow::Result<Ours> {
+        // An engine that polls would answer before anybody has fallen asleep: with the server
+        // application asleep, the engine is too.
+        let sleeping = Serving::memory(1500).on(cores.0);
+        let serving = if waits == Waits::Blocks { sleeping } else { sleeping.polling() };
         let station = Station::start(&serving, None)?;
         let sessions = Sessions::new(&station.socket(), idle + 1)?;
         station.pause()?;
-        sides.push((station, sessions, Vec::new()));
+        Ok(Ours { station, sessions, waits })
     }
-    for pair in 0..=settings.pairs() {
-        let mut order: Vec<_> = sides.iter_mut().collect();
-        if pair % 2 == 1 {
-            order.reverse();
-        }
-        for (station, sessions, medians) in order {
-            station.resume()?;
-            let times: Vec<Duration> =
-                (0..trips).map(|_| sessions.trip(0, waits)).collect::<anyhow::Result<_>>()?;
-            station.pause()?;
-            // The first pair finds everything cold.
-            if pair > 0 {
-                medians.push(median_us(&times));
-            }
-        }
+
+    fn run(&mut self, trips: Trips) -> anyhow::Result<f64> {
+        self.station.resume()?;
+        let median = trips.run(self.waits, || self.sessions.trip(0, self.waits));
+        self.station.pause()?;
+        median
     }
-    let mut medians = sides.into_iter().map(|(_, _, medians)| medians);
-    let (one, many) = (medians.next().unwrap_or_default(), medians.next().unwrap_or_default());
-    Ok((many.iter().zip(&one).map(|(many, one)| many / one).collect(), [one, many]))
 }
 
 /// The median over kernel sockets: the client in a thread of its own on the engine's core where the
@@ -136,22 +164,20 @@ fn ours(
 fn kernel(
     wire: &KernelWire,
     cores: (usize, usize),
-    idle: usize,
+    sockets: &[UdpSocket],
     selects: bool,
     waits: Waits,
-    trips: usize,
+    trips: Trips,
 ) -> anyhow::Result<f64> {
-    let sockets = wire.far_udp(FIRST_PORT, idle + 1)?;
     let client = KernelClient::new(wire, &sockets[..1])?;
     let mut server =
-        if selects { KernelServer::select(&sockets) } else { KernelServer::epoll(&sockets)? };
+        if selects { KernelServer::select(sockets) } else { KernelServer::epoll(sockets)? };
     if waits == Waits::Polls {
-        let mut times = Vec::with_capacity(trips);
-        for _ in 0..trips {
-            let start = std::time::Instant::now();
+        return trips.run(waits, || {
+            let start = Instant::now();
             client.ask(0)?;
             let patient = || {
-                anyhow::ensure!(start.elapsed() < super::requests::PATIENCE, "a request was lost");
+                ensure!(start.elapsed() < PATIENCE, "a request was lost between sockets");
                 Ok(())
             };
             while server.serve(Duration::ZERO)? == 0 {
@@ -160,25 +186,15 @@ fn kernel(
             while client.answered()?.is_none() {
                 patient()?;
             }
-            times.push(start.elapsed());
-        }
-        return Ok(median_us(&times));
+            Ok(start.elapsed())
+        });
     }
     let over = AtomicBool::new(false);
-    let times = thread::scope(|scope| {
+    thread::scope(|scope| {
         let asking = scope.spawn(|| {
-            let outcome = pin(cores.0).map_err(anyhow::Error::from).and_then(|()| {
-                (0..trips)
-                    .map(|_| {
-                        // Until the server has fallen asleep.
-                        let pause = std::time::Instant::now();
-                        while pause.elapsed() < Duration::from_micros(50) {
-                            std::hint::spin_loop();
-                        }
-                        client.trip(0)
-                    })
-                    .collect::<anyhow::Result<Vec<_>>>()
-            });
+            let outcome = pin(cores.0)
+                .map_err(anyhow::Error::from)
+                .and_then(|()| trips.run(waits, || client.trip(0)));
             over.store(true, Ordering::Release);
             outcome
         });
@@ -186,6 +202,5 @@ fn kernel(
             server.serve(Duration::from_millis(2))?;
         }
         asking.join().ok().context("the client's thread failed")?
-    })?;
-    Ok(median_us(&times))
+    })
 }

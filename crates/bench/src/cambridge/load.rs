@@ -9,24 +9,20 @@ use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_rig::{Participants, pin};
 
-use super::requests::{FIRST_PORT, KernelClient, KernelServer, PATIENCE, Sessions};
-use crate::Settings;
+use super::Place;
+use super::requests::{FIRST_PORT, Idle, KernelClient, KernelServer, PATIENCE, SPINS, Sessions};
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
 use crate::report::{Outcome, Row};
 use crate::station::{Serving, Station};
-use crate::statistics::{Pairs, Summary};
+use crate::statistics::{Summary, in_turn, ratios};
 use crate::techniques::Waits;
 
 /// Connections when the overhead of a message is measured.
 const BUSY: usize = 64;
 
-pub(super) fn measure(
-    settings: Settings,
-    cores: (usize, usize),
-    wire: &KernelWire,
-    outcome: &mut Outcome,
-) -> anyhow::Result<()> {
+pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let Place { settings, cores, wire } = place;
     let numbers: &[usize] =
         if settings.quick { &[1, 16, 256] } else { &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] };
     let window = Duration::from_millis(if settings.quick { 30 } else { 200 });
@@ -35,29 +31,29 @@ pub(super) fn measure(
     for &connections in numbers {
         let parameters = [("connections", connections as f64)];
         let station = Station::start(&polling, None)?;
-        let sessions = std::cell::RefCell::new(Sessions::new(&station.socket(), connections)?);
-        let ours = || -> anyhow::Result<f64> {
-            station.resume()?;
-            let done = closed(&mut sessions.borrow_mut(), connections, window, Waits::Polls)?;
-            station.pause()?;
-            Ok(done as f64 / window.as_secs_f64() / 1e3)
-        };
+        let mut sessions = Sessions::new(&station.socket(), connections)?;
         let per_s = |done: u64| done as f64 / window.as_secs_f64() / 1e3;
-        let epoll = Pairs::measure(settings.pairs(), ours, || {
-            Ok(per_s(kernel(wire, cores, connections, false, window, Waits::Polls)?))
-        })?;
-        let row = |name, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
-        outcome.rows.push(row("closed loop, Towpath to UDP and epoll", "ratio", &epoll.ratios()));
-        let runs = if settings.quick { 1 } else { 5 };
-        let select = (0..runs)
-            .map(|_| Ok(per_s(kernel(wire, cores, connections, true, window, Waits::Polls)?)))
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        for (curve, (name, values)) in curves.iter_mut().zip([
-            ("closed loop, Towpath", &epoll.ours),
-            ("closed loop, kernel UDP, epoll", &epoll.base),
-            ("closed loop, kernel UDP, select", &select),
-        ]) {
-            outcome.context.push(row(name, "k requests/s", values));
+        let values = in_turn(
+            settings.pairs(),
+            &mut [
+                &mut || {
+                    station.resume()?;
+                    let done = closed(&mut sessions, connections, window, Idle::Looks)?;
+                    station.pause()?;
+                    Ok(per_s(done))
+                },
+                &mut || Ok(per_s(kernel(wire, cores, connections, false, window, Waits::Polls)?)),
+                &mut || Ok(per_s(kernel(wire, cores, connections, true, window, Waits::Polls)?)),
+            ],
+        )?;
+        let row = |name: &str, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
+        for (base, how) in values[1..].iter().zip(["epoll", "select"]) {
+            let name = format!("closed loop, Towpath to UDP and {how}");
+            outcome.rows.push(row(&name, "ratio", &ratios(&values[0], base)));
+        }
+        let names = ["Towpath", "kernel UDP, epoll", "kernel UDP, select"];
+        for (curve, (name, values)) in curves.iter_mut().zip(names.into_iter().zip(&values)) {
+            outcome.context.push(row(&format!("closed loop, {name}"), "k requests/s", values));
             curve.push([connections as f64, Summary::of(values).median]);
         }
     }
@@ -74,39 +70,68 @@ pub(super) fn measure(
             .zip(curves)
             .fold(figure, |figure, (name, curve)| figure.with(Series::line(name, curve))),
     );
-    overhead(settings, cores, wire, window, outcome)
+    for connections in [1, BUSY] {
+        overhead(place, connections, window, outcome)?;
+    }
+    Ok(())
 }
 
-/// Time on a core for each message, of all who take part, when all sleep if there is nothing to do.
+/// Time on a core for each message, of all who take part, when all sleep if there is nothing to do;
+/// and what it costs or gains that the application looks a while before it sleeps.
 fn overhead(
-    settings: Settings,
-    cores: (usize, usize),
-    wire: &KernelWire,
+    place: Place<'_>,
+    connections: usize,
     window: Duration,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
+    let Place { settings, cores, wire } = place;
     let station = Station::start(&Serving::memory(1500).on(cores.0), None)?;
-    let sessions = std::cell::RefCell::new(Sessions::new(&station.socket(), BUSY)?);
+    let sessions = std::cell::RefCell::new(Sessions::new(&station.socket(), connections)?);
     let own = std::process::id();
     let all = Participants::new(&[own, station.pid()]);
-    let kernel_alone = Participants::new(&[own]);
-    let ours = || {
+    // Requests a second come with the processor time, in the same rounds.
+    let rates: [_; 3] = std::array::from_fn(|_| std::cell::RefCell::new(Vec::new()));
+    let measured = |place: usize, all: &Participants, run: &dyn Fn() -> anyhow::Result<u64>| {
         let before = all.cpu_time()?;
-        let done = closed(&mut sessions.borrow_mut(), BUSY, window, Waits::Blocks)?;
+        let done = run()?;
+        rates[place].borrow_mut().push(done as f64 / window.as_secs_f64() / 1e3);
         // A request and an answer.
-        Ok((all.cpu_time()? - before).as_secs_f64() * 1e6 / (2 * done) as f64)
+        Ok((all.cpu_time()? - before).as_secs_f64() * 1e6 / (2 * done.max(1)) as f64)
     };
-    let base = || {
-        let before = kernel_alone.cpu_time()?;
-        let done = kernel(wire, cores, BUSY, false, window, Waits::Blocks)?;
-        Ok((kernel_alone.cpu_time()? - before).as_secs_f64() * 1e6 / (2 * done) as f64)
+    let ours = |spins| {
+        let idle = Idle::SleepsAfter(spins);
+        closed(&mut sessions.borrow_mut(), connections, window, idle)
     };
-    let pairs = Pairs::measure(settings.pairs(), ours, base)?;
-    let parameters = [("connections", BUSY as f64)];
-    let row = |name, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
-    outcome.rows.push(row("overhead of a message, Towpath to epoll", "ratio", &pairs.ratios()));
-    outcome.context.push(row("overhead of a message, Towpath", "us of CPU", &pairs.ours));
-    outcome.context.push(row("overhead of a message, epoll", "us of CPU", &pairs.base));
+    let alone = Participants::new(&[own]);
+    let values = in_turn(
+        settings.pairs(),
+        &mut [
+            &mut || measured(0, &all, &|| ours(SPINS)),
+            &mut || measured(1, &all, &|| ours(Duration::ZERO)),
+            &mut || {
+                measured(2, &alone, &|| {
+                    kernel(wire, cores, connections, false, window, Waits::Blocks)
+                })
+            },
+        ],
+    )?;
+    let parameters = [("connections", connections as f64)];
+    let row = |name: &str, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
+    let rates = rates.map(|rates| rates.into_inner().split_off(1));
+    let spun = format!("after {} us of looking", SPINS.as_micros());
+    let names = [&format!("Towpath, asleep {spun}"), "Towpath, asleep at once", "epoll"];
+    for (what, ratio, unit, values) in [
+        ("overhead of a message", "ratio", "us of CPU", &values[..]),
+        ("closed loop, who is idle sleeps", "ratio of requests/s", "k requests/s", &rates),
+    ] {
+        let name = format!("{what}, Towpath to epoll");
+        outcome.rows.push(row(&name, ratio, &ratios(&values[0], &values[2])));
+        let name = format!("{what}, asleep {spun}, to at once");
+        outcome.rows.push(row(&name, ratio, &ratios(&values[0], &values[1])));
+        for (who, values) in names.iter().zip(values) {
+            outcome.context.push(row(&format!("{what}, {who}"), unit, values));
+        }
+    }
     Ok(())
 }
 
@@ -115,7 +140,7 @@ fn closed(
     sessions: &mut Sessions,
     connections: usize,
     window: Duration,
-    waits: Waits,
+    idle: Idle,
 ) -> anyhow::Result<u64> {
     for connection in 0..connections as u32 {
         ensure!(sessions.ask(connection)?, "no room for a request");
@@ -126,8 +151,8 @@ fn closed(
     let mut again = Vec::with_capacity(connections);
     while on_the_way > 0 {
         // Blocking where nothing was answered: then the requests are all with the server.
-        let waits = if again.is_empty() { waits } else { Waits::Polls };
-        let served = sessions.serve_if_owed(waits, last)?;
+        let idle = if again.is_empty() { idle } else { Idle::Looks };
+        let served = sessions.serve_if_owed(idle, last)?;
         again.clear();
         again.extend(sessions.answered()?);
         on_the_way -= again.len();

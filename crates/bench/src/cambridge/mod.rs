@@ -37,20 +37,26 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    bandwidth(settings, cores, &wire, &mut outcome)?;
-    idle::measure(settings, cores, &wire, &mut outcome)?;
-    load::measure(settings, cores, &wire, &mut outcome)?;
-    offered::measure(settings, cores, &wire, &mut outcome)?;
+    let place = Place { settings, cores, wire: &wire };
+    bandwidth(place, &mut outcome)?;
+    idle::measure(place, &mut outcome)?;
+    load::measure(place, &mut outcome)?;
+    offered::measure(place, &mut outcome)?;
     Ok(outcome)
 }
 
-/// The paper's figure 4.
-fn bandwidth(
+/// Where all of it is measured.
+#[derive(Clone, Copy)]
+struct Place<'a> {
     settings: Settings,
+    /// The engine's and the application's.
     cores: (usize, usize),
-    wire: &KernelWire,
-    outcome: &mut Outcome,
-) -> anyhow::Result<()> {
+    wire: &'a KernelWire,
+}
+
+/// The paper's figure 4.
+fn bandwidth(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let Place { settings, cores, wire } = place;
     let sizes: Vec<usize> = (4..=16).step_by(if settings.quick { 4 } else { 1 }).collect();
     let window = Duration::from_millis(if settings.quick { 30 } else { 150 });
     let station = Station::start(&Serving::memory(MTU_BYTES).on(cores.0).polling(), None)?;

@@ -3,18 +3,19 @@
 //! answers; delays are counted from when a message was due, not from when it could be sent.
 
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
-use towpath_packet::build::Flow;
 use towpath_rig::pin;
 
-use crate::Settings;
+use super::Place;
+use super::requests::PATIENCE;
 use crate::figure::{Axis, Figure, Series};
+use crate::flow::{self, HEADER_BYTES};
 use crate::kernel_wire::{KernelWire, receive, send_to};
 use crate::latency::Latency;
 use crate::report::{Outcome, Row};
@@ -29,7 +30,6 @@ const TICK: Duration = Duration::from_micros(200);
 const LOADS: [f64; 11] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0];
 /// What is left at four times the load, of the best at any.
 const AT_LEAST: f64 = 0.98;
-const HEADER_BYTES: usize = 42;
 const PACKET_BYTES: usize = HEADER_BYTES + 8;
 
 /// Who carries messages: its name, and a run at a rate for a time.
@@ -37,10 +37,35 @@ type Carrier<'a> = (&'a str, &'a mut dyn FnMut(f64, Duration) -> anyhow::Result<
 
 /// What one run came to.
 struct Run {
-    offered: u64,
+    /// Messages that were due, and of these those that were sent.
+    offered: Offered,
+    /// Messages that came to the application: to be done in time, or too late.
+    arrived: u64,
     done: u64,
+    /// As whoever dropped them counted.
+    dropped: u64,
     took: Duration,
     delay: Latency,
+}
+
+/// What a generator was to send, and what it found room for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Offered {
+    due: u64,
+    sent: u64,
+}
+
+/// What an application got.
+struct Got {
+    arrived: u64,
+    done: u64,
+    delay: Latency,
+}
+
+impl Got {
+    fn nothing() -> anyhow::Result<Got> {
+        Ok(Got { arrived: 0, done: 0, delay: Latency::new()? })
+    }
 }
 
 impl Run {
@@ -49,12 +74,8 @@ impl Run {
     }
 }
 
-pub(super) fn measure(
-    settings: Settings,
-    cores: (usize, usize),
-    wire: &KernelWire,
-    outcome: &mut Outcome,
-) -> anyhow::Result<()> {
+pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let Place { settings, cores, wire } = place;
     let window = Duration::from_millis(if settings.quick { 40 } else { 250 });
     let loads: Vec<f64> = if settings.quick { vec![0.5, 1.0, 2.0, 4.0] } else { LOADS.to_vec() };
     outcome.how += &format!(
@@ -65,8 +86,8 @@ pub(super) fn measure(
     );
     let beside = Station::start(&Serving::memory(1500).on(cores.0), None)?;
     let together = Station::start(&Serving::memory(1500).on(cores.1), None)?;
-    let mut beside = Ours::new(&beside, cores)?.with(beside);
-    let mut together = Ours::new(&together, cores)?.with(together);
+    let mut beside = Ours::new(beside, cores)?;
+    let mut together = Ours::new(together, cores)?;
     let mut figure = Figure::new(
         "offered-load",
         "Messages worked on by messages offered",
@@ -130,11 +151,17 @@ fn show(
             outcome.context.push(Row::new(&format!("{name}, {what}"), &parameters, unit, values));
         };
         let per = |value: &dyn Fn(&Run) -> f64| runs.iter().map(value).collect::<Vec<_>>();
-        let offered = per(&|run| run.offered as f64 / run.took.as_secs_f64() / 1e3);
+        let offered = per(&|run| run.offered.due as f64 / run.took.as_secs_f64() / 1e3);
         row("offered", "k/s", &offered);
         row("done", "k/s", goodputs);
-        let dropped = per(&|run| 1.0 - run.done as f64 / run.offered.max(1) as f64);
-        row("dropped", "of those offered", &dropped);
+        let part = |count: &dyn Fn(&Run) -> u64| {
+            per(&|run| count(run) as f64 / run.offered.due.max(1) as f64)
+        };
+        row("dropped", "of those offered", &part(&|run| run.dropped));
+        let waited = part(&|run| run.arrived.saturating_sub(run.done));
+        row("waited when the time was over", "of those offered", &waited);
+        let unsent = part(&|run| run.offered.due.saturating_sub(run.offered.sent));
+        row("not sent", "of those offered", &unsent);
         row("delay, p50", "us", &per(&|run| run.delay.quantile_us(0.5)));
         row("delay, p99", "us", &per(&|run| run.delay.quantile_us(0.99)));
         row("delay, p99.9", "us", &per(&|run| run.delay.quantile_us(0.999)));
@@ -149,13 +176,14 @@ struct Ours {
     generator: Session,
     application: Session,
     from: Endpoint,
+    to: Endpoint,
     headers: [u8; HEADER_BYTES],
     cores: (usize, usize),
-    station: Option<Station>,
+    station: Station,
 }
 
 impl Ours {
-    fn new(station: &Station, cores: (usize, usize)) -> anyhow::Result<Ours> {
+    fn new(station: Station, cores: (usize, usize)) -> anyhow::Result<Ours> {
         let options = |name: &str, slots| Options {
             name: name.into(),
             transmit_slots: slots,
@@ -165,55 +193,48 @@ impl Ours {
         };
         let mut generator = Session::attach(station.socket(), &options("generator", 4096))?;
         let mut application = Session::attach(station.socket(), &options("application", 8))?;
-        let address = |session: &Session| {
-            session.info().ipv4.map(|(ip, _)| ip).context("a session without an IPv4 address")
-        };
-        let flow = Flow::v4()
-            .macs(generator.info().mac, application.info().mac)
-            .addresses(address(&generator)?, address(&application)?)
-            .ports(1000, 2000);
+        let flow = flow::between(&generator, &application, (1000, 2000))?;
         let from = generator.open(&Rule::new().udp(1000))?;
-        application.open(&Rule::new().udp(2000))?;
-        let mut frame = flow.udp(&[0; 8]);
-        frame[40..42].fill(0);
-        let headers = *frame.first_chunk().context("a frame without headers")?;
-        Ok(Ours { generator, application, from, headers, cores, station: None })
-    }
-
-    /// Keeps the server for as long as its sessions.
-    fn with(self, station: Station) -> Ours {
-        Ours { station: Some(station), ..self }
+        let to = application.open(&Rule::new().udp(2000))?;
+        let headers = flow::headers(&flow, PACKET_BYTES - HEADER_BYTES)?;
+        Ok(Ours { generator, application, from, to, headers, cores, station })
     }
 
     fn run(&mut self, per_s: f64, window: Duration) -> anyhow::Result<Run> {
-        let Ours { generator, application, from, headers, cores, station } = self;
-        if let Some(station) = station {
-            station.resume()?;
-        }
+        self.station.resume()?;
+        let run = self.run_resumed(per_s, window);
+        self.station.pause()?;
+        run
+    }
+
+    fn run_resumed(&mut self, per_s: f64, window: Duration) -> anyhow::Result<Run> {
+        let dropped_before = self.dropped();
+        let Ours { generator, application, from, headers, cores, .. } = self;
         let over = AtomicBool::new(false);
-        let offered = AtomicU64::new(0);
         let start = Instant::now();
-        let run = thread::scope(|scope| {
-            let working = scope.spawn(|| -> anyhow::Result<_> {
+        let (offered, mut got) = thread::scope(|scope| {
+            let working = scope.spawn(|| -> anyhow::Result<Got> {
                 pin(cores.1)?;
-                let (mut done, mut delay) = (0, Latency::new()?);
+                let mut got = Got::nothing()?;
                 loop {
                     let last = over.load(Ordering::Acquire);
-                    let got = application.receive(0, 32, |packet| {
+                    let count = application.receive(0, 32, |packet| {
                         let bytes = packet.contiguous().unwrap_or_default();
-                        done += work(start, window, bytes.get(HEADER_BYTES..), &mut delay);
+                        let payload = bytes.get(HEADER_BYTES..);
+                        got.done += work(start, window, payload, &mut got.delay);
                     })?;
-                    if got == 0 {
+                    got.arrived += count as u64;
+                    if count == 0 {
                         if last {
-                            return Ok((done, delay));
+                            return Ok(got);
                         }
                         application.wait(Some(Duration::from_millis(2)))?;
                     }
                 }
             });
-            let offering = scope.spawn(|| -> anyhow::Result<()> {
-                let sent = pin(cores.0).map_err(anyhow::Error::from).and_then(|()| {
-                    offer(start, window, per_s, &offered, |due| {
+            let offering = scope.spawn(|| {
+                let offered = pin(cores.0).map_err(anyhow::Error::from).and_then(|()| {
+                    offer(start, window, per_s, |due| {
                         let Some(due) = due else {
                             generator.flush()?;
                             return Ok(true);
@@ -234,17 +255,36 @@ impl Ours {
                     })
                 });
                 over.store(true, Ordering::Release);
-                sent
+                offered
             });
-            let sent = offering.join().ok().context("the generator failed")?;
-            let (done, delay) = working.join().ok().context("the application failed")??;
-            sent?;
-            anyhow::Ok(Run { offered: offered.load(Ordering::Acquire), done, took: window, delay })
-        });
-        if let Some(station) = station {
-            station.pause()?;
-        }
-        run
+            let offered = offering.join().ok().context("the generator failed")?;
+            let got = working.join().ok().context("the application failed")??;
+            anyhow::Ok((offered?, got))
+        })?;
+        // What is still on its way belongs to this run: it came too late. Each message sent is there in
+        // the end, or was dropped and counted.
+        let until = Instant::now() + PATIENCE;
+        let dropped = loop {
+            got.arrived += self.application.receive(0, 32, |_| {})? as u64;
+            let dropped = self.dropped() - dropped_before;
+            if got.arrived + dropped == offered.sent {
+                break dropped;
+            }
+            ensure!(
+                Instant::now() < until,
+                "{} messages sent, {} arrived, {dropped} dropped",
+                offered.sent,
+                got.arrived
+            );
+        };
+        let Got { arrived, done, delay } = got;
+        Ok(Run { offered, arrived, done, dropped, took: window, delay })
+    }
+
+    /// Messages that the server dropped, by the application's counters.
+    fn dropped(&self) -> u64 {
+        let counters = self.application.counters(self.to).into_iter();
+        counters.filter(|(name, _)| name.starts_with("rx_dropped_")).map(|(_, count)| count).sum()
     }
 }
 
@@ -271,15 +311,13 @@ fn offer(
     start: Instant,
     window: Duration,
     per_s: f64,
-    offered: &AtomicU64,
     mut send: impl FnMut(Option<u64>) -> anyhow::Result<bool>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Offered> {
     let mut sent = 0_u64;
     loop {
         let now = start.elapsed();
         if now >= window {
-            offered.store((window.as_secs_f64() * per_s) as u64, Ordering::Release);
-            return Ok(());
+            return Ok(Offered { due: (window.as_secs_f64() * per_s) as u64, sent });
         }
         let due = (now.as_secs_f64() * per_s) as u64;
         while sent < due && send(Some((sent as f64 / per_s * 1e9) as u64))? {
@@ -300,7 +338,7 @@ fn kernel(
     let far = wire.far_udp(0, 1)?.pop().context("no socket")?;
     let near = wire.near_udp(0)?;
     let to = far.local_addr()?;
-    let (over, offered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let over = AtomicBool::new(false);
     let start = Instant::now();
     thread::scope(|scope| {
         let working = scope.spawn(|| -> anyhow::Result<_> {
@@ -308,19 +346,21 @@ fn kernel(
             work_on_socket(&far, start, window, &over)
         });
         let offering = scope.spawn(|| {
-            let sent = pin(cores.0).map_err(anyhow::Error::from).and_then(|()| {
-                offer(start, window, per_s, &offered, |due| match due {
+            let offered = pin(cores.0).map_err(anyhow::Error::from).and_then(|()| {
+                offer(start, window, per_s, |due| match due {
                     Some(due) => Ok(send_to(&near, &due.to_ne_bytes(), to)?),
                     None => Ok(true),
                 })
             });
             over.store(true, Ordering::Release);
-            sent
+            offered
         });
-        let sent = offering.join().ok().context("the generator failed")?;
-        let (done, delay) = working.join().ok().context("the application failed")??;
-        sent?;
-        Ok(Run { offered: offered.load(Ordering::Acquire), done, took: window, delay })
+        let offered = offering.join().ok().context("the generator failed")?;
+        let got = working.join().ok().context("the application failed")??;
+        let (offered, Got { arrived, done, delay }) = (offered?, got);
+        // A veth pair delivers in the sender's call: what is not there any more was dropped.
+        let dropped = offered.sent.saturating_sub(arrived);
+        Ok(Run { offered, arrived, done, dropped, took: window, delay })
     })
 }
 
@@ -329,14 +369,15 @@ fn work_on_socket(
     start: Instant,
     window: Duration,
     over: &AtomicBool,
-) -> anyhow::Result<(u64, Latency)> {
-    let (mut done, mut delay, mut buffer) = (0, Latency::new()?, [0; 64]);
+) -> anyhow::Result<Got> {
+    let (mut got, mut buffer) = (Got::nothing()?, [0; 64]);
     loop {
         let last = over.load(Ordering::Acquire);
         if let Some(len) = receive(socket, &mut buffer)? {
-            done += work(start, window, Some(&buffer[..len]), &mut delay);
+            got.arrived += 1;
+            got.done += work(start, window, Some(&buffer[..len]), &mut got.delay);
         } else if last {
-            return Ok((done, delay));
+            return Ok(got);
         } else {
             let mut heard = [PollFd::new(socket, PollFlags::IN)];
             let _ = poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 2_000_000 }));

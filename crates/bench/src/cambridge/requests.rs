@@ -9,24 +9,31 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
-use towpath_packet::build::Flow;
 use towpath_rig::Selected;
 
+use crate::flow::{self, HEADER_BYTES};
 use crate::kernel_wire::{KernelWire, receive_from, send_to};
 use crate::techniques::Waits;
 
 /// What a request and its answer carry: the connection's number.
 const PAYLOAD_BYTES: usize = 8;
-/// Ethernet, IPv4, UDP.
-const HEADER_BYTES: usize = 42;
 const PACKET_BYTES: usize = HEADER_BYTES + PAYLOAD_BYTES;
 /// The first port of the server's.
 pub(super) const FIRST_PORT: u16 = 10_000;
 /// Connections that fit behind [`FIRST_PORT`], those included that only wait.
 pub(super) const MOST: usize = 16_000;
-/// How long the server application looks before it sleeps (section 4.1).
-const SPINS: Duration = Duration::from_micros(15);
+/// How long the paper's server application looks before it sleeps (section 4.1).
+pub(super) const SPINS: Duration = Duration::from_micros(15);
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the server application does while there is nothing to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Idle {
+    /// It looks without end.
+    Looks,
+    /// It looks for so long, and sleeps.
+    SleepsAfter(Duration),
+}
 
 /// Two sessions: a client with one endpoint, and a server application with one endpoint, on a
 /// queue set of its own, for each connection.
@@ -71,19 +78,8 @@ impl Sessions {
                 Ok(server.open(&Rule::new().udp(port).queue_set(place as u32))?)
             })
             .collect::<anyhow::Result<_>>()?;
-        let address = |session: &Session| {
-            session.info().ipv4.map(|(ip, _)| ip).context("a session without an IPv4 address")
-        };
-        let flow = Flow::v4()
-            .macs(client.info().mac, server.info().mac)
-            .addresses(address(&client)?, address(&server)?)
-            .ports(1000, 0);
-        let headers = |flow: Flow| -> anyhow::Result<[u8; HEADER_BYTES]> {
-            let mut frame = flow.udp(&[0; PAYLOAD_BYTES]);
-            frame[40..42].fill(0);
-            Ok(*frame.first_chunk().context("a frame without headers")?)
-        };
-        let request = headers(flow)?;
+        let flow = flow::between(&client, &server, (1000, 0))?;
+        let request = flow::headers(&flow, PAYLOAD_BYTES)?;
         let (owed, answered) = (Vec::with_capacity(connections), Vec::with_capacity(connections));
         Ok(Sessions { client, server, from, endpoints, request, owed, answered })
     }
@@ -135,14 +131,16 @@ impl Sessions {
     }
 
     /// As [`Sessions::serve`]; where the thread is to sleep it sleeps until either side has news,
-    /// since both sides are this thread's. After [`SPINS`] since something came: as the paper's
-    /// server, it looks for so long before it sleeps.
-    pub(super) fn serve_if_owed(&mut self, waits: Waits, last: Instant) -> anyhow::Result<bool> {
+    /// since both sides are this thread's, and after it has looked for as long as `idle` says since
+    /// something came.
+    pub(super) fn serve_if_owed(&mut self, idle: Idle, last: Instant) -> anyhow::Result<bool> {
         if self.serve(Waits::Polls)? {
             return Ok(true);
         }
-        if waits == Waits::Polls || last.elapsed() < SPINS {
-            return Ok(false);
+        match idle {
+            Idle::Looks => return Ok(false),
+            Idle::SleepsAfter(spins) if last.elapsed() < spins => return Ok(false),
+            Idle::SleepsAfter(_) => {}
         }
         if !self.server.arm()? {
             if !self.client.arm()? {
@@ -202,7 +200,8 @@ impl Sessions {
             looks += 1;
             ensure!(
                 !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE,
-                "a request was lost"
+                "a request was lost; {}",
+                self.state()
             );
         }
         loop {
@@ -212,9 +211,22 @@ impl Sessions {
             looks += 1;
             ensure!(
                 !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE,
-                "an answer was lost"
+                "an answer was lost; {}",
+                self.state()
             );
         }
+    }
+
+    /// What both sides counted: for an error.
+    fn state(&self) -> String {
+        let counted = |who: &str, session: &Session, endpoint: Endpoint| {
+            let counters = session.counters(endpoint).into_iter().filter(|(_, count)| *count > 0);
+            let counters: Vec<_> =
+                counters.map(|(name, count)| format!("{name} {count}")).collect();
+            format!("{who}: {}", counters.join(", "))
+        };
+        let server = self.endpoints.first().map(|first| counted("server", &self.server, *first));
+        format!("{}; {}", counted("client", &self.client, self.from), server.unwrap_or_default())
     }
 }
 
@@ -314,7 +326,7 @@ impl KernelClient {
             looks += 1;
             ensure!(
                 !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE,
-                "an answer was lost"
+                "an answer was lost between sockets"
             );
         }
         Ok(start.elapsed())
