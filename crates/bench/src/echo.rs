@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, Meta, Options, Rule, Session};
+use towpath_client::{Endpoint, Meta, Options, Rule, Session, Waiting};
 use towpath_rig::{PacketSocket, pin};
 
 use crate::child::{is_over, tell};
@@ -78,6 +78,8 @@ pub(crate) struct Initiator {
     frame: [u8; FRAME_BYTES],
     number: u64,
     waits: Waits,
+    /// Sends by the short way of small messages.
+    small: bool,
 }
 
 impl Initiator {
@@ -87,13 +89,19 @@ impl Initiator {
         to: [u8; 6],
         echo: Option<Echo>,
         waits: Waits,
+        small: bool,
     ) -> anyhow::Result<Initiator> {
-        let options = Options { name: "initiator".into(), ..Options::default() };
+        let waiting = if waits == Waits::Spins { Waiting::Spin } else { Waiting::Block };
+        ensure!(
+            waits != Waits::Spins || echo.is_none(),
+            "who spins for its own frames cannot send them back"
+        );
+        let options = Options { name: "initiator".into(), waiting, ..Options::default() };
         let mut session = Session::attach(socket, &options)?;
         let from = session.info().mac;
         let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
         let near = Near::Session(Box::new(session), endpoint);
-        Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits })
+        Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits, small })
     }
 
     /// With a packet socket.
@@ -104,7 +112,7 @@ impl Initiator {
         waits: Waits,
     ) -> anyhow::Result<Initiator> {
         let near = Near::Socket(PacketSocket::open(interface, ETHERTYPE)?);
-        Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits })
+        Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits, small: false })
     }
 
     /// One trial: there and back twice. The second trip is the one that counts; the first one finds
@@ -120,6 +128,10 @@ impl Initiator {
         self.frame[NUMBER_AT..NUMBER_AT + 8].copy_from_slice(&number);
         let start = Instant::now();
         match &mut self.near {
+            Near::Session(session, endpoint) if self.small => {
+                session.send_small(*endpoint, &self.frame)?;
+                session.flush()?;
+            }
             Near::Session(session, endpoint) => {
                 let frame = &self.frame;
                 session.send(*endpoint, FRAME_BYTES, Meta::FINISHED, |parts| {
@@ -141,7 +153,7 @@ impl Initiator {
             if looks.is_multiple_of(256) && start.elapsed() > PATIENCE {
                 bail!("frame {} is not back after {PATIENCE:?}", self.number);
             }
-            if self.waits == Waits::Blocks && !sent_back {
+            if self.waits != Waits::Polls && !sent_back {
                 self.sleep()?;
             }
         }
@@ -167,6 +179,14 @@ impl Initiator {
     }
 
     fn sleep(&mut self) -> anyhow::Result<()> {
+        // With nothing else to be woken for it is for the session to say how.
+        if let Near::Session(session, _) = &mut self.near
+            && self.echo.is_none()
+        {
+            let news = session.wait(Some(PATIENCE))?;
+            ensure!(news, "frame {} is not back after {PATIENCE:?}", self.number);
+            return Ok(());
+        }
         if let Near::Session(session, _) = &mut self.near
             && session.arm()?
         {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The most points of a series: more could not be told apart, and reports stay small.
-const MOST_POINTS: usize = 100;
+pub(crate) const MOST_POINTS: usize = 100;
 
 /// One axis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

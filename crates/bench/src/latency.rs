@@ -44,9 +44,13 @@ impl Latency {
 pub(crate) fn lowest_part(times: &[Duration]) -> Vec<f64> {
     let mut sorted: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
     sorted.sort_by(f64::total_cmp);
-    let kept = (sorted.len() * 4000 / 5120).max(1);
-    sorted.truncate(kept);
+    sorted.truncate(lowest(sorted.len()));
     sorted
+}
+
+/// How many of so many trials [`lowest_part`] keeps: at least one.
+pub(crate) fn lowest(trials: usize) -> usize {
+    (trials * 4000 / 5120).max(1)
 }
 
 /// Their mean, in microseconds.

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Context;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use towpath_client::Setting;
+use towpath_device::slow::{Pace, SlowDevice};
 use towpath_device::tap::{Options, TapDevice};
-use towpath_device::{Device, fault, loopback};
+use towpath_device::{Device, loopback};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
 use towpath_rig::Namespace;
@@ -36,8 +38,18 @@ pub(crate) enum Wire {
         /// Whether large and unfinished packets cross it.
         offloads: bool,
     },
-    /// A TAP whose wire is slow or bad, see [`fault::Spec`].
-    FaultyTap { name: String, faults: String },
+    /// A TAP that is slow, and refuses what it has no place for: see [`SlowDevice`].
+    SlowTap { name: String, packet_us: u64, places: usize },
+}
+
+impl Wire {
+    /// The name of the TAP.
+    pub(crate) fn tap(&self) -> anyhow::Result<&str> {
+        match self {
+            Wire::Tap { name, .. } | Wire::SlowTap { name, .. } => Ok(name),
+            Wire::Memory { .. } => anyhow::bail!("it is no TAP"),
+        }
+    }
 }
 
 /// How it is served.
@@ -104,8 +116,10 @@ pub(crate) fn start_server(
             Box::new(near)
         }
         Wire::Tap { name, offloads } => Box::new(open(name, *offloads)?),
-        Wire::FaultyTap { name, faults } => {
-            Box::new(fault::FaultDevice::new(Box::new(open(name, false)?), &faults.parse()?)?)
+        Wire::SlowTap { name, packet_us, places } => {
+            let packet_time = Duration::from_micros(*packet_us);
+            let pace = Pace { packet_time, places: *places };
+            Box::new(SlowDevice::new(Box::new(open(name, false)?), pace)?)
         }
     };
     let config = Config {

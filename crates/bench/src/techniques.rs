@@ -11,6 +11,8 @@ pub(crate) enum Waits {
     Polls,
     /// It sleeps, and is woken.
     Blocks,
+    /// It looks for as long as that is likely to be worth it, and sleeps (`Waiting::Spin`).
+    Spins,
 }
 
 /// A way to serve and to be served.
@@ -20,11 +22,13 @@ pub(crate) struct Way {
     /// Of the device and of the application's endpoint, changed while the server runs.
     pub(crate) settings: Vec<(Setting, u64)>,
     pub(crate) waits: Waits,
+    /// The application sends by the short way of small messages.
+    pub(crate) small: bool,
 }
 
 impl Way {
     pub(crate) fn new(serving: Serving, waits: Waits) -> Way {
-        Way { serving, settings: Vec::new(), waits }
+        Way { serving, settings: Vec::new(), waits, small: false }
     }
 
     pub(crate) fn with(&self, setting: Setting, value: u64) -> Way {
@@ -59,13 +63,21 @@ pub(crate) struct Technique {
     pub(crate) name: String,
     pub(crate) on: Way,
     pub(crate) off: Way,
+    /// Frames are sent back by a process on this core, and not by the application's own thread, which
+    /// would have to stay awake for it.
+    pub(crate) echo_cpu: Option<usize>,
 }
 
 impl Technique {
     fn new(name: &str, on: Way, off: Way) -> Technique {
-        Technique { name: name.to_owned(), on, off }
+        Technique { name: name.to_owned(), on, off, echo_cpu: None }
     }
 }
+
+/// The word of `mode` by which the engine looks so many times a second.
+const CLOCKED: u64 = 3;
+/// A rate at which a frame of 60 bytes has passed in half a microsecond.
+const FAST_BPS: u64 = 1_000_000_000;
 
 /// All, for small frames over a TAP. `tap` is a name that no other interface has while one pair is
 /// measured; the second of a pair gets another letter behind it.
@@ -108,6 +120,34 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
             Way::new(Serving { batch: 1, ..other.clone().polling() }, Waits::Polls),
         ),
     ];
+    techniques.push(Technique::new(
+        "a small message goes past the others (send_small)",
+        Way { small: true, ..both_poll.clone() },
+        base.clone(),
+    ));
+    // Rings matter to who sleeps: a frame alone waits for the ring that was put off for others.
+    let (rung, rung_too) = (polling(&asleep, Waits::Blocks), polling(&other, Waits::Blocks));
+    techniques.push(Technique::new(
+        "rx_frames=16 rx_usecs=50, not 1 and 0",
+        rung.with(Setting::RxFrames, 16).with(Setting::RxUsecs, 50),
+        rung_too,
+    ));
+    // A timer ends each sleep of an engine that looks by the clock.
+    let clocked =
+        |serving: &Serving| Way::new(serving.clone(), Waits::Polls).with(Setting::Mode, CLOCKED);
+    techniques.push(Technique::new(
+        "timer_slack_us=500, not 5, with mode=clocked",
+        clocked(&asleep).with(Setting::TimerSlackUs, 500),
+        clocked(&other).with(Setting::TimerSlackUs, 5),
+    ));
+    techniques.push(Technique {
+        echo_cpu: Some(engine_cpu),
+        ..Technique::new(
+            "the application spins before it sleeps (Waiting::Spin), sent back by a process",
+            Way::new(asleep.clone(), Waits::Spins),
+            Way::new(other.clone(), Waits::Blocks),
+        )
+    });
     for (setting, spec) in Setting::ALL {
         let Kind::Word(words) = spec.kind else { continue };
         for (value, against) in compared(words, spec.default) {
@@ -119,6 +159,9 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
             }
             let (near, far) = if *setting == Setting::Mode {
                 (Way::new(asleep.clone(), Waits::Polls), Way::new(other.clone(), Waits::Polls))
+            } else if *setting == Setting::Pacing {
+                // Without a rate there is nothing to spread; this one holds no frame of a round trip up.
+                (both_poll.with(Setting::RateBps, FAST_BPS), base.with(Setting::RateBps, FAST_BPS))
             } else {
                 (both_poll.clone(), base.clone())
             };
@@ -157,6 +200,11 @@ mod tests {
     }
 
     #[test]
+    fn clocked_is_that_word() {
+        assert_eq!(Setting::Mode.show(CLOCKED), "clocked");
+    }
+
+    #[test]
     fn each_technique_is_a_row_of_its_own() {
         let all = all("tpx", 0);
         for (place, one) in all.iter().enumerate() {
@@ -171,6 +219,7 @@ mod tests {
                 || one.on.serving.batch != one.off.serving.batch
                 || one.on.waits != one.off.waits
                 || one.on.settings != one.off.settings
+                || one.on.small != one.off.small
                 || matches!(
                     (&one.on.serving.wire, &one.off.serving.wire),
                     (Wire::Tap { offloads: on, .. }, Wire::Tap { offloads: off, .. }) if on != off

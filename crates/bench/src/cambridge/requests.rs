@@ -112,7 +112,7 @@ impl Sessions {
     pub(super) fn serve(&mut self, waits: Waits) -> anyhow::Result<bool> {
         let news = match waits {
             Waits::Polls => self.server.look()?,
-            Waits::Blocks => self.server.wait(Some(PATIENCE))?,
+            Waits::Blocks | Waits::Spins => self.server.wait(Some(PATIENCE))?,
         };
         if !news {
             return Ok(false);

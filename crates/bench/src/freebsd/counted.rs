@@ -14,7 +14,7 @@ use super::packets::{PACKET_BYTES, aim, options, send_batch};
 use crate::Settings;
 use crate::child::{Child, Directory, Role, tell};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Wire, start_server};
+use crate::station::{Serving, start_server};
 
 /// Batches of two sizes: what one has more than the other is the packets', what both have alike is
 /// the batch's. A step takes some microseconds.
@@ -28,9 +28,7 @@ const COUNTS: usize = 5;
 
 /// The process that is stepped through: sends as many packets as each line says.
 pub(crate) fn counted(serving: &Serving, socket: PathBuf) -> anyhow::Result<()> {
-    let Wire::Tap { name, .. } = &serving.wire else {
-        anyhow::bail!("packets are sent over a TAP alone");
-    };
+    let name = serving.wire.tap()?;
     let (server, _far) = start_server(serving, socket.clone())?;
     let mut session = Session::attach(socket, &options())?;
     let (endpoint, packet) = aim(&mut session, name)?;
@@ -50,7 +48,7 @@ pub(super) fn measure(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     let directory = Directory::new()?;
-    let serving = Serving::tap("tpbsd6");
+    let serving = Serving::tap("tpbsda");
     let socket = directory.socket();
     let mut child = Child::start(&Role::Counted { serving, socket: socket.clone() })?;
     let ways: Vec<(&str, Option<(Handoff, u64)>)> = match handoff {

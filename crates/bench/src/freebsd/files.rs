@@ -1,21 +1,20 @@
 //! Files of 1 KB over HTTP, a connection for each.
 
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use towpath_net::Network;
-use towpath_rig::pin;
+use towpath_rig::{Participants, pin};
 
-use super::Handoff;
+use super::{Handoff, IN_TWO_WAYS, Refused, Run, TWO_WAYS, both, slow};
 use crate::Settings;
 use crate::kernel_wire::KernelWire;
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
-use crate::statistics::Pairs;
+use crate::station::{Serving, Station, Wire};
 
 const FILE_BYTES: usize = 1024;
 /// Clients that ask at the same time.
@@ -31,54 +30,64 @@ pub(super) fn measure(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     let window = Duration::from_millis(if settings.quick { 60 } else { 400 });
-    for (what, tap, engine_cpu) in
-        [("two cores", "tpbsd7", None), ("one core", "tpbsd8", Some(cores.1))]
-    {
-        let mut serving = Serving::tap(tap);
-        serving.engine_cpu = engine_cpu;
+    let asleep = |tap: &str| Serving::tap(tap);
+    for (what, serving) in [
+        ("two cores", asleep("tpbsd7")),
+        ("one core", asleep("tpbsd8").on(cores.1)),
+        ("slow device", slow("tpbsd9", asleep(""))),
+    ] {
+        let is_slow = matches!(serving.wire, Wire::SlowTap { .. });
         let station = Station::start(&serving, None)?;
         // Threads stay where those are that start them: on one core, all of them.
-        let (rates, pairs) = thread::scope(|scope| {
+        let (ways, pairs, refused) = thread::scope(|scope| {
             let measuring = scope.spawn(|| -> anyhow::Result<_> {
-                match engine_cpu {
+                match serving.engine_cpu {
                     Some(cpu) => pin(cpu)?,
                     None => free(cores)?,
                 }
                 let network = Network::attach(station.socket())?;
                 let ip = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
                 let ip = ip.context("the host got no IPv4 address")?;
-                let ours = || served(&network, SocketAddr::new(ip, 0), window);
-                let rates = handoff
-                    .map(|Handoff { setting, direct, queued }| {
-                        let with = |value| {
-                            station.set(setting, value)?;
-                            ours()
-                        };
-                        let pairs =
-                            Pairs::measure(settings.pairs(), || with(direct), || with(queued))?;
-                        station.set(setting, setting.spec().default)?;
-                        anyhow::Ok(pairs)
+                let refused = Refused::default();
+                let all = Participants::new(&[std::process::id(), station.pid()]);
+                let ours = || served(&network, SocketAddr::new(ip, 0), &all, window);
+                let ways = handoff
+                    .map(|handoff| {
+                        let way =
+                            |way| handoff.run(&station, way, is_slow.then_some(&refused), ours);
+                        let ways =
+                            both(settings.pairs(), || way(handoff.direct), || way(handoff.queued))?;
+                        station.set(handoff.setting, handoff.setting.spec().default)?;
+                        anyhow::Ok(ways)
                     })
                     .transpose()?;
-                let pairs = Pairs::measure(settings.pairs(), ours, || kernel(wire, window))?;
-                Ok((rates, pairs))
+                // A kernel's socket has no slow device here: there is nothing to compare with.
+                let own = Participants::new(&[std::process::id()]);
+                let pairs = (!is_slow)
+                    .then(|| both(settings.pairs(), ours, || kernel(wire, &own, window)))
+                    .transpose()?;
+                Ok((ways, pairs, refused))
             });
             measuring.join().map_err(|_| anyhow::anyhow!("the measuring thread failed"))?
         })?;
         let parameters = [("file_bytes", FILE_BYTES as f64)];
-        let row = |name: &str, unit, values: &[f64]| {
-            Row::new(&format!("files over HTTP, {what}, {name}"), &parameters, unit, values)
-        };
-        if let Some(rates) = rates {
-            let name = "handed over directly, to through a queue";
-            outcome.rows.push(row(name, "ratio of files/s", &rates.ratios()));
-            outcome.context.push(row("directly", "k/s", &rates.ours));
-            outcome.context.push(row("through a queue", "k/s", &rates.base));
+        let title = format!("files over HTTP, {what}");
+        for (name, of, measured) in
+            [(IN_TWO_WAYS, TWO_WAYS, ways), ("Towpath to the kernel", ["Towpath", "kernel"], pairs)]
+        {
+            let Some((rates, cpu)) = measured else { continue };
+            for (unit, each, pairs) in
+                [("ratio of files/s", "k/s", rates), ("ratio of CPU/file", "us of CPU", cpu)]
+            {
+                let row = |name: &str, unit, values: &[f64]| {
+                    Row::new(&format!("{title}, {name}"), &parameters, unit, values)
+                };
+                outcome.rows.push(row(name, unit, &pairs.ratios()));
+                outcome.context.push(row(of[0], each, &pairs.ours));
+                outcome.context.push(row(of[1], each, &pairs.base));
+            }
         }
-        let name = "Towpath to the kernel";
-        outcome.rows.push(row(name, "ratio of files/s", &pairs.ratios()));
-        outcome.context.push(row("Towpath", "k/s", &pairs.ours));
-        outcome.context.push(row("kernel", "k/s", &pairs.base));
+        refused.rows(&title, &parameters, outcome);
     }
     Ok(())
 }
@@ -91,45 +100,52 @@ fn free(cores: (usize, usize)) -> anyhow::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-fn served(network: &Network, at: SocketAddr, window: Duration) -> anyhow::Result<f64> {
+/// What a server accepts and serves.
+trait Served: Read + Write {
+    fn set_patience(&self) -> std::io::Result<()>;
+}
+
+impl Served for TcpStream {
+    fn set_patience(&self) -> std::io::Result<()> {
+        self.set_read_timeout(Some(PATIENCE))?;
+        self.set_write_timeout(Some(PATIENCE))
+    }
+}
+
+impl Served for towpath_net::TcpStream {
+    fn set_patience(&self) -> std::io::Result<()> {
+        self.set_read_timeout(Some(PATIENCE))?;
+        self.set_write_timeout(Some(PATIENCE))
+    }
+}
+
+fn served(
+    network: &Network,
+    at: SocketAddr,
+    all: &Participants,
+    window: Duration,
+) -> anyhow::Result<Run> {
     let listener = towpath_net::TcpListener::bind(network, at)?;
     listener.set_nonblocking(false)?;
-    let at = listener.local_addr()?;
-    run(
-        window,
-        || {
-            let stream = listener.accept()?.0;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            Ok(stream)
-        },
-        || Ok(std::net::TcpStream::connect(at)?),
-    )
+    run(window, all, listener.local_addr()?, || Ok(listener.accept()?.0))
 }
 
-fn kernel(wire: &KernelWire, window: Duration) -> anyhow::Result<f64> {
+fn kernel(wire: &KernelWire, all: &Participants, window: Duration) -> anyhow::Result<Run> {
     let listener = wire.far_listener()?;
-    let at = listener.local_addr()?;
-    run(
-        window,
-        || {
-            let stream = listener.accept()?.0;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            Ok(stream)
-        },
-        || Ok(std::net::TcpStream::connect(at)?),
-    )
+    run(window, all, listener.local_addr()?, || Ok(listener.accept()?.0))
 }
 
-/// Thousands of files a second.
-fn run<S: Read + Write>(
+/// Files a second, and what each costs all who take part.
+fn run<S: Served>(
     window: Duration,
+    all: &Participants,
+    at: SocketAddr,
     accept: impl Fn() -> anyhow::Result<S> + Sync,
-    connect: impl Fn() -> anyhow::Result<std::net::TcpStream> + Sync,
-) -> anyhow::Result<f64> {
+) -> anyhow::Result<Run> {
     let (over, served) = (AtomicBool::new(false), AtomicU64::new(0));
-    let (over, served, connect, accept) = (&over, &served, &connect, &accept);
+    let (over, served, accept) = (&over, &served, &accept);
+    let connect = || TcpStream::connect(at);
+    let before = all.cpu_time()?;
     thread::scope(|scope| {
         let serving = scope.spawn(move || -> anyhow::Result<()> {
             let mut answer =
@@ -137,7 +153,8 @@ fn run<S: Read + Write>(
             answer.resize(answer.len() + FILE_BYTES, b'x');
             // The one who ends it comes as a client, after the others.
             while !over.load(Ordering::Acquire) {
-                let mut stream = accept()?;
+                let mut stream = accept().context("the server's next client")?;
+                stream.set_patience()?;
                 let mut request = [0; 512];
                 if stream.read(&mut request).context("the request")? > 0 {
                     stream.write_all(&answer).context("the file")?;
@@ -169,6 +186,7 @@ fn run<S: Read + Write>(
             outcome = outcome.and(one);
         }
         let took = start.elapsed().as_secs_f64();
+        let cpu = all.cpu_time()? - before;
         over.store(true, Ordering::Release);
         // The server waits for somebody; each who comes lets it look whether it is over.
         for _ in 0..8 {
@@ -182,6 +200,7 @@ fn run<S: Read + Write>(
             }
         }
         serving.join().map_err(|_| anyhow::anyhow!("the server failed"))?.and(outcome)?;
-        Ok(served.load(Ordering::Relaxed) as f64 / took / 1e3)
+        let served = served.load(Ordering::Relaxed);
+        Ok((served as f64 / took / 1e3, cpu.as_secs_f64() * 1e6 / served.max(1) as f64))
     })
 }

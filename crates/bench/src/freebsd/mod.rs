@@ -8,14 +8,24 @@ mod counted;
 mod files;
 mod packets;
 
+use std::cell::RefCell;
+
+use anyhow::{Context, ensure};
 use towpath_client::Setting;
 
 use crate::Settings;
 use crate::kernel_wire::KernelWire;
 use crate::machine::two_cores;
-use crate::report::Outcome;
+use crate::report::{Outcome, Row};
+use crate::station::{Serving, Station, Wire};
+use crate::statistics::Pairs;
 
 pub(crate) use counted::counted;
+
+/// What sending a packet takes a slow device.
+const PACKET_US: u64 = 50;
+/// Packets that a slow device has places for.
+const PLACES: usize = 2;
 
 /// How packets can be handed to the device, where that can be chosen: the setting, and its value
 /// for directly and for through a queue.
@@ -34,6 +44,115 @@ impl Handoff {
     }
 }
 
+/// Rows of the two ways are called so.
+const IN_TWO_WAYS: &str = "handed over directly, to through a queue";
+const TWO_WAYS: [&str; 2] = ["directly", "through a queue"];
+
+/// What a run came to: packets or files a second, in thousands, and time on a core for each, in
+/// microseconds.
+type Run = (f64, f64);
+
+impl Handoff {
+    /// A run with packets handed over in one of the two ways. `refused`: the device is slow, and must
+    /// have refused some.
+    fn run(
+        self,
+        station: &Station,
+        way: u64,
+        refused: Option<&Refused>,
+        run: impl Fn() -> anyhow::Result<Run>,
+    ) -> anyhow::Result<Run> {
+        station.set(self.setting, way)?;
+        let before = Counted::of(station)?;
+        let outcome = run()?;
+        let after = Counted::of(station)?;
+        if let Some(refused) = refused {
+            refused.add(way == self.direct, &before, &after)?;
+        }
+        Ok(outcome)
+    }
+}
+
+/// What the server counted of its device.
+struct Counted {
+    full: u64,
+    backlogged: u64,
+    taken: u64,
+}
+
+impl Counted {
+    fn of(station: &Station) -> anyhow::Result<Counted> {
+        let counters = station.counters()?;
+        let read = |name| counters.get(name).copied().with_context(|| format!("no {name}"));
+        Ok(Counted {
+            full: read("tx_full")?,
+            backlogged: read("tx_backlogged")?,
+            taken: read("tx_packets")?,
+        })
+    }
+}
+
+/// How often a slow device refused packets, and how many waited for it, of each it took: directly, and
+/// through a queue.
+#[derive(Default)]
+struct Refused([RefCell<[Vec<f64>; 2]>; 2]);
+
+impl Refused {
+    fn add(&self, direct: bool, before: &Counted, after: &Counted) -> anyhow::Result<()> {
+        let (full, taken) = (after.full - before.full, after.taken - before.taken);
+        ensure!(full > 0, "a slow device had room for all of {taken} packets");
+        let mut of = self.0[usize::from(!direct)].borrow_mut();
+        of[0].push(full as f64 / taken.max(1) as f64);
+        of[1].push((after.backlogged - before.backlogged) as f64 / taken.max(1) as f64);
+        Ok(())
+    }
+
+    fn rows(self, what: &str, parameters: &[(&str, f64)], outcome: &mut Outcome) {
+        for (way, values) in TWO_WAYS.into_iter().zip(self.0) {
+            let values = values.into_inner();
+            for (value, of) in ["device without room", "waited for the device"].iter().zip(values) {
+                if !of.is_empty() {
+                    let name = format!("{what}, {way}, {value}");
+                    outcome.context.push(Row::new(&name, parameters, "a packet taken", &of));
+                }
+            }
+        }
+    }
+}
+
+/// On a TAP of this name that is slower than the processor by far, and has few places.
+fn slow(name: &str, serving: Serving) -> Serving {
+    let wire = Wire::SlowTap { name: name.to_owned(), packet_us: PACKET_US, places: PLACES };
+    Serving { wire, ..serving }
+}
+
+/// Two measured in turn, by both figures.
+fn both(
+    count: usize,
+    ours: impl Fn() -> anyhow::Result<Run>,
+    base: impl Fn() -> anyhow::Result<Run>,
+) -> anyhow::Result<(Pairs, Pairs)> {
+    let cpu = RefCell::new(Pairs::default());
+    let rates = Pairs::measure(
+        count,
+        || {
+            let (rate, each) = ours()?;
+            cpu.borrow_mut().ours.push(each);
+            Ok(rate)
+        },
+        || {
+            let (rate, each) = base()?;
+            cpu.borrow_mut().base.push(each);
+            Ok(rate)
+        },
+    )?;
+    let mut cpu = cpu.into_inner();
+    // The first pair finds everything cold, and does not count.
+    cpu.ours.remove(0);
+    cpu.base.remove(0);
+    Ok((rates, cpu))
+}
+
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
     let wire = KernelWire::new("tpbsd", 1500)?;
@@ -41,7 +160,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         how: format!(
             "over a TAP to the kernel, beside the kernel's own sockets across a veth pair; two \
              cores: engine on core {}, polls, application on core {}; one core: both on core {}, \
-             asleep when idle",
+             asleep when idle; slow device: on two \
+             cores, asleep when idle, and the TAP takes a packet in {PACKET_US} us and refuses more \
+             than {PLACES}",
             cores.0, cores.1, cores.1
         ),
         ..Outcome::default()

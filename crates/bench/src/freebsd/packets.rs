@@ -9,13 +9,14 @@ use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_rig::{Participants, pin};
 
-use super::Handoff;
+use super::{Handoff, IN_TWO_WAYS, Refused, Run, TWO_WAYS, both, slow};
 use crate::Settings;
 use crate::echo::mac_of;
+use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::{KernelWire, send_to};
 use crate::report::{Outcome, Row};
 use crate::station::{HOST, Serving, Station, Wire};
-use crate::statistics::Pairs;
+use crate::statistics::{Pairs, Summary, in_turn, ratios};
 use crate::techniques::Waits;
 
 /// Ethernet, IPv4 and UDP, and nothing else: the kernel pads it.
@@ -24,8 +25,8 @@ const PORT: u16 = 9;
 /// Packets made known at once.
 const BATCH: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A device that stands still for 300 us after every fiftieth frame or so.
-const SLOW: &str = "tx.stall=0.02,tx.stall_us=300,seed=7";
+/// Packets made known at once, where that is what is varied.
+const BATCHES: [usize; 4] = [1, 4, 16, 64];
 
 pub(super) fn measure(
     settings: Settings,
@@ -35,24 +36,20 @@ pub(super) fn measure(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     let window = Duration::from_millis(if settings.quick { 60 } else { 400 });
-    let slow = Wire::FaultyTap { name: "tpbsd5".into(), faults: SLOW.into() };
-    let two = |name: &str| Serving::tap(name).on(cores.0).polling();
+    let asleep = |name: &str, cpu| Serving::tap(name).on(cpu);
     for (what, serving, waits) in [
-        ("two cores", two("tpbsd3"), Waits::Polls),
-        ("one core", Serving::tap("tpbsd4").on(cores.1), Waits::Blocks),
-        ("slow device", Serving { wire: slow, ..two("tpbsd5").clone() }, Waits::Blocks),
+        ("two cores", asleep("tpbsd3", cores.0).polling(), Waits::Polls),
+        ("one core", asleep("tpbsd4", cores.1), Waits::Blocks),
+        ("slow device", slow("tpbsd5", asleep("", cores.0)), Waits::Blocks),
     ] {
-        let (Wire::Tap { name: tap, .. } | Wire::FaultyTap { name: tap, .. }) = &serving.wire
-        else {
-            anyhow::bail!("packets are sent over a TAP alone");
-        };
+        let is_slow = matches!(serving.wire, Wire::SlowTap { .. });
         let station = Station::start(&serving, None)?;
         pin(cores.1)?;
-        let sender = std::cell::RefCell::new(Sender::new(&station, tap, waits)?);
-        let ours = || sender.borrow_mut().run(window);
+        let sender = std::cell::RefCell::new(Sender::new(&station, serving.wire.tap()?, waits)?);
+        let ours = || sender.borrow_mut().run(window, BATCH);
         let parameters = [("packet_bytes", PACKET_BYTES as f64)];
         let row = |name: String, unit, values: &[f64]| Row::new(&name, &parameters, unit, values);
-        let mut add = |name: &str, of: [&str; 2], pairs: &Pairs, cpu: &Pairs| {
+        let add = |outcome: &mut Outcome, name: &str, of: [&str; 2], pairs: &Pairs, cpu: &Pairs| {
             let title = format!("empty UDP packets, {what}, {name}");
             outcome.rows.push(row(title.clone(), "ratio of packets/s", &pairs.ratios()));
             outcome.rows.push(row(title, "ratio of CPU/packet", &cpu.ratios()));
@@ -64,27 +61,19 @@ pub(super) fn measure(
                 outcome.context.push(row(title, "us of CPU", cpu));
             }
         };
-        if let Some(Handoff { setting, direct, queued }) = handoff {
-            let (rates, cpu) = both(
-                settings.pairs(),
-                || {
-                    station.set(setting, direct)?;
-                    ours()
-                },
-                || {
-                    station.set(setting, queued)?;
-                    ours()
-                },
-            )?;
-            add(
-                "handed over directly, to through a queue",
-                ["directly", "through a queue"],
-                &rates,
-                &cpu,
-            );
-            station.set(setting, setting.spec().default)?;
+        if let Some(handoff) = handoff {
+            let refused = Refused::default();
+            let way = |way| handoff.run(&station, way, is_slow.then_some(&refused), ours);
+            let (rates, cpu) =
+                both(settings.pairs(), || way(handoff.direct), || way(handoff.queued))?;
+            add(outcome, IN_TWO_WAYS, TWO_WAYS, &rates, &cpu);
+            station.set(handoff.setting, handoff.setting.spec().default)?;
+            refused.rows(&format!("empty UDP packets, {what}"), &parameters, outcome);
         }
-        let base = || kernel(wire, window);
+        // A kernel's socket has no slow device here: there is nothing to compare with.
+        if is_slow {
+            continue;
+        }
         let (rates, cpu) = both(
             settings.pairs(),
             || {
@@ -93,42 +82,67 @@ pub(super) fn measure(
                 station.pause()?;
                 run
             },
-            base,
+            || kernel(wire, window),
         )?;
-        add("Towpath to the kernel's sockets", ["Towpath", "kernel"], &rates, &cpu);
+        add(outcome, "Towpath to the kernel's sockets", ["Towpath", "kernel"], &rates, &cpu);
         station.resume()?;
     }
-    Ok(())
+    by_batch(settings, cores, wire, handoff, window, outcome)
 }
 
-/// Packets a second, in thousands, and time on a core for each, in microseconds.
-type Run = (f64, f64);
-
-/// Two measured in turn, by both figures.
-fn both(
-    count: usize,
-    ours: impl Fn() -> anyhow::Result<Run>,
-    base: impl Fn() -> anyhow::Result<Run>,
-) -> anyhow::Result<(Pairs, Pairs)> {
-    let cpu = std::cell::RefCell::new(Pairs::default());
-    let rates = Pairs::measure(
-        count,
-        || {
-            let (rate, each) = ours()?;
-            cpu.borrow_mut().ours.push(each);
-            Ok(rate)
-        },
-        || {
-            let (rate, each) = base()?;
-            cpu.borrow_mut().base.push(each);
-            Ok(rate)
-        },
-    )?;
-    let mut cpu = cpu.into_inner();
-    // The first pair finds everything cold, and does not count.
-    cpu.ours.remove(0);
-    cpu.base.remove(0);
-    Ok((rates, cpu))
+/// Packets a second by how many are made known at once: where handing over directly has something to
+/// gain, and where a batch together has.
+fn by_batch(
+    settings: Settings,
+    cores: (usize, usize),
+    wire: &KernelWire,
+    handoff: Option<Handoff>,
+    window: Duration,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let Some(handoff) = handoff else { return Ok(()) };
+    let serving = Serving::tap("tpbsd6").on(cores.0).polling();
+    let station = Station::start(&serving, None)?;
+    pin(cores.1)?;
+    let sender = std::cell::RefCell::new(Sender::new(&station, serving.wire.tap()?, Waits::Polls)?);
+    let mut curves = [Vec::new(), Vec::new(), Vec::new()];
+    for batch in BATCHES {
+        let way = |way| {
+            station.resume()?;
+            station.set(handoff.setting, way)?;
+            let (rate, _) = sender.borrow_mut().run(window / 2, batch)?;
+            station.pause()?;
+            anyhow::Ok(rate)
+        };
+        let values = in_turn(
+            settings.pairs(),
+            &mut [&mut || way(handoff.direct), &mut || way(handoff.queued), &mut || {
+                Ok(kernel(wire, window / 2)?.0)
+            }],
+        )?;
+        let parameters = [("packets_at_once", batch as f64)];
+        let row = |name: &str, unit, values: &[f64]| {
+            Row::new(&format!("empty UDP packets, {name}"), &parameters, unit, values)
+        };
+        let direct = ratios(&values[0], &values[1]);
+        outcome.rows.push(row(IN_TWO_WAYS, "ratio of packets/s", &direct));
+        let names = [TWO_WAYS[0], TWO_WAYS[1], "kernel"];
+        for ((name, values), curve) in names.into_iter().zip(&values).zip(&mut curves) {
+            outcome.context.push(row(name, "k/s", values));
+            curve.push([batch as f64, Summary::of(values).median]);
+        }
+    }
+    station.resume()?;
+    let figure = Figure::new(
+        "packets",
+        "Empty UDP packets by how many are made known at once",
+        Axis::log("packets at once", ""),
+        Axis::linear("packets", "1000/s"),
+    );
+    let names = ["handed over directly", "through a queue", "kernel's sockets, one call each"];
+    let series = names.into_iter().zip(curves).map(|(name, curve)| Series::line(name, curve));
+    outcome.figures.push(series.fold(figure, Figure::with));
+    Ok(())
 }
 
 /// An application that sends.
@@ -151,12 +165,12 @@ impl Sender {
         Ok(Sender { session, endpoint, packet, _sink: sink, participants, waits })
     }
 
-    fn run(&mut self, window: Duration) -> anyhow::Result<Run> {
+    fn run(&mut self, window: Duration, batch: usize) -> anyhow::Result<Run> {
         let before = self.participants.cpu_time()?;
         let (start, mut sent) = (Instant::now(), 0_u64);
         let mut last = start;
         while start.elapsed() < window {
-            let got = send_batch(&mut self.session, self.endpoint, &self.packet, BATCH)?;
+            let got = send_batch(&mut self.session, self.endpoint, &self.packet, batch)?;
             sent += got as u64;
             if got > 0 {
                 last = Instant::now();

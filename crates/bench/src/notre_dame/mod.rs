@@ -17,11 +17,11 @@ use towpath_rig::{End, Namespace, connect, pin};
 use crate::Settings;
 use crate::child::{Child, Role};
 use crate::echo::{ETHERTYPE, Echo, FRAME_BYTES, Initiator, mac_of};
-use crate::figure::{Axis, Figure, Series};
-use crate::latency::{Latency, lowest_part, mean_of_lowest_us, median_us};
+use crate::figure::{Axis, Figure, MOST_POINTS, Series};
+use crate::latency::{Latency, lowest, lowest_part, mean_of_lowest_us, median_us};
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station, Wire, start};
+use crate::station::{Serving, Station, start};
 use crate::techniques::{Technique, Waits, Way, all};
 
 /// Pairs of runs of a row; together they have the paper's 5 · 2^10 trials.
@@ -68,13 +68,10 @@ impl Side {
     /// An application of a server on a TAP.
     fn served(name: &str, way: &Way, echo_cpu: Option<usize>) -> anyhow::Result<Side> {
         let station = Station::start(&way.serving, None)?;
-        let (Wire::Tap { name: tap, .. } | Wire::FaultyTap { name: tap, .. }) = &way.serving.wire
-        else {
-            anyhow::bail!("frames come back over a TAP alone");
-        };
+        let tap = way.serving.wire.tap()?;
         let (own, process) = echo(tap, None, echo_cpu)?;
         let socket = station.socket();
-        let mut initiator = Initiator::attach(&socket, mac_of(tap)?, own, way.waits)?;
+        let mut initiator = Initiator::attach(&socket, mac_of(tap)?, own, way.waits, way.small)?;
         if let crate::echo::Near::Session(session, endpoint) = &mut initiator.near {
             way.apply(&station, session, *endpoint)?;
         }
@@ -222,10 +219,13 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             "frames of {FRAME_BYTES} bytes from an application on core {own_cpu} through a server, \
              its engine on core {engine_cpu}, and its TAP to an AF_PACKET socket and back, which the \
              application's thread sends back; each trial is two round trips, of which the second \
-             counts; {RUNS} runs of {} trials each in turn, {} ms apart; figures are means of the \
-             lowest 4000 of 5120",
+             counts; {RUNS} runs of up to {} trials each in turn, {} ms apart; figures are means of the \
+             lowest {} of {}, of the paper's lowest 4000 of 5120 as large a part; curves are drawn \
+             through {MOST_POINTS} of these",
             trials.count,
-            trials.apart.as_millis()
+            trials.apart.as_millis(),
+            lowest(RUNS * trials.count),
+            RUNS * trials.count
         ),
         ..Outcome::default()
     };
@@ -244,7 +244,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         let serving = Serving::tap(&format!("{TAP}{letter}")).on(engine_cpu);
         match waits {
             Waits::Polls => Way::new(serving.polling(), waits),
-            Waits::Blocks => Way::new(serving, waits),
+            Waits::Blocks | Waits::Spins => Way::new(serving, waits),
         }
     };
     for (what, waits, echo_cpu) in [
@@ -259,9 +259,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         let title = format!("Towpath to AF_PACKET on both sides, {what}");
         show(&mut outcome, &mut sleeping, &title, &compared)?;
     }
-    for Technique { name, on, off } in all(TAP, engine_cpu) {
-        let on = Side::served(&format!("on: {name}"), &on, None)?;
-        let off = Side::served(&format!("off: {name}"), &off, None)?;
+    for Technique { name, on, off, echo_cpu } in all(TAP, engine_cpu) {
+        let on = Side::served(&format!("on: {name}"), &on, echo_cpu)?;
+        let off = Side::served(&format!("off: {name}"), &off, echo_cpu)?;
         let compared = compare([on, off], trials)?;
         let figure =
             if name.contains("sleep") || name.contains("block") || name.starts_with("mode=") {
