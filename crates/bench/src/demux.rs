@@ -15,9 +15,10 @@ use towpath_server::FlowCache;
 use towpath_server::demux::{Destination, FlowTable, Rule, Vlan, Way};
 
 use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
-use crate::statistics::Pairs;
+use crate::statistics::{Pairs, Summary};
 
 /// Flows, each with an endpoint of its own.
 const FLOWS: u16 = 64;
@@ -47,11 +48,27 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     std::thread::scope(|scope| {
         let measured = scope.spawn(|| -> anyhow::Result<()> {
             pin(cores.0)?;
+            let mut figure = Figure::new(
+                "trains",
+                "A lookup by how many packets of a flow come one after the other",
+                Axis::log("packets of a train", ""),
+                Axis::linear("a lookup", "ns"),
+            );
             for sets in [1, 4] {
+                let mut curves = [Vec::new(), Vec::new(), Vec::new()];
                 for train in TRAINS {
-                    case(settings, &mut outcome, sets, train, lookups)?;
+                    let lookup = case(settings, &mut outcome, sets, train, lookups)?;
+                    for (curve, ns) in curves.iter_mut().zip(lookup) {
+                        curve.push([train as f64, ns]);
+                    }
+                }
+                for (cache, curve) in ["automatic", "off", "on"].into_iter().zip(curves) {
+                    let name =
+                        format!("cache {cache}, {sets} set{}", if sets > 1 { "s" } else { "" });
+                    figure.series.push(Series::line(&name, curve));
                 }
             }
+            outcome.figures.push(figure);
             Ok(())
         });
         measured.join().map_err(|_| anyhow::anyhow!("the measuring thread failed"))?
@@ -59,13 +76,14 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
+/// Answers nanoseconds of a lookup with the cache automatic, off and on.
 fn case(
     settings: Settings,
     outcome: &mut Outcome,
     sets: usize,
     train: usize,
     lookups: usize,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<[f64; 3]> {
     let parameters = [("sets", sets as f64), ("train", train as f64)];
     let table = |cache| table(cache, sets);
     let (mut off, mut on, mut auto) =
@@ -83,6 +101,7 @@ fn case(
     outcome.rows.push(if train == 1 || train >= 16 { row.at_least(limit) } else { row });
     outcome.context.push(Row::new("a lookup, auto", &parameters, "ns", &pairs.ours));
     outcome.context.push(Row::new("a lookup, off", &parameters, "ns", &pairs.base));
+    let [auto_ns, off_ns] = [&pairs.ours, &pairs.base].map(|values| Summary::of(values).median);
     let pairs = Pairs::measure(
         settings.pairs(),
         || run(&mut on, &packets, lookups),
@@ -97,7 +116,7 @@ fn case(
     outcome.context.push(Row::new("auto: mean train", &parameters, "packets", &[mean]));
     let switches = [counts.switches as f64];
     outcome.context.push(Row::new("auto: switches", &parameters, "times", &switches));
-    Ok(())
+    Ok([auto_ns, off_ns, Summary::of(&pairs.ours).median])
 }
 
 fn table(cache: FlowCache, sets: usize) -> anyhow::Result<FlowTable> {

@@ -23,6 +23,11 @@ impl Latency {
         self.0.saturating_record(time.as_nanos().max(1) as u64);
     }
 
+    /// With the times of another.
+    pub(crate) fn add(&mut self, other: &Latency) -> anyhow::Result<()> {
+        Ok(self.0.add(&other.0)?)
+    }
+
     /// In microseconds.
     pub(crate) fn quantile_us(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64 / 1e3

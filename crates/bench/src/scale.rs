@@ -11,16 +11,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 use towpath_client::{Endpoint, Options, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_rig::pin;
 use towpath_stack::{Config, Meta, SocketError, Stack, TcpId, Transmit};
 
 use crate::Settings;
-use crate::child::{Child, Directory, Role};
+use crate::figure::{Axis, Figure, Series};
+use crate::kernel_wire::raise_file_limit;
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
+use crate::station::Station;
 use crate::statistics::{Pairs, Summary};
 
 /// Queue sets that are busy.
@@ -64,6 +65,21 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
 }
 
 fn row(outcome: &mut Outcome, what: &str, idle: usize, unit: &str, pairs: &Pairs) {
+    if outcome.figures.is_empty() {
+        outcome.figures.push(Figure::new(
+            "idle",
+            "Busy among idle ones, to alone",
+            Axis::log("idle", ""),
+            Axis::linear("throughput, to that alone", ""),
+        ));
+    }
+    let point = [idle as f64, Summary::of(&pairs.ratios()).median];
+    for figure in &mut outcome.figures {
+        match figure.series.iter_mut().find(|series| series.name == what) {
+            Some(series) => series.points.push(point),
+            None => figure.series.push(Series::line(what, vec![point])),
+        }
+    }
     let parameters = [("idle", idle as f64)];
     let name = format!("busy among idle {what}, to alone");
     outcome.rows.push(Row::new(&name, &parameters, "ratio", &pairs.ratios()).at_least(LIMIT));
@@ -74,44 +90,35 @@ fn row(outcome: &mut Outcome, what: &str, idle: usize, unit: &str, pairs: &Pairs
 
 /// A server and the busy session at it. It runs only while it is measured.
 struct Side {
-    server: Child,
+    station: Station,
     busy: Busy,
     idle: Vec<Session>,
-    directory: Directory,
 }
 
 impl Side {
     fn new(cpu: usize, idle_endpoints: u32) -> anyhow::Result<Side> {
-        let directory = Directory::new()?;
-        let server = Child::start(&Role::Server { socket: directory.socket(), engine_cpu: cpu })?;
-        let busy = Busy::new(&directory.socket(), idle_endpoints)?;
-        server.signal(Signal::STOP)?;
-        Ok(Side { server, busy, idle: Vec::new(), directory })
+        let station = Station::start_switch(cpu)?;
+        let busy = Busy::new(&station.socket(), idle_endpoints)?;
+        station.pause()?;
+        Ok(Side { station, busy, idle: Vec::new() })
     }
 
     fn attach_idle(&mut self, count: usize) -> anyhow::Result<()> {
-        self.server.signal(Signal::CONT)?;
+        self.station.resume()?;
         while self.idle.len() < count {
-            let mut session = Session::attach(self.directory.socket(), &options("idle", 1))?;
+            let mut session = Session::attach(self.station.socket(), &options("idle", 1))?;
             session.open(&Rule::new().udp(1))?;
             self.idle.push(session);
         }
-        self.server.signal(Signal::STOP)?;
+        self.station.pause()?;
         Ok(())
     }
 
     fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
-        self.server.signal(Signal::CONT)?;
+        self.station.resume()?;
         let rate = self.busy.run(window);
-        self.server.signal(Signal::STOP)?;
+        self.station.pause()?;
         rate
-    }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        // Who is stopped does not see that its time is over.
-        let _ = self.server.signal(Signal::CONT);
     }
 }
 
@@ -121,10 +128,7 @@ fn engine(
     window: Duration,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit)?;
-    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / DESCRIPTORS;
+    let most = raise_file_limit() / DESCRIPTORS;
     let mut alone = Side::new(cpu, 0)?;
     let mut among = Side::new(cpu, 0)?;
     for idle in SESSIONS {

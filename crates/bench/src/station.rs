@@ -148,6 +148,13 @@ impl Station {
         Ok(Station { child, directory })
     }
 
+    /// Starts one that polls, with an in-memory device and room for as many sessions as there may be.
+    pub(crate) fn start_switch(engine_cpu: usize) -> anyhow::Result<Station> {
+        let directory = Directory::new()?;
+        let child = Child::start(&Role::Server { socket: directory.socket(), engine_cpu })?;
+        Ok(Station { child, directory })
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.socket()
     }

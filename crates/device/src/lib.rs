@@ -15,7 +15,7 @@ mod check;
 pub mod conformance;
 pub mod fault;
 pub mod loopback;
-mod random;
+pub mod random;
 mod sleeper;
 pub mod slow;
 mod space;

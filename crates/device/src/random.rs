@@ -1,18 +1,21 @@
 //! Repeatable pseudo-random numbers: SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom
 //! Number Generators, OOPSLA 2014). The same seed gives the same numbers, on every machine.
 
-/// The generator.
+/// The generator. Not for secrets.
 #[derive(Clone, Debug)]
-pub(crate) struct Random {
+pub struct Random {
     state: u64,
 }
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
+    /// The sequence of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Random {
         Random { state: seed }
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,16 +24,20 @@ impl Random {
     }
 
     /// A number below `limit`; 0 when `limit` is 0. The bias is under `limit` / 2^64.
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    pub fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }
 
     /// True with this probability. Draws one number whatever the rate, so that one rate does not
     /// shift what another one meets.
-    pub(crate) fn chance(&mut self, rate: f64) -> bool {
+    pub fn chance(&mut self, rate: f64) -> bool {
+        self.part() < rate
+    }
+
+    /// From 0 to 1, and never 1.
+    pub fn part(&mut self) -> f64 {
         // 53 bits: what the fraction of an f64 holds.
-        let fraction = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
-        fraction < rate
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
@@ -42,7 +49,7 @@ mod tests {
     fn the_published_sequence() {
         // From the reference implementation at prng.di.unimi.it, seed 1234567.
         let mut random = Random::new(1_234_567);
-        let first: Vec<u64> = (0..3).map(|_| random.next()).collect();
+        let first: Vec<u64> = (0..3).map(|_| random.draw()).collect();
         assert_eq!(first, [6457827717110365317, 3203168211198807973, 9817491932198370423]);
     }
 

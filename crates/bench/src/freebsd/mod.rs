@@ -76,7 +76,6 @@ impl Handoff {
 /// What the server counted of its device.
 struct Counted {
     full: u64,
-    backlogged: u64,
     taken: u64,
 }
 
@@ -84,37 +83,28 @@ impl Counted {
     fn of(station: &Station) -> anyhow::Result<Counted> {
         let counters = station.counters()?;
         let read = |name| counters.get(name).copied().with_context(|| format!("no {name}"));
-        Ok(Counted {
-            full: read("tx_full")?,
-            backlogged: read("tx_backlogged")?,
-            taken: read("tx_packets")?,
-        })
+        Ok(Counted { full: read("tx_full")?, taken: read("tx_packets")? })
     }
 }
 
-/// How often a slow device refused packets, and how many waited for it, of each it took: directly, and
-/// through a queue.
+/// How often a slow device had no room, to the packets that it took: directly, and through a queue.
 #[derive(Default)]
-struct Refused([RefCell<[Vec<f64>; 2]>; 2]);
+struct Refused([RefCell<Vec<f64>>; 2]);
 
 impl Refused {
     fn add(&self, direct: bool, before: &Counted, after: &Counted) -> anyhow::Result<()> {
         let (full, taken) = (after.full - before.full, after.taken - before.taken);
         ensure!(full > 0, "a slow device had room for all of {taken} packets");
-        let mut of = self.0[usize::from(!direct)].borrow_mut();
-        of[0].push(full as f64 / taken.max(1) as f64);
-        of[1].push((after.backlogged - before.backlogged) as f64 / taken.max(1) as f64);
+        self.0[usize::from(!direct)].borrow_mut().push(full as f64 / taken.max(1) as f64);
         Ok(())
     }
 
     fn rows(self, what: &str, parameters: &[(&str, f64)], outcome: &mut Outcome) {
         for (way, values) in TWO_WAYS.into_iter().zip(self.0) {
             let values = values.into_inner();
-            for (value, of) in ["device without room", "waited for the device"].iter().zip(values) {
-                if !of.is_empty() {
-                    let name = format!("{what}, {way}, {value}");
-                    outcome.context.push(Row::new(&name, parameters, "a packet taken", &of));
-                }
+            if !values.is_empty() {
+                let name = format!("{what}, {way}, device without room");
+                outcome.context.push(Row::new(&name, parameters, "a packet taken", &values));
             }
         }
     }

@@ -2,28 +2,11 @@
 
 use std::time::Duration;
 
-/// Numbers that look random and are the same for the same seed (splitmix64).
-#[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+use towpath_device::random::Random;
 
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// From 0 to 1.
-    fn part(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Exponentially distributed: a gap between frames that know nothing of each other.
-    fn gap(&mut self, mean_ns: f64) -> f64 {
-        -mean_ns * (1.0 - self.part()).ln()
-    }
+/// Exponentially distributed: a gap between frames that know nothing of each other.
+fn gap(random: &mut Random, mean_ns: f64) -> f64 {
+    -mean_ns * (1.0 - random.part()).ln()
 }
 
 /// One of the patterns.
@@ -88,7 +71,7 @@ impl Pattern {
 fn steady(random: &mut Random, start: f64, end: f64, per_s: f64, times: &mut Vec<u64>) {
     let mut at = start;
     loop {
-        at += random.gap(1e9 / per_s);
+        at += gap(random, 1e9 / per_s);
         if at >= end {
             return;
         }
@@ -105,7 +88,7 @@ fn bursts(
 ) {
     let mut at = start;
     loop {
-        at += random.gap(1e9 / per_s);
+        at += gap(random, 1e9 / per_s);
         if at >= end {
             return;
         }

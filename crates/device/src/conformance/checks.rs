@@ -38,7 +38,7 @@ pub(super) fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
     frame.extend(number.to_be_bytes());
     let mut random = Random::new(u64::from(number));
     while frame.len() < len {
-        frame.extend(random.next().to_le_bytes());
+        frame.extend(random.draw().to_le_bytes());
     }
     frame.truncate(len);
     frame
