@@ -198,22 +198,19 @@ impl Sessions {
         let mut looks = 0_u32;
         while !self.serve(waits)? {
             looks += 1;
-            ensure!(
-                !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE,
-                "a request was lost; {}",
-                self.state()
-            );
+            // Who blocks comes back without news when its patience is over.
+            let patient =
+                waits == Waits::Polls && !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE;
+            ensure!(patient, "the server application heard of no request; {}", self.state());
         }
+        let served = Instant::now();
         loop {
             if self.answered()?.any(|number| number == connection) {
                 return Ok(start.elapsed());
             }
             looks += 1;
-            ensure!(
-                !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE,
-                "an answer was lost; {}",
-                self.state()
-            );
+            let patient = !looks.is_multiple_of(4096) || served.elapsed() < PATIENCE;
+            ensure!(patient, "an answer was lost; {}", self.state());
         }
     }
 
