@@ -44,7 +44,7 @@ const FEWEST: usize = 8;
 impl Trials {
     fn of(settings: Settings) -> Trials {
         let (count, apart_ms, at_most_ms) = match settings {
-            Settings { quick: true, .. } => (64, 1, 150),
+            Settings { quick: true, .. } => (40, 1, 100),
             Settings { full: true, .. } => (1024, 500, 2_000_000),
             _ => (1024, 5, 30_000),
         };
