@@ -437,8 +437,10 @@ pub(crate) fn tcp(
             }
             Ok(sent)
         });
-        let sent = generator.join().map_err(|_| anyhow::anyhow!("the sender failed"))??;
-        let (bytes, took) = sink.join().map_err(|_| anyhow::anyhow!("the receiver failed"))??;
+        let sent = generator.join().map_err(|_| anyhow::anyhow!("the sender failed"))?;
+        let received = sink.join().map_err(|_| anyhow::anyhow!("the receiver failed"))?;
+        // Who sends to a receiver that is gone has the lesser error of the two.
+        let ((bytes, took), sent) = (received?, sent?);
         if bytes != sent * message_bytes as u64 {
             bail!("{sent} messages of {message_bytes} bytes sent, {bytes} bytes received");
         }
