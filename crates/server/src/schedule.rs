@@ -195,11 +195,9 @@ impl Schedule {
             // Who waits for room with a large packet does not bind those above: their debts count.
             let open = room && held.is_none_or(|(message, below)| !message && level > below);
             let (mut passed, mut least) = (0, i64::MAX);
-            // Without room, those that are known to wait for it stay where they stand: when there is
-            // room for a few, only those are moved.
-            while let Some(id) = self.first_of(level, room) {
+            while let Some(id) = self.units.head(level) {
                 let unit = self.units.get(id);
-                if unit.blocked && !self.may_use_device(id) {
+                if unit.blocked && !(room && self.may_use_device(id)) {
                     // Nothing is fetched to find out what is known.
                     let first = unit.account.in_turn || unit.first;
                     self.units.leave(id);
@@ -232,10 +230,9 @@ impl Schedule {
                 self.units.push_back(level, id);
                 passed += 1;
                 // Those that were set aside meanwhile are not there any more.
-                let waiting = if room { 0 } else { self.units.blocked(level) };
-                if passed >= self.units.count(level) - waiting {
+                if passed >= self.units.count(level) {
                     // All owe. Rounds in which nobody sends are not gone through one by one.
-                    self.skip(level, least - 1, room, open);
+                    self.skip(level, least - 1, open);
                     (passed, least) = (0, i64::MAX);
                 }
             }
@@ -243,15 +240,10 @@ impl Schedule {
         None
     }
 
-    /// Who is first of a level among those that could be served.
-    fn first_of(&self, level: u8, room: bool) -> Option<u32> {
-        if room { self.units.head(level) } else { self.units.head_of_free(level) }
-    }
-
-    fn skip(&mut self, level: u8, rounds: i64, room: bool, open: bool) {
-        let mut next = self.first_of(level, room);
+    fn skip(&mut self, level: u8, rounds: i64, open: bool) {
+        let mut next = self.units.head(level);
         while let Some(id) = next {
-            next = if room { self.units.after(id) } else { self.units.free_after(id) };
+            next = self.units.after(id);
             let unit = self.units.get_mut(id);
             let before = unit.account.bytes;
             self.policy.skip(&mut unit.account, unit.class.weight, rounds.max(0));
@@ -435,11 +427,10 @@ impl Schedule {
         self.waiting.next_tick()
     }
 
-    /// Units that could be served now; `room`: the device has some.
+    /// Units that could be served now.
     #[must_use]
-    pub fn ready(&self, room: bool) -> usize {
-        let waits = |level| if room { 0 } else { self.units.blocked(level) };
-        (0..LEVELS).map(|level| self.units.count(level) - waits(level)).sum()
+    pub fn ready(&self) -> usize {
+        (0..LEVELS).map(|level| self.units.count(level)).sum()
     }
 
     /// Units whose next packet is a small one.
@@ -451,8 +442,7 @@ impl Schedule {
     /// Units that wait for room in the device.
     #[must_use]
     pub fn blocked(&self) -> usize {
-        let in_line: usize = (0..LEVELS).map(|level| self.units.blocked(level)).sum();
-        self.units.count(BLOCKED) + in_line
+        self.units.count(BLOCKED)
     }
 }
 

@@ -124,7 +124,7 @@ impl Engine {
         if self.schedule.blocked() > 0 && self.has_room() {
             self.schedule.unblock();
         }
-        if self.schedule.ready(self.has_room()) + self.schedule.small() == 0 {
+        if self.schedule.ready() + self.schedule.small() == 0 {
             return Ok(0);
         }
         let mut group = self.group.take().unwrap_or_default();
@@ -144,13 +144,13 @@ impl Engine {
 
     /// Whether there is something to send that nothing is to be waited for.
     pub(crate) fn can_transmit(&self) -> bool {
-        self.schedule.ready(false) > 0
+        self.schedule.ready() > 0
             || self.schedule.small() > 0 && self.handoff.has_small_room()
             || self.schedule.blocked() > 0 && self.has_room()
     }
 
     fn transmit_units(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
-        let ready = self.schedule.ready(self.has_room());
+        let ready = self.schedule.ready();
         let mut left = self.budgets.turn_budget.min(self.budgets.transmit_budget * ready);
         // Each turn that sends nothing takes a unit out of its line, or into another one.
         let mut vain = 2 * ready;

@@ -214,28 +214,6 @@ fn rounds_in_which_nobody_sends_are_skipped_also_when_somebody_is_set_aside() {
 }
 
 #[test]
-fn room_for_a_few_moves_a_few() {
-    const MANY: usize = 500;
-    let mut world = World::new(Box::new(Deficit), &[(3, 100); MANY]);
-    for place in 0..MANY {
-        (0..20).for_each(|_| world.push(place, 1500, false));
-    }
-    world.room = 0;
-    world.turn(512);
-    assert_eq!((world.schedule.blocked(), world.schedule.ready(false)), (MANY, 0));
-    for turn in 0..5000 {
-        world.room = 2;
-        assert_eq!(world.turn(512), 2, "turn {turn}");
-        assert_eq!(world.schedule.ready(false), 0);
-        // All were set aside once, and are taken from where they stand since.
-        let moved = world.schedule.units.count(BLOCKED);
-        assert!(moved <= 4, "turn {turn}: {moved} were set aside");
-    }
-    assert!(world.senders.iter().all(|one| one.packets == 20), "each got its share");
-    assert_eq!((world.schedule.blocked(), world.schedule.ready(true)), (0, 0));
-}
-
-#[test]
 fn round_robin_shares_packets() {
     let mut world = World::new(Box::new(RoundRobin { packets: 64 }), &[(3, 100), (3, 300)]);
     world.flood(&[64, 1500], 1000, None);
@@ -275,7 +253,7 @@ fn local_packets_do_not_wait_for_the_device() {
     }
     assert_eq!(world.senders[0].packets, 0);
     assert_eq!((world.senders[1].packets, world.senders[2].packets), (200, 200));
-    assert_eq!((world.schedule.blocked(), world.schedule.ready(false)), (1, 0));
+    assert_eq!((world.schedule.blocked(), world.schedule.ready()), (1, 0));
     world.room = 1000;
     world.turn(512);
     assert_eq!(world.senders[0].packets, 200);
@@ -429,7 +407,7 @@ proptest! {
             prop_assert_eq!(sender.packets, pushed);
             prop_assert!(!world.schedule.is_active(sender.unit));
         }
-        prop_assert_eq!(world.schedule.ready(true) + world.schedule.blocked() + world.schedule.small(), 0);
+        prop_assert_eq!(world.schedule.ready() + world.schedule.blocked() + world.schedule.small(), 0);
         prop_assert_eq!(world.schedule.members, [0; LEVELS as usize]);
     }
 

@@ -13,30 +13,6 @@ pub(crate) const SMALL: u8 = LEVELS + 1;
 /// As many lines: one a level, and those two.
 const LINES: usize = LEVELS as usize + 2;
 
-/// The list of all in a line, and of those that are not known to wait for room.
-const ALL: usize = 0;
-const FREE: usize = 1;
-
-/// The neighbours of a unit in a list.
-#[derive(Clone, Copy, Debug)]
-struct Links {
-    previous: u32,
-    next: u32,
-}
-
-impl Default for Links {
-    fn default() -> Links {
-        Links { previous: NONE, next: NONE }
-    }
-}
-
-/// Where a list begins and ends.
-#[derive(Clone, Copy, Debug)]
-struct Ends {
-    head: u32,
-    tail: u32,
-}
-
 /// Where a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -57,13 +33,12 @@ pub(crate) enum State {
 pub(crate) struct Unit {
     pub(crate) place: u32,
     pub(crate) queue_set: u32,
-    /// Its neighbours among all of its line, and among those that do not wait for room.
-    links: [Links; 2],
+    next: u32,
+    previous: u32,
     pub(crate) state: State,
     pub(crate) class: Class,
     pub(crate) account: Account,
-    /// Its next packet is for the device, which had no room for it. Only changed while it stands in
-    /// no line.
+    /// Its next packet is for the device, which had no room for it.
     pub(crate) blocked: bool,
     /// It goes back to the head of its line, not to the end.
     pub(crate) first: bool,
@@ -83,12 +58,9 @@ pub(crate) struct Unit {
 pub(crate) struct Units {
     pub(crate) all: Vec<Unit>,
     free: Vec<u32>,
-    /// Of all in each line, and of those of them that do not wait for room: in the same order, since
-    /// who comes comes to an end.
-    ends: [[Ends; LINES]; 2],
+    heads: [u32; LINES],
+    tails: [u32; LINES],
     counts: [usize; LINES],
-    /// Of these, units whose next packet is for the device, which had no room for it.
-    blocked: [usize; LINES],
 }
 
 impl Units {
@@ -96,9 +68,9 @@ impl Units {
         Units {
             all: Vec::new(),
             free: Vec::new(),
-            ends: [[Ends { head: NONE, tail: NONE }; LINES]; 2],
+            heads: [NONE; LINES],
+            tails: [NONE; LINES],
             counts: [0; LINES],
-            blocked: [0; LINES],
         }
     }
 
@@ -106,7 +78,8 @@ impl Units {
         let unit = Unit {
             place,
             queue_set,
-            links: [Links::default(); 2],
+            next: NONE,
+            previous: NONE,
             state: State::Idle,
             class: Class::default(),
             account: Account::default(),
@@ -147,22 +120,22 @@ impl Units {
 
     #[inline]
     pub(crate) fn head(&self, line: u8) -> Option<u32> {
-        let head = self.ends[ALL][line as usize].head;
+        let head = self.heads[line as usize];
         (head != NONE).then_some(head)
     }
 
     pub(crate) fn tail(&self, line: u8) -> Option<u32> {
-        let tail = self.ends[ALL][line as usize].tail;
+        let tail = self.tails[line as usize];
         (tail != NONE).then_some(tail)
     }
 
     pub(crate) fn before(&self, id: u32) -> Option<u32> {
-        let previous = self.get(id).links[ALL].previous;
+        let previous = self.get(id).previous;
         (previous != NONE).then_some(previous)
     }
 
     pub(crate) fn after(&self, id: u32) -> Option<u32> {
-        let next = self.get(id).links[ALL].next;
+        let next = self.get(id).next;
         (next != NONE).then_some(next)
     }
 
@@ -171,78 +144,44 @@ impl Units {
         self.counts[line as usize]
     }
 
-    /// How many in a line wait for room, as far as is known.
-    #[inline]
-    pub(crate) fn blocked(&self, line: u8) -> usize {
-        self.blocked[line as usize]
-    }
-
-    /// The first of a line that is not known to wait for room.
-    #[inline]
-    pub(crate) fn head_of_free(&self, line: u8) -> Option<u32> {
-        let head = self.ends[FREE][line as usize].head;
-        (head != NONE).then_some(head)
-    }
-
-    /// The next one behind it that is not known to wait for room.
-    pub(crate) fn free_after(&self, id: u32) -> Option<u32> {
-        let next = self.get(id).links[FREE].next;
-        (next != NONE).then_some(next)
-    }
-
     pub(crate) fn push_back(&mut self, line: u8, id: u32) {
-        for list in self.enter(line, id) {
-            let tail = std::mem::replace(&mut self.ends[list][line as usize].tail, id);
-            if tail == NONE {
-                self.ends[list][line as usize].head = id;
-            } else {
-                self.get_mut(tail).links[list].next = id;
-            }
-            self.get_mut(id).links[list] = Links { previous: tail, next: NONE };
+        let tail = std::mem::replace(&mut self.tails[line as usize], id);
+        if tail == NONE {
+            self.heads[line as usize] = id;
+        } else {
+            self.get_mut(tail).next = id;
         }
+        let unit = self.get_mut(id);
+        (unit.previous, unit.next, unit.state) = (tail, NONE, State::Line(line));
+        self.counts[line as usize] += 1;
     }
 
     pub(crate) fn push_front(&mut self, line: u8, id: u32) {
-        for list in self.enter(line, id) {
-            let head = std::mem::replace(&mut self.ends[list][line as usize].head, id);
-            if head == NONE {
-                self.ends[list][line as usize].tail = id;
-            } else {
-                self.get_mut(head).links[list].previous = id;
-            }
-            self.get_mut(id).links[list] = Links { previous: NONE, next: head };
+        let head = std::mem::replace(&mut self.heads[line as usize], id);
+        if head == NONE {
+            self.tails[line as usize] = id;
+        } else {
+            self.get_mut(head).previous = id;
         }
-    }
-
-    /// A unit comes into a line. Answers which of its lists.
-    fn enter(&mut self, line: u8, id: u32) -> std::ops::Range<usize> {
         let unit = self.get_mut(id);
-        unit.state = State::Line(line);
-        let blocked = unit.blocked;
+        (unit.previous, unit.next, unit.state) = (NONE, head, State::Line(line));
         self.counts[line as usize] += 1;
-        self.blocked[line as usize] += usize::from(blocked);
-        if blocked { ALL..ALL + 1 } else { ALL..FREE + 1 }
     }
 
     /// Takes a unit out of its line, if it stands in one.
     pub(crate) fn leave(&mut self, id: u32) {
         let unit = *self.get(id);
         let State::Line(line) = unit.state else { return };
-        let lists = if unit.blocked { ALL..ALL + 1 } else { ALL..FREE + 1 };
-        for list in lists {
-            let Links { previous, next } = unit.links[list];
-            match previous {
-                NONE => self.ends[list][line as usize].head = next,
-                previous => self.get_mut(previous).links[list].next = next,
-            }
-            match next {
-                NONE => self.ends[list][line as usize].tail = previous,
-                next => self.get_mut(next).links[list].previous = previous,
-            }
+        match unit.previous {
+            NONE => self.heads[line as usize] = unit.next,
+            previous => self.get_mut(previous).next = unit.next,
+        }
+        match unit.next {
+            NONE => self.tails[line as usize] = unit.previous,
+            next => self.get_mut(next).previous = unit.previous,
         }
         self.counts[line as usize] -= 1;
-        self.blocked[line as usize] -= usize::from(unit.blocked);
         let unit = self.get_mut(id);
-        (unit.links, unit.state) = ([Links::default(); 2], State::Served);
+        (unit.previous, unit.next, unit.state) = (NONE, NONE, State::Served);
     }
 }
