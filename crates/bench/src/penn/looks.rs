@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
-use towpath_packet::build::Flow;
 use towpath_rig::{Participants, pin, this_thread_cpu_time};
 
+use crate::flow::{self, HEADER_BYTES};
 use crate::station::Station;
 
 /// Frames that wait for the application's next look at most.
@@ -19,7 +19,6 @@ pub(super) const SENDING_RING: u32 = 1024;
 /// How often the generator sends what is due.
 const TICK: Duration = Duration::from_micros(100);
 pub(super) const FRAME_BYTES: usize = 256;
-const HEADER_BYTES: usize = 42;
 
 /// What one run came to.
 #[derive(Clone, Copy, Debug)]
@@ -67,18 +66,10 @@ impl Bench {
         };
         let mut generator = Session::attach(station.socket(), &options("generator", 8))?;
         let mut application = Session::attach(station.socket(), &options("clocked", RING))?;
-        let address = |session: &Session| {
-            session.info().ipv4.map(|(ip, _)| ip).context("a session without an IPv4 address")
-        };
-        let flow = Flow::v4()
-            .macs(generator.info().mac, application.info().mac)
-            .addresses(address(&generator)?, address(&application)?)
-            .ports(1000, 2000);
+        let flow = flow::between(&generator, &application, (1000, 2000))?;
         let from = generator.open(&Rule::new().udp(1000))?;
         application.open(&Rule::new().udp(2000))?;
-        let mut frame = flow.udp(&vec![0; FRAME_BYTES - HEADER_BYTES]);
-        frame[40..42].fill(0);
-        let headers = *frame.first_chunk().context("a frame without headers")?;
+        let headers = flow::headers(&flow, FRAME_BYTES - HEADER_BYTES)?;
         let engine = Participants::new(&[station.pid()]);
         Ok(Bench { generator, application, from, headers, cores, engine })
     }

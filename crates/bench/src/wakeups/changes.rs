@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use towpath_client::{Kind, Setting, Waiting};
+use towpath_device::random::Random;
 
 use super::progress::Progress;
-use super::random::Random;
 use super::traffic::{Side, Traffic};
 use super::{Plan, goal, serve, set};
 use crate::report::{Outcome, Row};
@@ -46,7 +46,7 @@ pub(super) fn changes(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::
     let sides = Side::pair(&server, [Waiting::Block; 2], plan.limit)?;
     let mut progress = Progress::new("changes: passes", plan.passes);
     let (start, traffic) = (Instant::now(), Traffic::default());
-    let mut random = Random(seed.rotate_left(32));
+    let mut random = Random::new(seed.rotate_left(32));
     let (mut mode, mut changes) = (order[0], 0);
     let changed = traffic.run(sides, seed, true, |ended| {
         for pass in 0..plan.passes {

@@ -11,8 +11,8 @@
 //! engine goes from every mode to every other while packets are under way.
 
 mod changes;
+mod pause;
 mod progress;
-mod random;
 mod traffic;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,6 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use towpath_client::{Setting, Waiting};
 use towpath_device::loopback;
+use towpath_device::random::Random;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnets};
 
@@ -27,7 +28,6 @@ use crate::Settings;
 use crate::report::{Outcome, Row};
 use changes::changes;
 use progress::Progress;
-use random::Random;
 use traffic::{BURST, Side, Traffic, WAYS};
 
 /// A wait of this length is a lost wake-up; a loaded machine's longest ones are a hundredth of it.
@@ -87,7 +87,7 @@ fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
     let (server, _far) = serve(Setting::Mode.parse("poll")?)?;
     let [mut from, mut to] = Side::pair(&server, [Waiting::Poll; 2], plan.limit)?;
     let mut progress = Progress::new("poll: bursts", plan.bursts);
-    let (start, mut random, mut next) = (Instant::now(), Random(seed), 0u64);
+    let (start, mut random, mut next) = (Instant::now(), Random::new(seed), 0u64);
     for burst in 0..plan.bursts {
         let count = 1 + random.below(BURST);
         for number in next..next + count {

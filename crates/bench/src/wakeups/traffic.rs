@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use towpath_client::{Endpoint, Options, Rule, Session, Waiting};
+use towpath_device::random::Random;
 use towpath_server::Server;
 
 use super::CLOCK_HZ;
-use super::random::Random;
+use super::pause::pause;
 
 const ETHERTYPE: u16 = 0x88b5;
 /// The number of the packet that ends the traffic.
@@ -128,13 +129,13 @@ impl Traffic {
 
     /// Answers its side, to be kept until the other one has what was sent last.
     fn ask(&self, mut side: Side, seed: u64, changing: bool) -> anyhow::Result<Side> {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         for round in 0.. {
             if self.stop.load(Ordering::Relaxed) {
                 side.send(END)?;
                 return Ok(side);
             }
-            random.pause();
+            pause(&mut random);
             side.send(round)?;
             let back = side.wait().with_context(|| format!("after {round} rounds"))?;
             ensure!(back == round, "packet {back} instead of {round}");
@@ -145,13 +146,13 @@ impl Traffic {
     }
 
     fn answer(&self, mut side: Side, seed: u64, changing: bool) -> anyhow::Result<()> {
-        let mut random = Random(!seed);
+        let mut random = Random::new(!seed);
         for round in 0.. {
             let number = side.wait().with_context(|| format!("after {round} rounds"))?;
             if number == END {
                 return Ok(());
             }
-            random.pause();
+            pause(&mut random);
             side.send(number)?;
             self.after(&mut side, 1, round, changing.then_some(&mut random));
         }

@@ -1,0 +1,20 @@
+//! Pauses between packets.
+
+use std::time::{Duration, Instant};
+
+use towpath_device::random::Random;
+
+/// A pause before a packet: often none; awake, for about as long as sides spin; or asleep, for long
+/// enough that they sleep as well.
+pub(super) fn pause(random: &mut Random) {
+    match random.below(4) {
+        0 => {
+            let until = Instant::now() + Duration::from_nanos(random.below(60_000));
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        }
+        1 => std::thread::sleep(Duration::from_micros(random.below(150))),
+        _ => {}
+    }
+}
