@@ -100,7 +100,7 @@ fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
     assert!(output.status.success(), "{name}: {}: {said}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["experiment"], name);
-    for field in ["commit", "date", "how"] {
+    for field in ["commit", "date", "how", "settings"] {
         assert!(report[field].as_str().is_some_and(|text| !text.is_empty()), "{field}");
     }
     for field in ["kernel", "cpu", "core_map"] {
@@ -208,7 +208,15 @@ fn penn() {
             "clock: capacity, measured to the model",
             "engine's clock: processor time, measured",
         ],
-        &["throughput", "clock-busy", "clock-capacity", "engine-clock"],
+        &[
+            "throughput",
+            "transfer",
+            "left",
+            "clock-busy",
+            "clock-capacity",
+            "engine-clock",
+            "engine-capacity",
+        ],
     );
 }
 
