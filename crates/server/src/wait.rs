@@ -35,7 +35,7 @@ impl Engine {
             }
             Step::Spin { until } => {
                 while clock_ns() < until {
-                    std::hint::spin_loop();
+                    self.waiter.give_way();
                 }
                 self.woken();
                 Ok(())

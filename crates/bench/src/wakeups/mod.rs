@@ -52,9 +52,7 @@ impl Plan {
     fn of(settings: Settings) -> Plan {
         let part = if settings.quick { 100 } else { 1 };
         Plan {
-            // Both sides poll: where somebody else has a core too, each burst takes a turn of the
-            // scheduler's, and a short run is to be short there as well.
-            bursts: if settings.quick { 200_000 } else { 100_000_000 },
+            bursts: 100_000_000 / part,
             sleeps: 1_000_000 / part,
             passes: 10_000 / part,
             limit: LIMIT,
