@@ -1,0 +1,110 @@
+//! Messages of any size in one direction, as fast as they go: through a server from one session to
+//! another, and through the kernel's sockets.
+//!
+//! Every byte is written by the sender and read by the receiver. A message longer than
+//! [`PIECE_BYTES`] is carried in several packets, by whomever.
+
+mod kernel;
+mod stream;
+
+use std::time::{Duration, Instant};
+
+use crate::flow::HEADER_BYTES;
+
+pub(crate) use kernel::{tcp, udp, udp_alone};
+pub(crate) use stream::Stream;
+
+/// What one packet carries at most.
+pub(crate) const PIECE_BYTES: usize = 32 * 1024;
+/// The MTU that this needs.
+pub(crate) const MTU_BYTES: usize = 65_535;
+/// Packets on their way at most.
+const WINDOW: u64 = 192;
+/// Bytes on their way at most, or one packet.
+const WINDOW_BYTES: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// When enough was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Amount {
+    /// After so long.
+    Time(Duration),
+    /// After so many messages.
+    Messages(u64),
+}
+
+/// What was moved, in which time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moved {
+    pub(crate) messages: u64,
+    pub(crate) took: Duration,
+}
+
+impl Moved {
+    pub(crate) fn gbit_s(&self, message_bytes: usize) -> f64 {
+        self.messages as f64 * message_bytes as f64 * 8.0 / self.took.as_secs_f64() / 1e9
+    }
+}
+
+/// Packets of a message, and the bytes of each.
+fn pieces(message_bytes: usize) -> (u64, usize) {
+    let count = message_bytes.div_ceil(PIECE_BYTES).max(1);
+    (count as u64, message_bytes.div_ceil(count))
+}
+
+/// Packets that may be on their way.
+fn window(piece_bytes: usize) -> u64 {
+    WINDOW.min((WINDOW_BYTES / (piece_bytes + HEADER_BYTES)) as u64).max(2)
+}
+
+/// Sends at a rate: when what was sent is due.
+struct Pace {
+    start: Instant,
+    /// Nanoseconds of a message; 0: as fast as it goes.
+    each_ns: f64,
+}
+
+impl Pace {
+    fn new(message_bytes: usize, bits_per_s: Option<f64>) -> Pace {
+        let each_ns = bits_per_s.map_or(0.0, |rate| message_bytes as f64 * 8.0 / rate * 1e9);
+        Pace { start: Instant::now(), each_ns }
+    }
+
+    /// Messages that may have been sent by now.
+    fn due(&self) -> u64 {
+        if self.each_ns == 0.0 {
+            return u64::MAX;
+        }
+        (self.start.elapsed().as_nanos() as f64 / self.each_ns) as u64 + 1
+    }
+}
+
+/// Reads all of some bytes.
+pub(crate) fn add(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let words = words.iter().map(|word| u64::from_ne_bytes(*word));
+    let rest = rest.iter().map(|byte| u64::from(*byte));
+    words.chain(rest).fold(0, u64::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_carried_in_as_few_packets_as_possible() {
+        assert_eq!(pieces(16), (1, 16));
+        assert_eq!(pieces(PIECE_BYTES), (1, PIECE_BYTES));
+        assert_eq!(pieces(2 * PIECE_BYTES), (2, PIECE_BYTES));
+        assert_eq!(pieces(48_000), (2, 24_000));
+        for bytes in [16, 1500, PIECE_BYTES] {
+            assert!((2..=WINDOW).contains(&window(bytes)));
+        }
+    }
+
+    #[test]
+    fn all_bytes_are_read() {
+        assert_eq!(add(&[1; 8]), 0x0101_0101_0101_0101);
+        assert_eq!(add(&[0, 0, 0, 0, 0, 0, 0, 0, 5, 6]), 11);
+    }
+}
