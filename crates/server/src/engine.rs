@@ -26,8 +26,8 @@ use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 
 use crate::demux::{Destination, FlowCache, FlowTable};
+use crate::due::DueHeap;
 use crate::handoff::{Handoff, HandoffMode};
-use crate::held::HeldRings;
 use crate::orders::{Closing, Event, Order};
 use crate::publish::{Finished, Rings};
 use crate::resting::{DEVICE, ORDERS, Watch};
@@ -162,7 +162,7 @@ pub struct Engine {
     pub(crate) device_watched: bool,
     /// The monotonic clock as last read, in nanoseconds.
     pub(crate) now: u64,
-    pub(crate) held: HeldRings,
+    pub(crate) held: DueHeap,
     pub(crate) rings: Rings,
     /// Packets taken from the device in one turn.
     pub(crate) batch: usize,
@@ -304,7 +304,7 @@ impl Engine {
             rung: false,
             device_watched: true,
             now: clock_ns(),
-            held: HeldRings::default(),
+            held: DueHeap::default(),
             rings: Rings::default(),
             batch: budgets.batch.min(values.get(Setting::RxBatch) as usize),
             ring_saving: values.is_on(Setting::RingSaving),

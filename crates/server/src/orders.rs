@@ -186,8 +186,8 @@ impl Engine {
                 if let Some(session) = &mut self.sessions[place as usize] {
                     session.set_coalescing(endpoint, setting, value as u32);
                     // What waits may have waited long enough by what is said now.
-                    if self.held.is_put_off(place) {
-                        self.held.put_off(0, place);
+                    if self.held.has(place) {
+                        self.held.put(0, place);
                     }
                 }
             }

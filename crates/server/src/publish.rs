@@ -132,7 +132,7 @@ impl Engine {
                 }
             } else if news.due != 0 {
                 self.rings.merged += 1;
-                self.held.put_off(news.due, *place);
+                self.held.put(news.due, *place);
             }
         }
         for (place, _) in &touched {
@@ -146,7 +146,7 @@ impl Engine {
     /// Rings those whose ring was put off until now, or until so near a time that it is not worth a
     /// sleep of its own.
     pub(crate) fn ring_the_held(&mut self) {
-        if self.held.next_due().is_none() {
+        if self.held.next().is_none() {
             return;
         }
         let until = self.read_clock() + self.values.get(Setting::TimerSlackUs) * 1000;

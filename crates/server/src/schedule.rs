@@ -5,8 +5,9 @@
 //! endpoint that is to have a share of its own has a queue set of its own.
 //!
 //! In this order: strict priority between levels; within a level the [`Policy`], one file each;
-//! before its turn comes, a unit may have to wait for its rate or its tick ([`shape`]), and
-//! for room in the device. Whoever waits stands in no line that anybody behind it stands in.
+//! before its turn comes, a unit may have to wait for its rate or its tick ([`shape`]), which it does
+//! outside of any line. Who waits for room in the device keeps its place and what it may send, and is
+//! passed over while there is none: others may have packets for this host.
 //!
 //! This module knows neither queues nor packets. The engine asks whose turn it is
 //! ([`Schedule::next`]), serves it, and says what came of it; docs/scheduling.md says what users see.
@@ -19,14 +20,13 @@ pub mod round_robin;
 pub mod shape;
 mod turn;
 mod units;
-mod waiting;
 
 pub use policy::{Account, Policy};
 pub use turn::{Due, Stop, Turn};
 
+use crate::due::DueHeap;
 use shape::{Class, LEVELS};
-use units::{BLOCKED, SMALL, State, Units};
-use waiting::Waiting;
+use units::{List, SMALL, State, Unit, Units};
 
 /// Who is first when the device has room again.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,8 @@ struct Hold {
     unit: u32,
     /// It is in the middle of a message: before everybody. Else: before those of its level and below.
     message: bool,
+    /// In this turn of the engine it found too little room.
+    refused: bool,
 }
 
 /// The scheduler.
@@ -41,10 +43,12 @@ struct Hold {
 pub struct Schedule {
     units: Units,
     policy: Box<dyn Policy>,
-    /// Units of each level with something to send that only wait for their turn or for room.
-    members: [usize; LEVELS as usize],
     hold: Option<Hold>,
-    waiting: Waiting,
+    /// In this turn of the engine somebody found the device without any room.
+    full: bool,
+    /// Units that wait for a time, in nanoseconds, and for a tick.
+    times: DueHeap,
+    ticks: DueHeap,
     /// The unit being served is the only one of its level: nobody is to be paid.
     alone: bool,
     /// There was room in the device for the unit being served.
@@ -58,9 +62,10 @@ impl Schedule {
         Schedule {
             units: Units::new(),
             policy,
-            members: [0; LEVELS as usize],
             hold: None,
-            waiting: Waiting::default(),
+            full: false,
+            times: DueHeap::default(),
+            ticks: DueHeap::default(),
             alone: false,
             open: true,
         }
@@ -83,21 +88,16 @@ impl Schedule {
     /// A new unit, which has nothing to send. Memory for it is had here and at no later time.
     pub fn add(&mut self, place: u32, queue_set: u32) -> u32 {
         let id = self.units.add(place, queue_set);
-        self.waiting.reserve(self.units.all.len());
+        self.times.reserve(self.units.all.len());
+        self.ticks.reserve(self.units.all.len());
         id
     }
 
     /// Units that are no more, whatever they were doing.
     pub fn remove(&mut self, ids: impl IntoIterator<Item = u32>) {
-        let mut waited = false;
         for id in ids {
-            waited |= self.units.get(id).state == State::Waits;
             self.leave(id);
             self.units.release(id);
-        }
-        if waited {
-            let units = &self.units;
-            self.waiting.retain(|id| units.get(id).state == State::Waits);
         }
     }
 
@@ -129,133 +129,127 @@ impl Schedule {
             unit.since = now;
         }
         unit.class = class;
-        self.stand(id, small, false);
-    }
-
-    fn stand(&mut self, id: u32, small: bool, first: bool) {
-        let unit = self.units.get_mut(id);
-        let level = unit.class.level;
         if small {
-            self.units.push_back(SMALL, id);
+            self.units.push_back(SMALL, id, false);
         } else {
-            if first {
-                self.units.push_front(level, id);
-            } else {
-                unit.account.in_turn = false;
-                self.units.push_back(level, id);
-            }
-            self.members[level as usize] += 1;
+            self.go_last(id, false);
         }
     }
 
-    /// Takes a unit out of whatever it is in; it is being served then.
-    fn leave(&mut self, id: u32) {
-        let unit = self.units.get(id);
-        if let State::Line(line) = unit.state
-            && line != SMALL
-        {
-            self.members[unit.class.level as usize] -= 1;
-        }
+    /// Behind the others of its level, in whose next round it has its turn.
+    fn go_last(&mut self, id: u32, blocked: bool) {
         self.units.leave(id);
-        if self.hold.is_some_and(|hold| hold.unit == id) {
-            self.hold = None;
+        let unit = self.units.get_mut(id);
+        unit.account.in_turn = false;
+        let level = unit.class.level;
+        self.units.push_back(level, id, blocked);
+    }
+
+    /// Takes a unit out of whatever it is in.
+    fn leave(&mut self, id: u32) {
+        self.units.leave(id);
+        self.hold.take_if(|hold| hold.unit == id);
+        if self.times.forget(id) || self.ticks.forget(id) {
+            self.units.get_mut(id).state = State::Served;
         }
     }
 
-    /// The device has room again: those that waited for it stand where they stood.
-    pub fn unblock(&mut self) {
-        let mut last = self.units.tail(BLOCKED);
-        while let Some(id) = last {
-            last = self.units.before(id);
-            if self.units.get(id).first {
-                self.units.leave(id);
-                self.units.push_front(self.units.get(id).class.level, id);
-            }
-        }
-        let mut next = self.units.head(BLOCKED);
-        while let Some(id) = next {
-            next = self.units.after(id);
-            self.units.leave(id);
-            self.units.push_back(self.units.get(id).class.level, id);
+    /// The engine begins a turn: who found no room in the last one may try again.
+    pub fn begin(&mut self) {
+        self.full = false;
+        if let Some(hold) = &mut self.hold {
+            hold.refused = false;
         }
     }
 
     /// Whose turn it is, among those that may be served now; `room`: the device has some. The unit
-    /// is being served then, until [`Schedule::more`] or [`Schedule::idle`] is told.
+    /// is being served then, and keeps its place, until [`Schedule::more`] or [`Schedule::idle`] is
+    /// told.
     pub fn next(&mut self, room: bool) -> Option<Turn> {
-        if let Some(Hold { unit, message: true }) = self.hold
+        let room = room && !self.full;
+        if let Some(Hold { unit, message: true, refused }) = self.hold
+            && (room && !refused || !self.units.is_blocked(unit))
             && matches!(self.units.get(unit).state, State::Line(line) if line < LEVELS)
         {
             // Beyond its share it goes on to the message's end alone.
             let bytes = self.units.get(unit).account.bytes;
             return Some(self.serve(unit, bytes, true));
         }
-        let held = self.hold.map(|hold| (hold.message, self.units.get(hold.unit).class.level));
         for level in (0..LEVELS).rev() {
-            // Who waits for room with a large packet does not bind those above: their debts count.
-            let open = room && held.is_none_or(|(message, below)| !message && level > below);
-            let (mut passed, mut least) = (0, i64::MAX);
-            while let Some(id) = self.units.head(level) {
-                let unit = self.units.get(id);
-                if unit.blocked && !(room && self.may_use_device(id)) {
-                    // Nothing is fetched to find out what is known.
-                    let first = unit.account.in_turn || unit.first;
-                    self.units.leave(id);
-                    self.units.get_mut(id).first = first;
-                    self.units.push_back(BLOCKED, id);
-                    continue;
-                }
-                if self.members[level as usize] == 1 {
-                    return Some(self.serve(id, 0, open));
-                }
-                let weight = unit.class.weight;
-                let unit = self.units.get_mut(id);
-                let account = &mut unit.account;
-                let before = account.bytes;
-                let bytes = self.policy.begin(account, weight);
-                if !open && !unit.local && bytes <= 0 {
-                    // Whether it waits for the device too is asked where it stands.
-                    let rounds = self.policy.rounds(account, weight);
-                    self.policy.skip(account, weight, rounds);
-                }
-                unit.lent += if open { 0 } else { account.bytes - before };
-                let bytes = unit.account.bytes.max(bytes);
-                if bytes > 0 {
-                    return Some(self.serve(id, bytes, open));
-                }
-                let account = &mut unit.account;
-                account.in_turn = false;
-                least = least.min(self.policy.rounds(account, weight));
-                self.units.leave(id);
-                self.units.push_back(level, id);
-                passed += 1;
-                // Those that were set aside meanwhile are not there any more.
-                if passed >= self.units.count(level) {
-                    // All owe. Rounds in which nobody sends are not gone through one by one.
-                    self.skip(level, least - 1, open);
-                    (passed, least) = (0, i64::MAX);
-                }
+            if let Some(turn) = self.next_of(level, room) {
+                return Some(turn);
             }
         }
         None
     }
 
-    fn skip(&mut self, level: u8, rounds: i64, open: bool) {
-        let mut next = self.units.head(level);
+    /// The same among those of one level.
+    fn next_of(&mut self, level: u8, room: bool) -> Option<Turn> {
+        let held = self.hold.map(|hold| (hold, self.units.get(hold.unit).class.level));
+        if let Some((Hold { unit, message: false, refused: false }, at)) = held
+            && room
+            && at == level
+        {
+            let Unit { account, class, .. } = self.units.get_mut(unit);
+            if self.policy.begin(account, class.weight) <= 0 {
+                let rounds = self.policy.rounds(account, class.weight);
+                self.policy.skip(account, class.weight, rounds);
+            }
+            let bytes = account.bytes;
+            return Some(self.serve(unit, bytes, true));
+        }
+        // Who waits for room with a large packet does not bind those above: their debts count.
+        let open = room && held.is_none_or(|(hold, below)| !hold.message && level > below);
+        // Nothing is fetched to find out what is known.
+        let list = if open { List::All } else { List::Unblocked };
+        let (mut passed, mut least) = (0, i64::MAX);
+        while let Some(id) = self.units.head(level, list) {
+            if self.units.count(level, List::All) == 1 {
+                return Some(self.serve(id, 0, open));
+            }
+            let unit = self.units.get_mut(id);
+            let (account, weight) = (&mut unit.account, unit.class.weight);
+            let before = account.bytes;
+            let bytes = self.policy.begin(account, weight);
+            if !open && !unit.local && bytes <= 0 {
+                // Whether it waits for the device too is asked where it stands.
+                let rounds = self.policy.rounds(account, weight);
+                self.policy.skip(account, weight, rounds);
+            }
+            unit.lent += if open { 0 } else { account.bytes - before };
+            let bytes = account.bytes.max(bytes);
+            if bytes > 0 {
+                return Some(self.serve(id, bytes, open));
+            }
+            least = least.min(self.policy.rounds(account, weight));
+            let blocked = self.units.is_blocked(id);
+            self.go_last(id, blocked);
+            passed += 1;
+            if passed >= self.units.count(level, list) {
+                // All owe. Rounds in which nobody sends are not gone through one by one.
+                self.skip(level, list, least - 1);
+                (passed, least) = (0, i64::MAX);
+            }
+        }
+        None
+    }
+
+    fn skip(&mut self, level: u8, list: List, rounds: i64) {
+        let mut next = self.units.head(level, list);
         while let Some(id) = next {
-            next = self.units.after(id);
+            next = self.units.after(id, list);
             let unit = self.units.get_mut(id);
             let before = unit.account.bytes;
             self.policy.skip(&mut unit.account, unit.class.weight, rounds.max(0));
-            unit.lent += if open { 0 } else { unit.account.bytes - before };
+            unit.lent += if list == List::All { 0 } else { unit.account.bytes - before };
         }
     }
 
     fn serve(&mut self, id: u32, bytes: i64, open: bool) -> Turn {
         self.open = open;
-        self.alone = self.members[self.units.get(id).class.level as usize] == 1;
-        let message = self.hold.is_some_and(|hold| hold.unit == id && hold.message);
-        self.leave(id);
+        let level = self.units.get(id).class.level;
+        self.alone = self.units.count(level, List::All) == 1;
+        let message = self.hold.take_if(|hold| hold.unit == id).is_some_and(|hold| hold.message);
         let unit = self.units.get_mut(id);
         if self.alone {
             unit.account = Account::default();
@@ -263,7 +257,6 @@ impl Schedule {
         // A message that nobody waited for has ended.
         let run = if message { unit.run } else { 0 };
         unit.run = 0;
-        (unit.blocked, unit.first) = (false, false);
         Turn {
             unit: id,
             place: unit.place,
@@ -277,7 +270,7 @@ impl Schedule {
 
     /// The unit whose next packet is a small one, and whose turn it is among those.
     pub fn next_small(&mut self) -> Option<Turn> {
-        let id = self.units.head(SMALL)?;
+        let id = self.units.head(SMALL, List::All)?;
         self.leave(id);
         self.alone = true;
         let unit = self.units.get(id);
@@ -311,52 +304,57 @@ impl Schedule {
     pub fn more(&mut self, id: u32, stop: Stop, run: u64) {
         let unit = self.units.get_mut(id);
         let lent = std::mem::take(&mut unit.lent);
+        unit.run = run;
         match stop {
-            Stop::Over | Stop::Class(_) => {
-                unit.local |= !self.open && stop == Stop::Over;
-                let message = run > 0 && stop == Stop::Over;
-                let first = message || self.policy.goes_on(&unit.account, false);
-                if let Stop::Class(class) = stop {
-                    unit.class = class;
+            Stop::Class(class) => {
+                unit.class = class;
+                self.go_last(id, false);
+            }
+            Stop::Over => {
+                unit.local |= !self.open;
+                if run == 0 && !self.policy.goes_on(&unit.account, false) {
+                    self.go_last(id, false);
+                } else if self.units.is_blocked(id) {
+                    self.units.leave(id);
+                    self.units.push_front(self.units.get(id).class.level, id);
                 }
-                unit.run = run;
-                self.stand(id, false, first && !matches!(stop, Stop::Class(_)));
-                if message {
-                    self.hold_for(id, true);
+                if run > 0 {
+                    self.hold_for(Hold { unit: id, message: true, refused: false });
                 }
             }
             Stop::Blocked { at_once, large } => {
-                (unit.blocked, unit.run, unit.local) = (true, run, false);
+                unit.local = false;
                 if at_once && lent > 0 {
                     unit.account = Account { bytes: unit.account.bytes - lent, in_turn: false };
                 }
-                unit.first = run > 0 || self.policy.goes_on(&unit.account, at_once);
-                let (level, first) = (unit.class.level, unit.first);
-                self.members[level as usize] += 1;
-                // Who has had something and goes last goes behind those that are still in their line.
-                let line = if first || at_once { BLOCKED } else { level };
-                self.units.push_back(line, id);
+                let first = run > 0 || self.policy.goes_on(&unit.account, at_once);
+                if first || at_once {
+                    self.units.block(id);
+                } else {
+                    self.go_last(id, true);
+                }
+                self.full |= self.open && !large;
                 // It has its turn when there is room again, before those that need less of it.
                 if run > 0 || first && large {
-                    self.hold_for(id, run > 0);
+                    self.hold_for(Hold { unit: id, message: run > 0, refused: true });
                 }
             }
             Stop::Until(due) => {
-                Self::rest(unit, State::Waits);
-                self.waiting.until(due, id);
+                self.rest(id, State::Waits);
+                self.times.put(due, id);
             }
             Stop::Tick(tick) => {
-                Self::rest(unit, State::Waits);
-                self.waiting.until_tick(tick, id);
+                self.rest(id, State::Waits);
+                self.ticks.put(tick, id);
             }
         }
     }
 
     /// From now on others wait for this one, unless it has to wait for another itself.
-    fn hold_for(&mut self, unit: u32, message: bool) {
+    fn hold_for(&mut self, hold: Hold) {
         let held = self.hold.is_some_and(|hold| hold.message);
-        if !held && (message || self.may_use_device(unit)) {
-            self.hold = Some(Hold { unit, message });
+        if !held && (hold.message || self.may_use_device(hold.unit)) {
+            self.hold = Some(hold);
         }
     }
 
@@ -365,26 +363,28 @@ impl Schedule {
         if first {
             self.units.push_front(SMALL, id);
         } else {
-            self.units.push_back(SMALL, id);
+            self.units.push_back(SMALL, id, false);
         }
     }
 
     /// The unit that was served has nothing more to send.
     #[inline]
     pub fn idle(&mut self, id: u32) {
-        Self::rest(self.units.get_mut(id), State::Idle);
+        self.rest(id, State::Idle);
     }
 
     /// What it did not use is lost, and what it owes stays.
-    fn rest(unit: &mut units::Unit, state: State) {
+    fn rest(&mut self, id: u32, state: State) {
+        self.units.leave(id);
+        let unit = self.units.get_mut(id);
         unit.account = Account { bytes: unit.account.bytes.min(0), in_turn: false };
-        (unit.state, unit.run, unit.blocked, unit.lent) = (state, 0, false, 0);
+        (unit.state, unit.run, unit.lent) = (state, 0, 0);
     }
 
     /// A unit that waited, and waits no more at this time and tick: it is to [`Schedule::enter`]
     /// again. `None`: no further one.
     pub fn due(&mut self, now: u64, tick: u64) -> Option<Due> {
-        let unit = self.waiting.take(now, tick)?;
+        let unit = self.times.take(now).or_else(|| self.ticks.take(tick))?;
         let one = self.units.get_mut(unit);
         one.state = State::Served;
         Some(Due { unit, place: one.place, queue_set: one.queue_set })
@@ -395,18 +395,16 @@ impl Schedule {
     pub fn withdraw(&mut self, id: u32) -> bool {
         let state = self.units.get(id).state;
         self.leave(id);
-        if state == State::Waits {
-            self.waiting.retain(|other| other != id);
-            self.units.get_mut(id).state = State::Served;
-        }
         !matches!(state, State::Free | State::Idle)
     }
 
-    /// A session's units that wait for a time or a tick are due at once: it may be an endpoint's of
-    /// another unit, whose settings changed.
-    pub fn hurry(&mut self, place: u32) {
-        let units = &self.units;
-        self.waiting.hurry(|id| units.get(id).place == place);
+    /// A unit that waits for a time or a tick is due at once.
+    pub fn hurry(&mut self, id: u32) {
+        for heap in [&mut self.times, &mut self.ticks] {
+            if heap.has(id) {
+                heap.put(0, id);
+            }
+        }
     }
 
     /// Takes a unit out of the line of small packets: they go past nobody any more.
@@ -418,31 +416,35 @@ impl Schedule {
     /// When the next unit is due that waits for a time, in nanoseconds.
     #[must_use]
     pub fn next_due(&self) -> Option<u64> {
-        self.waiting.next_due()
+        self.times.next()
     }
 
     /// When the next unit is due that waits for a tick.
     #[must_use]
     pub fn next_tick(&self) -> Option<u64> {
-        self.waiting.next_tick()
+        self.ticks.next()
     }
 
-    /// Units that could be served now.
+    /// Units that could be served now; `room`: the device has some.
     #[must_use]
-    pub fn ready(&self) -> usize {
-        (0..LEVELS).map(|level| self.units.count(level)).sum()
+    pub fn ready(&self, room: bool) -> usize {
+        self.count(if room { List::All } else { List::Unblocked })
     }
 
     /// Units whose next packet is a small one.
     #[must_use]
     pub fn small(&self) -> usize {
-        self.units.count(SMALL)
+        self.units.count(SMALL, List::All)
     }
 
-    /// Units that wait for room in the device.
+    /// Units that wait for room in the device, as far as is known.
     #[must_use]
     pub fn blocked(&self) -> usize {
-        self.units.count(BLOCKED)
+        self.count(List::All) - self.count(List::Unblocked)
+    }
+
+    fn count(&self, list: List) -> usize {
+        (0..LEVELS).map(|level| self.units.count(level, list)).sum()
     }
 }
 

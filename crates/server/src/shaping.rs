@@ -112,8 +112,11 @@ impl Engine {
         set.arrivals =
             (delay_us < u32::MAX).then(|| Box::new(Arrivals::new(u64::from(delay_us) * 1000)));
         let unit = set.unit;
-        self.schedule.hurry(place);
-        if !session.closing && self.schedule.withdraw(unit) {
+        if session.closing {
+            return;
+        }
+        session.queue_sets.iter().for_each(|set| self.schedule.hurry(set.unit));
+        if self.schedule.withdraw(unit) {
             self.activate(unit, place, queue_set);
         }
     }

@@ -121,12 +121,10 @@ impl Engine {
         if self.handoff.is_waiting() {
             self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
         }
-        if self.schedule.blocked() > 0 && self.has_room() {
-            self.schedule.unblock();
-        }
-        if self.schedule.ready() + self.schedule.small() == 0 {
+        if self.schedule.ready(self.has_room()) + self.schedule.small() == 0 {
             return Ok(0);
         }
+        self.schedule.begin();
         let mut group = self.group.take().unwrap_or_default();
         let small = self.transmit_small(&mut group);
         let outcome = small.and_then(|small| Ok(small + self.transmit_units(&mut group)?));
@@ -144,15 +142,14 @@ impl Engine {
 
     /// Whether there is something to send that nothing is to be waited for.
     pub(crate) fn can_transmit(&self) -> bool {
-        self.schedule.ready() > 0
+        self.schedule.ready(self.has_room()) > 0
             || self.schedule.small() > 0 && self.handoff.has_small_room()
-            || self.schedule.blocked() > 0 && self.has_room()
     }
 
     fn transmit_units(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
-        let ready = self.schedule.ready();
+        let ready = self.schedule.ready(self.has_room());
         let mut left = self.budgets.turn_budget.min(self.budgets.transmit_budget * ready);
-        // Each turn that sends nothing takes a unit out of its line, or into another one.
+        // Each turn that sends nothing takes a unit out of its line, or leaves it to wait for room.
         let mut vain = 2 * ready;
         let mut work = 0;
         while left > 0 && vain > 0 {

@@ -134,7 +134,7 @@ impl Engine {
     /// ring that was put off, a packet whose time comes, a look at a device that keeps packets. It
     /// must not sleep longer.
     pub(crate) fn next_due(&self) -> Option<u64> {
-        let (ring, packet) = (self.held.next_due(), self.schedule.next_due());
+        let (ring, packet) = (self.held.next(), self.schedule.next_due());
         let watchdog = self.watchdog.next_due(self.out());
         ring.into_iter().chain(packet).chain(watchdog).min()
     }

@@ -59,9 +59,7 @@ impl World {
 
     /// One turn of at most `left` packets. Answers how many were sent.
     fn turn(&mut self, mut left: usize) -> usize {
-        if self.room > 0 {
-            self.schedule.unblock();
-        }
+        self.schedule.begin();
         let mut sent = 0;
         while left > 0 {
             let Some(turn) = self.schedule.next(self.room > 0) else { break };
@@ -214,6 +212,55 @@ fn rounds_in_which_nobody_sends_are_skipped_also_when_somebody_is_set_aside() {
 }
 
 #[test]
+fn room_for_a_few_moves_a_few() {
+    const MANY: usize = 500;
+    let mut world = World::new(Box::new(Deficit), &[(3, 100); MANY]);
+    for place in 0..MANY {
+        (0..20).for_each(|_| world.push(place, 1500, false));
+    }
+    world.room = 0;
+    world.turn(512);
+    assert_eq!((world.schedule.blocked(), world.schedule.ready(false)), (MANY, 0));
+    let before = world.schedule.units.moves;
+    for turn in 0..5000 {
+        world.room = 2;
+        assert_eq!(world.turn(512), 2, "turn {turn}");
+        assert_eq!(world.schedule.ready(false), 0);
+    }
+    let moves = world.schedule.units.moves - before;
+    // Each has two turns, of nine packets and of eleven, and is out of both lists in the end.
+    assert!(moves < 10 * MANY, "{moves} moves");
+    assert!(world.senders.iter().all(|one| one.packets == 20), "each got its share");
+    assert_eq!((world.schedule.blocked(), world.schedule.ready(true)), (0, 0));
+}
+
+#[test]
+fn who_finds_no_room_keeps_its_place_and_its_share() {
+    let mut world = World::new(Box::new(Deficit), &[(3, 100); 4]);
+    world.senders[1].device = false;
+    (0..3).for_each(|place| world.push(place, 20_000, false));
+    // What is for this host goes ahead meanwhile, and who comes late is last.
+    for _ in 0..3 {
+        world.room = 0;
+        world.turn(512);
+        world.push(1, 20_000, false);
+        world.push(3, 20_000, false);
+    }
+    assert_eq!((world.senders[1].packets, world.wire.len()), (3, 0));
+    for place in [2, 0, 0] {
+        world.push(place, 20_000, false);
+    }
+    for _ in 0..3 {
+        world.room = 1;
+        world.turn(512);
+    }
+    assert_eq!(world.wire, [0, 2, 3], "as they came");
+    world.room = 3;
+    world.turn(512);
+    assert_eq!(world.wire[3..], [0, 2, 3]);
+}
+
+#[test]
 fn round_robin_shares_packets() {
     let mut world = World::new(Box::new(RoundRobin { packets: 64 }), &[(3, 100), (3, 300)]);
     world.flood(&[64, 1500], 1000, None);
@@ -253,7 +300,7 @@ fn local_packets_do_not_wait_for_the_device() {
     }
     assert_eq!(world.senders[0].packets, 0);
     assert_eq!((world.senders[1].packets, world.senders[2].packets), (200, 200));
-    assert_eq!((world.schedule.blocked(), world.schedule.ready()), (1, 0));
+    assert_eq!((world.schedule.blocked(), world.schedule.ready(false)), (1, 0));
     world.room = 1000;
     world.turn(512);
     assert_eq!(world.senders[0].packets, 200);
@@ -322,12 +369,12 @@ fn who_waits_for_a_time_or_a_tick_is_due_then_and_once() {
         schedule.idle(one.unit);
         Some(one.queue_set)
     };
-    // Those of one session may be due at once, whenever it is.
+    // Who is hurried is due at once, whenever it is.
     let session = schedule.add(1, 5);
     park(&mut schedule, session, Stop::Until(1000));
     let another = schedule.add(1, 6);
     park(&mut schedule, another, Stop::Tick(1000));
-    schedule.hurry(1);
+    [session, another, units[0]].into_iter().for_each(|unit| schedule.hurry(unit));
     let both = [due(&mut schedule, 0, 0), due(&mut schedule, 0, 0)];
     assert_eq!((both, due(&mut schedule, 0, 0)), ([Some(5), Some(6)], None));
     let mut due = |now, tick| due(&mut schedule, now, tick);
@@ -407,8 +454,8 @@ proptest! {
             prop_assert_eq!(sender.packets, pushed);
             prop_assert!(!world.schedule.is_active(sender.unit));
         }
-        prop_assert_eq!(world.schedule.ready() + world.schedule.blocked() + world.schedule.small(), 0);
-        prop_assert_eq!(world.schedule.members, [0; LEVELS as usize]);
+        prop_assert_eq!(world.schedule.ready(true) + world.schedule.small(), 0);
+        prop_assert_eq!(world.schedule.ready(false) + world.schedule.blocked(), 0);
     }
 
     /// Random mixes of lengths and weights: each gets its share of the bytes.

@@ -1,17 +1,36 @@
 //! Units, and the lines that they stand in: each in at most one, with constant time for whatever
 //! happens to it, and no memory of its own to be had while packets move.
+//!
+//! Each line is two lists in one order: all that stand in it, and those of them that are not known to
+//! wait for room in the device. So who waits keeps its place, and costs nothing while there is none.
 
 use crate::schedule::policy::Account;
 use crate::schedule::shape::{Class, LEVELS};
 
 /// No unit.
 pub(crate) const NONE: u32 = u32::MAX;
-/// The line of those that the device has no room for.
-pub(crate) const BLOCKED: u8 = LEVELS;
 /// The line of those whose next packet is a small one.
-pub(crate) const SMALL: u8 = LEVELS + 1;
-/// As many lines: one a level, and those two.
-const LINES: usize = LEVELS as usize + 2;
+pub(crate) const SMALL: u8 = LEVELS;
+/// As many lines: one a level, and that one.
+const LINES: usize = LEVELS as usize + 1;
+
+/// A list of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum List {
+    /// All that stand in it.
+    All,
+    /// Those that are not known to wait for room.
+    Unblocked,
+}
+
+/// The neighbours of a unit in a list; or, of a line's, its last and its first.
+#[derive(Clone, Copy, Debug)]
+struct Links {
+    previous: u32,
+    next: u32,
+}
+
+const ALONE: Links = Links { previous: NONE, next: NONE };
 
 /// Where a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,15 +52,14 @@ pub(crate) enum State {
 pub(crate) struct Unit {
     pub(crate) place: u32,
     pub(crate) queue_set: u32,
-    next: u32,
-    previous: u32,
+    /// Its neighbours in each [`List`] of its line.
+    links: [Links; 2],
     pub(crate) state: State,
     pub(crate) class: Class,
     pub(crate) account: Account,
-    /// Its next packet is for the device, which had no room for it.
-    pub(crate) blocked: bool,
-    /// It goes back to the head of its line, not to the end.
-    pub(crate) first: bool,
+    /// Its next packet is for the device, which had no room for it: of its line's lists it is in
+    /// [`List::All`] alone.
+    blocked: bool,
     /// What it was given in rounds that passed because others wait for the device: taken back if it
     /// turns out to wait too.
     pub(crate) lent: i64,
@@ -58,9 +76,12 @@ pub(crate) struct Unit {
 pub(crate) struct Units {
     pub(crate) all: Vec<Unit>,
     free: Vec<u32>,
-    heads: [u32; LINES],
-    tails: [u32; LINES],
-    counts: [usize; LINES],
+    /// The ends of each line's lists.
+    ends: [[Links; 2]; LINES],
+    counts: [[usize; 2]; LINES],
+    /// How often a unit came into a list or out of it.
+    #[cfg(test)]
+    pub(crate) moves: usize,
 }
 
 impl Units {
@@ -68,9 +89,10 @@ impl Units {
         Units {
             all: Vec::new(),
             free: Vec::new(),
-            heads: [NONE; LINES],
-            tails: [NONE; LINES],
-            counts: [0; LINES],
+            ends: [[ALONE; 2]; LINES],
+            counts: [[0; 2]; LINES],
+            #[cfg(test)]
+            moves: 0,
         }
     }
 
@@ -78,13 +100,11 @@ impl Units {
         let unit = Unit {
             place,
             queue_set,
-            next: NONE,
-            previous: NONE,
+            links: [ALONE; 2],
             state: State::Idle,
             class: Class::default(),
             account: Account::default(),
             blocked: false,
-            first: false,
             lent: 0,
             local: false,
             since: 0,
@@ -118,70 +138,113 @@ impl Units {
         &mut self.all[id as usize]
     }
 
+    /// The first one of a list.
     #[inline]
-    pub(crate) fn head(&self, line: u8) -> Option<u32> {
-        let head = self.heads[line as usize];
+    pub(crate) fn head(&self, line: u8, list: List) -> Option<u32> {
+        let head = self.ends[line as usize][list as usize].next;
         (head != NONE).then_some(head)
     }
 
-    pub(crate) fn tail(&self, line: u8) -> Option<u32> {
-        let tail = self.tails[line as usize];
-        (tail != NONE).then_some(tail)
-    }
-
-    pub(crate) fn before(&self, id: u32) -> Option<u32> {
-        let previous = self.get(id).previous;
-        (previous != NONE).then_some(previous)
-    }
-
-    pub(crate) fn after(&self, id: u32) -> Option<u32> {
-        let next = self.get(id).next;
+    /// The next one of a list.
+    #[inline]
+    pub(crate) fn after(&self, id: u32, list: List) -> Option<u32> {
+        let next = self.get(id).links[list as usize].next;
         (next != NONE).then_some(next)
     }
 
+    /// How many are in a list.
     #[inline]
-    pub(crate) fn count(&self, line: u8) -> usize {
-        self.counts[line as usize]
+    pub(crate) fn count(&self, line: u8, list: List) -> usize {
+        self.counts[line as usize][list as usize]
     }
 
-    pub(crate) fn push_back(&mut self, line: u8, id: u32) {
-        let tail = std::mem::replace(&mut self.tails[line as usize], id);
-        if tail == NONE {
-            self.heads[line as usize] = id;
-        } else {
-            self.get_mut(tail).next = id;
+    /// Whether a unit that stands in a line is known to wait for room.
+    #[inline]
+    pub(crate) fn is_blocked(&self, id: u32) -> bool {
+        self.get(id).blocked
+    }
+
+    /// Puts a unit that stands in no line behind all others of one.
+    #[inline]
+    pub(crate) fn push_back(&mut self, line: u8, id: u32, blocked: bool) {
+        self.enter(line, id, blocked);
+        self.link(line, List::All, id, self.ends[line as usize][List::All as usize].previous, NONE);
+        if !blocked {
+            let last = self.ends[line as usize][List::Unblocked as usize].previous;
+            self.link(line, List::Unblocked, id, last, NONE);
         }
-        let unit = self.get_mut(id);
-        (unit.previous, unit.next, unit.state) = (tail, NONE, State::Line(line));
-        self.counts[line as usize] += 1;
     }
 
+    /// Puts a unit that stands in no line, and is not known to wait for room, before all others of one.
     pub(crate) fn push_front(&mut self, line: u8, id: u32) {
-        let head = std::mem::replace(&mut self.heads[line as usize], id);
-        if head == NONE {
-            self.tails[line as usize] = id;
-        } else {
-            self.get_mut(head).previous = id;
+        self.enter(line, id, false);
+        for list in [List::All, List::Unblocked] {
+            self.link(line, list, id, NONE, self.ends[line as usize][list as usize].next);
         }
+    }
+
+    /// A unit is found to wait for room. It keeps its place in its line.
+    pub(crate) fn block(&mut self, id: u32) {
         let unit = self.get_mut(id);
-        (unit.previous, unit.next, unit.state) = (NONE, head, State::Line(line));
-        self.counts[line as usize] += 1;
+        if let State::Line(line) = unit.state
+            && !unit.blocked
+        {
+            unit.blocked = true;
+            self.unlink(line, List::Unblocked, id);
+        }
     }
 
     /// Takes a unit out of its line, if it stands in one.
+    #[inline]
     pub(crate) fn leave(&mut self, id: u32) {
-        let unit = *self.get(id);
-        let State::Line(line) = unit.state else { return };
-        match unit.previous {
-            NONE => self.heads[line as usize] = unit.next,
-            previous => self.get_mut(previous).next = unit.next,
+        let State::Line(line) = self.get(id).state else { return };
+        self.unlink(line, List::All, id);
+        if !self.get(id).blocked {
+            self.unlink(line, List::Unblocked, id);
         }
-        match unit.next {
-            NONE => self.tails[line as usize] = unit.previous,
-            next => self.get_mut(next).previous = unit.previous,
-        }
-        self.counts[line as usize] -= 1;
         let unit = self.get_mut(id);
-        (unit.previous, unit.next, unit.state) = (NONE, NONE, State::Served);
+        (unit.state, unit.blocked) = (State::Served, false);
+    }
+
+    fn enter(&mut self, line: u8, id: u32, blocked: bool) {
+        let unit = self.get_mut(id);
+        debug_assert!(!matches!(unit.state, State::Line(_)), "it stands in another line");
+        (unit.state, unit.blocked) = (State::Line(line), blocked);
+    }
+
+    /// Puts a unit between two that are neighbours.
+    #[inline]
+    fn link(&mut self, line: u8, list: List, id: u32, previous: u32, next: u32) {
+        self.links(line, list, id).clone_from(&Links { previous, next });
+        self.links(line, list, previous).next = id;
+        self.links(line, list, next).previous = id;
+        self.counts[line as usize][list as usize] += 1;
+        self.moved();
+    }
+
+    #[inline]
+    fn unlink(&mut self, line: u8, list: List, id: u32) {
+        let Links { previous, next } = std::mem::replace(self.links(line, list, id), ALONE);
+        self.links(line, list, previous).next = next;
+        self.links(line, list, next).previous = previous;
+        self.counts[line as usize][list as usize] -= 1;
+        self.moved();
+    }
+
+    /// The links of a unit, or, of none, those of the line.
+    #[inline]
+    fn links(&mut self, line: u8, list: List, id: u32) -> &mut Links {
+        match id {
+            NONE => &mut self.ends[line as usize][list as usize],
+            id => &mut self.all[id as usize].links[list as usize],
+        }
+    }
+
+    #[inline]
+    fn moved(&mut self) {
+        #[cfg(test)]
+        {
+            self.moves += 1;
+        }
     }
 }
