@@ -4,8 +4,10 @@
 //! Smith and Traw left the choice of the base rate of their clock as an unsolved problem. Here it
 //! follows from what is asked for: a frame that comes just after a look waits until the next one, so
 //! the longest interval that keeps the bound is the bound less what the timer is late and what the
-//! work takes, here and behind the next wake-up. A longer one breaks the bound; a shorter one only
-//! costs more. What is left to choose is whether the clock pays at all, and that is counted:
+//! work takes, here and behind the next wake-up. The work of a tick is as long as what came since the
+//! last one, so it is known by the share of the time that this side works: the nearer that is to all
+//! of it, the shorter it sleeps. A longer interval breaks the bound; a shorter one only costs more.
+//! What is left to choose is whether the clock pays at all, and that is counted:
 //!
 //! - While it sleeps until rung it sees when frames come, and counts beside what it pays what the
 //!   clock would have paid for the same frames. When that is less, it goes by the clock.
@@ -76,6 +78,9 @@ const SAVED: i64 = 2_000_000;
 /// been awake for longer was stopped, or its processor was another's.
 const OWED: i64 = 4 * SAVED;
 
+/// All of the time, as a share of it is counted.
+const ALL: u64 = 1024;
+
 /// Chooses how to wait.
 #[derive(Clone, Debug)]
 pub struct Controller {
@@ -93,10 +98,15 @@ pub struct Controller {
     slept: Option<Step>,
     /// The last look was one of its spinning.
     spins: bool,
-    /// How late ticks are, mostly, and how long the work of one takes this side.
+    /// How late ticks are, mostly.
     late: u64,
-    work: u64,
+    /// The share of the time that this side works, in parts of [`ALL`], of late.
+    share: u64,
+    /// When it last was awake again, when it had last found something, and when it last went to
+    /// sleep.
     woken: u64,
+    served: u64,
+    asleep: u64,
     /// Packets that come in a second, when many do.
     per_second: u64,
     tokens: i64,
@@ -131,8 +141,10 @@ impl Controller {
             slept: None,
             spins: false,
             late: costs.tick_late,
-            work: 0,
+            share: 0,
             woken: 0,
+            served: 0,
+            asleep: 0,
             per_second: 0,
             tokens: SAVED,
             spinner: Spinner::new(costs.wake_up_cpu),
@@ -172,17 +184,18 @@ impl Controller {
     #[must_use]
     pub fn interval(&self) -> Option<u64> {
         let latency = self.bounds.latency;
-        // Where the timer is later than that, nothing else would be earlier. What a tick finds takes
-        // the application about as long as it took this side.
-        let late = self.late.min(latency / 2) + (2 * self.work).min(latency / 3);
-        // What is found has a wake-up of its own before it, the application's.
-        let mut interval = latency - late - (2 * self.costs.wake_up).min(latency / 8);
+        // Where the timer is later than that, nothing else would be earlier. What is found has a
+        // wake-up of its own before it, the application's.
+        let left = latency - self.late.min(latency / 2) - (2 * self.costs.wake_up).min(latency / 8);
+        // Of an interval and its work, the work is the share; and what a tick finds takes the
+        // application about as long as it took this side.
+        let mut interval = left * (ALL - self.share) / (ALL + self.share);
         if self.bounds.packets > 0 && self.per_second > 0 {
             interval = interval.min(self.bounds.packets * 1_000_000_000 / self.per_second);
         }
         // Less a little for what is not foreseen.
         let least = self.costs.least_sleep().max(2 * self.costs.tick_cpu);
-        (interval >= least).then(|| (interval - interval / 24).max(least))
+        (left >= least).then(|| (interval - interval / 24).max(least))
     }
 
     /// After each look: what to do next. `found`: how many packets there were; `drained`: it took
@@ -212,7 +225,10 @@ impl Controller {
         };
         self.slept = match step {
             Step::Look | Step::Spin { .. } => None,
-            Step::Rung | Step::Unrung { .. } => Some(step),
+            Step::Rung | Step::Unrung { .. } => {
+                self.sleeps(now);
+                Some(step)
+            }
         };
         step
     }
@@ -261,6 +277,14 @@ impl Controller {
         self.tokens = tokens.clamp(-OWED, SAVED);
     }
 
+    /// It goes to sleep: which share of the time since it last did was work.
+    fn sleeps(&mut self, now: u64) {
+        let work = self.served.saturating_sub(self.woken.max(self.asleep));
+        let passed = now.saturating_sub(std::mem::replace(&mut self.asleep, now));
+        let seen = work.saturating_mul(ALL).checked_div(passed).unwrap_or(0).min(ALL);
+        self.share = (self.share * 7 + seen) / 8;
+    }
+
     /// Packets came.
     fn came(&mut self, now: u64, count: u64) {
         let waited = now.saturating_sub(self.looked);
@@ -284,10 +308,7 @@ impl Controller {
             // Rounded up: a tick after this one it may be so many again.
             follow(&mut self.per_second, (count * 1_000_000_000).div_ceil(waited));
         }
-        if slept.is_some() {
-            let work = now.saturating_sub(self.woken);
-            follow(&mut self.work, work);
-        }
+        self.served = now;
         if let Some(interval) = self.interval() {
             self.clock.came(now, interval);
         }

@@ -252,7 +252,7 @@ fn steady_and_slow() {
 
 #[test]
 fn steady_and_fast() {
-    for rate in [10_000.0, 100_000.0, 400_000.0] {
+    for rate in [10_000.0, 100_000.0, 400_000.0, 2_500_000.0] {
         pattern(&format!("{rate} a second"), 2, |random, end, to| {
             steady(random, 0, end, rate, to);
         });
