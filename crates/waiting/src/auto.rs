@@ -189,13 +189,16 @@ impl Controller {
         let left = latency - self.late.min(latency / 2) - (2 * self.costs.wake_up).min(latency / 8);
         // Of an interval and its work, the work is the share; and what a tick finds takes the
         // application about as long as it took this side.
-        let mut interval = left * (ALL - self.share) / (ALL + self.share);
-        if self.bounds.packets > 0 && self.per_second > 0 {
-            interval = interval.min(self.bounds.packets * 1_000_000_000 / self.per_second);
-        }
-        // Less a little for what is not foreseen.
+        let interval = left * (ALL - self.share) / (ALL + self.share);
         let least = self.costs.least_sleep().max(2 * self.costs.tick_cpu);
-        (left >= least).then(|| (interval - interval / 24).max(least))
+        let most = if self.bounds.packets > 0 && self.per_second > 0 {
+            left.min(self.bounds.packets * 1_000_000_000 / self.per_second)
+        } else {
+            left
+        };
+        // Less a little for what is not foreseen.
+        let interval = interval.min(most);
+        (most >= least).then(|| (interval - interval / 24).max(least))
     }
 
     /// After each look: what to do next. `found`: how many packets there were; `drained`: it took

@@ -259,6 +259,26 @@ fn steady_and_fast() {
     }
 }
 
+/// A device that keeps few packets is looked at before they are more, and not by a clock where no sleep
+/// is so short.
+#[test]
+fn what_a_device_keeps_is_looked_at_in_time() {
+    let interval = |packets, rate| {
+        let mut arrivals = Vec::new();
+        steady(&mut Random(3), 0, SECOND / 5, rate, &mut arrivals);
+        let bounds = Bounds { latency: 1_000_000, cpu_percent: 100, packets };
+        let mut waiter = Waiter::Auto(Box::new(Controller::new(bounds, COSTS)));
+        simulate(&mut waiter, &arrivals, SECOND / 5);
+        let Waiter::Auto(controller) = waiter else { return None };
+        controller.interval()
+    };
+    assert!(interval(0, 400_000.0).is_some_and(|one| one > 500_000));
+    assert!(
+        interval(40, 400_000.0).is_some_and(|one| (COSTS.least_sleep()..100_000).contains(&one))
+    );
+    assert_eq!(interval(8, 400_000.0), None);
+}
+
 #[test]
 fn in_bursts() {
     for (between, count, within) in [(5e6, 32, 10_000), (2e6, 64, 1_000), (20e6, 200, 20_000)] {
