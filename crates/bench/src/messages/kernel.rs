@@ -15,18 +15,27 @@ use super::{Amount, Moved, PATIENCE, PIECE_BYTES, Pace, add, pieces, window};
 use crate::kernel_wire::{self, KernelWire};
 
 /// A UDP socket at the near end, and the one at the far end that it sends to.
-fn sockets(wire: &KernelWire) -> anyhow::Result<(UdpSocket, UdpSocket)> {
-    let far = wire.far_udp(0, 1)?.pop().context("no socket")?;
-    let near = wire.near_udp(0)?;
-    near.connect(far.local_addr()?)?;
-    Ok((near, far))
+struct Sockets {
+    near: UdpSocket,
+    far: UdpSocket,
+    /// Packets of a message, and the bytes of each.
+    count: u64,
+    piece_bytes: usize,
+    /// Packets that may be on their way: nothing is lost while the far one's buffer holds them.
+    window: u64,
 }
 
-/// Packets that may be on their way to a socket: nothing is lost while its buffer holds them. The kernel
-/// counts more than a packet's bytes.
-fn window_of(far: &UdpSocket, piece_bytes: usize) -> anyhow::Result<u64> {
-    let granted = rustix::net::sockopt::socket_recv_buffer_size(far)?;
-    Ok(window(piece_bytes).min((granted / (2 * piece_bytes + 2048)) as u64).max(1))
+impl Sockets {
+    fn new(wire: &KernelWire, message_bytes: usize) -> anyhow::Result<Sockets> {
+        let far = wire.far_udp(0, 1)?.pop().context("no socket")?;
+        let near = wire.near_udp(0)?;
+        near.connect(far.local_addr()?)?;
+        let (count, piece_bytes) = pieces(message_bytes);
+        // The kernel counts more than a packet's bytes.
+        let held = rustix::net::sockopt::socket_recv_buffer_size(&far)? / (2 * piece_bytes + 2048);
+        let window = window(piece_bytes).min(held as u64).max(1);
+        Ok(Sockets { near, far, count, piece_bytes, window })
+    }
 }
 
 /// The same over UDP sockets: sender and receiver in a thread each, the receiver in `epoll`. What
@@ -38,15 +47,13 @@ pub(crate) fn udp(
     amount: Amount,
     bits_per_s: Option<f64>,
 ) -> anyhow::Result<Moved> {
-    let (near, far) = sockets(wire)?;
-    let (count, piece_bytes) = pieces(message_bytes);
-    let window = window_of(&far, piece_bytes)?;
+    let sockets = Sockets::new(wire, message_bytes)?;
     let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
-        let sink = scope.spawn(|| drain(&far, cores.0, &received, &over));
+        let sink = scope.spawn(|| drain(&sockets.far, cores.0, &received, &over));
         let generator = scope.spawn(|| -> anyhow::Result<_> {
             pin(cores.1)?;
-            let sent = generate(&near, (count, piece_bytes), window, amount, bits_per_s, &received);
+            let sent = generate(&sockets, amount, bits_per_s, &received);
             over.store(true, Ordering::Release);
             sent
         });
@@ -57,29 +64,25 @@ pub(crate) fn udp(
 }
 
 fn generate(
-    socket: &UdpSocket,
-    (count, piece_bytes): (u64, usize),
-    window: u64,
+    Sockets { near, count, piece_bytes, window, .. }: &Sockets,
     amount: Amount,
     bits_per_s: Option<f64>,
     received: &AtomicU64,
 ) -> anyhow::Result<Moved> {
-    let mut buffer = vec![0; piece_bytes];
+    let (count, window) = (*count, *window);
+    let mut buffer = vec![0; *piece_bytes];
     let pace = Pace::new(piece_bytes * count as usize, bits_per_s);
     let (mut sent, mut last) = (0, pace.start);
     loop {
         let got = received.load(Ordering::Acquire);
-        let over = match amount {
-            Amount::Time(time) => pace.start.elapsed() >= time,
-            Amount::Messages(all) => sent >= all * count,
-        };
+        let over = amount.is_sent(&pace, sent / count);
         if over && sent.is_multiple_of(count) {
             if got == sent {
                 return Ok(Moved { messages: got / count, took: pace.start.elapsed() });
             }
         } else if sent - got < window && sent < pace.due().saturating_mul(count) {
             buffer.fill(sent as u8);
-            match socket.send(&buffer) {
+            match near.send(&buffer) {
                 Ok(_) => {
                     sent += 1;
                     last = Instant::now();
@@ -91,8 +94,7 @@ fn generate(
         }
         ensure!(last.elapsed() < PATIENCE, "{} packets did not arrive", sent - got);
         // At a rate there is time: others may have the core.
-        let due = Duration::from_nanos(((sent / count) as f64 * pace.each_ns) as u64);
-        match due.checked_sub(pace.start.elapsed()) {
+        match pace.left(sent / count) {
             Some(left) if left > Duration::from_micros(20) => thread::sleep(left),
             _ => thread::yield_now(),
         }
@@ -139,17 +141,12 @@ pub(crate) fn udp_alone(
     amount: Amount,
     bits_per_s: Option<f64>,
 ) -> anyhow::Result<Moved> {
-    let (near, far) = sockets(wire)?;
-    let (count, piece_bytes) = pieces(message_bytes);
-    let window = window_of(&far, piece_bytes)?;
+    let Sockets { near, far, count, piece_bytes, window } = Sockets::new(wire, message_bytes)?;
     let (mut buffer, mut into) = (vec![0; piece_bytes], vec![0; PIECE_BYTES + 1]);
     let pace = Pace::new(message_bytes, bits_per_s);
     let (mut sent, mut got, mut sum, mut last) = (0_u64, 0_u64, 0_u64, pace.start);
     loop {
-        let over = match amount {
-            Amount::Time(time) => pace.start.elapsed() >= time,
-            Amount::Messages(all) => sent >= all * count,
-        };
+        let over = amount.is_sent(&pace, sent / count);
         if over && sent.is_multiple_of(count) && got == sent {
             std::hint::black_box(sum);
             return Ok(Moved { messages: got / count, took: pace.start.elapsed() });
@@ -176,8 +173,7 @@ pub(crate) fn udp_alone(
             continue;
         }
         ensure!(last.elapsed() < PATIENCE, "{} packets did not arrive", sent - got);
-        let due = Duration::from_nanos(((sent / count) as f64 * pace.each_ns) as u64);
-        if let Some(left) = due.checked_sub(pace.start.elapsed()) {
+        if let Some(left) = pace.left(sent / count) {
             thread::sleep(left);
         }
     }

@@ -33,6 +33,16 @@ pub(crate) enum Amount {
     Messages(u64),
 }
 
+impl Amount {
+    /// Whether so many messages, sent since the pace began, are enough.
+    fn is_sent(self, pace: &Pace, messages: u64) -> bool {
+        match self {
+            Amount::Time(time) => pace.start.elapsed() >= time,
+            Amount::Messages(all) => messages >= all,
+        }
+    }
+}
+
 /// What was moved, in which time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moved {
@@ -76,6 +86,12 @@ impl Pace {
             return u64::MAX;
         }
         (self.start.elapsed().as_nanos() as f64 / self.each_ns) as u64 + 1
+    }
+
+    /// How long it is until the next one after so many messages is due; `None`: it is.
+    fn left(&self, messages: u64) -> Option<Duration> {
+        let due = Duration::from_nanos((messages as f64 * self.each_ns) as u64);
+        due.checked_sub(self.start.elapsed())
     }
 }
 

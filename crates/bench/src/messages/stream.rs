@@ -67,10 +67,7 @@ impl Stream {
         let mut last = pace.start;
         loop {
             let messages = (self.sent - first) / count;
-            let over = match amount {
-                Amount::Time(time) => pace.start.elapsed() >= time,
-                Amount::Messages(all) => messages >= all,
-            };
+            let over = amount.is_sent(&pace, messages);
             let on_the_way = self.sent - self.received;
             let due = pace.due();
             if over && on_the_way == 0 && (self.sent - first).is_multiple_of(count) {
@@ -144,8 +141,7 @@ impl Stream {
 
     /// Until something arrives, or the next message is due.
     fn sleep(&mut self, on_the_way: u64, pace: &Pace, messages: u64) -> anyhow::Result<()> {
-        let due = Duration::from_nanos((messages as f64 * pace.each_ns) as u64);
-        let left = due.saturating_sub(pace.start.elapsed());
+        let left = pace.left(messages).unwrap_or_default();
         if on_the_way == 0 {
             thread::sleep(left.min(Duration::from_millis(100)));
             return Ok(());
