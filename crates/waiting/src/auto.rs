@@ -22,6 +22,7 @@
 //! is waited for, whatever comes meanwhile.
 
 use crate::gaps::Gaps;
+use crate::imagined::Imagined;
 use crate::{Costs, Spinner, Step};
 
 /// What the controller keeps to.
@@ -429,34 +430,5 @@ fn follow(estimate: &mut u64, seen: u64) {
         *estimate += (seen - *estimate).min(*estimate + 1000) / 3;
     } else {
         *estimate -= (*estimate - seen) / 128;
-    }
-}
-
-/// What the clock would have cost: it ticks after each look that found something, and an empty tick
-/// ends it until the next ring.
-#[derive(Clone, Copy, Debug, Default)]
-struct Imagined {
-    next: Option<u64>,
-    found: bool,
-    ticks: u64,
-    rung: u64,
-}
-
-impl Imagined {
-    fn came(&mut self, now: u64, interval: u64) {
-        while let Some(tick) = self.next.filter(|tick| *tick < now) {
-            self.ticks += 1;
-            self.next = std::mem::take(&mut self.found).then(|| tick + interval);
-        }
-        if self.next.is_some() {
-            self.found = true;
-        } else {
-            self.rung += 1;
-            self.next = Some(now + interval);
-        }
-    }
-
-    fn cost(&self, costs: &Costs) -> u64 {
-        self.ticks * costs.tick_cpu + self.rung * costs.wake_up_cpu
     }
 }

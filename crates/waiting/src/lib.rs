@@ -18,6 +18,7 @@ pub mod auto;
 pub mod clock;
 pub mod costs;
 mod gaps;
+mod imagined;
 pub mod spinner;
 pub mod wake_ups;
 
