@@ -5,7 +5,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -106,18 +106,22 @@ pub fn act(role: &str) -> anyhow::Result<()> {
     // One that is stopped would not see that its input has ended.
     rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     match role {
-        Role::Server { socket, engine_cpu } => crate::switch::serve(socket, engine_cpu),
-        Role::TapServer { socket } => crate::tcp::serve(socket),
+        Role::Server { socket, engine_cpu } => {
+            let _directory = Directory::of(&socket)?;
+            crate::switch::serve(socket, engine_cpu)
+        }
+        Role::TapServer { socket } => {
+            let _directory = Directory::of(&socket)?;
+            crate::tcp::serve(socket)
+        }
         Role::Serve { serving, socket } => {
-            let served = crate::station::serve(&serving, socket.clone());
-            take_away_directory(&socket);
-            served
+            let _directory = Directory::of(&socket)?;
+            crate::station::serve(&serving, socket)
         }
         Role::Echo { interface, ethertype, cpu } => crate::echo::serve(&interface, ethertype, cpu),
         Role::Counted { serving, socket } => {
-            let counted = crate::freebsd::counted(&serving, socket.clone());
-            take_away_directory(&socket);
-            counted
+            let _directory = Directory::of(&socket)?;
+            crate::freebsd::counted(&serving, socket)
         }
         Role::Factor { cpu } => crate::penn::factor(cpu),
         Role::Stride { cpu } => crate::penn::stride(cpu),
@@ -128,13 +132,6 @@ pub fn act(role: &str) -> anyhow::Result<()> {
             crate::isolation::send_to_itself(&socket, cpu, burst)
         }
         Role::Count { way, train, packets } => crate::solo::count(way, train, packets),
-    }
-}
-
-/// Takes the directory of a socket away where a parent was ended before it could: if it is empty.
-fn take_away_directory(socket: &std::path::Path) {
-    if let Some(directory) = socket.parent() {
-        let _ = std::fs::remove_dir(directory);
     }
 }
 
@@ -255,26 +252,38 @@ pub(crate) fn is_over() -> bool {
     !matches!(poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
-/// A directory of one's own for sockets, taken away at the end.
-pub(crate) struct Directory(PathBuf);
+/// Where a child is to serve: in a directory that nobody else has. The child makes it, and takes it
+/// away: a parent may be ended at any moment.
+pub(crate) struct Place(PathBuf);
 
-impl Directory {
-    pub(crate) fn new() -> anyhow::Result<Directory> {
+impl Place {
+    pub(crate) fn new() -> anyhow::Result<Place> {
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let name = format!("towpath-bench-{:016x}", u64::from_ne_bytes(random));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        Ok(Directory(path))
-    }
-
-    #[cfg(test)]
-    pub(crate) fn path(&self) -> &std::path::Path {
-        &self.0
+        Ok(Place(std::env::temp_dir().join(name)))
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.0.join("device.sock")
+    }
+}
+
+impl Drop for Place {
+    /// The child has done so, but for one that had to be killed.
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The directory of a socket, while it is served there.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn of(socket: &Path) -> anyhow::Result<Directory> {
+        let path = socket.parent().context("a socket in no directory")?;
+        std::fs::create_dir(path).with_context(|| path.display().to_string())?;
+        Ok(Directory(path.to_owned()))
     }
 }
 

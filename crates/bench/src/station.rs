@@ -19,7 +19,7 @@ use towpath_protocol::store::MemoryStore;
 use towpath_rig::Namespace;
 use towpath_server::{Config, Mode, Server, Subnets};
 
-use crate::child::{Child, Directory, ROLE_FLAG, Role, tell, wait_for_end};
+use crate::child::{Child, Place, ROLE_FLAG, Role, tell, wait_for_end};
 
 /// The server's own address on its device, which is the kernel's on a TAP.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -136,27 +136,27 @@ pub(crate) fn start_server(
 /// A running server. It ends with this.
 pub(crate) struct Station {
     child: Child,
-    directory: Directory,
+    place: Place,
 }
 
 impl Station {
     /// Starts one, in a network namespace other than the own where one is given.
     pub(crate) fn start(serving: &Serving, inside: Option<&Namespace>) -> anyhow::Result<Station> {
-        let directory = Directory::new()?;
-        let role = Role::Serve { serving: serving.clone(), socket: directory.socket() };
+        let place = Place::new()?;
+        let role = Role::Serve { serving: serving.clone(), socket: place.socket() };
         let child = start(&role, inside)?;
-        Ok(Station { child, directory })
+        Ok(Station { child, place })
     }
 
     /// Starts one that polls, with an in-memory device and room for as many sessions as there may be.
     pub(crate) fn start_switch(engine_cpu: usize) -> anyhow::Result<Station> {
-        let directory = Directory::new()?;
-        let child = Child::start(&Role::Server { socket: directory.socket(), engine_cpu })?;
-        Ok(Station { child, directory })
+        let place = Place::new()?;
+        let child = Child::start(&Role::Server { socket: place.socket(), engine_cpu })?;
+        Ok(Station { child, place })
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.directory.socket()
+        self.place.socket()
     }
 
     pub(crate) fn pid(&self) -> u32 {

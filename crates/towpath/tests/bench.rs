@@ -3,7 +3,7 @@
 //! is not quiet.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -14,6 +14,9 @@ use towpath_rig::{check_tun, skip};
 
 /// What `--quick` promises; twice as long for a program that is not optimised.
 const LIMIT: Duration = Duration::from_secs(if cfg!(debug_assertions) { 80 } else { 40 });
+
+/// The files of an empty directory.
+const NOTHING: [&str; 0] = [];
 
 /// Experiments measure one after the other: they have threads that never sleep.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -54,10 +57,19 @@ fn bench(name: &str, temporary: &Path) -> Command {
     command
 }
 
-/// Runs a command to its end, within the limit.
+/// Runs a command until it and all that it started have ended, within the limit.
 fn run(command: &mut Command) -> Output {
-    let child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child = start(command);
+    end_of(command, child)
+}
+
+/// Starts a command whose output is read, and that of all that it starts.
+fn start(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until nobody can write to the outputs of a command any more, within the limit.
+fn end_of(command: &Command, child: Child) -> Output {
     let pid = Pid::from_child(&child);
     let (done, waits) = std::sync::mpsc::channel();
     std::thread::spawn(move || done.send(child.wait_with_output()));
@@ -75,15 +87,6 @@ fn files_of(path: &Path) -> Vec<String> {
     let mut names: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();
     names.sort();
     names
-}
-
-/// Waits until nothing is left in a directory: children that were stopped take a moment.
-fn becomes_empty(path: &Path) {
-    let until = Instant::now() + Duration::from_secs(10);
-    while !files_of(path).is_empty() {
-        assert!(Instant::now() < until, "{:?} is left in {}", files_of(path), path.display());
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Runs an experiment, and looks for rows whose names contain these words, and for these pictures.
@@ -132,7 +135,7 @@ fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
         let drawn = svg.matches("<polyline").count() + svg.matches("<circle").count();
         assert!(svg.ends_with("</svg>\n") && drawn > 1, "{figure}: {drawn} things drawn");
     }
-    becomes_empty(&temporary);
+    assert_eq!(files_of(&temporary), NOTHING);
 }
 
 #[test]
@@ -276,14 +279,32 @@ fn ended_before_its_time_it_leaves_nothing() {
     let directory = Directory::new();
     let temporary = directory.make("tmp");
     let mut command = bench("notre-dame", &temporary);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let until = Instant::now() + LIMIT;
-    // Servers are there: two of them, and one is stopped.
-    while files_of(&temporary).len() < 2 {
-        assert!(child.try_wait().unwrap().is_none() && Instant::now() < until, "no two servers");
-        std::thread::sleep(Duration::from_millis(1));
+    // At any moment: while it starts what it needs, and as soon as so many servers are there. With
+    // two of them, one is stopped.
+    let moments = (0..20).map(|number| When::After(Duration::from_millis(number * 10)));
+    for when in moments.chain([1, 2, 2, 2].map(When::Servers)) {
+        let mut child = start(&mut command);
+        let until = Instant::now() + LIMIT;
+        match when {
+            When::After(time) => std::thread::sleep(time),
+            When::Servers(number) => {
+                while files_of(&temporary).len() < number {
+                    let runs = child.try_wait().unwrap().is_none();
+                    assert!(runs && Instant::now() < until, "no {number} servers");
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        let said = end_of(&command, child);
+        assert_eq!(files_of(&temporary), NOTHING, "{when:?}, {said:?}");
     }
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    child.wait().unwrap();
-    becomes_empty(&temporary);
+}
+
+/// When an experiment is ended.
+#[derive(Clone, Copy, Debug)]
+enum When {
+    After(Duration),
+    /// As soon as so many directories of servers are there.
+    Servers(usize),
 }
