@@ -252,24 +252,24 @@ pub(crate) fn is_over() -> bool {
     !matches!(poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
-/// Where a child is to serve: in a directory that nobody else has. The child makes it, and takes it
-/// away: a parent may be ended at any moment.
-pub(crate) struct Place(PathBuf);
+/// A path for the socket of a child that serves, in a directory that nobody else has. The child makes
+/// the directory, and takes it away: a parent may be ended at any moment.
+pub(crate) struct OwnSocket(PathBuf);
 
-impl Place {
-    pub(crate) fn new() -> anyhow::Result<Place> {
+impl OwnSocket {
+    pub(crate) fn new() -> anyhow::Result<OwnSocket> {
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let name = format!("towpath-bench-{:016x}", u64::from_ne_bytes(random));
-        Ok(Place(std::env::temp_dir().join(name)))
+        Ok(OwnSocket(std::env::temp_dir().join(name)))
     }
 
-    pub(crate) fn socket(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.0.join("device.sock")
     }
 }
 
-impl Drop for Place {
+impl Drop for OwnSocket {
     /// The child has done so, but for one that had to be killed.
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);

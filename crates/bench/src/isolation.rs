@@ -10,7 +10,7 @@ use towpath_packet::build::Flow;
 use towpath_rig::pin;
 
 use crate::Settings;
-use crate::child::{Child, Place, Role, is_over, tell};
+use crate::child::{Child, OwnSocket, Role, is_over, tell};
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
@@ -35,8 +35,8 @@ enum Happens {
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
-    let place = Place::new()?;
-    let socket = place.socket();
+    let own = OwnSocket::new()?;
+    let socket = own.path();
     let _server = Child::start(&Role::Server { socket: socket.clone(), engine_cpu: cores.0 })?;
     let window = Duration::from_millis(if settings.quick { 150 } else { 500 });
     let role = Role::Application { socket: socket.clone(), cpu: cores.1, burst: BURST };

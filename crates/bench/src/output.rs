@@ -51,14 +51,14 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::child::Place;
+    use crate::child::OwnSocket;
     use crate::figure::{Axis, Figure, Series};
     use crate::report::Length;
 
     #[test]
     fn files_hold_the_report() {
-        let place = Place::new().unwrap();
-        let into = place.socket().with_file_name("deep/er");
+        let socket = OwnSocket::new().unwrap();
+        let into = socket.path().with_file_name("deep/er");
         let mut report = Report::new("penn", Length::Full).unwrap();
         report.figures = vec![
             Figure::new("size", "t", Axis::log("x", "B"), Axis::linear("y", ""))

@@ -19,7 +19,7 @@ use towpath_protocol::store::MemoryStore;
 use towpath_rig::Namespace;
 use towpath_server::{Config, Mode, Server, Subnets};
 
-use crate::child::{Child, Place, ROLE_FLAG, Role, tell, wait_for_end};
+use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell, wait_for_end};
 
 /// The server's own address on its device, which is the kernel's on a TAP.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -136,27 +136,27 @@ pub(crate) fn start_server(
 /// A running server. It ends with this.
 pub(crate) struct Station {
     child: Child,
-    place: Place,
+    socket: OwnSocket,
 }
 
 impl Station {
     /// Starts one, in a network namespace other than the own where one is given.
     pub(crate) fn start(serving: &Serving, inside: Option<&Namespace>) -> anyhow::Result<Station> {
-        let place = Place::new()?;
-        let role = Role::Serve { serving: serving.clone(), socket: place.socket() };
+        let socket = OwnSocket::new()?;
+        let role = Role::Serve { serving: serving.clone(), socket: socket.path() };
         let child = start(&role, inside)?;
-        Ok(Station { child, place })
+        Ok(Station { child, socket })
     }
 
     /// Starts one that polls, with an in-memory device and room for as many sessions as there may be.
     pub(crate) fn start_switch(engine_cpu: usize) -> anyhow::Result<Station> {
-        let place = Place::new()?;
-        let child = Child::start(&Role::Server { socket: place.socket(), engine_cpu })?;
-        Ok(Station { child, place })
+        let socket = OwnSocket::new()?;
+        let child = Child::start(&Role::Server { socket: socket.path(), engine_cpu })?;
+        Ok(Station { child, socket })
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.place.socket()
+        self.socket.path()
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -18,7 +18,7 @@ use towpath_server::{Config, Mode, Policy, Server, Subnets};
 
 use crate::Settings;
 use crate::bare;
-use crate::child::{Child, Place, Role, tell, wait_for_end};
+use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
 use crate::flow::{self, HEADER_BYTES};
 use crate::limits::line_round_trip_ns;
 use crate::machine::two_cores;
@@ -55,8 +55,8 @@ pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
-    let place = Place::new()?;
-    let server = Child::start(&Role::Server { socket: place.socket(), engine_cpu: cores.0 })?;
+    let socket = OwnSocket::new()?;
+    let server = Child::start(&Role::Server { socket: socket.path(), engine_cpu: cores.0 })?;
     let mut outcome = Outcome {
         how: format!(
             "server: a process, its engine polls on core {}; generator and sink: one thread of \
@@ -69,7 +69,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     // What generates is pinned; this thread stays free for the bare ring's.
     let window = Duration::from_millis(if settings.quick { 300 } else { 1000 });
     for (frame_bytes, goal) in SIZES {
-        let socket = place.socket();
+        let socket = socket.path();
         let mut trips = Vec::new();
         let (pairs, checked) = std::thread::scope(|scope| {
             let measured = scope.spawn(|| -> anyhow::Result<_> {

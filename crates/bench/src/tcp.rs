@@ -19,7 +19,7 @@ use towpath_rig::{End, Namespace, connect};
 use towpath_server::{Config, Mode, Server, Subnets};
 
 use crate::Settings;
-use crate::child::{Child, Place, Role, tell, wait_for_end};
+use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
 
@@ -66,9 +66,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         &End { namespace: &there, name: "tpbench2", addresses: &[far] },
         None,
     )?;
-    let place = Place::new()?;
-    let _server = Child::start(&Role::TapServer { socket: place.socket() })?;
-    let network = Network::attach(place.socket())?;
+    let socket = OwnSocket::new()?;
+    let _server = Child::start(&Role::TapServer { socket: socket.path() })?;
+    let network = Network::attach(socket.path())?;
     let ours = network.addresses().into_iter().find(|address| address.is_ipv4());
     let ours = ours.context("the host got no IPv4 address")?;
     let window = Duration::from_millis(if settings.quick { 250 } else { 1000 });

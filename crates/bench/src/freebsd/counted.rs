@@ -12,7 +12,7 @@ use towpath_rig::{StepWatch, Steps};
 use super::Handoff;
 use super::packets::{PACKET_BYTES, aim, options, send_batch};
 use crate::Settings;
-use crate::child::{Child, Place, Role, tell};
+use crate::child::{Child, OwnSocket, Role, tell};
 use crate::report::{Outcome, Row};
 use crate::station::{Serving, start_server};
 
@@ -47,9 +47,9 @@ pub(super) fn measure(
     handoff: Option<Handoff>,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    let place = Place::new()?;
+    let own = OwnSocket::new()?;
     let serving = Serving::tap("tpbsda");
-    let socket = place.socket();
+    let socket = own.path();
     let mut child = Child::start(&Role::Counted { serving, socket: socket.clone() })?;
     let ways: Vec<(&str, Option<(Handoff, u64)>)> = match handoff {
         Some(handoff) => vec![
