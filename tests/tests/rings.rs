@@ -15,6 +15,8 @@ use towpath_tests::{PATIENCE, eventually, frames};
 const LONG_US: u64 = 1_000_000;
 const SHORT_US: u64 = 20_000;
 const BUSY: Duration = Duration::from_millis(700);
+/// Of a receive queue.
+const SLOTS: u32 = 256;
 
 struct World {
     server: Server,
@@ -27,10 +29,14 @@ struct World {
 
 /// The first endpoint's rings are put off for long, the second's for `other_us`.
 fn world(other_us: u64) -> World {
+    world_of(other_us, None)
+}
+
+fn world_of(other_us: u64, provided: Option<u32>) -> World {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let config = Config { settings: Mode::Interrupt.into(), ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
-    let options = Options { queue_sets: 2, ..Options::default() };
+    let options = Options { queue_sets: 2, receive_slots: SLOTS, provided, ..Options::default() };
     let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     let [one, other] = [(0, LONG_US), (1, other_us)].map(|(queue_set, us)| {
         let rule = Rule::new().ethertype(frames::ETHERTYPE + queue_set).queue_set(queue_set.into());
@@ -74,11 +80,20 @@ impl World {
         assert_eq!(poll(&mut heard, Some(&timeout)).unwrap(), 1, "nobody rang");
         self.session.disarm();
         self.session.take_rings();
+        self.takes_all();
+    }
+
+    fn takes_all(&mut self) {
         assert!(self.session.look().unwrap());
         for queue_set in 0..2 {
             while self.session.receive(queue_set, 64, |_| {}).unwrap() > 0 {}
         }
         while self.session.look().unwrap() {}
+    }
+
+    fn set(&self, setting: Setting, value: u64) {
+        let socket = self.server.connect().unwrap();
+        towpath_client::set_over(socket, None, setting, value).unwrap();
     }
 
     fn counter(&self, name: &str) -> u64 {
@@ -117,6 +132,50 @@ fn a_ring_that_is_put_off_for_several_queue_sets_counts_once() {
     world.is_rung();
     eventually("it is counted", || world.counter("rings_merged") > 0);
     assert_eq!(world.counter("rings_merged"), 1);
+}
+
+#[test]
+fn a_time_alone_puts_a_ring_off() {
+    let mut world = world(0);
+    world.session.set(world.one, Setting::RxFrames, 0).unwrap();
+    world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
+    // That others may be late together brings none of them forward.
+    world.set(Setting::TimerSlackUs, 100_000);
+    world.sleeps();
+    let start = Instant::now();
+    for _ in 0..3 {
+        world.comes(world.one);
+    }
+    world.is_rung();
+    assert!(start.elapsed() >= Duration::from_millis(15), "not put off: {:?}", start.elapsed());
+    eventually("one ring for all", || world.counter("rings") == 1);
+    assert_eq!(world.counter("rings_merged"), 3);
+}
+
+/// Frames are used up one after another; what counts is whether they were provided again since, not
+/// how many were used.
+#[test]
+fn who_provides_its_frames_again_is_rung_for_no_half_of_them() {
+    for provided in [SLOTS, SLOTS / 4] {
+        let mut world = world_of(LONG_US, Some(provided));
+        world.session.set(world.one, Setting::RxFrames, 0).unwrap();
+        for _ in 0..3 * SLOTS / 4 {
+            world.sleeps();
+            for _ in 0..4 {
+                world.comes(world.one);
+            }
+            // It looks by itself.
+            world.session.disarm();
+            world.takes_all();
+        }
+        assert_eq!((world.counter("rings"), world.counter("rings_saved")), (0, 0), "{provided}");
+        // And for half of them it is.
+        world.sleeps();
+        for _ in 0..=provided / 2 {
+            world.comes(world.one);
+        }
+        world.is_rung();
+    }
 }
 
 #[test]

@@ -128,7 +128,7 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
     // Rings matter to who sleeps: a frame alone waits for the ring that was put off for others.
     let (rung, rung_too) = (polling(&asleep, Waits::Blocks), polling(&other, Waits::Blocks));
     techniques.push(Technique::new(
-        "rx_frames=16 rx_usecs=50, not 1 and 0",
+        "rx_frames=16 rx_usecs=50, not 0 and 0",
         rung.with(Setting::RxFrames, 16).with(Setting::RxUsecs, 50),
         rung_too,
     ));

@@ -142,6 +142,8 @@ pub struct ReceiveProducer {
     commit: Published,
     slots: Slots,
     capacity: u32,
+    /// The most frames that were seen provided at once.
+    most: u32,
 }
 
 impl ReceiveProducer {
@@ -174,6 +176,7 @@ impl ReceiveProducer {
                 }
             }
         }
+        self.most = self.most.max(self.available());
         Ok(self.available())
     }
 
@@ -184,12 +187,13 @@ impl ReceiveProducer {
         self.head.seen().wrapping_sub(self.commit.now())
     }
 
-    /// Whether half of the frames that the queue can have are filled, or were never provided: time
-    /// for the application to look, however it waits.
+    /// Whether more than half of the frames that the application provides are filled, as last
+    /// observed. [`ReceiveProducer::observe`] says whether it has provided them again since; if not,
+    /// it is time for it to look, however it waits.
     #[inline]
     #[must_use]
     pub fn is_half_used(&self) -> bool {
-        self.available() < self.capacity / 2
+        self.available() < self.most.div_ceil(2)
     }
 
     /// The frame to be filled after `ahead` others; below [`ReceiveProducer::available`].
@@ -271,6 +275,7 @@ pub fn server_side(
         commit,
         slots: Slots::new(shape.receive()),
         capacity: shape.receive(),
+        most: 0,
     };
     let transmit = TransmitConsumer::new(
         shape,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::session::Endpoint;
 
-/// Packets, and microseconds, of an endpoint that asked for nothing.
-pub(crate) const UNSET: (u32, u32) = (1, 0);
+/// Packets, and microseconds, of an endpoint that asked for nothing: however many, and at once.
+pub(crate) const UNSET: (u32, u32) = (u32::MAX, 0);
 
 /// How often each value was asked for, but for one.
 #[derive(Debug)]

@@ -6,10 +6,11 @@
 use towpath_protocol::counters::{self, Device as Count};
 use towpath_protocol::settings::Setting;
 use towpath_queue::doorbell::{self, Due};
-use towpath_queue::events;
+use towpath_queue::frames::Ledger;
+use towpath_queue::{Violation, events};
 
 use crate::engine::Engine;
-use crate::session::Session;
+use crate::session::{QueueSet, Session};
 use crate::transmit::Group;
 use crate::wait::clock_ns;
 
@@ -68,7 +69,9 @@ impl Engine {
                 let received = set.receive.publish();
                 set.touched = received > 0;
                 let news = &mut session.news;
-                let full = set.touched && set.receive.is_half_used();
+                let full = set.touched
+                    && set.receive.is_half_used()
+                    && !has_provided(set, &mut session.receive_ledger, &mut session.violation);
                 news.full |= full;
                 if set.rx_usecs == 0 {
                     news.urgent |= set.touched;
@@ -143,13 +146,15 @@ impl Engine {
         self.count_rings();
     }
 
-    /// Rings those whose ring was put off until now, or until so near a time that it is not worth a
-    /// sleep of its own.
+    /// Rings those whose ring was put off until now, and with them those for whom it was put off
+    /// until so near a time that it is not worth a sleep of its own.
     pub(crate) fn ring_the_held(&mut self) {
-        if self.held.next().is_none() {
+        let Some(first) = self.held.next() else { return };
+        let now = self.read_clock();
+        if now < first {
             return;
         }
-        let until = self.read_clock() + self.values.get(Setting::TimerSlackUs) * 1000;
+        let until = now + self.values.get(Setting::TimerSlackUs) * 1000;
         let mut fenced = None;
         while let Some(place) = self.held.take(until) {
             let Some(session) = &mut self.sessions[place as usize] else { continue };
@@ -193,6 +198,16 @@ impl Engine {
             }
         }
     }
+}
+
+/// Looks what the application has provided since: the frames of a queue set seem half used by what
+/// was seen at a time when there were none left. Whether they are not.
+#[cold]
+fn has_provided(set: &mut QueueSet, ledger: &mut Ledger, violated: &mut Option<Violation>) -> bool {
+    if let Err(violation) = set.receive.observe(ledger) {
+        violated.get_or_insert(violation);
+    }
+    !set.receive.is_half_used()
 }
 
 /// What became of rings in one turn.

@@ -9,6 +9,7 @@ use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
 use crate::addresses::Holder;
+use crate::coalescing;
 use crate::connection::{Connection, Opened, Progress, Refused, read_attach, read_open};
 use crate::control::{Control, Reply};
 use crate::demux::SETS_PER_MAC;
@@ -196,7 +197,7 @@ impl Control {
             queue_set: opened.queue_set,
             rule: opened.rule,
             rights,
-            coalescing: (1, 0),
+            coalescing: coalescing::UNSET,
             offload: opened.offload,
             tap: opened.tap.is_some(),
             turn: 0,

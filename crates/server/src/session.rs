@@ -15,7 +15,7 @@ use towpath_queue::receive::{ReceiveProducer, server_side};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{OwnWords, Violation};
 
-use crate::coalescing::Coalescing;
+use crate::coalescing::{self, Coalescing};
 use crate::demux::Rule;
 use crate::publish::News;
 use crate::resting::RESTS;
@@ -187,8 +187,8 @@ impl Session {
                     shapes: BTreeSet::new(),
                     arrivals: None,
                     touched: false,
-                    rx_frames: 1,
-                    rx_usecs: 0,
+                    rx_frames: coalescing::UNSET.0,
+                    rx_usecs: coalescing::UNSET.1,
                     coalescing: Coalescing::default(),
                 }
             })
@@ -245,6 +245,7 @@ impl Session {
         let set = &mut self.queue_sets[one.queue_set as usize];
         set.coalescing.remove(one);
         match setting {
+            Setting::RxFrames if value == 0 => one.coalescing.0 = coalescing::UNSET.0,
             Setting::RxFrames => one.coalescing.0 = value,
             _ => one.coalescing.1 = value,
         }

@@ -80,9 +80,9 @@ impl Setting {
             Spec {
                 name: "rx_frames",
                 scope: Scope::OwnEndpoint,
-                kind: Kind::Number { least: 1, most: 65_535, unit: "packets" },
-                default: 1,
-                help: "the application is rung after so many packets, or after rx_usecs, or when half of its frames are used",
+                kind: Kind::Number { least: 0, most: 65_535, unit: "packets" },
+                default: 0,
+                help: "where rings are put off by rx_usecs, the application is rung after so many packets before that; 0: however many",
             },
         ),
         (
@@ -92,7 +92,7 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
                 default: 0,
-                help: "the longest that a ring is put off for rx_frames; 0: not at all",
+                help: "how long a ring is put off, for more packets; 0: not at all. It is made before when rx_frames have come, or half of the frames are used",
             },
         ),
         (
