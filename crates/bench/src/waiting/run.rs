@@ -1,7 +1,8 @@
 //! Frames by a pattern, from the kernel's UDP to an application or to a socket; what it cost the
 //! receiving side, and how long they took.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::io;
+use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use towpath_client::{Options, Rule, Session, Setting};
 use towpath_netlink::Netlink;
 use towpath_rig::{Participants, Usage, pin, this_thread_usage};
 
-use crate::kernel_wire::{FAR, KernelWire, receive};
+use crate::kernel_wire::{FAR, KernelWire, raise_file_limit, receive};
 use crate::latency::Latency;
 use crate::station::{HOST, Station};
 
@@ -27,6 +28,8 @@ const AFTER: Duration = Duration::from_millis(30);
 pub(super) struct Run {
     pub(super) offered: u64,
     pub(super) received: u64,
+    /// How long it took to send all of them.
+    pub(super) sending: Duration,
     /// Of the server and the application, or of the receiving thread.
     pub(super) usage: Usage,
     pub(super) took: Duration,
@@ -47,8 +50,18 @@ impl Run {
         100.0 * self.usage.cpu.as_secs_f64() / self.took.as_secs_f64()
     }
 
+    /// The delay of 99 in 100 of those sent. One that was lost did not come within the run.
     pub(super) fn p99_us(&self) -> f64 {
-        self.delay.quantile_us(0.99)
+        let rank = 0.99 * self.offered as f64 / self.received.max(1) as f64;
+        if rank > 1.0 { self.took.as_secs_f64() * 1e6 } else { self.delay.quantile_us(rank) }
+    }
+
+    pub(super) fn sent_per_s(&self) -> f64 {
+        self.offered as f64 / self.sending.as_secs_f64()
+    }
+
+    pub(super) fn received_per_s(&self) -> f64 {
+        self.received as f64 / self.sending.as_secs_f64()
     }
 
     pub(super) fn lost(&self) -> f64 {
@@ -56,27 +69,20 @@ impl Run {
     }
 }
 
-/// Where frames go: to so many ports from `PORT` on, in turn, of one address.
-#[derive(Clone, Copy)]
-struct To {
-    ip: Ipv4Addr,
-    ports: u16,
-}
-
-/// Sends when it is due, awake in between, each with the time when it was sent: how late the
-/// generator is, where it is put aside, is nobody's delay.
-fn generate(times: &[u64], start: Instant, socket: &UdpSocket, to: To) -> anyhow::Result<()> {
-    let ports = (PORT..PORT + to.ports).cycle();
-    for (due, port) in times.iter().zip(ports) {
+/// Sends when it is due, by each connected socket in turn, awake in between, each with the time when
+/// it was sent: how late the generator is, where it is put aside, is nobody's delay. Answers how long
+/// it took.
+fn generate(times: &[u64], start: Instant, sockets: &[UdpSocket]) -> Duration {
+    for (due, socket) in times.iter().zip(sockets.iter().cycle()) {
         let at = start + Duration::from_nanos(*due);
         while Instant::now() < at {
             std::hint::spin_loop();
         }
         let sent = start.elapsed().as_nanos() as u64;
         // What the interface has no room for is lost, as on a wire; the receiver's count shows it.
-        let _ = socket.send_to(&sent.to_ne_bytes(), (to.ip, port));
+        let _ = socket.send(&sent.to_ne_bytes());
     }
-    Ok(())
+    start.elapsed()
 }
 
 fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
@@ -91,21 +97,19 @@ fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
 fn run(
     times: &[u64],
     cores: (usize, usize),
-    (socket, to): (&UdpSocket, To),
+    sockets: &[UdpSocket],
     receiver: impl FnOnce(Instant, &AtomicU64, &AtomicBool) -> anyhow::Result<(Usage, Latency)> + Send,
 ) -> anyhow::Result<Run> {
     let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let (usage, delay, took) = thread::scope(|scope| {
+    let (sending, (usage, delay), took) = thread::scope(|scope| {
         let start = Instant::now() + Duration::from_millis(2);
         let (received, over) = (&received, &over);
         let receiving = scope.spawn(move || {
             pin(cores.1)?;
             receiver(start, received, over)
         });
-        let sending = scope.spawn(move || -> anyhow::Result<()> {
-            let sent = pin(cores.0)
-                .map_err(anyhow::Error::from)
-                .and_then(|()| generate(times, start, socket, to));
+        let sending = scope.spawn(move || {
+            let sent = pin(cores.0).map(|()| generate(times, start, sockets));
             let until = Instant::now() + AFTER;
             while received.load(Ordering::Acquire) < times.len() as u64 && Instant::now() < until {
                 thread::sleep(Duration::from_micros(500));
@@ -114,20 +118,19 @@ fn run(
             sent
         });
         let sent = sending.join().ok().context("the generator failed")?;
-        let (usage, delay) = receiving.join().ok().context("the receiver failed")??;
-        sent?;
-        anyhow::Ok((usage, delay, start.elapsed()))
+        let received = receiving.join().ok().context("the receiver failed")??;
+        anyhow::Ok((sent?, received, start.elapsed()))
     })?;
     let received = received.load(Ordering::Acquire);
-    Ok(Run { offered: times.len() as u64, received, usage, took, delay })
+    Ok(Run { offered: times.len() as u64, received, sending, usage, took, delay })
 }
 
 /// An application on a station.
 pub(super) struct Ours<'a> {
     station: &'a Station,
     session: Session,
-    kernel: UdpSocket,
-    ip: Ipv4Addr,
+    /// To an endpoint each.
+    kernel: Vec<UdpSocket>,
     server: Participants,
 }
 
@@ -147,43 +150,56 @@ impl<'a> Ours<'a> {
         }
         // The application answers no ARP.
         Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac)?;
-        let kernel = UdpSocket::bind((HOST, PORT))?;
+        raise_file_limit();
+        let to = |port| -> io::Result<UdpSocket> {
+            let socket = UdpSocket::bind((HOST, 0))?;
+            socket.connect((ip, port))?;
+            Ok(socket)
+        };
+        let kernel = (PORT..PORT + MANY).map(to).collect::<io::Result<_>>()?;
         let server = Participants::new(&[station.pid()]);
-        Ok(Ours { station, session, kernel, ip, server })
+        Ok(Ours { station, session, kernel, server })
     }
 
     pub(super) fn set(&self, setting: Setting, value: u64) -> anyhow::Result<()> {
         self.station.set(setting, value)
     }
 
-    /// To so many endpoints in turn.
+    /// To so many endpoints in turn; the application works so long on each frame.
     pub(super) fn run(
         &mut self,
         times: &[u64],
         endpoints: u16,
+        work: Duration,
         cores: (usize, usize),
     ) -> anyhow::Result<Run> {
-        let Ours { session, kernel, server, ip, .. } = self;
-        let to = To { ip: *ip, ports: endpoints };
+        let Ours { session, kernel, server, .. } = self;
         // What came late of the run before.
         while session.receive(0, 4096, |_| ())? > 0 {}
         let before = server.usage()?;
-        let mut run = run(times, cores, (kernel, to), |start, received, over| {
-            let mut delay = Latency::new()?;
-            let before = this_thread_usage()?;
-            while !over.load(Ordering::Acquire) {
-                session.wait(Some(Duration::from_millis(20)))?;
-                let got = session.receive(0, 256, |packet| {
-                    note(
-                        packet.contiguous().unwrap_or_default().get(42..).unwrap_or_default(),
-                        start,
-                        &mut delay,
-                    );
-                })?;
-                received.fetch_add(got as u64, Ordering::Release);
-            }
-            Ok((this_thread_usage()?.since(&before), delay))
-        })?;
+        let mut run =
+            run(times, cores, &kernel[..usize::from(endpoints)], |start, received, over| {
+                let mut delay = Latency::new()?;
+                let before = this_thread_usage()?;
+                while !over.load(Ordering::Acquire) {
+                    session.wait(Some(Duration::from_millis(20)))?;
+                    let got = session.receive(0, 256, |packet| {
+                        note(
+                            packet.contiguous().unwrap_or_default().get(42..).unwrap_or_default(),
+                            start,
+                            &mut delay,
+                        );
+                        if !work.is_zero() {
+                            let until = Instant::now() + work;
+                            while Instant::now() < until {
+                                std::hint::spin_loop();
+                            }
+                        }
+                    })?;
+                    received.fetch_add(got as u64, Ordering::Release);
+                }
+                Ok((this_thread_usage()?.since(&before), delay))
+            })?;
         let server = server.usage()?.since(&before);
         run.usage.cpu += server.cpu;
         run.usage.sleeps += server.sleeps;
@@ -200,8 +216,8 @@ pub(super) fn kernel(
 ) -> anyhow::Result<Run> {
     let sender = wire.near_udp(0)?;
     let receiver = wire.far_udp(PORT, 1)?.pop().context("no socket")?;
-    let to = To { ip: FAR, ports: 1 };
-    run(times, cores, (&sender, to), |start, received, over| {
+    sender.connect((FAR, PORT))?;
+    run(times, cores, &[sender], |start, received, over| {
         let mut delay = Latency::new()?;
         let before = this_thread_usage()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
