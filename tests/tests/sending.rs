@@ -367,18 +367,23 @@ fn ten_megabits_are_ten_megabits() {
     let mut world = world(Mode::Interrupt);
     let mut sender = world.sender("limited");
     sender.set(Setting::RateBps, 10_000_000);
-    let (start, mut bytes) = (Instant::now(), 0);
-    while start.elapsed() < Duration::from_millis(1500) {
-        sender.fill(1500);
-        while let Some((_, _, len)) = world.receive() {
-            bytes += len;
+    // Seconds in which this machine had other things to do are not all.
+    let holds = (0..10).any(|_| {
+        let start = Instant::now();
+        while world.receive().is_some() {}
+        let mut bytes = 0;
+        while start.elapsed() < Duration::from_secs(1) {
+            sender.fill(1500);
+            while let Some((_, _, len)) = world.receive() {
+                bytes += len;
+            }
+            std::thread::sleep(Duration::from_micros(200));
         }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    let given = start.elapsed().as_secs_f64() * 1_250_000.0;
-    let bytes = bytes as f64;
-    assert!(bytes <= given + 16_384.0, "{bytes} of {given}");
-    assert!(bytes >= given * 0.8, "{bytes} of {given}");
+        let (given, bytes) = (start.elapsed().as_secs_f64() * 1_250_000.0, bytes as f64);
+        assert!(bytes <= given + 16_384.0 + 1500.0, "{bytes} of {given}");
+        (0.98..=1.02).contains(&(bytes / given))
+    });
+    assert!(holds, "in no second within 2 %");
 }
 
 #[test]
