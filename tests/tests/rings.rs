@@ -175,6 +175,17 @@ fn who_provides_its_frames_again_is_rung_for_no_half_of_them() {
             world.comes(world.one);
         }
         world.is_rung();
+        eventually("it is counted", || world.counter("rings_half") == 1);
+        // But not where that is switched off.
+        world.set(Setting::RingHalf, 0);
+        world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
+        world.sleeps();
+        for _ in 0..=provided / 2 {
+            world.comes(world.one);
+        }
+        world.is_rung();
+        eventually("it is counted", || world.counter("rings") == 2);
+        assert_eq!(world.counter("rings_half"), 1);
     }
 }
 

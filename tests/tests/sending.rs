@@ -387,6 +387,24 @@ fn ten_megabits_are_ten_megabits() {
 }
 
 #[test]
+fn a_burst_of_packets_goes_at_once() {
+    let mut world = world(Mode::Interrupt);
+    let mut sender = world.sender("bursts");
+    sender.set(Setting::RateFps, 1);
+    sender.set(Setting::BurstFrames, 30);
+    let start = Instant::now();
+    (0..60).for_each(|_| assert!(sender.send(100)));
+    sender.session.flush().unwrap();
+    let mut came = 0;
+    eventually("the burst goes", || {
+        came += std::iter::from_fn(|| world.receive()).count();
+        came >= 30
+    });
+    let most = 30.0 + start.elapsed().as_secs_f64();
+    assert!(came as f64 <= most, "{came} of {most}");
+}
+
+#[test]
 fn what_would_be_too_late_is_dropped_and_counted() {
     let mut world = world(Mode::Interrupt);
     let mut sender = world.sender("live");
@@ -493,6 +511,7 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
             (Setting::RateFps, 0, 0),
             (Setting::RateFps, 200_000, 300_000),
             (Setting::BurstBytes, 0, 100_000),
+            (Setting::BurstFrames, 0, 100),
             (Setting::MaxRunBytes, 0, 100_000),
             (Setting::Quota, 0, 3),
             (Setting::TickMultiple, 1, 4),

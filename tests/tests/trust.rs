@@ -319,6 +319,7 @@ fn an_application_lowers_its_own_priority_and_takes_no_larger_share() {
             (Setting::RateBps, 0),
             (Setting::RateFps, 0),
             (Setting::BurstBytes, 1 << 20),
+            (Setting::BurstFrames, 1000),
             (Setting::MaxRunBytes, 1 << 20),
             (Setting::Quota, 0),
             (Setting::TickMultiple, 1),

@@ -161,11 +161,13 @@ pub enum Device {
     /// Times that the kernel took the processor from the spinning engine, for somebody else: it
     /// does not spin for a while then.
     SpinsPutAside,
+    /// Rings to applications half of whose frames were used.
+    RingsHalf,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 44] = [
+    pub const ALL: [(Device, &'static str); 45] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -210,6 +212,7 @@ impl Device {
         (Device::DeviceResets, "device_resets"),
         (Device::TxAgain, "tx_sent_again"),
         (Device::SpinsPutAside, "spins_put_aside"),
+        (Device::RingsHalf, "rings_half"),
     ];
 }
 

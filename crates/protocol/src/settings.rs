@@ -37,6 +37,8 @@ pub enum Setting {
     TickMultiple,
     Watchdog,
     WatchdogMs,
+    BurstFrames,
+    RingHalf,
 }
 
 /// Whose a setting is.

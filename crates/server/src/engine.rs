@@ -168,6 +168,8 @@ pub struct Engine {
     pub(crate) batch: usize,
     /// Who is awake is not rung.
     pub(crate) ring_saving: bool,
+    /// Whether half of their frames used is a reason to ring those who wait for a time.
+    pub(crate) ring_half: bool,
     pub(crate) orders: Receiver<(u64, Order)>,
     events: Sender<Event>,
     control_wake: Arc<OwnedFd>,
@@ -308,6 +310,7 @@ impl Engine {
             rings: Rings::default(),
             batch: budgets.batch.min(values.get(Setting::RxBatch) as usize),
             ring_saving: values.is_on(Setting::RingSaving),
+            ring_half: values.is_on(Setting::RingHalf),
             orders: link.orders,
             events: link.events,
             control_wake: link.control_wake,

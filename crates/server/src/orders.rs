@@ -177,6 +177,7 @@ impl Engine {
             Setting::Watchdog | Setting::WatchdogMs => self.set_watchdog(),
             Setting::RxBatch => self.batch = (value as usize).min(self.budgets.batch),
             Setting::RingSaving => self.ring_saving = value != 0,
+            Setting::RingHalf => self.ring_half = value != 0,
             Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),
             Setting::Scheduler | Setting::Handoff | Setting::Small => {
                 self.set_sending(setting, value);
@@ -196,6 +197,7 @@ impl Engine {
             | Setting::RateBps
             | Setting::RateFps
             | Setting::BurstBytes
+            | Setting::BurstFrames
             | Setting::Pacing
             | Setting::MaxDelayUs
             | Setting::MaxRunBytes

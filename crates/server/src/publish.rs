@@ -69,7 +69,8 @@ impl Engine {
                 let received = set.receive.publish();
                 set.touched = received > 0;
                 let news = &mut session.news;
-                let full = set.touched
+                let full = self.ring_half
+                    && set.touched
                     && set.receive.is_half_used()
                     && !has_provided(set, &mut session.receive_ledger, &mut session.violation);
                 news.full |= full;
@@ -184,6 +185,7 @@ impl Engine {
         }
         session.ring();
         self.rings.made += 1;
+        self.rings.half += u64::from(full);
     }
 
     fn count_rings(&mut self) {
@@ -192,6 +194,7 @@ impl Engine {
             (Count::Rings, rings.made),
             (Count::RingsSaved, rings.saved),
             (Count::RingsMerged, rings.merged),
+            (Count::RingsHalf, rings.half),
         ] {
             if by > 0 {
                 counters::add(&mut self.counters, count as usize, by);
@@ -216,6 +219,7 @@ pub(crate) struct Rings {
     made: u64,
     saved: u64,
     merged: u64,
+    half: u64,
 }
 
 /// Notes a queue set to be published at the end of the turn.

@@ -28,6 +28,7 @@ fn change(set: &mut Shaping, setting: Setting, value: u64) {
         Setting::RateBps => set.rate_bps = value,
         Setting::RateFps => set.rate_fps = value,
         Setting::BurstBytes => set.burst_bytes = value as u32,
+        Setting::BurstFrames => set.burst_frames = value as u32,
         Setting::Pacing => set.pacing = value != 0,
         Setting::MaxDelayUs => set.max_delay_us = value as u32,
         Setting::MaxRunBytes => set.max_run_bytes = value as u32,

@@ -92,7 +92,7 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
                 default: 0,
-                help: "how long a ring is put off, for more packets; 0: not at all. It is made before when rx_frames have come, or half of the frames are used",
+                help: "how long a ring is put off, for more packets; 0: not at all. It is made before when rx_frames have come, or by ring_half",
             },
         ),
         (
@@ -194,7 +194,7 @@ impl Setting {
                     unit: "bytes (0: 4 ms of the rate, at least 16384)",
                 },
                 default: 0,
-                help: "what may be sent at once after a pause, beyond the rate",
+                help: "what may be sent at once after a pause, beyond rate_bps",
             },
         ),
         (
@@ -265,6 +265,30 @@ impl Setting {
                 kind: Kind::Number { least: 0, most: 60_000, unit: "ms" },
                 default: 5000,
                 help: "a device that gives back nothing of what it sends for so long has stalled; watchdog=lazy may take twice as long to notice; 0: off",
+            },
+        ),
+        (
+            Setting::BurstFrames,
+            Spec {
+                name: "burst_frames",
+                scope: Scope::Endpoint,
+                kind: Kind::Number {
+                    least: 0,
+                    most: 65_535,
+                    unit: "packets (0: 4 ms of the rate, at least 1)",
+                },
+                default: 0,
+                help: "what may be sent at once after a pause, beyond rate_fps",
+            },
+        ),
+        (
+            Setting::RingHalf,
+            Spec {
+                name: "ring_half",
+                scope: Scope::Device,
+                kind: OFF_ON,
+                default: 1,
+                help: "applications whose ring is put off, or who look by the clock, are rung when half of their frames are used; off: not before their time",
             },
         ),
     ];

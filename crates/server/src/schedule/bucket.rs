@@ -44,12 +44,16 @@ impl Bucket {
         Bucket::new(rate_bps, 8 * SECOND_NS, if pacing { 0 } else { given })
     }
 
-    /// A bucket of packets a second (not 0). Its burst is [`BURST_NS`] of the rate, and at least one
-    /// packet.
+    /// A bucket of packets a second (not 0). `burst_frames` 0 is [`BURST_NS`] of the rate, and at least
+    /// one packet.
     #[must_use]
-    pub fn frames(rate_fps: u64, pacing: bool) -> Bucket {
-        let burst = if pacing { 0 } else { mul_div(rate_fps, BURST_NS, SECOND_NS).max(1) };
-        Bucket::new(rate_fps, SECOND_NS, burst)
+    pub fn frames(rate_fps: u64, burst_frames: u64, pacing: bool) -> Bucket {
+        let given = if burst_frames == 0 {
+            mul_div(rate_fps, BURST_NS, SECOND_NS).max(1)
+        } else {
+            burst_frames
+        };
+        Bucket::new(rate_fps, SECOND_NS, if pacing { 0 } else { given })
     }
 
     fn new(rate: u64, unit_cost: u64, burst: u64) -> Bucket {
@@ -129,8 +133,11 @@ mod tests {
     #[test]
     fn a_rate_that_divides_nothing_does_not_drift() {
         // 7 packets a second for 1000 seconds, the first at once.
-        let went = greedy(&mut Bucket::frames(7, false), 0, 1000 * SECOND_NS, |_| 1);
+        let went = greedy(&mut Bucket::frames(7, 0, false), 0, 1000 * SECOND_NS, |_| 1);
         assert_eq!(went.len(), 7000);
+        // A burst of packets, and then the rate.
+        let went = greedy(&mut Bucket::frames(100, 20, false), 0, SECOND_NS, |_| 1);
+        assert_eq!((went.len(), went[19], went[20]), (119, 0, 10_000_000));
         let went = greedy(&mut Bucket::bits(999_999_937, 0, true), 0, 10 * SECOND_NS, |_| 1500);
         // 9 999 999 370 bits are 833 333.28 packets; the one at the start is the last but one.
         assert_eq!(went.len(), 833_334);

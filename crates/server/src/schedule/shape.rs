@@ -22,6 +22,8 @@ pub struct Shaping {
     pub rate_fps: u64,
     /// How much it may send at once after a pause, in bytes; 0: see [`Bucket::bits`].
     pub burst_bytes: u32,
+    /// The same in packets, beyond `rate_fps`; 0: see [`Bucket::frames`].
+    pub burst_frames: u32,
     /// Its packets are spread evenly over the time that their rate gives them, instead of bursts.
     pub pacing: bool,
     /// A packet that waited so long for its turn, or would have to, is dropped, in microseconds;
@@ -43,6 +45,7 @@ impl Default for Shaping {
             rate_bps: 0,
             rate_fps: 0,
             burst_bytes: 0,
+            burst_frames: 0,
             pacing: false,
             max_delay_us: 0,
             max_run_bytes: 65_536,
@@ -123,7 +126,7 @@ impl Shape {
     #[must_use]
     pub fn new(set: Shaping) -> Shape {
         let bits = |rate| Bucket::bits(rate, u64::from(set.burst_bytes), set.pacing);
-        let frames = |rate| Bucket::frames(rate, set.pacing);
+        let frames = |rate| Bucket::frames(rate, u64::from(set.burst_frames), set.pacing);
         Shape {
             set,
             bits: (set.rate_bps > 0).then(|| bits(set.rate_bps)),
