@@ -9,25 +9,25 @@ pub(crate) const UNSET: (u32, u32) = (u32::MAX, 0);
 
 /// How often each value was asked for, but for one.
 #[derive(Debug)]
-struct Values {
+pub(crate) struct Values {
     unset: u32,
     counts: BTreeMap<u32, u32>,
     total: u32,
 }
 
 impl Values {
-    fn new(unset: u32) -> Values {
+    pub(crate) fn new(unset: u32) -> Values {
         Values { unset, counts: BTreeMap::new(), total: 0 }
     }
 
-    fn add(&mut self, value: u32) {
+    pub(crate) fn add(&mut self, value: u32) {
         if value != self.unset {
             *self.counts.entry(value).or_default() += 1;
             self.total += 1;
         }
     }
 
-    fn remove(&mut self, value: u32) {
+    pub(crate) fn remove(&mut self, value: u32) {
         let Some(count) = self.counts.get_mut(&value) else { return };
         *count -= 1;
         self.total -= 1;
@@ -36,7 +36,8 @@ impl Values {
         }
     }
 
-    fn least(&self, endpoints: u32) -> u32 {
+    /// The least of what so many ask for.
+    pub(crate) fn least(&self, endpoints: u32) -> u32 {
         let asked = self.counts.first_key_value().map(|(value, _)| *value);
         let unset = (self.total < endpoints).then_some(self.unset);
         asked.into_iter().chain(unset).min().unwrap_or(self.unset)

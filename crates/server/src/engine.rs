@@ -175,6 +175,10 @@ pub struct Engine {
     control_wake: Arc<OwnedFd>,
     pub(crate) wake: Arc<OwnedFd>,
     pub(crate) epoll: OwnedFd,
+    /// There may be orders that were not looked at.
+    pub(crate) orders_left: bool,
+    /// Sessions whose queue sets are to be asked again, since settings changed.
+    pub(crate) hurrying: VecDeque<u32>,
     /// Sessions to be taken away that have flow rules yet.
     pub(crate) closing: VecDeque<Closing>,
     /// Sessions to be taken away of which nothing is with the device any more.
@@ -316,6 +320,8 @@ impl Engine {
             control_wake: link.control_wake,
             wake: link.wake,
             epoll,
+            orders_left: false,
+            hurrying: VecDeque::new(),
             closing: VecDeque::new(),
             landed: Vec::new(),
             stop: false,
@@ -360,6 +366,7 @@ impl Engine {
         self.publish_and_ring();
         self.ring_the_held();
         work += self.go_on_closing();
+        work += usize::from(self.has_orders_left());
         self.watch.passed(work);
         if work > 0 {
             self.header.store(STATE_HEARTBEAT_WORD, self.turn);

@@ -84,6 +84,9 @@ pub enum Event {
     Ended(Result<(), DeviceError>),
 }
 
+/// Orders followed in one turn: who gives many is not the others' delay.
+const ORDERS_A_TURN: usize = 16;
+
 /// Endpoints of sessions that end that are taken away in one turn: one session's ten thousand are not
 /// the others' delay.
 const CLOSED_A_TURN: usize = 64;
@@ -99,22 +102,31 @@ pub(crate) struct Closing {
 }
 
 impl Engine {
+    /// Follows orders, a few a turn. Answers how much it did.
     pub(crate) fn follow_orders(&mut self) -> usize {
         let mut work = 0;
-        loop {
+        self.orders_left = true;
+        while work < ORDERS_A_TURN {
             match self.orders.try_recv() {
                 Ok((ticket, order)) => {
                     self.follow(order);
                     self.tell(Event::Done { ticket });
                     work += 1;
                 }
-                Err(TryRecvError::Empty) => return work,
-                Err(TryRecvError::Disconnected) => {
-                    self.stop = true;
-                    return work;
+                Err(error) => {
+                    self.orders_left = false;
+                    self.stop |= error == TryRecvError::Disconnected;
+                    break;
                 }
             }
         }
+        work + self.go_on_hurrying()
+    }
+
+    /// Whether orders, or what follows from them, go on in the next turn, which must not wait for a
+    /// ring or a tick: the ring of what is left may have been taken already.
+    pub(crate) fn has_orders_left(&self) -> bool {
+        self.orders_left || !self.closing.is_empty() || !self.hurrying.is_empty()
     }
 
     fn follow(&mut self, order: Order) {
@@ -273,6 +285,7 @@ impl Engine {
         self.schedule.remove(session.queue_sets.iter().map(|set| set.unit));
         self.unwatch(place);
         self.held.forget(place);
+        self.hurrying.retain(|one| *one != place);
         self.touched.retain(|(session, _)| *session != place);
         // The place may be another's before it is looked at again.
         self.finished.retain(|one| one.place != place);
@@ -350,3 +363,6 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -115,9 +115,9 @@ impl Engine {
 
     /// Looks at everything that the engine would be woken for, after it announced its sleep: those
     /// that rest ring whether or not it sleeps. An order that came meanwhile has made `wake`
-    /// readable.
+    /// readable, or is among those that are left.
     pub(crate) fn is_idle(&mut self) -> bool {
-        let mut idle = self.closing.is_empty();
+        let mut idle = !self.has_orders_left();
         let mut at = 0;
         while let Some(place) = self.watch.at(at) {
             idle &= self.has_no_news(place);
@@ -224,6 +224,8 @@ impl Engine {
                 ORDERS => {
                     let mut count = [0; 8];
                     let _ = rustix::io::read(&*self.wake, &mut count);
+                    // They may have come after this turn looked, and nothing rings for them again.
+                    self.orders_left = true;
                 }
                 DEVICE => {}
                 session => self.rang((session - SESSIONS) as u32),

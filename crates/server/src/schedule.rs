@@ -398,6 +398,12 @@ impl Schedule {
         !matches!(state, State::Free | State::Idle)
     }
 
+    /// Whether a unit waits for a time or a tick.
+    #[must_use]
+    pub fn someone_waits(&self) -> bool {
+        self.times.next().or(self.ticks.next()).is_some()
+    }
+
     /// A unit that waits for a time or a tick is due at once.
     pub fn hurry(&mut self, id: u32) {
         for heap in [&mut self.times, &mut self.ticks] {

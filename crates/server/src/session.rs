@@ -1,6 +1,5 @@
 //! A session as the engine has it.
 
-use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -15,7 +14,7 @@ use towpath_queue::receive::{ReceiveProducer, server_side};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{OwnWords, Violation};
 
-use crate::coalescing::{self, Coalescing};
+use crate::coalescing::{self, Coalescing, Values};
 use crate::demux::Rule;
 use crate::publish::News;
 use crate::resting::RESTS;
@@ -34,8 +33,10 @@ pub struct QueueSet {
     pub unit: u32,
     /// An endpoint that uses it has settings of its own: its packets are looked at one by one.
     pub shaped: bool,
-    /// Which ones.
-    pub(crate) shapes: BTreeSet<u32>,
+    /// How many.
+    shapes: u32,
+    /// Their maximum delays, in microseconds.
+    delays: Values,
     /// When its packets came, where an endpoint that uses it has a maximum delay.
     pub arrivals: Option<Box<Arrivals>>,
     /// It is in the list of those to be published at the end of the turn.
@@ -103,6 +104,8 @@ pub struct Session {
     pub endpoints: Vec<Option<Endpoint>>,
     /// How those of them send that have settings of their own, by their number.
     pub shapes: Vec<Option<Box<Shape>>>,
+    /// Queue sets that are yet to be asked again, since settings changed, and the first of them.
+    pub(crate) to_hurry: (u32, u32),
     /// Their counters.
     pub counters: OwnWords,
     header: OwnWords,
@@ -142,13 +145,24 @@ pub struct Memories {
 }
 
 impl QueueSet {
-    /// An endpoint that uses it has settings of its own, or no more.
-    pub(crate) fn note_shape(&mut self, endpoint: u32, own: bool) {
-        if own {
-            self.shapes.insert(endpoint);
-        } else {
-            self.shapes.remove(&endpoint);
+    /// An endpoint that uses it had settings of its own, and has others now.
+    pub(crate) fn note_shape(&mut self, old: Option<&Shape>, new: Option<&Shape>) {
+        let delay = |shape: &Shape| match shape.set.max_delay_us {
+            0 => u32::MAX,
+            delay => delay,
+        };
+        if let Some(old) = old {
+            self.shapes -= 1;
+            self.delays.remove(delay(old));
         }
+        if let Some(new) = new {
+            self.shapes += 1;
+            self.delays.add(delay(new));
+        }
+        self.shaped = self.shapes > 0;
+        let least_us = self.delays.least(self.shapes);
+        self.arrivals =
+            (least_us < u32::MAX).then(|| Box::new(Arrivals::new(u64::from(least_us) * 1000)));
     }
 
     /// What holds for it: the least of its endpoints'.
@@ -184,7 +198,8 @@ impl Session {
                     receive,
                     unit: u32::MAX,
                     shaped: false,
-                    shapes: BTreeSet::new(),
+                    shapes: 0,
+                    delays: Values::new(u32::MAX),
                     arrivals: None,
                     touched: false,
                     rx_frames: coalescing::UNSET.0,
@@ -215,6 +230,7 @@ impl Session {
             receive_ledger: cleared(ledger.receive, shape.receive_heap.frames()),
             endpoints: (0..shape.endpoints).map(|_| None).collect(),
             shapes: (0..shape.endpoints).map(|_| None).collect(),
+            to_hurry: (0, 0),
             counters: server.counters,
             header,
             rest: Sleeper::new(server.header),

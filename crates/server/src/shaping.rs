@@ -6,11 +6,14 @@ use towpath_protocol::settings::Setting;
 use crate::engine::{Budgets, Engine};
 use crate::handoff::HandoffMode;
 use crate::schedule::Policy;
-use crate::schedule::arrivals::Arrivals;
 use crate::schedule::deficit::Deficit;
 use crate::schedule::round_robin::RoundRobin;
 use crate::schedule::shape::{Class, Shape, Shaping};
 use crate::wait::clock_ns;
+
+/// Queue sets asked again in one turn because settings changed: one session's thousands are not the
+/// others' delay.
+const HURRIED_A_TURN: usize = 64;
 
 /// The policy that a value of the setting `scheduler` names.
 pub(crate) fn policy(value: u64, budgets: &Budgets) -> Box<dyn Policy> {
@@ -77,8 +80,7 @@ impl Engine {
         let takes_time = |shape: &Option<Shape>| usize::from(shape.is_some_and(|s| s.takes_time()));
         let now_takes = usize::from(slot.as_deref().is_some_and(Shape::takes_time));
         self.timed = self.timed + now_takes - takes_time(&old);
-        let own = slot.is_some();
-        session.queue_sets[queue_set as usize].note_shape(number, own);
+        session.queue_sets[queue_set as usize].note_shape(old.as_ref(), slot.as_deref());
         self.reshape(place, queue_set);
     }
 
@@ -88,7 +90,7 @@ impl Engine {
         let Some(slot) = session.shapes.get_mut(number as usize) else { return };
         let Some(old) = slot.take() else { return };
         self.timed -= usize::from(old.takes_time());
-        session.queue_sets[queue_set as usize].note_shape(number, false);
+        session.queue_sets[queue_set as usize].note_shape(Some(&old), None);
         self.reshape(place, queue_set);
     }
 
@@ -96,29 +98,41 @@ impl Engine {
     /// of theirs may wait in any other queue set, which is asked again.
     fn reshape(&mut self, place: u32, queue_set: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
-        let Some(set) = session.queue_sets.get(queue_set as usize) else { return };
-        let shapes = set
-            .shapes
-            .iter()
-            .filter_map(|number| session.shapes.get(*number as usize).and_then(Option::as_deref));
-        let (mut shaped, mut delay_us) = (false, u32::MAX);
-        for shape in shapes {
-            shaped = true;
-            if shape.set.max_delay_us > 0 {
-                delay_us = delay_us.min(shape.set.max_delay_us);
-            }
-        }
-        let set = &mut session.queue_sets[queue_set as usize];
-        set.shaped = shaped;
-        set.arrivals =
-            (delay_us < u32::MAX).then(|| Box::new(Arrivals::new(u64::from(delay_us) * 1000)));
-        let unit = set.unit;
         if session.closing {
             return;
         }
-        session.queue_sets.iter().for_each(|set| self.schedule.hurry(set.unit));
+        let unit = session.queue_sets[queue_set as usize].unit;
+        if self.schedule.someone_waits() {
+            let (left, _) = &mut session.to_hurry;
+            if *left == 0 {
+                self.hurrying.push_back(place);
+            }
+            *left = session.queue_sets.len() as u32;
+        }
         if self.schedule.withdraw(unit) {
             self.activate(unit, place, queue_set);
         }
+    }
+
+    /// Has queue sets asked again, a few a turn and each session in its turn. Answers how many.
+    pub(crate) fn go_on_hurrying(&mut self) -> usize {
+        let mut work = 0;
+        while work < HURRIED_A_TURN
+            && let Some(place) = self.hurrying.pop_front()
+        {
+            let Some(session) = &mut self.sessions[place as usize] else { continue };
+            let (left, mut next) = session.to_hurry;
+            let count = left.min((HURRIED_A_TURN - work) as u32);
+            for _ in 0..count {
+                self.schedule.hurry(session.queue_sets[next as usize].unit);
+                next = (next + 1) % session.queue_sets.len() as u32;
+            }
+            session.to_hurry = (left - count, next);
+            if left > count {
+                self.hurrying.push_back(place);
+            }
+            work += count as usize;
+        }
+        work
     }
 }

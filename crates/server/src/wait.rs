@@ -25,7 +25,8 @@ impl Engine {
         let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
         let rung = std::mem::take(&mut self.rung);
         // A batch that was not full took what there was.
-        let drained = self.received.len() < self.batch && !self.can_transmit();
+        let drained =
+            self.received.len() < self.batch && !self.can_transmit() && !self.has_orders_left();
         match self.waiter.after(now, work, drained, rung) {
             Step::Look => {
                 if work == 0 {

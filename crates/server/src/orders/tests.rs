@@ -1,0 +1,219 @@
+//! An engine without a control thread: what it follows in one turn, and that nothing of it is slept
+//! over.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use towpath_device::loopback;
+use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_protocol::memory::Mapping;
+use towpath_protocol::settings::Values;
+use towpath_protocol::store::MemoryStore;
+
+use super::*;
+use crate::demux::{Rule, Vlan};
+use crate::engine::{Budgets, Link, Mode};
+use crate::prepare::Prepared;
+use crate::rights::{Addresses, Rights};
+use crate::schedule::Stop;
+use crate::schedule::shape::Class;
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+struct World {
+    engine: Engine,
+    orders: Sender<(u64, Order)>,
+    events: Receiver<Event>,
+    _far: loopback::LoopbackDevice,
+}
+
+impl World {
+    fn new(mode: Mode) -> World {
+        let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+        let event =
+            || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let (orders, engine_orders) = channel();
+        let (engine_events, events) = channel();
+        let link = Link {
+            orders: engine_orders,
+            events: engine_events,
+            wake: event(),
+            control_wake: event(),
+        };
+        let state = Arc::new(Mapping::private(STATE_WORDS * 8).unwrap());
+        let budgets =
+            Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, turn_budget: 512 };
+        let mut values = Values::from(mode);
+        values.set(Setting::ClockHz, 1).unwrap();
+        let engine = Engine::new(Box::new(near), &state, 1, 1, &values, budgets, link).unwrap();
+        World { engine, orders, events, _far: far }
+    }
+
+    /// Without a ring.
+    fn give(&self, order: Order) {
+        self.orders.send((0, order)).unwrap();
+    }
+
+    fn set(&self, setting: Setting, session: u32, value: u64) {
+        self.give(Order::Set { setting, session, endpoint: 0, value });
+    }
+
+    /// A session, and endpoints for ports.
+    fn attach(&self, queue_sets: u32, endpoints: u32) {
+        let shape = SessionShape::new(queue_sets, endpoints, 8, 8, 128, 128).unwrap();
+        let (prepared, _) = Prepared::new(1, shape, &mut MemoryStore::default()).unwrap();
+        self.give(Order::AddSession(prepared.finish(1).unwrap().0));
+        for number in 0..endpoints {
+            let rule = Rule {
+                mac: Some(MAC),
+                vlan: Vlan::Untagged,
+                protocol: Some(17),
+                port: Some(number as u16),
+                ..Rule::default()
+            };
+            let addresses = Addresses { ipv4: None, ipv6: [None; 2] };
+            let endpoint = Box::new(Endpoint {
+                queue_set: 0,
+                rule,
+                rights: Rights::new(rule, MAC, addresses),
+                coalescing: crate::coalescing::UNSET,
+                offload: false,
+                tap: false,
+                turn: 0,
+                received: 0,
+            });
+            self.give(Order::AddEndpoint { session: 1, number, endpoint, tap: None, group: false });
+        }
+    }
+
+    /// One turn; how many orders it followed.
+    fn turn(&mut self) -> usize {
+        assert!(self.engine.turn().unwrap() > 0 || !self.engine.has_orders_left());
+        self.events.try_iter().filter(|event| matches!(event, Event::Done { .. })).count()
+    }
+
+    fn sleeps(&self) -> u64 {
+        self.engine.counters.get(Count::Sleeps as usize)
+    }
+
+    /// Turns, each with the pause that the mode makes, until nothing is left that was ordered.
+    fn turn_until_done(&mut self) -> usize {
+        let mut turns = 0;
+        loop {
+            let work = self.engine.turn().unwrap();
+            turns += 1;
+            if !self.engine.has_orders_left() {
+                return turns;
+            }
+            assert!(work > 0 && !self.engine.is_idle());
+            self.engine.pause(work).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_turn_follows_a_few_orders_and_the_rest_is_left() {
+    let mut world = World::new(Mode::Interrupt);
+    for _ in 0..40 {
+        world.set(Setting::RingSaving, 0, 1);
+    }
+    let mut left = Vec::new();
+    for followed in [16, 16, 8, 0] {
+        assert_eq!(world.turn(), followed);
+        left.push(world.engine.has_orders_left());
+    }
+    assert_eq!(left, [true, true, false, false]);
+    assert!(world.engine.is_idle());
+    // As many as a turn follows: whether there are more is looked at.
+    for _ in 0..16 {
+        world.set(Setting::RingSaving, 0, 1);
+    }
+    assert_eq!((world.turn(), world.engine.has_orders_left()), (16, true));
+    assert_eq!((world.turn(), world.engine.has_orders_left()), (0, false));
+}
+
+#[test]
+fn no_mode_sleeps_while_orders_are_left() {
+    for mode in [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
+        let mut world = World::new(mode);
+        for _ in 0..100 {
+            world.set(Setting::RingSaving, 0, 1);
+        }
+        assert_eq!(world.turn_until_done(), 7, "{mode:?}");
+        assert_eq!(world.events.try_iter().count(), 100, "{mode:?}");
+        // A session that ends, a few of its endpoints a turn.
+        world.attach(1, 1000);
+        world.turn_until_done();
+        world.give(Order::RemoveSession { number: 1 });
+        assert!(world.turn_until_done() >= 1000 / CLOSED_A_TURN, "{mode:?}");
+        let removed = world.events.try_iter().filter(|one| matches!(one, Event::Removed(_)));
+        assert_eq!((removed.count(), world.sleeps()), (1, 0), "{mode:?}");
+    }
+}
+
+/// An engine that is awake asks for rings between its look at the orders and its sleep: the ring of
+/// an order that came after the look is taken, and does not end the sleep.
+#[test]
+fn an_order_whose_ring_was_taken_is_not_slept_over() {
+    for mode in [Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
+        let mut world = World::new(mode);
+        assert_eq!(world.turn(), 0);
+        world.set(Setting::RingSaving, 0, 1);
+        rustix::io::write(&*world.engine.wake, &1u64.to_ne_bytes()).unwrap();
+        world.engine.hear(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        assert!(world.engine.has_orders_left() && !world.engine.is_idle(), "{mode:?}");
+        world.engine.pause(1).unwrap();
+        assert_eq!((world.sleeps(), world.turn()), (0, 1), "{mode:?}");
+    }
+}
+
+/// Settings of an endpoint concern small packets of its that wait in any queue set. All are asked
+/// again, a few a turn, however often something is set.
+#[test]
+fn queue_sets_are_asked_again_a_few_a_turn() {
+    const SETS: usize = 200;
+    let mut world = World::new(Mode::Interrupt);
+    world.attach(SETS as u32, 1);
+    world.turn_until_done();
+    let units: Vec<u32> = {
+        let session = world.engine.sessions[0].as_ref().unwrap();
+        session.queue_sets.iter().map(|set| set.unit).collect()
+    };
+    let waiting =
+        |world: &World| units.iter().filter(|unit| world.engine.schedule.is_active(**unit)).count();
+    // Nobody waits: nobody is asked.
+    world.set(Setting::Pacing, 1, 1);
+    world.turn();
+    assert!(!world.engine.has_orders_left());
+    for unit in &units {
+        let schedule = &mut world.engine.schedule;
+        schedule.enter(*unit, Class::default(), false, 0);
+        assert_eq!(schedule.next(true).unwrap().unit, *unit);
+        schedule.more(*unit, Stop::Until(u64::MAX), 0);
+    }
+    assert_eq!(waiting(&world), SETS);
+    for left in [136, 72, 8] {
+        world.set(Setting::Pacing, 1, 0);
+        world.set(Setting::Pacing, 1, 1);
+        world.turn();
+        assert_eq!(waiting(&world), left);
+        assert!(world.engine.has_orders_left());
+    }
+    world.turn();
+    assert_eq!(waiting(&world), 0);
+    // The last setting came when some had been asked, which are asked once more.
+    world.turn_until_done();
+    assert_eq!(world.sleeps(), 0);
+    // Who ends while it is at that is not looked for.
+    for unit in &units {
+        let schedule = &mut world.engine.schedule;
+        schedule.enter(*unit, Class::default(), false, 0);
+        schedule.next(true).unwrap();
+        schedule.more(*unit, Stop::Until(u64::MAX), 0);
+    }
+    world.set(Setting::Pacing, 1, 0);
+    world.give(Order::RemoveSession { number: 1 });
+    world.turn_until_done();
+    assert!(world.engine.sessions[0].is_none() && world.engine.hurrying.is_empty());
+}
