@@ -39,6 +39,18 @@ pub(crate) enum Progress {
     Over,
 }
 
+/// Whether a connection is heard. It has one order with the engine at a time: what it says
+/// meanwhile stays in its socket, so that nobody's orders are more than their connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hearing {
+    /// Nothing of it is unanswered.
+    Heard,
+    /// The engine has an order of it.
+    Ordered,
+    /// And it has said more, which is not read before that one is answered.
+    Unheard,
+}
+
 /// A connection, and the session on it if there is one.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -52,6 +64,8 @@ pub(crate) struct Connection {
     pub(crate) trusted: bool,
     /// How far it got.
     pub(crate) progress: Progress,
+    /// Whether it is heard.
+    pub(crate) hearing: Hearing,
     /// Since when.
     pub(crate) since: Instant,
     /// The session's number; 0 without one.

@@ -1,8 +1,9 @@
 //! The control thread: accepts applications, decides, prepares, and hands over.
 //!
 //! It waits in one epoll and wakes for nothing else. Each wake-up handles one message of a
-//! connection, so that nobody who floods holds up the others; who sends what is no message, never
-//! reads its answers, or attaches and does not go on, is cut off.
+//! connection, and none before the engine has followed what the last one ordered, so that nobody
+//! who floods holds up the others; who sends what is no message, never reads its answers, or
+//! attaches and does not go on, is cut off.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -23,7 +24,7 @@ use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
 use crate::addresses::{Holder, Pool};
-use crate::connection::{Connection, Progress};
+use crate::connection::{Connection, Hearing, Progress};
 use crate::connections::Connections;
 use crate::demux::{Rule, Sets};
 use crate::orders::{Event, Order};
@@ -206,6 +207,11 @@ impl Control {
 
     pub(crate) fn order(&mut self, order: Order, reply: Reply) {
         self.next_ticket += 1;
+        if let Reply::Done(token) | Reply::Opened(token, _) = &reply
+            && let Some(connection) = self.connections.get_mut(*token)
+        {
+            connection.hearing = Hearing::Ordered;
+        }
         self.replies.insert(self.next_ticket, reply);
         // An engine that is gone says so by its last event.
         if self.parts.orders.send((self.next_ticket, order)).is_ok() {
@@ -287,6 +293,7 @@ impl Control {
             standing,
             trusted,
             progress: Progress::New,
+            hearing: Hearing::Heard,
             since: Instant::now(),
             number: 0,
             name: String::new(),
@@ -304,6 +311,15 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return };
         if process_ended {
             return self.hang_up(token);
+        }
+        if connection.hearing != Hearing::Heard {
+            // A hang-up is told once more, as an edge.
+            if connection.hearing == Hearing::Ordered {
+                connection.hearing = Hearing::Unheard;
+                let data = epoll::EventData::new_u64(token << 1);
+                let _ = epoll::modify(&self.epoll, connection, data, epoll::EventFlags::ET);
+            }
+            return;
         }
         match connection.channel.receive() {
             Ok(Incoming::Message(message, descriptors)) => {
@@ -440,9 +456,13 @@ impl Control {
             }
             Reply::Nothing => return,
         };
-        if let Some(connection) = self.connections.get(token)
-            && connection.answer(&message).is_err()
-        {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        if std::mem::replace(&mut connection.hearing, Hearing::Heard) == Hearing::Unheard {
+            // Of one that was hung up on meanwhile nothing is heard any more.
+            let data = epoll::EventData::new_u64(token << 1);
+            let _ = epoll::modify(&self.epoll, &*connection, data, epoll::EventFlags::IN);
+        }
+        if connection.answer(&message).is_err() {
             self.hang_up(token);
         }
     }

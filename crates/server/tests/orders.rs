@@ -1,0 +1,244 @@
+//! What a connection may leave with the engine, and how a session ends: one order at a time, and
+//! none of it waits for a clock.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use towpath_client::{Options, Rule, Session};
+use towpath_device::loopback::{self, LoopbackDevice};
+use towpath_device::{
+    Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces,
+};
+use towpath_protocol::channel::{Channel, ChannelError, Incoming};
+use towpath_protocol::message::{self, Attach, Message, Open, Set};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Server, Setting, Subnets, Values};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < until, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a device holds its engine up, and has done so.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn set(&self, shut: bool) {
+        self.state.lock().unwrap().0 = shut;
+        self.changed.notify_all();
+    }
+
+    fn holds(&self) -> bool {
+        self.state.lock().unwrap().1
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        while state.0 {
+            state.1 = true;
+            state = self.changed.wait(state).unwrap();
+        }
+        state.1 = false;
+    }
+}
+
+/// A device in which the engine stands still while its gate is shut.
+struct Gated(LoopbackDevice, Arc<Gate>);
+
+impl Device for Gated {
+    fn info(&self) -> &Info {
+        self.0.info()
+    }
+
+    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
+        self.0.start(spaces)
+    }
+
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.0.rx_provide(spaces, space, frames)
+    }
+
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        self.1.pass();
+        self.0.rx_return(spaces, out, budget)
+    }
+
+    fn tx_provide(
+        &mut self,
+        spaces: &Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        self.0.tx_provide(spaces, packets)
+    }
+
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        self.0.tx_return(out, budget)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.sleep_fd()
+    }
+
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        self.0.arm(tx_waiting)
+    }
+
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.0.reset(frames)
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+}
+
+fn ask(channel: &Channel, message: &Message) -> (Message, Vec<OwnedFd>) {
+    channel.send(message, &[]).unwrap();
+    match channel.receive().unwrap() {
+        Incoming::Message(message, descriptors) => (message, descriptors),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A session with an endpoint, by its messages alone.
+fn live(server: &Server) -> (Channel, u32) {
+    let channel = Channel::new(server.connect().unwrap());
+    let attach = Attach {
+        queue_sets: 1,
+        endpoints: 1,
+        transmit_slots: 8,
+        receive_slots: 8,
+        transmit_frame_bytes: 128,
+        receive_frame_bytes: 128,
+        name: message::fixed_name("raw"),
+        ipv4: [0; 4],
+        reserved: 0,
+    };
+    let (Message::Attached(attached), _) = ask(&channel, &Message::Attach(attach)) else {
+        panic!("not attached");
+    };
+    assert_eq!(ask(&channel, &Message::Mapped).0, Message::Done);
+    let opened = ask(&channel, &Message::Open(Open::default())).0;
+    assert!(matches!(opened, Message::Opened(_)), "{opened:?}");
+    (channel, attached.session)
+}
+
+fn is_full(outcome: Result<(), ChannelError>) -> bool {
+    match outcome {
+        Ok(()) => false,
+        Err(ChannelError::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => true,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// How many messages a socket holds that nobody reads.
+fn room(message: &Message) -> usize {
+    let kind = SocketType::SEQPACKET;
+    let (ours, _theirs) =
+        socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    let channel = Channel::new(ours);
+    (0..).take_while(|_| !is_full(channel.send(message, &[]))).count()
+}
+
+fn subnets() -> Subnets {
+    Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None }
+}
+
+/// Addresses that sessions have: those that the engine still has something of, too.
+fn given(server: &Server) -> u64 {
+    let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+    report["device"]["addresses_given"].as_u64().unwrap()
+}
+
+/// With an engine that follows nothing, of what is written to a connection one order is taken and
+/// the rest stays in the socket.
+#[test]
+fn a_connection_has_one_order_with_the_engine() {
+    let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let gate = Arc::new(Gate::default());
+    let device = Box::new(Gated(near, gate.clone()));
+    let config = Config { settings: Mode::Poll.into(), subnets: subnets(), ..Config::default() };
+    let server = Server::start(&config, device, Box::<MemoryStore>::default()).unwrap();
+    let (channel, session) = live(&server);
+    let (leaves, _) = live(&server);
+    let setting = Setting::Pacing as u32;
+    let set = Message::Set(Set { setting, session, endpoint: 0, reserved: 0, value: 1 });
+    let most = room(&set) + 1;
+    gate.set(true);
+    eventually("the engine stands still", || gate.holds());
+    let (mut written, mut vain) = (0, 0);
+    while vain < 100 {
+        if is_full(channel.send(&set, &[])) {
+            vain += 1;
+            std::thread::sleep(Duration::from_millis(1));
+        } else {
+            (written, vain) = (written + 1, 0);
+        }
+        assert!(written <= most, "{written} were taken, {most} have room");
+    }
+    // Others are heard meanwhile, and one that ends with orders unanswered goes all the same.
+    for value in [1, 0, 1] {
+        let number = session + 1;
+        let set = Set { setting, session: number, endpoint: 0, reserved: 0, value };
+        leaves.send(&Message::Set(set), &[]).unwrap();
+    }
+    drop(leaves);
+    assert_eq!(given(&server), 2);
+    gate.set(false);
+    for answer in 0..written {
+        let incoming = channel.receive().unwrap();
+        let done = matches!(incoming, Incoming::Message(Message::Done, _));
+        assert!(done, "{answer}: {incoming:?}");
+    }
+    assert_eq!(ask(&channel, &set).0, Message::Done);
+    eventually("the other one is gone", || given(&server) == 1);
+    drop(channel);
+    eventually("both are gone", || given(&server) == 0);
+    server.stop().unwrap();
+}
+
+/// The end of a session with thousands of endpoints takes many turns, and waits for no tick.
+#[test]
+fn a_session_ends_between_two_ticks() {
+    const ENDPOINTS: u32 = 4096;
+    let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let mut settings = Values::from(Mode::Clocked);
+    settings.set(Setting::ClockHz, 1).unwrap();
+    let config = Config { settings, subnets: subnets(), ..Config::default() };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    let options = Options {
+        name: "many".into(),
+        endpoints: ENDPOINTS,
+        transmit_slots: 8,
+        receive_slots: 8,
+        transmit_frame_bytes: 128,
+        receive_frame_bytes: 128,
+        ..Options::default()
+    };
+    let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    for port in 1..=ENDPOINTS {
+        session.open(&Rule::new().udp(port as u16)).unwrap();
+    }
+    assert_eq!(given(&server), 1);
+    drop(session);
+    // 64 turns: by the clock it would be a minute.
+    eventually("the session ends", || given(&server) == 0);
+    server.stop().unwrap();
+}
