@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socketpair};
+use rustix::thread::CpuSet;
 use towpath_device::{Device, DeviceError};
 use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::memory::SharedFile;
@@ -38,10 +39,10 @@ pub struct Config {
     pub batch: usize,
     /// Packets that one endpoint may receive in one turn; more are dropped before they are copied.
     pub receive_budget: u32,
-    /// Packets that the engine takes in a turn for each queue set in line; with round robin, those of
-    /// one before the next one's.
+    /// Packets that the engine takes in a turn for each queue set in line, 1 to 65536; with round
+    /// robin, those of one before the next one's.
     pub transmit_budget: usize,
-    /// The processor that the engine's thread is bound to.
+    /// The processor that the engine's thread is bound to; one that is not there is an error.
     pub engine_cpu: Option<usize>,
 }
 
@@ -89,6 +90,14 @@ pub enum StartError {
         value: usize,
         /// What may be given.
         range: &'static str,
+    },
+    /// The engine cannot be bound to the processor.
+    #[error("--engine-cpu {cpu}: the engine cannot run there; this server may use {usable}")]
+    Processor {
+        /// Which.
+        cpu: usize,
+        /// Those that are there, such as `0-3,8`.
+        usable: String,
     },
     /// Memory, descriptors or threads are not to be had.
     #[error("{what}: {cause}")]
@@ -150,6 +159,10 @@ impl Server {
             let (name, value, range) = ("batch", config.batch, "1 to 1024");
             return Err(StartError::Range { name, value, range });
         }
+        if !(1..=65_536).contains(&config.transmit_budget) {
+            let (name, value, range) = ("transmit_budget", config.transmit_budget, "1 to 65536");
+            return Err(StartError::Range { name, value, range });
+        }
         let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
         let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let state = SharedFile::create("towpath-state", STATE_WORDS * 8)
@@ -183,8 +196,8 @@ impl Server {
         let budgets = Budgets {
             batch: config.batch,
             receive_budget: config.receive_budget.max(1),
-            transmit_budget: config.transmit_budget.max(1),
-            turn_budget: config.transmit_budget.max(1) * 8,
+            transmit_budget: config.transmit_budget,
+            turn_budget: config.transmit_budget * 8,
         };
         let link = Link {
             orders: engine_orders,
@@ -215,21 +228,23 @@ impl Server {
         })
         .map_err(resources("the control thread"))?;
         let cpu = config.engine_cpu;
+        let (binds, binding) = channel();
         let wakes = WakesAtTheEnd(control_wake.clone());
         let engine = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || {
                 let _wakes = wakes;
-                if let Some(cpu) = cpu {
-                    let mut only = rustix::thread::CpuSet::new();
-                    only.set(cpu);
-                    if let Err(error) = rustix::thread::sched_setaffinity(None, &only) {
-                        tracing::warn!("engine not bound to processor {cpu}: {error}");
-                    }
+                let outcome = cpu.map_or(Ok(()), bind_to_processor);
+                let is_bound = outcome.is_ok();
+                if binds.send(outcome).is_ok() && is_bound {
+                    engine.run();
                 }
-                engine.run();
             })
             .map_err(resources("the engine thread"))?;
+        if let Ok(Err(error)) = binding.recv() {
+            let _ = engine.join();
+            return Err(error);
+        }
         // The read end hangs up when the control thread is over.
         let (over, over_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| resources("a pipe")(error.into()))?;
@@ -302,6 +317,35 @@ impl Drop for Server {
             let _ = self.end();
         }
     }
+}
+
+/// Binds this thread to a processor.
+fn bind_to_processor(cpu: usize) -> Result<(), StartError> {
+    let mut only = CpuSet::new();
+    if cpu < CpuSet::MAX_CPU {
+        only.set(cpu);
+        if rustix::thread::sched_setaffinity(None, &only).is_ok() {
+            return Ok(());
+        }
+    }
+    Err(StartError::Processor { cpu, usable: usable_processors() })
+}
+
+/// The processors that this thread may run on, as the kernel writes them: `0-3,8`.
+fn usable_processors() -> String {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return "others".into() };
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)) {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == cpu => *last = cpu,
+            _ => ranges.push((cpu, cpu)),
+        }
+    }
+    let shown = |(first, last): &(usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    ranges.iter().map(shown).collect::<Vec<_>>().join(",")
 }
 
 /// Binds the socket, after making sure that no living server has it.

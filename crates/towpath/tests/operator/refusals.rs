@@ -109,6 +109,11 @@ fn names_paths_and_rights_are_checked() {
             (&["--tap", "opA", "--socket", "/proc/no/s.sock"], 1, "--socket"),
             (&["--tap", "opA", "--socket", &file], 1, "exists, and is no socket"),
             (&["--tap", "opA", "--socket", &socket, "--pcap", "/proc/no"], 1, "--pcap /proc/no"),
+            (
+                &["--tap", "opA", "--socket", &socket, "--engine-cpu", "1023"],
+                1,
+                "--engine-cpu 1023",
+            ),
         ] {
             let mut command = towpath(&["serve"]);
             let said = fails(command.args(arguments), status);

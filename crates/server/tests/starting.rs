@@ -1,0 +1,60 @@
+//! What a server does not start with: an error that names the option and what is possible, and
+//! nothing is left behind.
+
+use towpath_device::loopback::{self, LoopbackDevice};
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Server, StartError};
+
+/// A server, and the far end that its device would be gone without.
+fn start(config: &Config) -> Result<(Server, LoopbackDevice), StartError> {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    Ok((Server::start(config, Box::new(near), Box::<MemoryStore>::default())?, far))
+}
+
+fn refused(config: &Config) -> String {
+    start(config).map(|(server, _)| server).expect_err("it does not start").to_string()
+}
+
+#[test]
+fn an_engine_is_bound_to_a_processor_that_is_there_or_not_at_all() {
+    let usable = rustix::thread::sched_getaffinity(None).unwrap();
+    let there: Vec<usize> = (0..1024).filter(|cpu| usable.is_set(*cpu)).collect();
+    let (first, last) = (there[0], there[there.len() - 1]);
+    for cpu in [last + 1, 1023, 1024, 1 << 20, usize::MAX] {
+        if there.contains(&cpu) {
+            continue;
+        }
+        let directory = std::env::temp_dir();
+        let socket = directory.join(format!("towpath-starting-{}.sock", std::process::id()));
+        let config =
+            Config { socket: Some(socket.clone()), engine_cpu: Some(cpu), ..Config::default() };
+        let said = refused(&config);
+        let shown = said.strip_prefix(&format!("--engine-cpu {cpu}: ")).expect("its option");
+        let named = shown.rsplit_once(' ').unwrap().1;
+        assert!(named.starts_with(&first.to_string()), "{said}");
+        assert!(named.ends_with(&last.to_string()), "{said}");
+        assert!(!socket.exists(), "{socket:?} is left");
+    }
+    let config = Config { engine_cpu: Some(last), ..Config::default() };
+    start(&config).unwrap().0.stop().unwrap();
+}
+
+#[test]
+fn budgets_out_of_range_are_refused() {
+    for transmit_budget in [0, 65_537, usize::MAX / 8, usize::MAX] {
+        let said = refused(&Config { transmit_budget, ..Config::default() });
+        let wanted = format!("transmit_budget is {transmit_budget}; 1 to 65536 is possible");
+        assert_eq!(said, wanted);
+    }
+    for batch in [0, 1025, usize::MAX] {
+        let said = refused(&Config { batch, ..Config::default() });
+        assert_eq!(said, format!("batch is {batch}; 1 to 1024 is possible"));
+    }
+    let most = Config {
+        batch: 1024,
+        receive_budget: u32::MAX,
+        transmit_budget: 65_536,
+        ..Config::default()
+    };
+    start(&most).unwrap().0.stop().unwrap();
+}
