@@ -77,6 +77,8 @@ pub(crate) struct Parts {
     pub(crate) free_addresses: bool,
     /// The device's settings.
     pub(crate) settings: Values,
+    /// Packets of a turn that the engine has memory for.
+    pub(crate) batch: usize,
     /// Keeps what must outlive the server.
     pub(crate) store: Box<dyn Store>,
     /// To the engine.

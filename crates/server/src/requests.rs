@@ -299,6 +299,17 @@ impl Control {
                 let text = format!("set {name}: it is the device's, not an endpoint's");
                 return Err((Refusal::NotFound, text));
             }
+            let batch = self.parts.batch;
+            if setting == Setting::RxBatch
+                && setting.check(set.value).is_ok()
+                && set.value > batch as u64
+            {
+                let text = format!(
+                    "set {name}={value}: the server was started with --batch {batch}; 1 to {batch} \
+                     packets is possible"
+                );
+                return Err((Refusal::NotFound, text));
+            }
             self.parts.settings.set(setting, set.value).map_err(wrong)?;
             info!(name, value, uid, "set");
         } else {

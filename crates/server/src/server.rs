@@ -15,7 +15,7 @@ use rustix::thread::CpuSet;
 use towpath_device::{Device, DeviceError};
 use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::memory::SharedFile;
-use towpath_protocol::settings::Values;
+use towpath_protocol::settings::{Setting, Values};
 use towpath_protocol::store::Store;
 
 use crate::addresses::{Pool, PoolError, Subnets};
@@ -33,7 +33,7 @@ pub struct Config {
     /// Addresses to give to sessions.
     pub subnets: Subnets,
     /// Everything that can be changed later too, first of all how the engine waits:
-    /// `Mode::Poll.into()`, or [`Values::set`].
+    /// `Mode::Poll.into()`, or [`Values::set`]. An `rx_batch` that nobody set is no more than `batch`.
     pub settings: Values,
     /// Packets taken from the device in one turn, 1 to 1024.
     pub batch: usize,
@@ -90,6 +90,14 @@ pub enum StartError {
         value: usize,
         /// What may be given.
         range: &'static str,
+    },
+    /// More packets of a turn than the server was to have memory for.
+    #[error("rx_batch={rx_batch} with --batch {batch}; give a larger --batch, or 1 to {batch}")]
+    Batch {
+        /// What was set.
+        rx_batch: u64,
+        /// What was given.
+        batch: usize,
     },
     /// The engine cannot be bound to the processor.
     #[error("--engine-cpu {cpu}: the engine cannot run there; this server may use {usable}")]
@@ -163,6 +171,7 @@ impl Server {
             let (name, value, range) = ("transmit_budget", config.transmit_budget, "1 to 65536");
             return Err(StartError::Range { name, value, range });
         }
+        let settings = settings_of(config)?;
         let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
         let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let state = SharedFile::create("towpath-state", STATE_WORDS * 8)
@@ -207,8 +216,7 @@ impl Server {
         };
         // Measured while nothing runs yet that would be in its way.
         let _ = towpath_waiting::Costs::of_this_machine();
-        let engine =
-            Engine::new(device, &state_mapping, epoch, seed, &config.settings, budgets, link)?;
+        let engine = Engine::new(device, &state_mapping, epoch, seed, &settings, budgets, link)?;
         let control = Control::new(Parts {
             listener,
             info,
@@ -218,7 +226,8 @@ impl Server {
             policy: config.policy.clone(),
             pool,
             free_addresses: config.subnets == Subnets::default(),
-            settings: config.settings.clone(),
+            settings,
+            batch: config.batch,
             store,
             orders,
             events,
@@ -317,6 +326,18 @@ impl Drop for Server {
             let _ = self.end();
         }
     }
+}
+
+/// The settings to begin with: no more packets of a turn than there is memory for.
+fn settings_of(config: &Config) -> Result<Values, StartError> {
+    let mut settings = config.settings.clone();
+    let (rx_batch, batch) = (settings.get(Setting::RxBatch), config.batch);
+    if rx_batch > batch as u64 {
+        let fits = rx_batch == Setting::RxBatch.spec().default
+            && settings.set(Setting::RxBatch, batch as u64).is_ok();
+        return if fits { Ok(settings) } else { Err(StartError::Batch { rx_batch, batch }) };
+    }
+    Ok(settings)
 }
 
 /// Binds this thread to a processor.

@@ -1,9 +1,10 @@
 //! What a server does not start with: an error that names the option and what is possible, and
 //! nothing is left behind.
 
+use towpath_client::set_over;
 use towpath_device::loopback::{self, LoopbackDevice};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, StartError};
+use towpath_server::{Config, Server, Setting, StartError, Values};
 
 /// A server, and the far end that its device would be gone without.
 fn start(config: &Config) -> Result<(Server, LoopbackDevice), StartError> {
@@ -13,6 +14,11 @@ fn start(config: &Config) -> Result<(Server, LoopbackDevice), StartError> {
 
 fn refused(config: &Config) -> String {
     start(config).map(|(server, _)| server).expect_err("it does not start").to_string()
+}
+
+fn rx_batch(server: &Server) -> String {
+    let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+    report["device"]["settings"]["rx_batch"].as_str().unwrap().to_owned()
 }
 
 #[test]
@@ -57,4 +63,32 @@ fn budgets_out_of_range_are_refused() {
         ..Config::default()
     };
     start(&most).unwrap().0.stop().unwrap();
+}
+
+/// A server takes no more packets a turn than it was started with, and says no other number.
+#[test]
+fn no_rx_batch_is_above_the_servers() {
+    let (server, _far) = start(&Config { batch: 32, ..Config::default() }).unwrap();
+    assert_eq!(rx_batch(&server), "32", "what nobody set");
+    let set = |value| set_over(server.connect().unwrap(), None, Setting::RxBatch, value);
+    set(7).unwrap();
+    for value in [33, 64, 1024] {
+        let said = set(value).unwrap_err().to_string();
+        assert!(said.contains(&format!("rx_batch={value}")), "{said}");
+        assert!(said.contains("--batch 32") && said.contains("1 to 32 packets"), "{said}");
+    }
+    let said = set(1025).unwrap_err().to_string();
+    assert!(said.contains("rx_batch=1025: 1 to 1024 packets is possible"), "{said}");
+    assert_eq!(rx_batch(&server), "7", "the old one stands");
+    set(32).unwrap();
+    assert_eq!(rx_batch(&server), "32");
+    server.stop().unwrap();
+    // Nor from the start.
+    let mut settings = Values::default();
+    settings.set(Setting::RxBatch, 100).unwrap();
+    let said = refused(&Config { settings: settings.clone(), ..Config::default() });
+    assert!(said.contains("rx_batch=100") && said.contains("--batch 64"), "{said}");
+    let (server, _far) = start(&Config { settings, batch: 100, ..Config::default() }).unwrap();
+    assert_eq!(rx_batch(&server), "100");
+    server.stop().unwrap();
 }
