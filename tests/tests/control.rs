@@ -1,6 +1,7 @@
 //! The control connection, abused in every way; and applications that die at every step of it.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session};
@@ -325,33 +326,175 @@ fn set(setting: u32, value: u64) -> Set {
     Set { setting, session: 0, endpoint: 0, reserved: 0, value }
 }
 
+/// What is set, of the device and of each endpoint.
+fn settings(server: &Served) -> Vec<serde_json::Value> {
+    let report = server.report();
+    let sessions = report["sessions"].as_array().unwrap();
+    let endpoints = sessions.iter().flat_map(|one| one["endpoints"].as_array().unwrap());
+    let theirs = endpoints.map(|one| one["settings"].clone());
+    [report["device"]["settings"].clone()].into_iter().chain(theirs).collect()
+}
+
 #[test]
 fn settings_that_are_none_are_refused() {
     let server = Served::start(&PEER, &[]);
     let raw = connect(&server);
+    let (attached, _files) = raw.live(raw::attach("settings")).unwrap();
+    let opened = raw.ask(&Message::Open(raw::open())).unwrap();
+    assert!(matches!(opened, Reply::Message(Message::Opened(Opened { endpoint: 0 }), _)));
+    let session = attached.session;
+    // Something that can be lost.
+    let clock = set(Setting::ClockHz as u32, 300);
+    let weight = Set { session, ..set(Setting::Weight as u32, 7) };
+    for one in [clock, weight] {
+        let done = raw.ask(&Message::Set(one)).unwrap();
+        assert!(matches!(done, Reply::Message(Message::Done, _)), "{done:?}");
+    }
+    let before = settings(&server);
+    assert_eq!((before[0]["clock_hz"].as_str(), before[1]["weight"].as_str()), {
+        (Some("300"), Some("7"))
+    });
     let none = Setting::ALL.len() as u32;
-    let mut wrong = vec![set(none, 0), set(u32::MAX, 0)];
+    let mut wrong = vec![
+        (set(none, 0), format!("setting {none}")),
+        (set(u32::MAX, 0), format!("setting {}", u32::MAX)),
+        // More than the server was started with.
+        (
+            set(Setting::RxBatch as u32, 65),
+            "rx_batch=65: the server was started with --batch 64".into(),
+        ),
+    ];
     for (setting, spec) in Setting::ALL {
         let number = *setting as u32;
-        let over = match spec.kind {
-            Kind::Number { most, .. } => most.saturating_add(1),
-            Kind::Word(words) => words.len() as u64,
-        };
         let of_device = spec.scope == Scope::Device;
-        wrong.push(Set { session: u32::from(!of_device), ..set(number, over) });
-        wrong.push(Set { session: u32::from(!of_device), ..set(number, u64::MAX) });
+        let whose = |value| {
+            let session = if of_device { 0 } else { session };
+            Set { session, ..set(number, value) }
+        };
+        let (least, over) = match spec.kind {
+            Kind::Number { least, most, .. } => (least, most + 1),
+            Kind::Word(words) => (0, words.len() as u64),
+        };
+        for value in [least.checked_sub(1), Some(over), Some(u64::MAX)].into_iter().flatten() {
+            let possible = format!("{}={value}: {} is possible", spec.name, setting.possible());
+            wrong.push((whose(value), possible));
+        }
         // The device has no such setting, or no endpoint has it, or there is no such endpoint.
-        wrong.push(Set { session: u32::from(of_device), ..set(number, spec.default) });
-        wrong.push(Set { session: 77, endpoint: 1, ..set(number, spec.default) });
+        let right = whose(spec.default);
+        let (other, says) = if of_device {
+            (Set { session, ..right }, "it is the device's, not an endpoint's")
+        } else {
+            (Set { session: 0, ..right }, "it is an endpoint's: name session and endpoint")
+        };
+        wrong.push((other, format!("{}: {says}", spec.name)));
+        if !of_device {
+            for (session, endpoint) in [(session, 1), (session, u32::MAX), (session + 77, 0)] {
+                let says = format!("{}: there is no endpoint {session}/{endpoint}", spec.name);
+                wrong.push((Set { session, endpoint, ..right }, says));
+            }
+        }
     }
-    for one in wrong {
+    for (one, says) in wrong {
         let (refusal, text) = refused(raw.ask(&Message::Set(one)).unwrap());
         assert_eq!(refusal, Refusal::NotFound, "{one:?}: {text}");
+        assert!(text.starts_with("set") && text.contains(&says), "{one:?}: {text}, not {says}");
+        assert_eq!(settings(&server), before, "{one:?}: {text}");
     }
-    let odd = Set { reserved: 1, ..set(0, 0) };
+    let odd = Set { reserved: 1, ..clock };
     let (refusal, _) = refused(raw.ask(&Message::Set(odd)).unwrap());
     assert_eq!(refusal, Refusal::Malformed);
+    assert_eq!(settings(&server), before);
     assert_eq!(server.report()["device"]["mode"], "interrupt");
+    drop(raw);
+    server.stop();
+}
+
+/// Says that it is over, also when a test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sets on all of these connections, as fast as it can, until it is over. Answers how many were
+/// answered.
+fn flood(all: &[Raw], messages: &[Vec<u8>; 2], over: &AtomicBool) -> usize {
+    /// Fewer than a socket has room for: who has no room for answers is cut off.
+    const UNANSWERED: usize = 128;
+    let mut counts = vec![(0, 0); all.len()];
+    loop {
+        let goes_on = !over.load(Ordering::Relaxed);
+        for (raw, (sent, answered)) in all.iter().zip(&mut counts) {
+            while goes_on && *sent - *answered < UNANSWERED {
+                if raw.send(&messages[*sent % 2], &[]).is_err() {
+                    break;
+                }
+                *sent += 1;
+            }
+            loop {
+                match raw.hear(Duration::ZERO) {
+                    Reply::Message(Message::Done, _) => *answered += 1,
+                    Reply::Nothing => break,
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        if !goes_on && counts.iter().all(|(sent, answered)| sent == answered) {
+            return counts.iter().map(|(_, answered)| answered).sum();
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Who sets without end, with as many queue sets as there may be, delays nobody's packets; and when
+/// it does not read its answers, it is cut off.
+#[test]
+fn who_floods_settings_holds_up_nobody() {
+    let mut server = Served::start(&PEER, &[]);
+    let mut neighbour = PEER.start(&["pair", server.path(), "7"]);
+    neighbour.expect("running");
+    let before = server.settled();
+    let raw = connect(&server);
+    let attach = Attach {
+        queue_sets: 16_384,
+        transmit_frame_bytes: 128,
+        receive_frame_bytes: 128,
+        ..raw::attach("flood")
+    };
+    let (attached, files) = raw.live(attach).unwrap();
+    let opened = raw.ask(&Message::Open(raw::open())).unwrap();
+    assert!(matches!(opened, Reply::Message(Message::Opened(_), _)), "{opened:?}");
+    let pacing = |value| {
+        let session = attached.session;
+        bytes(&Message::Set(Set { session, ..set(Setting::Pacing as u32, value) }))
+    };
+    let messages = [pacing(1), pacing(0)];
+    let all: Vec<Raw> = (0..16).map(|_| connect(&server)).collect();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flooding = scope.spawn(|| flood(&all, &messages, &over));
+        let stop = Over(&over);
+        // The neighbour looks at each of its packets, and ends with an error where one takes too long.
+        let mut count = || neighbour.ask("count").parse::<u64>().unwrap();
+        let first = count();
+        eventually("the neighbour's packets go on", || count() > first + 1000);
+        drop(stop);
+        assert!(flooding.join().unwrap() > 1000);
+    });
+    // The same without reading.
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match raw.send(&messages[0], &[]) {
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => break,
+            _ => assert!(Instant::now() < until, "still heard"),
+        }
+    }
+    drop((raw, files, all));
+    server.holds_again(&before);
+    let last = neighbour.finish();
+    assert!(last.last().unwrap().starts_with("exchanged "), "{last:?}");
     server.stop();
 }
 

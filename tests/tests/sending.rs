@@ -9,6 +9,7 @@ use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::loopback;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{Message, Set};
+use towpath_protocol::settings::Kind;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Server};
 use towpath_tests::random::{Random, seed};
@@ -33,6 +34,31 @@ fn world(mode: Mode) -> World {
 }
 
 impl World {
+    /// A value that there is not: refused by name, and the old one stands.
+    fn set_wrong(&self, session: u32, endpoint: u32, setting: Setting) {
+        let value = match setting.spec().kind {
+            Kind::Number { most, .. } => most + 1,
+            Kind::Word(words) => words.len() as u64,
+        };
+        let before = self.settings();
+        let channel = Channel::new(self.server.connect().unwrap());
+        let set = Set { setting: setting as u32, session, endpoint, reserved: 0, value };
+        channel.send(&Message::Set(set), &[]).unwrap();
+        let answer = channel.receive().unwrap();
+        let Incoming::Message(Message::Error(error), _) = answer else { panic!("{answer:?}") };
+        let (name, possible, text) = (setting.spec().name, setting.possible(), error.text());
+        assert_eq!(text, format!("set {name}={value}: {possible} is possible"));
+        assert_eq!(self.settings(), before, "{text}");
+    }
+
+    /// What is set, of the device and of each session's first endpoint.
+    fn settings(&self) -> Vec<serde_json::Value> {
+        let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
+        let sessions = report["sessions"].as_array().unwrap().iter();
+        let theirs = sessions.map(|one| one["endpoints"][0]["settings"].clone());
+        theirs.chain([report["device"]["settings"].clone()]).collect()
+    }
+
     fn set(&self, setting: Setting, value: u64) {
         let channel = Channel::new(self.server.connect().unwrap());
         let set = Set { setting: setting as u32, session: 0, endpoint: 0, reserved: 0, value };
@@ -492,7 +518,8 @@ fn small_packets_wait_for_no_rate_that_is_gone() {
     }
 }
 
-/// Everything is switched to and fro under load: each sender's packets come in their order, once.
+/// Everything is switched to and fro under load, and now and then to what there is not: each sender's
+/// packets come in their order, once.
 #[test]
 fn switching_while_packets_move_loses_and_reorders_nothing() {
     let seed = seed(0x5c4ed);
@@ -524,6 +551,14 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
                 let (setting, least, most) = own[random.below(own.len() as u64) as usize];
                 let value = least + random.below(most - least + 1);
                 senders[random.below(3) as usize].set(setting, value);
+            }
+            if random.below(2) == 0 {
+                world.set_wrong(0, 0, device[random.below(device.len() as u64) as usize]);
+            } else {
+                let sender = &senders[random.below(3) as usize];
+                let session = sender.session.info().session;
+                let setting = own[random.below(own.len() as u64) as usize].0;
+                world.set_wrong(session, 0, setting);
             }
             for _ in 0..10 {
                 for sender in &mut senders {
