@@ -56,15 +56,15 @@ pub enum AttachError {
     Memory(#[from] io::Error),
 }
 
-/// Why an endpoint could not be opened, closed, or a setting changed.
+/// Why an endpoint could not be opened, closed, or a setting or the way of waiting changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The server said no.
+    /// The server said no, or this side to what cannot be.
     #[error("{text}")]
     Refused {
         /// What kind of no.
         refusal: Refusal,
-        /// What it said.
+        /// What was said.
         text: String,
     },
     /// The session is over.

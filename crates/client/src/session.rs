@@ -133,6 +133,10 @@ impl Session {
             refusal: message::Refusal::Malformed,
             text: format!("attach: {error}"),
         })?;
+        options.waiting.check().map_err(|wrong| AttachError::Refused {
+            refusal: message::Refusal::Malformed,
+            text: format!("attach: {wrong}"),
+        })?;
         if let Some(small) = options.small_queue_set
             && small >= options.queue_sets
         {
@@ -236,7 +240,14 @@ impl Session {
     /// What this side counted.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        self.statistics
+        let (before, ticks) = (self.statistics, self.waiter.ticks());
+        Statistics {
+            ticks: before.ticks + ticks.kept,
+            ticks_missed: before.ticks_missed + ticks.missed,
+            ticks_late_ns: before.ticks_late_ns + ticks.late,
+            tick_latest_ns: before.tick_latest_ns.max(ticks.latest),
+            ..before
+        }
     }
 
     /// What the server counted for an endpoint; all zero in a child made by `fork`.

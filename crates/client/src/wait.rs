@@ -5,15 +5,21 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use towpath_waiting::clock::Ticks;
 use towpath_waiting::{Clock, Costs, Spinner, Step};
 
-use crate::error::Lost;
+use crate::error::{Lost, OpenError, Refusal};
 use crate::options::Waiting;
 use crate::session::Session;
 
 /// Looks without news after which a side that spins looks whether the server lives. Each takes some
 /// ten nanoseconds.
 const LOOKS: u32 = 65_536;
+/// How often a side that spins between ticks looks whether the server lives, in nanoseconds.
+const HEAR: u64 = 1_000_000;
+/// A clock whose ticks are this far apart always sleeps between them, in nanoseconds: nothing has
+/// to be measured for it.
+const ALWAYS_SLEPT: u64 = 100_000;
 
 /// How [`Session::wait`] waits, with what it remembers.
 #[derive(Debug)]
@@ -21,6 +27,8 @@ pub(crate) struct Waiter {
     way: Way,
     began: Instant,
     looks: u32,
+    /// When a side that spins between ticks last looked whether the server lives.
+    heard: u64,
 }
 
 #[derive(Debug)]
@@ -29,6 +37,15 @@ enum Way {
     Poll,
     Spin(Spinner),
     Clocked(Clock),
+    /// A clock so fast that its first wait asks what sleep holds, ticks a second.
+    NotMeasured(u64),
+}
+
+/// The shortest time between ticks that is slept for. Unlike the engine, this side leaves its
+/// thread's timers as late as the kernel lets them be.
+fn least_sleep() -> u64 {
+    let costs = Costs::of_this_machine();
+    costs.least_sleep().max(costs.tick_late).min(ALWAYS_SLEPT)
 }
 
 impl Waiter {
@@ -37,10 +54,21 @@ impl Waiter {
             Waiting::Block => Way::Block,
             Waiting::Poll => Way::Poll,
             Waiting::Spin => Way::Spin(Spinner::new(Costs::of_this_machine().wake_up)),
-            // It is this side's clock: what sleep cannot hold is slept as well as it goes.
-            Waiting::Clocked(hz) => Way::Clocked(Clock::new(u64::from(hz.min(100_000)), 0, 0)),
+            Waiting::Clocked(hz) => {
+                let clock = Clock::new(u64::from(hz), 0, 0);
+                if clock.period() < ALWAYS_SLEPT {
+                    Way::NotMeasured(u64::from(hz))
+                } else {
+                    Way::Clocked(clock)
+                }
+            }
         };
-        Waiter { way, began: Instant::now(), looks: 0 }
+        Waiter { way, began: Instant::now(), looks: 0, heard: 0 }
+    }
+
+    /// What became of its clock's ticks.
+    pub(crate) fn ticks(&self) -> Ticks {
+        if let Way::Clocked(clock) = &self.way { clock.counts } else { Ticks::default() }
     }
 
     /// Nanoseconds on its own clock.
@@ -52,9 +80,12 @@ impl Waiter {
         if matches!(self.way, Way::Block) {
             return Step::Rung;
         }
+        if let Way::NotMeasured(hz) = self.way {
+            self.measured(hz, least_sleep());
+        }
         let now = if matches!(self.way, Way::Poll) { 0 } else { self.now() };
         match &mut self.way {
-            Way::Block => Step::Rung,
+            Way::Block | Way::NotMeasured(_) => Step::Rung,
             Way::Poll => Step::Look,
             Way::Spin(spinner) => {
                 if spinner.look_again(now) {
@@ -65,6 +96,15 @@ impl Waiter {
             }
             Way::Clocked(clock) => clock.step(now),
         }
+    }
+
+    /// What sleep holds is known: the clock starts.
+    fn measured(&mut self, hz: u64, least_sleep: u64) {
+        self.way = Way::Clocked(Clock::new(hz, least_sleep, self.now()));
+    }
+
+    fn is_clocked(&self) -> bool {
+        matches!(self.way, Way::Clocked(_))
     }
 
     fn found(&mut self, slept: bool) {
@@ -86,6 +126,15 @@ impl Waiter {
     fn is_time_to_look(&mut self) -> bool {
         self.looks = self.looks.wrapping_add(1);
         self.looks.is_multiple_of(LOOKS)
+    }
+
+    fn is_time_to_hear(&mut self) -> bool {
+        let now = self.now();
+        let is_time = now - self.heard >= HEAR;
+        if is_time {
+            self.heard = now;
+        }
+        is_time
     }
 }
 
@@ -114,6 +163,9 @@ impl Session {
                 if timeout == Some(Duration::ZERO) { Step::Rung } else { self.waiter.idle() };
             match step {
                 Step::Look => self.look_whether_it_lives()?,
+                Step::Spin { until } if self.waiter.is_clocked() => {
+                    self.spin_to_the_tick(until, left)?;
+                }
                 // Whoever would send what is waited for may want this very processor.
                 Step::Spin { .. } => rustix::thread::sched_yield(),
                 Step::Unrung { until } => self.sleep_by_the_clock(until, left)?,
@@ -133,19 +185,43 @@ impl Session {
         }
     }
 
-    /// Changes how [`Session::wait`] waits. In a child made by `fork` it does nothing.
-    pub fn set_waiting(&mut self, waiting: Waiting) {
-        if !self.is_parents() {
-            return;
-        }
+    /// Changes how [`Session::wait`] waits.
+    ///
+    /// # Errors
+    /// [`OpenError`], for a clock out of its range among it; the old way stands then.
+    pub fn set_waiting(&mut self, waiting: Waiting) -> Result<(), OpenError> {
+        self.check()?;
+        waiting.check().map_err(|wrong| OpenError::Refused {
+            refusal: Refusal::Malformed,
+            text: format!("set_waiting: {wrong}"),
+        })?;
+        // What the old way's clock counted stays.
+        self.statistics = self.statistics();
         self.waiter = Waiter::new(waiting);
         self.sleeper.awake();
+        Ok(())
     }
 
     /// Who spins hears of the server's end by looking for it now and then.
     fn look_whether_it_lives(&mut self) -> Result<(), Lost> {
         std::hint::spin_loop();
         if self.waiter.is_time_to_look() {
+            self.sleep(Some(Duration::ZERO))?;
+        }
+        Ok(())
+    }
+
+    /// Stays awake until the tick, or for `left`, where sleep would take longer than that.
+    fn spin_to_the_tick(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
+        self.ring_held();
+        let left = left.map_or(u64::MAX, |left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+        let until = until.min(self.waiter.now().saturating_add(left));
+        while self.waiter.now() < until {
+            // Whoever would send what is waited for may want this very processor.
+            rustix::thread::sched_yield();
+        }
+        self.waiter.woke();
+        if self.waiter.is_time_to_hear() {
             self.sleep(Some(Duration::ZERO))?;
         }
         Ok(())
@@ -320,5 +396,34 @@ impl AsFd for Session {
     /// Readable when the server rings, and hung up when it ends. See [`Session::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clock_that_sleep_cannot_hold_spins() {
+        for (hz, least_sleep, spins) in [
+            (100_000, 10_001, true),
+            (100_000, 10_000, false),
+            (20_000, 60_000, true),
+            (20_000, 40_000, false),
+        ] {
+            let mut waiter = Waiter::new(Waiting::Clocked(hz));
+            assert!(matches!(waiter.way, Way::NotMeasured(_)), "attaching measures nothing");
+            waiter.measured(u64::from(hz), least_sleep);
+            let step = waiter.idle();
+            assert_eq!(matches!(step, Step::Spin { .. }), spins, "{hz} Hz: {step:?}");
+            assert_eq!(matches!(step, Step::Unrung { .. }), !spins, "{hz} Hz: {step:?}");
+        }
+        // As long as the longest that is ever spun for.
+        for hz in [1, 1000, 10_000] {
+            let mut waiter = Waiter::new(Waiting::Clocked(hz));
+            assert!(matches!(waiter.way, Way::Clocked(_)), "{hz} Hz needs no measuring");
+            assert!(matches!(waiter.idle(), Step::Unrung { .. }), "{hz} Hz");
+        }
+        assert!((10_000..=ALWAYS_SLEPT).contains(&least_sleep()));
     }
 }

@@ -221,6 +221,85 @@ fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
     server.stop().unwrap();
 }
 
+/// A clock that cannot be is refused, by both doors, and what was asked for before stands.
+#[test]
+fn a_clock_out_of_its_range_is_refused() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut a = attach(&server, "a");
+    for hz in [0, 100_001, 1_000_000, u32::MAX] {
+        let options = Options { waiting: Waiting::Clocked(hz), ..Options::default() };
+        let refused = Session::attach_over(server.connect().unwrap(), &options).unwrap_err();
+        assert!(matches!(refused, AttachError::Refused { .. }), "{refused}");
+        let said = refused.to_string();
+        let part = format!("a clock of {hz} Hz; 1 to 100000");
+        assert!(said.starts_with("attach: ") && said.contains(&part), "{said}");
+        let said = a.set_waiting(options.waiting).unwrap_err().to_string();
+        assert!(said.starts_with("set_waiting: ") && said.contains(&part), "{said}");
+    }
+    assert!(!a.wait(Some(Duration::from_millis(20))).unwrap());
+    let statistics = a.statistics();
+    assert_eq!((statistics.sleeps, statistics.ticks), (1, 0), "it still blocks: {statistics:?}");
+    for hz in [1, 100_000] {
+        let _ = attach_waiting(&server, "b", Waiting::Clocked(hz));
+        a.set_waiting(Waiting::Clocked(hz)).unwrap();
+    }
+    server.stop().unwrap();
+}
+
+/// Where sleep takes longer than a tick, a clock stays awake; else it sleeps once a tick. Its ticks
+/// are counted, also over a change of the way.
+#[test]
+fn a_clock_that_sleep_cannot_hold_stays_awake() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut a = attach_waiting(&server, "a", Waiting::Clocked(100_000));
+    // The first wait measures, and takes longer for it.
+    assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
+    assert!(!a.wait(Some(Duration::from_millis(50))).unwrap());
+    let fast = a.statistics();
+    // It stays awake as surely as timers are late by ten microseconds, and the kernel lets them be
+    // by 50.
+    assert_eq!(fast.sleeps, 0, "{fast:?}");
+    assert!(fast.ticks > 0 && fast.ticks_late_ns >= fast.tick_latest_ns, "{fast:?}");
+    a.set_waiting(Waiting::Clocked(1000)).unwrap();
+    assert_eq!(a.statistics(), fast, "what was counted stays");
+    let start = std::time::Instant::now();
+    while a.statistics().ticks < fast.ticks + 10 {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", a.statistics());
+        assert!(!a.wait(Some(Duration::from_millis(50))).unwrap());
+    }
+    let all = a.statistics();
+    let possible = start.elapsed().as_millis() as u64 + 1;
+    let (ticks, missed) = (all.ticks - fast.ticks, all.ticks_missed - fast.ticks_missed);
+    assert!(ticks + missed <= possible, "{ticks} and {missed} of {possible}");
+    assert!((1..=2 * possible).contains(&all.sleeps), "{all:?}");
+    // Ticks that pass while it is at work are missed.
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
+    assert!(a.statistics().ticks_missed >= all.ticks_missed + 25, "{:?}", a.statistics());
+    server.stop().unwrap();
+}
+
+/// Who stays awake between ticks hears of the server's end, and of what comes.
+#[test]
+fn a_clock_that_stays_awake_hears_all() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut a = attach(&server, "a");
+    let mut b = attach_waiting(&server, "b", Waiting::Clocked(100_000));
+    let rule = Rule::new().ethertype(0x88b5);
+    let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+    let packet = frame(b.info().mac, a.info().mac, 1);
+    for _ in 0..100 {
+        a.send_bytes(from_a, &packet).unwrap();
+        a.flush().unwrap();
+        assert!(is_woken(&mut b));
+        assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 1);
+    }
+    let waiter = std::thread::spawn(move || b.wait(Some(Duration::from_secs(20))));
+    std::thread::sleep(Duration::from_millis(50));
+    server.stop().unwrap();
+    assert_eq!(waiter.join().unwrap(), Err(Lost::ServerGone));
+}
+
 /// Rings to an application are put off until there is more to be rung for, and not longer than said.
 #[test]
 fn rings_are_put_off_for_several_packets() {
