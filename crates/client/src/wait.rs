@@ -141,13 +141,13 @@ impl Waiter {
 impl Session {
     /// Waits until a queue set has news: packets, or room that was wanted
     /// ([`Session::want_room`]). Answers `false` when the time is over; `None` waits for ever, and
-    /// zero only looks. What was received before and not taken is news too. What was put into
-    /// transmit queues is flushed first.
+    /// zero only looks. A time that is over later than clocks go is for ever, too. What was received
+    /// before and not taken is news too. What was put into transmit queues is flushed first.
     ///
     /// # Errors
     /// [`Lost`], within milliseconds of the server's end.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut slept = false;
         self.flush()?;
         loop {

@@ -545,6 +545,25 @@ fn what_is_queued_leaves_before_a_wait() {
     }
 }
 
+/// A time that is over later than clocks go is for ever.
+#[test]
+fn the_longest_times_are_waited_for() {
+    let (server, _far) = serve(Mode::Interrupt);
+    for waiting in [Waiting::Block, Waiting::Poll, Waiting::Spin, Waiting::Clocked(50_000)] {
+        let mut b = attach_waiting(&server, "b", waiting);
+        for longest in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_secs(1 << 62)]
+        {
+            b.want_room(0).unwrap();
+            assert!(b.wait(Some(longest)).unwrap(), "{waiting:?}, {longest:?}");
+        }
+    }
+    let mut a = attach(&server, "a");
+    let waiter = std::thread::spawn(move || a.wait(Some(Duration::from_secs(1 << 62))));
+    std::thread::sleep(Duration::from_millis(50));
+    server.stop().unwrap();
+    assert_eq!(waiter.join().unwrap(), Err(Lost::ServerGone), "it slept");
+}
+
 #[test]
 fn the_servers_end_is_noticed_at_once() {
     let (server, _far) = serve(Mode::Interrupt);

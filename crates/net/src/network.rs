@@ -96,14 +96,15 @@ impl Network {
     }
 
     /// Waits until every connection is over: what was written before its stream was dropped has
-    /// then arrived. The host ends without waiting when its last handle is dropped.
+    /// then arrived. A time that is over later than clocks go is for ever. The host ends without waiting when its last handle is dropped.
     ///
     /// # Errors
     /// [`io::ErrorKind::TimedOut`] when they are not over by then, or the link's error.
     pub fn drain(&self, timeout: Duration) -> io::Result<()> {
-        let until = StdInstant::now() + timeout;
+        let until = StdInstant::now().checked_add(timeout);
         while self.connections() > 0 {
-            let left = until.saturating_duration_since(StdInstant::now());
+            let left = until
+                .map_or(Duration::MAX, |until| until.saturating_duration_since(StdInstant::now()));
             if left.is_zero() {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "connections are still open"));
             }

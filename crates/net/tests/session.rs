@@ -72,6 +72,27 @@ fn tcp_driven_by_the_application() {
     echo("10.77.0.2", Driving::Application);
 }
 
+/// Connections are waited for, also for longer than clocks go.
+#[test]
+fn the_end_of_connections_is_waited_for_as_long_as_it_takes() {
+    let (server, _far) = serve();
+    let a = host(&server, "a", Driving::Thread);
+    let listener = TcpListener::bind(&a, "10.77.0.2:7").unwrap();
+    for (name, driving) in [("b", Driving::Thread), ("c", Driving::Application)] {
+        let network = host(&server, name, driving);
+        for longest in [Duration::MAX, Duration::from_secs(1 << 62)] {
+            let mut stream = TcpStream::connect(&network, "10.77.0.2:7").unwrap();
+            // The other side closes first, so that nothing stays here but what is under way.
+            drop(listener.accept().unwrap());
+            assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+            drop(stream);
+            network.drain(longest).unwrap();
+            assert_eq!(network.connections(), 0);
+        }
+    }
+    server.stop().unwrap();
+}
+
 #[test]
 fn datagrams_larger_than_the_mtu() {
     let (server, _far) = serve();
