@@ -86,6 +86,16 @@ pub enum SendError {
         /// How long it may be.
         max: usize,
     },
+    /// The endpoint is another session's: this one has no such queue set.
+    #[error(
+        "an endpoint of queue set {queue_set}, and this session has {queue_sets}: it is another's"
+    )]
+    NoQueueSet {
+        /// The endpoint's queue set.
+        queue_set: u32,
+        /// How many there are.
+        queue_sets: u32,
+    },
     /// The frame is not reserved: it was sent or released, or another session's.
     #[error("a frame that is not reserved in this session: it was sent, released, or another's")]
     NotReserved,

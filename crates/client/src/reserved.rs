@@ -30,10 +30,11 @@ impl Session {
         self.transmit_heap.data_bytes()
     }
 
-    /// How many frames an endpoint's transmit queue holds.
+    /// How many frames an endpoint's transmit queue holds; 0 for another session's, whose queue set
+    /// there is none of here.
     #[must_use]
     pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
-        self.queue_sets[endpoint.queue_set as usize].transmit.capacity()
+        self.queue_sets.get(endpoint.queue_set as usize).map_or(0, |set| set.transmit.capacity())
     }
 
     /// Takes a free transmit frame, if one is known to be free.
@@ -79,6 +80,10 @@ impl Session {
         }
         if !self.is_reserved(frame) {
             return Err(SendError::NotReserved);
+        }
+        let (queue_set, queue_sets) = (endpoint.queue_set, self.queue_sets.len() as u32);
+        if queue_set >= queue_sets {
+            return Err(SendError::NoQueueSet { queue_set, queue_sets });
         }
         let descriptor = Descriptor {
             frame: frame.0,

@@ -106,7 +106,10 @@ impl Session {
         let data_bytes = self.transmit_heap.data_bytes();
         let needed =
             if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
-        let set = &mut self.queue_sets[queue_set as usize];
+        let queue_sets = self.queue_sets.len() as u32;
+        let Some(set) = self.queue_sets.get_mut(queue_set as usize) else {
+            return Err(SendError::NoQueueSet { queue_set, queue_sets });
+        };
         if needed == 0 || needed > MAX_CHAIN.min(set.transmit.capacity() as usize) {
             let max = MAX_CHAIN.min(set.transmit.capacity() as usize) * data_bytes;
             return Err(SendError::Length { len, max });
@@ -155,7 +158,8 @@ impl Session {
             let set = &session.queue_sets[endpoint.queue_set as usize];
             set.transmit.room() as usize >= needed && session.transmit_free.len() >= needed
         };
-        if self.check().is_err() || needed == 0 || needed > MAX_CHAIN {
+        let is_there = (endpoint.queue_set as usize) < self.queue_sets.len();
+        if self.check().is_err() || !is_there || needed == 0 || needed > MAX_CHAIN {
             return false;
         }
         fits(self) || (self.unsent(endpoint.queue_set).is_ok() && fits(self))
@@ -302,6 +306,9 @@ impl Session {
     ///
     /// # Errors
     /// [`Lost`].
+    ///
+    /// # Panics
+    /// When there is no such queue set.
     pub fn want_room(&mut self, queue_set: u32) -> Result<(), Lost> {
         self.check()?;
         let set = &mut self.queue_sets[queue_set as usize];
@@ -331,6 +338,9 @@ impl Session {
     ///
     /// # Errors
     /// [`Lost`].
+    ///
+    /// # Panics
+    /// When there is no such queue set.
     pub fn unsent(&mut self, queue_set: u32) -> Result<u32, Lost> {
         self.check()?;
         let set = &mut self.queue_sets[queue_set as usize];

@@ -250,13 +250,14 @@ impl Session {
         }
     }
 
-    /// What the server counted for an endpoint; all zero in a child made by `fork`.
+    /// What the server counted for an endpoint; all zero in a child made by `fork`, and for another
+    /// session's whose number is higher than any of this one's.
     #[must_use]
     pub fn counters(&self, endpoint: Endpoint) -> Vec<(&'static str, u64)> {
-        if !self.guard.is_parent() {
+        let start = endpoint.number as usize * ENDPOINT_COUNTERS;
+        if !self.guard.is_parent() || start >= self.counters.len() {
             return counters::Endpoint::ALL.iter().map(|(_, name)| (*name, 0)).collect();
         }
-        let start = endpoint.number as usize * ENDPOINT_COUNTERS;
         counters::read(&self.counters, start, &counters::Endpoint::ALL)
     }
 

@@ -623,6 +623,37 @@ fn rules_belong_to_one() {
     server.stop().unwrap();
 }
 
+/// An endpoint of another session with more queue sets is refused where it cannot be.
+#[test]
+fn another_sessions_endpoint_is_refused() {
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut a = attach(&server, "a");
+    let options = Options { queue_sets: 4, endpoints: 64, ..Options::default() };
+    let mut b = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    // The last one's number is more than the other session has endpoints, too.
+    let opened = (0..40).map(|port| b.open(&Rule::new().udp(port + 1).queue_set(3)).unwrap());
+    let theirs = opened.last().unwrap();
+    assert!(theirs.queue_set() == 3 && theirs.number() >= 16, "{theirs:?}");
+    let refused = Err(SendError::NoQueueSet { queue_set: 3, queue_sets: 1 });
+    let packet = frame([2, 9, 9, 9, 9, 9], a.info().mac, 1);
+    assert_eq!(a.send_bytes(theirs, &packet), refused);
+    assert_eq!(a.send_more(theirs, 60, Meta::FINISHED, |_| ()), refused);
+    assert_eq!(a.send_small(theirs, &packet[..60]), refused);
+    let frame = a.reserve().unwrap();
+    assert_eq!(a.send_reserved(theirs, &frame, 60), refused);
+    assert!(a.reserved(&frame, 60).is_some(), "the frame stays reserved");
+    a.release(frame);
+    assert!(!a.has_room(theirs, 60));
+    assert_eq!(a.transmit_slots(theirs), 0);
+    assert!(a.counters(theirs).iter().all(|(_, count)| *count == 0));
+    assert!(a.set(theirs, Setting::RxFrames, 2).is_err() && a.close(theirs).is_err());
+    // Nothing was queued, and the session goes on.
+    assert_eq!((a.statistics().sent, a.unsent(0).unwrap()), (0, 0));
+    assert_eq!(a.free_frames().unwrap(), 256);
+    a.wait(Some(Duration::ZERO)).unwrap();
+    server.stop().unwrap();
+}
+
 #[test]
 fn reserved_frames_are_sent_when_it_is_their_turn() {
     let (server, _far) = serve(Mode::Interrupt);
