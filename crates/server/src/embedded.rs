@@ -6,15 +6,34 @@
 //! program is one, and trusts itself: there are no rights, rules or copies for trust here, and no
 //! doorbells. A packet is copied once, into memory that the device may reach.
 //!
-//! Packets of one thread go to the device in the order in which it sent them. Nothing waits: when
-//! there is no room, [`SendError::WouldBlock`] says so, and [`Embedded::drive`], called when the
-//! device may have room again, goes on with what waits.
+//! Packets of one thread go to the device in the order in which it sent them. No thread waits, but
+//! packets do where the device is full: as long as there are frames for them they are taken, and when
+//! there are none, [`SendError::WouldBlock`] says so. What waits goes on with the next call of any
+//! thread that finds the device with room. Where none may come, one thread drives for all, and sleeps
+//! on [`Embedded::sleep_fd`] meanwhile:
+//!
+//! ```no_run
+//! # use towpath_device::Armed;
+//! # use towpath_server::embedded::Embedded;
+//! # fn sleep_on(_: Option<std::os::fd::BorrowedFd<'_>>) {}
+//! # fn drive_for_all(embedded: &Embedded) {
+//! loop {
+//!     embedded.drive();
+//!     while embedded.receive(32, |packet, _| println!("{} bytes", packet.len())) > 0 {}
+//!     if embedded.arm() == Some(Armed::Sleep) {
+//!         sleep_on(embedded.sleep_fd());
+//!     }
+//! }
+//! # }
+//! ```
 
 mod driver;
+mod sleep;
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use towpath_device::{Device, DeviceError, Meta};
+use towpath_device::{Armed, Device, DeviceError, Meta};
 use towpath_queue::optimistic::{Entered, Left, Optimistic};
 
 pub use driver::Driver;
@@ -85,25 +104,39 @@ pub struct Counts {
 pub struct Embedded {
     section: Optimistic<Driver>,
     frames: Frames,
+    /// What a thread sleeps on.
+    sleep: Option<OwnedFd>,
 }
 
 impl Embedded {
     /// Starts a device.
     ///
     /// # Errors
-    /// As [`Driver::new`].
+    /// As [`Driver::new`], or when the system has no descriptor left.
     pub fn new(device: Box<dyn Device>, config: Config) -> Result<Embedded, DeviceError> {
         let name = device.info().name.clone();
-        let driver = Driver::new(device, config)?;
+        let mut driver = Driver::new(device, config)?;
         let frames = driver.frames.clone();
+        let mut sleep = None;
+        if let Some(device) = driver.sleep_fd() {
+            let (both, bell) = sleep::over(device).map_err(|cause| DeviceError::Failed {
+                name: name.clone(),
+                what: "descriptors to sleep on",
+                cause,
+            })?;
+            (sleep, driver.bell) = (Some(both), Some(bell));
+        }
         let section = Optimistic::new(config.left, driver).ok_or_else(|| {
             let cause = io::Error::from(io::ErrorKind::InvalidInput);
             DeviceError::Failed { name, what: "numbers of frames", cause }
         })?;
-        Ok(Embedded { section, frames })
+        Ok(Embedded { section, frames, sleep })
     }
 
-    /// Sends a packet: at once when nobody is inside, else by leaving it to who is. Never waits.
+    /// Sends a packet: by itself when nobody is inside, else by leaving it to who is. Never waits.
+    /// The packet is taken then, and goes to the device now if that has room, or else, behind what
+    /// waits already, with a later call of any thread: [`Embedded::drive`] says whether anything
+    /// waits, and [`Embedded::arm`] sees to it that who sleeps hears of room for it.
     ///
     /// # Errors
     /// [`SendError`]; the packet is not sent then, and not left.
@@ -152,6 +185,28 @@ impl Embedded {
             could
         });
         pending
+    }
+
+    /// What becomes readable when the device has packets, or room for what waits; `None` for a device
+    /// that must be polled. One thread at a time may sleep on it, after [`Embedded::arm`].
+    #[must_use]
+    pub fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.sleep.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Before each sleep: goes on with what waits, and asks to be woken for packets, if
+    /// [`Embedded::receive`] was called until it answered 0, and for room, if packets wait for it, also
+    /// those that other threads send meanwhile. [`Armed::Sleep`]: [`Embedded::sleep_fd`] becomes
+    /// readable when there is something to do. [`Armed::Work`]: there is already, the device failed,
+    /// or it must be polled. `None`: another thread is inside; call again.
+    pub fn arm(&self) -> Option<Armed> {
+        let mut armed = None;
+        self.section.drive(|entered| {
+            let could = pump(entered);
+            armed = Some(entered.state().arm());
+            could
+        });
+        armed
     }
 
     /// Has the device reset, now or by who is inside, before it goes.

@@ -5,8 +5,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::{Meta, loopback};
+use towpath_device::{Armed, Meta, loopback};
 use towpath_server::embedded::{Config, Embedded, SendError};
 
 const THREADS: u64 = 3;
@@ -156,6 +157,123 @@ fn what_is_received_is_whole_and_may_be_answered() {
     }
     let counts = driver.counts().unwrap();
     assert_eq!((counts.left, counts.direct), (1000, 0));
+}
+
+fn is_readable(driver: &Embedded, within: Duration) -> bool {
+    let fd = driver.sleep_fd().expect("the device has a descriptor");
+    let mut polled = [PollFd::new(&fd, PollFlags::IN)];
+    let timeout =
+        Timespec { tv_sec: within.as_secs() as i64, tv_nsec: i64::from(within.subsec_nanos()) };
+    poll(&mut polled, Some(&timeout)).unwrap() == 1
+}
+
+/// A packet that is taken may wait: who sleeps hears when it can go on, though it was sent while he
+/// slept.
+#[test]
+fn who_sleeps_hears_of_room_and_of_packets() {
+    const LONG: Duration = Duration::from_secs(20);
+    for tx_asynchronous in [false, true] {
+        let config = loopback::Config { ring_packets: 4, tx_asynchronous, ..Default::default() };
+        let (near, far) = loopback::pair(&config).unwrap();
+        let mut far = DeviceFarEnd::new(Box::new(far));
+        let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+        let asleep = |why: &str| {
+            wait(why, || {
+                driver.drive();
+                driver.arm() == Some(Armed::Sleep)
+            });
+            assert!(!is_readable(&driver, Duration::ZERO), "{why}");
+        };
+        asleep("nothing was sent");
+        // The far end holds four; the others are taken all the same, and wait.
+        for number in 0..12 {
+            driver.send(&packet(0, number)).unwrap();
+        }
+        assert!(is_readable(&driver, LONG), "packets wait that the device was not told of");
+        let mut number = 0;
+        while number < 12 {
+            asleep("there is no room");
+            let (frame, _) = far.receive().expect("what the device took");
+            assert_eq!(frame, packet(0, number));
+            number += 1;
+            while let Some((frame, _)) = far.receive() {
+                assert_eq!(frame, packet(0, number));
+                number += 1;
+            }
+            assert!(number == 12 || is_readable(&driver, LONG), "room came");
+            driver.drive();
+        }
+        wait("all is done with", || driver.drive() == Some(0));
+        // Who never received is not woken for packets.
+        assert!(far.send(&packet(0, 0), Meta::FINISHED));
+        asleep("nobody receives");
+        wait("the packet", || driver.receive(9, |_, _| ()) == 1);
+        assert_eq!(driver.receive(9, |_, _| ()), 0);
+        asleep("no packets");
+        assert!(far.send(&packet(0, 0), Meta::FINISHED));
+        assert!(is_readable(&driver, LONG), "a packet came");
+        assert_eq!(driver.arm(), Some(Armed::Work));
+        assert_eq!(driver.receive(9, |_, _| ()), 1);
+        assert_eq!(driver.receive(9, |_, _| ()), 0);
+        // A reset makes the device forget what it is to wake for.
+        asleep("before the reset");
+        driver.reset();
+        assert!(is_readable(&driver, LONG), "a reset");
+        asleep("after the reset");
+        drop(far);
+        let _ = driver.send(&packet(0, 0));
+        wait("the failure", || driver.send(&packet(0, 1)) == Err(SendError::Failed));
+        assert!(is_readable(&driver, LONG), "it failed");
+        assert_eq!(driver.arm(), Some(Armed::Work), "nobody sleeps on a device that failed");
+    }
+    let config = loopback::Config { sleeps: false, ..Default::default() };
+    let (near, _far) = loopback::pair(&config).unwrap();
+    let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+    assert!(driver.sleep_fd().is_none(), "it must be polled");
+    assert_eq!(driver.arm(), Some(Armed::Work));
+}
+
+/// One thread drives for all, asleep while there is nothing to do; others send with hardly any room.
+#[test]
+fn one_thread_sleeps_for_all_and_nothing_stays() {
+    const EACH: u64 = 500;
+    let config = loopback::Config { ring_packets: 4, ..loopback::Config::default() };
+    let (near, far) = loopback::pair(&config).unwrap();
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+    let over = AtomicBool::new(false);
+    let mut arrived = Arrived::default();
+    std::thread::scope(|scope| {
+        let (driver, over) = (&driver, &over);
+        scope.spawn(move || {
+            while !over.load(Ordering::Acquire) {
+                driver.drive();
+                if driver.arm() == Some(Armed::Sleep) {
+                    assert!(is_readable(driver, Duration::from_secs(20)), "nobody woke it");
+                }
+            }
+        });
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    let packet = packet(thread, number);
+                    wait("room", || driver.send(&packet).is_ok());
+                    if number % 50 == 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            });
+        }
+        // Nobody but the one who sleeps drives when the last was sent.
+        wait("all arrives", || {
+            while let Some((frame, _)) = far.receive() {
+                arrived.take(&frame);
+            }
+            arrived.count == THREADS * EACH
+        });
+        over.store(true, Ordering::Release);
+        driver.reset();
+    });
 }
 
 #[test]

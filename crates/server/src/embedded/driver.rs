@@ -2,12 +2,16 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use towpath_device::{Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
+use towpath_device::{
+    Armed, Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+};
 use towpath_protocol::memory::Mapping;
 use towpath_queue::frames::FreeFrames;
 
+use super::sleep::Bell;
 use super::{Config, Counts, SendError};
 
 /// Packets given to a device at once.
@@ -28,12 +32,16 @@ pub struct Driver {
     /// Frames with packets that the device had no room for, in order.
     pub(super) waiting: VecDeque<u32>,
     tokens: Vec<u64>,
+    /// Packets may be with the device for longer than the call that gave them.
+    goes_on: bool,
     /// Frames of packets that were left, and that the device is done with.
     pub(super) slots: Vec<u32>,
     received: Vec<Received>,
     returned_frames: Vec<u32>,
     bytes: Vec<u8>,
     pub(super) failure: Option<DeviceError>,
+    /// Wakes who sleeps for what the device does not know of.
+    pub(super) bell: Option<Bell>,
     counts: Counts,
 }
 
@@ -136,12 +144,14 @@ impl Driver {
             receive: FreeFrames::new(0, config.receive),
             waiting: VecDeque::with_capacity(packets),
             tokens: Vec::with_capacity(packets),
+            goes_on: info.can.tx_asynchronous,
             slots: Vec::with_capacity(config.left as usize),
             received: Vec::with_capacity(BATCH),
             returned_frames: Vec::with_capacity(config.receive as usize),
             bytes: vec![0; frames.receive_bytes],
             frames,
             failure: None,
+            bell: None,
             counts: Counts::default(),
         })
     }
@@ -171,7 +181,7 @@ impl Driver {
         self.tokens.clear();
         let budget = self.tokens.capacity();
         if let Err(error) = self.device.tx_return(&mut self.tokens, budget) {
-            self.failure.get_or_insert(error);
+            self.fail(error);
         }
         self.counts.returned += self.tokens.len() as u64;
         for token in &self.tokens {
@@ -186,14 +196,33 @@ impl Driver {
 
     /// Gives the device what waits, as far as it has room. Answers whether all went.
     pub fn flush(&mut self) -> bool {
-        while !self.waiting.is_empty() {
+        let all = self.give_all();
+        if self.is_owed()
+            && let Some(bell) = &mut self.bell
+        {
+            bell.sent();
+        }
+        all
+    }
+
+    /// Whether the device is to be looked at again for what was sent: it had no room, or is one that
+    /// goes on with what it took.
+    fn is_owed(&self) -> bool {
+        !self.waiting.is_empty() || self.goes_on && self.pending() > 0
+    }
+
+    fn give_all(&mut self) -> bool {
+        // It may have room for what it took, and is given none for that.
+        let mut asked = !self.goes_on || self.pending() == 0;
+        while !asked || !self.waiting.is_empty() {
+            asked = true;
             // Mostly one, whose descriptors are soon made.
-            let all = if self.waiting.len() == 1 { self.give::<1>() } else { self.give::<BATCH>() };
+            let all = if self.waiting.len() <= 1 { self.give::<1>() } else { self.give::<BATCH>() };
             match all {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(error) => {
-                    self.failure.get_or_insert(error);
+                    self.fail(error);
                     return false;
                 }
             }
@@ -231,6 +260,48 @@ impl Driver {
         let before = self.counts.returned;
         self.collect();
         self.counts.lost += self.counts.returned - before;
+        // What it was asked to wake for it has forgotten.
+        self.wake();
+    }
+
+    fn fail(&mut self, error: DeviceError) {
+        self.failure.get_or_insert(error);
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(bell) = &mut self.bell {
+            bell.ring();
+        }
+    }
+
+    /// Asks the device to wake who is about to sleep. Nobody sleeps on one that failed, or that has
+    /// no descriptor.
+    pub(super) fn arm(&mut self) -> Armed {
+        let Some(bell) = &mut self.bell else { return Armed::Work };
+        bell.silence();
+        if self.failure.is_some() {
+            return Armed::Work;
+        }
+        let owed = self.is_owed();
+        match self.device.arm(!self.waiting.is_empty()) {
+            Ok(Armed::Sleep) => {
+                if let Some(bell) = &mut self.bell {
+                    bell.sleeps(owed);
+                }
+                Armed::Sleep
+            }
+            Ok(Armed::Work) => Armed::Work,
+            Err(error) => {
+                self.fail(error);
+                Armed::Work
+            }
+        }
+    }
+
+    /// What the device wakes by.
+    pub(super) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.device.sleep_fd()
     }
 
     /// Receives at most `budget` packets. Answers how many.
@@ -240,7 +311,7 @@ impl Driver {
         if let Err(error) =
             self.device.rx_return(&self.spaces, &mut self.received, budget.min(BATCH))
         {
-            self.failure.get_or_insert(error);
+            self.fail(error);
         }
         for one in &self.received {
             let packet = &mut self.bytes[..one.len as usize];
