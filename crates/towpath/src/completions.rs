@@ -34,6 +34,13 @@ enum Shell {
     Fish,
 }
 
+/// Arguments that are settings, what stands for their words in what the generator for zsh makes (it
+/// would put a space behind each, a setting's `=` too), and the function that completes them.
+const SETTINGS_OF_ZSH: [(&str, &str, &str); 2] = [
+    ("changes", "_urls", "_towpath_changes"),
+    ("set", "_email_addresses", "_towpath_first_values"),
+];
+
 /// Prints the script.
 pub(crate) fn run(args: &Args, command: &Command) -> Result<(), Failure> {
     let mut command = visible(command, args.shell);
@@ -53,10 +60,18 @@ fn script(shell: Shell, mut command: Command) -> String {
             text + include_str!("completions/devices.bash")
         }
         Shell::Zsh => {
-            let text = generated(aot::Zsh, &mut command).replace("_hosts", "_towpath_devices");
+            let mut text = generated(aot::Zsh, &mut command).replace("_hosts", "_towpath_devices");
+            let mut settings = String::new();
+            for (argument, stand_in, function) in SETTINGS_OF_ZSH {
+                text = text.replace(stand_in, function);
+                let words = words(argument).join(" ");
+                settings += &format!("{function}() {{\n    _towpath_settings {words}\n}}\n\n");
+            }
             // `#compdef` has to be the first line, and what comes last already completes.
             let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
-            format!("{first}\n\n{}{rest}", include_str!("completions/devices.zsh"))
+            let (devices, common) =
+                (include_str!("completions/devices.zsh"), include_str!("completions/settings.zsh"));
+            format!("{first}\n\n{devices}{common}{settings}{rest}")
         }
         Shell::Fish => {
             let words = positionals_of_fish(&command);
@@ -107,7 +122,14 @@ fn visible(command: &Command, shell: Shell) -> Command {
         if is_device(&arg) {
             return arg.value_hint(ValueHint::Hostname);
         }
-        let words = words(arg.get_id().as_str(), shell);
+        let words = words(arg.get_id().as_str());
+        if shell == Shell::Zsh {
+            match arg.get_id().as_str() {
+                "changes" => return arg.value_hint(ValueHint::Url),
+                "set" => return arg.value_hint(ValueHint::EmailAddress),
+                _ => {}
+            }
+        }
         if words.is_empty() { arg } else { arg.value_parser(PossibleValuesParser::new(words)) }
     });
     let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
@@ -124,7 +146,7 @@ fn visible(command: &Command, shell: Shell) -> Command {
 
 /// What the table of settings says of an argument: values of the setting of its name, or settings
 /// with theirs, where it is those that it takes.
-fn words(argument: &str, shell: Shell) -> Vec<String> {
+fn words(argument: &str) -> Vec<String> {
     if argument != "changes" && argument != "set" {
         return match Setting::named(argument).map(|setting| setting.spec().kind) {
             Ok(Kind::Word(words)) => words.iter().map(ToString::to_string).collect(),
@@ -141,8 +163,6 @@ fn words(argument: &str, shell: Shell) -> Vec<String> {
             Kind::Word(words) => {
                 all.extend(words.iter().map(|word| format!("{}={word}", spec.name)));
             }
-            // Zsh would put a space behind it.
-            Kind::Number { .. } if shell == Shell::Zsh => {}
             Kind::Number { .. } => all.push(format!("{}=", spec.name)),
         }
     }

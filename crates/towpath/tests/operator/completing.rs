@@ -5,6 +5,8 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use towpath_client::{Kind, Setting};
+
 use crate::running::*;
 
 /// Who asks where root would: root has no directory of its own beside the system's.
@@ -217,6 +219,13 @@ fn zsh_completes_verbs_options_values_and_devices() {
         ("set opx", "set opx "),
         ("set opz", r"set opz\$\(touch\ ran\) "),
         ("set opx mode=p", "set opx mode=poll "),
+        ("set opx 3/0 wei", "set opx 3/0 weight="),
+        ("set opx mode=poll watchdog=l", "set opx mode=poll watchdog=lazy "),
+        ("serve --set watchdog=l", "serve --set watchdog=lazy "),
+        ("serve --set=clo", "serve --set=clock_hz="),
+        // It has an option of its own, and endpoints' there are none of yet.
+        ("serve --set mod", "serve --set mod"),
+        ("serve --set wei", "serve --set wei"),
         ("completions z", "completions zsh "),
         ("bench --rol", "bench --rol"),
         ("nothing op", "nothing op"),
@@ -225,6 +234,13 @@ fn zsh_completes_verbs_options_values_and_devices() {
     .into();
     for verb in verbs() {
         cases.push((format!("towpath {verb} --he"), format!("towpath {verb} --help ")));
+    }
+    // A number is to be written behind the `=`.
+    for (_, spec) in Setting::ALL {
+        if matches!(spec.kind, Kind::Number { .. }) {
+            let line = format!("towpath set opx {}", spec.name);
+            cases.push((line.clone(), format!("{line}=")));
+        }
     }
     let lines: String = cases.iter().map(|(line, _)| format!("{line}\n")).collect();
     std::fs::write(place.directory.join("lines"), lines).unwrap();
