@@ -89,8 +89,8 @@ fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> 
     let answers = found.iter().find(|path| answers(path));
     answers.or(found.first()).cloned().ok_or_else(|| {
         Failure::new(format!(
-            "no server of {device} in {}; start one with towpath serve --tap {device}, or give \
-             its --socket",
+            "no server of {device} in {}; start one with towpath serve --tap {device}, or say \
+             where its socket is",
             shown(directories)
         ))
     })

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use towpath_client::{Options, Rule, Session};
+
 use crate::running::*;
 
 #[test]
@@ -40,6 +42,14 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["set", "x", "mode=poll", "3/1"], "3/1"),
         (&["set", "x", "3/1", "4/0", "priority=1"], "3/1"),
         (&["set", "x", "3/1", "mode=poll"], "3/1"),
+        (&["set", "x", "clock_hz=0"], "clock_hz=0: 1 to 100000 Hz is possible"),
+        (&["set", "x", "clock_hz=100001"], "clock_hz=100001: 1 to 100000 Hz"),
+        (&["set", "x", "clock_hz=-1"], "clock_hz=-1: 1 to 100000 Hz"),
+        (&["set", "x", "clock_hz="], "clock_hz=: 1 to 100000 Hz"),
+        (&["set", "x", "3/1", "rate_bps=1000000000001"], "rate_bps=1000000000001: 0 to 10000"),
+        (&["set", "x", "3/1", "rate_bps=18446744073709551616"], "rate_bps=18446744073709551616: 0"),
+        (&["set", "x", "4294967296/1", "weight=2"], "'4294967296/1'"),
+        (&["serve", "--tap", "x", "--set", "clock_hz=0"], "clock_hz=0: 1 to 100000 Hz"),
         (&["completions"], "<SHELL>"),
         (&["completions", "tcsh"], "bash, zsh, fish"),
         (&["man", "a", "b"], "'b'"),
@@ -132,6 +142,58 @@ fn names_paths_and_rights_are_checked() {
             let said = fails(&mut towpath(&arguments), 1);
             assert!(said.contains("start a server with `towpath serve`"), "{said}");
         }
+    });
+}
+
+/// Where something else is asked for than there is, what is there stays as it was.
+#[test]
+fn what_cannot_be_set_leaves_the_old_settings() {
+    towpath_rig::isolated!(|| {
+        if !tun("refusals::what_cannot_be_set_leaves_the_old_settings") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &["--tap", "opA"]);
+        let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
+        let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
+        let number = session.info().session;
+        let own = format!("{number}/{}", endpoint.number());
+        prints(&mut towpath(&["set", &server.socket, "clock_hz=500", &own, "rate_bps=1000000"]));
+        let set = || {
+            let report = server.report();
+            let of_endpoint = report["sessions"][0]["endpoints"][0]["settings"].to_string();
+            (report["device"]["settings"].to_string(), of_endpoint)
+        };
+        let before = set();
+        assert!(before.0.contains("\"clock_hz\":\"500\""), "{}", before.0);
+        assert_eq!(before.1, "{\"rate_bps\":\"1000000\"}");
+
+        let (no_session, no_endpoint) =
+            (format!("{}/0", number + 1), format!("{number}/{}", endpoint.number() + 1));
+        let far_too_many = format!("{number}/4294967295");
+        for (device, changes, status, part) in [
+            (&server.socket, &["clock_hz=0"][..], 2, "clock_hz=0: 1 to 100000 Hz is possible"),
+            // Nothing is changed before all is read.
+            (&server.socket, &["clock_hz=700", "clock_hz=0"], 2, "clock_hz=0"),
+            (
+                &server.socket,
+                &[own.as_str(), "rate_bps=1000000000001"],
+                2,
+                "rate_bps=1000000000001: 0 to",
+            ),
+            (&server.socket, &[no_session.as_str(), "rate_bps=5"], 1, no_session.as_str()),
+            (&server.socket, &[no_endpoint.as_str(), "rate_bps=5"], 1, no_endpoint.as_str()),
+            (&server.socket, &[far_too_many.as_str(), "rate_bps=5"], 1, far_too_many.as_str()),
+            (&"opNone".to_owned(), &["clock_hz=700"], 1, "no server of opNone in "),
+            (&directory.text("no.sock"), &["clock_hz=700"], 1, "no.sock: No such file"),
+        ] {
+            let mut command = towpath(&["set", device]);
+            let said = fails(command.args(changes), status);
+            assert!(said.contains(part), "{changes:?}: {said}");
+            assert_eq!(set(), before, "{device} {changes:?}");
+        }
+        let said = fails(&mut towpath(&["set", &server.socket, &no_endpoint, "weight=2"]), 1);
+        assert!(said.contains("set weight: there is no endpoint"), "{said}");
     });
 }
 
