@@ -4,7 +4,7 @@
 //! model"). **Direct**: a device that runs and that nothing waits for gets each packet at once.
 //! **Queued**: packets go into the backlog, which is drained a batch at a time. Either way, what the
 //! device has no room for waits in the backlog, in order, and nothing overtakes it but small packets
-//! ([`SMALL_PLACES`]). The backlog is short: packets that wait longer wait in their queues, where the
+//! ([`SMALL_PLACES`]). What a device that was reset gave back nothing overtakes. The backlog is short: packets that wait longer wait in their queues, where the
 //! scheduler still decides whose turn it is, and the application sees back pressure.
 
 use std::collections::VecDeque;
@@ -61,6 +61,9 @@ pub struct Counts {
 /// Packets on their way to the device, by their slot in the stage.
 #[derive(Debug)]
 pub struct Handoff {
+    /// Before all others, and nothing goes past them: what a device gave back unsent, and small
+    /// packets that go past nobody any more.
+    first: VecDeque<u32>,
     waiting: VecDeque<u32>,
     small: VecDeque<u32>,
     /// Small packets that go before the others, of each batch of those.
@@ -80,6 +83,7 @@ impl Handoff {
     #[must_use]
     pub fn new(mode: HandoffMode, small_share: usize) -> Handoff {
         Handoff {
+            first: VecDeque::new(),
             waiting: VecDeque::with_capacity(BACKLOG),
             small: VecDeque::with_capacity(SMALL_PLACES),
             small_share,
@@ -96,15 +100,14 @@ impl Handoff {
         self.mode = mode;
     }
 
-    /// At most so many small packets go before a batch of others. With 0, those that wait go with the
-    /// others, first of all: nobody would let them go past again.
+    /// At most so many small packets go before a batch of others. With 0, those that wait go before
+    /// all others: nobody would let them go past again. Later ones, should they go past again, do not
+    /// go past these.
     pub fn set_small_share(&mut self, packets: usize) {
         self.small_share = packets;
         self.small_left = self.small_left.min(packets);
         if packets == 0 {
-            while let Some(slot) = self.small.pop_back() {
-                self.waiting.push_front(slot);
-            }
+            self.first.append(&mut self.small);
         }
     }
 
@@ -112,7 +115,8 @@ impl Handoff {
     #[inline]
     #[must_use]
     pub fn has_room(&self, packets: usize) -> bool {
-        self.waiting.len() < BATCH && self.waiting.len() + packets <= BACKLOG
+        let waiting = self.first.len() + self.waiting.len();
+        waiting < BATCH && waiting + packets <= BACKLOG
     }
 
     /// Whether a small packet may be given.
@@ -126,7 +130,14 @@ impl Handoff {
     #[inline]
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        !(self.waiting.is_empty() && self.small.is_empty())
+        self.waiting() > 0
+    }
+
+    /// How many packets wait for the device.
+    #[inline]
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.first.len() + self.small.len() + self.waiting.len()
     }
 
     /// Whether the device had no room when it was last asked.
@@ -181,7 +192,8 @@ impl Handoff {
         self.counts.small += u64::from(small);
     }
 
-    /// Gives the device what it has room for: small packets first, within their share.
+    /// Gives the device what it has room for: what goes before all others, then small packets, within
+    /// their share.
     ///
     /// # Errors
     /// When the device as a whole fails.
@@ -197,9 +209,11 @@ impl Handoff {
                 [Packet { parts: &[], meta: towpath_device::Meta::FINISHED, token: 0 }; BATCH];
             // Their share is of batches of others, and where none wait there is nobody to share with.
             let share = if self.waiting.is_empty() { BATCH } else { self.small_left };
-            let small = self.small.len().min(share).min(BATCH);
+            let first = self.first.len().min(BATCH);
+            let small = self.small.len().min(share).min(BATCH - first);
             let mut count = 0;
-            for slot in self.small.iter().take(small).chain(&self.waiting).take(BATCH) {
+            let smalls = self.small.iter().take(small);
+            for slot in self.first.iter().chain(smalls).chain(&self.waiting).take(BATCH) {
                 let entry = &stage.slots[*slot as usize];
                 batch[count] =
                     Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(*slot) };
@@ -207,14 +221,19 @@ impl Handoff {
             }
             let taken = device.tx_provide(spaces, &batch[..count])?;
             for place in 0..taken {
-                let is_small = place < small;
-                let line = if is_small { &mut self.small } else { &mut self.waiting };
+                let is_small = (first..first + small).contains(&place);
+                let line = match place {
+                    _ if is_small => &mut self.small,
+                    place if place < first => &mut self.first,
+                    _ => &mut self.waiting,
+                };
                 let Some(slot) = line.pop_front() else { break };
                 self.count_taken(slot, is_small, stage);
             }
             self.counts.drained += taken as u64;
-            self.small_left = self.small_left.saturating_sub(taken.min(small));
-            self.others += taken.saturating_sub(small);
+            let small = taken.saturating_sub(first).min(small);
+            self.small_left = self.small_left.saturating_sub(small);
+            self.others += taken - small;
             if self.others >= BATCH || self.waiting.is_empty() {
                 (self.others, self.small_left) = (0, self.small_share);
             }
@@ -223,7 +242,7 @@ impl Handoff {
                 self.counts.full += 1;
                 if !was_blocked {
                     // What comes behind them is counted when it is given.
-                    self.counts.backlogged += (self.waiting.len() + self.small.len()) as u64;
+                    self.counts.backlogged += self.waiting() as u64;
                 }
                 break;
             }
@@ -231,19 +250,21 @@ impl Handoff {
         Ok(())
     }
 
-    /// Puts packets that the device gave back unsent before all others, in their order. There may
-    /// be more of them than the backlog holds otherwise.
+    /// Puts packets that the device gave back unsent before all others, in their order. Small ones
+    /// among them were given before those that wait, so nothing goes past any of them. There may be
+    /// more of them than the backlog holds otherwise.
     pub fn again(&mut self, slots: &[u64]) {
         self.counts.queued += slots.len() as u64;
         for slot in slots.iter().rev() {
-            self.waiting.push_front(*slot as u32);
+            self.first.push_front(*slot as u32);
         }
     }
 
     /// Takes away the packets that `gone` names: their session ended.
     pub fn forget(&mut self, mut gone: impl FnMut(u32) -> bool) {
-        self.waiting.retain(|slot| !gone(*slot));
-        self.small.retain(|slot| !gone(*slot));
+        for line in [&mut self.first, &mut self.small, &mut self.waiting] {
+            line.retain(|slot| !gone(*slot));
+        }
         self.blocked &= self.is_waiting();
     }
 }

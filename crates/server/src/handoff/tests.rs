@@ -77,6 +77,49 @@ fn small_packets_that_wait_leave_when_they_go_past_nobody_any_more() {
     assert!(others.is_sorted(), "{came:?}");
 }
 
+/// What the device gives back unsent goes before all that waits, small packets too: those that waited
+/// meanwhile, and those that come later.
+#[test]
+fn what_is_sent_again_is_overtaken_by_nothing() {
+    let mut world = World::new(HandoffMode::Queued, 8);
+    (6..12).for_each(|slot| world.give(slot, false));
+    (12..18).for_each(|slot| world.give(slot, true));
+    // As by a device that is reset twice, the second time before it took them all.
+    world.handoff.again(&[2, 3, 4, 5]);
+    world.handoff.again(&[0, 1]);
+    let (mut came, mut later) = (Vec::new(), 18..24);
+    while world.handoff.is_waiting() {
+        world.flush();
+        came.extend(world.receive());
+        later.next().into_iter().for_each(|slot| world.give(slot, true));
+    }
+    assert_eq!((came.len(), &came[..6]), (24, &[0, 1, 2, 3, 4, 5][..]), "{came:?}");
+    let small: Vec<u8> = came.iter().copied().filter(|slot| *slot >= 12).collect();
+    assert!(small.is_sorted(), "small ones stay in order: {came:?}");
+    let others = came.iter().filter(|slot| **slot < 12);
+    assert!(others.is_sorted(), "{came:?}");
+    assert!(came.iter().position(|slot| *slot == 12) < came.iter().position(|slot| *slot == 6));
+    assert_eq!(world.handoff.counts.small, 12);
+}
+
+/// Small packets that went past nobody any more are not overtaken by later ones that may again.
+#[test]
+fn small_packets_stay_in_order_when_their_share_is_switched_off_and_on() {
+    let mut world = World::new(HandoffMode::Queued, 8);
+    (0..8).for_each(|slot| world.give(slot, false));
+    (8..14).for_each(|slot| world.give(slot, true));
+    world.handoff.set_small_share(0);
+    world.handoff.set_small_share(8);
+    (14..20).for_each(|slot| world.give(slot, true));
+    let mut came = Vec::new();
+    while world.handoff.is_waiting() {
+        world.flush();
+        came.extend(world.receive());
+    }
+    let small: Vec<u8> = came.into_iter().filter(|slot| *slot >= 8).collect();
+    assert_eq!(small, (8..20).collect::<Vec<u8>>());
+}
+
 #[test]
 fn a_packet_that_waits_is_counted_once() {
     for way in [HandoffMode::Direct, HandoffMode::Queued] {
