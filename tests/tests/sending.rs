@@ -2,16 +2,19 @@
 //! end of a device that takes as much as a test lets it.
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use towpath_client::{Endpoint, Meta, Options, Rule, SMALL_BYTES, SendError, Session, Setting};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback;
+use towpath_device::{
+    Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces, loopback,
+};
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{Message, Set};
 use towpath_protocol::settings::Kind;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server};
+use towpath_server::{Config, Mode, Server, Values};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::{PATIENCE, eventually, frames};
 
@@ -19,6 +22,11 @@ use towpath_tests::{PATIENCE, eventually, frames};
 const RING: usize = 8;
 /// What the server may have taken and not given to the device: docs/scheduling.md.
 const BACKLOG: usize = 32;
+/// Small packets that may wait for the device.
+const SMALL_PLACES: usize = 32;
+/// Places of the server for packets on their way, and how many of them are for those being checked.
+const STAGE: usize = 1024;
+const CHECKED: usize = 32;
 
 struct World {
     server: Server,
@@ -238,6 +246,142 @@ fn what_is_for_this_host_does_not_wait_for_the_device() {
             near.session.flush().unwrap();
             assert!(to.session.wait(Some(PATIENCE)).unwrap(), "{mode:?}: number {number}");
             assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+        }
+    }
+}
+
+#[test]
+fn small_messages_for_this_host_do_not_wait_for_the_device() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let mut world = world(mode);
+        let mut floods = [world.sender("flood"), world.sender("another")];
+        let (mut near, mut to) = (world.sender("near"), world.sender("to"));
+        // More than the device holds and small ones have places for.
+        for flood in &mut floods {
+            (0..RING + SMALL_PLACES).for_each(|_| assert!(flood.small(100)));
+            flood.session.flush().unwrap();
+        }
+        eventually("the device and the places are full", || {
+            let taken: u64 = floods.iter().map(|flood| flood.counter("tx_packets")).sum();
+            taken == (RING + SMALL_PLACES) as u64
+        });
+        for number in 0..300 {
+            let frame = near.frame(to.mac, 100);
+            near.session.send_small(near.endpoint, &frame).unwrap();
+            near.session.flush().unwrap();
+            assert!(to.session.wait(Some(PATIENCE)).unwrap(), "{mode:?}: number {number}");
+            assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+        }
+        let mut next = BTreeMap::new();
+        eventually("all of the floods come in order, once there is room", || {
+            while let Some((mac, number, _)) = world.receive() {
+                let next: &mut u64 = next.entry(mac).or_default();
+                assert_eq!(number, *next, "{mode:?}");
+                *next += 1;
+            }
+            floods.iter().all(|flood| next.get(&flood.mac) == Some(&flood.next))
+        });
+    }
+}
+
+/// A device that has room for whatever it is given to send, and gives back nothing of it.
+struct Keeps(loopback::LoopbackDevice);
+
+impl Device for Keeps {
+    fn info(&self) -> &Info {
+        self.0.info()
+    }
+
+    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
+        self.0.start(spaces)
+    }
+
+    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.0.rx_provide(spaces, space, frames)
+    }
+
+    fn rx_return(
+        &mut self,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        self.0.rx_return(spaces, out, budget)
+    }
+
+    fn tx_provide(&mut self, _: &Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
+        Ok(packets.len())
+    }
+
+    fn tx_return(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
+        Ok(0)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.sleep_fd()
+    }
+
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        self.0.arm(tx_waiting)
+    }
+
+    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.0.reset(frames)
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+}
+
+/// A device that keeps all that it is given gets no more than leaves the server places to check what
+/// is for this host, however small the packets are; and who waits for it lets the server sleep.
+#[test]
+fn a_device_that_keeps_all_leaves_places_for_this_host() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let (inner, far) = loopback::pair(&loopback::Config::default()).unwrap();
+        let mut settings: Values = mode.into();
+        settings.set(Setting::Watchdog, 0).unwrap();
+        let config = Config { settings, ..Config::default() };
+        let (device, store) = (Box::new(Keeps(inner)), Box::<MemoryStore>::default());
+        let server = Server::start(&config, device, store).unwrap();
+        let world = World { server, far: DeviceFarEnd::new(Box::new(far)) };
+        // More of them than one, as their frames do not come back either.
+        let mut floods = ["a", "b", "c", "d", "e"].map(|name| world.sender(name));
+        let (mut near, mut to) = (world.sender("near"), world.sender("to"));
+        let sent = |floods: &[Sender]| -> usize {
+            floods.iter().map(|flood| flood.counter("tx_packets") as usize).sum()
+        };
+        let most = STAGE - CHECKED - SMALL_PLACES;
+        for flood in &mut floods {
+            (0..most / 5).for_each(|_| assert!(flood.send(60)));
+            flood.session.flush().unwrap();
+        }
+        eventually("as much is sent as ordinary packets may take", || sent(&floods) == most);
+        for flood in &mut floods {
+            (0..SMALL_PLACES / 2).for_each(|_| assert!(flood.small(60)));
+            flood.session.flush().unwrap();
+        }
+        let taken = most + SMALL_PLACES;
+        eventually("small ones have their places", || sent(&floods) == taken);
+        let sleeps = world.counter("sleeps");
+        // A batch at a time, as each packet of it needs a place.
+        for round in 0..5 {
+            let frame = near.frame(to.mac, 700);
+            for _ in 0..CHECKED {
+                near.session.send_bytes(near.endpoint, &frame).unwrap();
+            }
+            near.session.flush().unwrap();
+            for number in 0..CHECKED {
+                let came = to.session.wait(Some(PATIENCE)).unwrap();
+                assert!(came, "{mode:?}, round {round}: number {number}");
+                assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+            }
+        }
+        assert_eq!(sent(&floods), taken, "and no more than these");
+        // It was rung for those, and sleeps again although small ones wait.
+        if mode == Mode::Interrupt {
+            eventually("the server sleeps", || world.counter("sleeps") > sleeps);
         }
     }
 }

@@ -268,10 +268,11 @@ impl Schedule {
         }
     }
 
-    /// The unit whose next packet is a small one, and whose turn it is among those.
-    pub fn next_small(&mut self) -> Option<Turn> {
-        let id = self.units.head(SMALL, List::All)?;
-        self.leave(id);
+    /// The unit whose next packet is a small one, and whose turn it is among those; `room`: the device
+    /// has some for small ones. The unit keeps its place until [`Schedule::more_small`] or another is
+    /// told.
+    pub fn next_small(&mut self, room: bool) -> Option<Turn> {
+        let id = self.units.head(SMALL, if room { List::All } else { List::Unblocked })?;
         self.alone = true;
         let unit = self.units.get(id);
         let (place, queue_set) = (unit.place, unit.queue_set);
@@ -358,11 +359,13 @@ impl Schedule {
         }
     }
 
-    /// The unit that was served from the line of small packets still has some.
-    pub fn more_small(&mut self, id: u32, first: bool) {
-        if first {
-            self.units.push_front(SMALL, id);
+    /// The unit that was served from the line of small packets still has some; `blocked`: the device
+    /// has no room for the next one, and the unit keeps its place.
+    pub fn more_small(&mut self, id: u32, blocked: bool) {
+        if blocked {
+            self.units.block(id);
         } else {
+            self.units.leave(id);
             self.units.push_back(SMALL, id, false);
         }
     }
@@ -415,7 +418,8 @@ impl Schedule {
 
     /// Takes a unit out of the line of small packets: they go past nobody any more.
     pub fn withdraw_small(&mut self) -> Option<Due> {
-        let Turn { unit, place, queue_set, .. } = self.next_small()?;
+        let Turn { unit, place, queue_set, .. } = self.next_small(true)?;
+        self.leave(unit);
         Some(Due { unit, place, queue_set })
     }
 
@@ -437,10 +441,11 @@ impl Schedule {
         self.count(if room { List::All } else { List::Unblocked })
     }
 
-    /// Units whose next packet is a small one.
+    /// Units whose next packet is a small one, and that could be served now; `room`: the device has
+    /// some for small ones.
     #[must_use]
-    pub fn small(&self) -> usize {
-        self.units.count(SMALL, List::All)
+    pub fn small(&self, room: bool) -> usize {
+        self.units.count(SMALL, if room { List::All } else { List::Unblocked })
     }
 
     /// Units that wait for room in the device, as far as is known.

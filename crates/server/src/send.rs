@@ -194,12 +194,11 @@ impl Engine {
                 return Ok(self.refuse(one, EndpointCount::TxTooLong));
             }
             let room = if one.small {
-                self.handoff.has_small_room() && !self.free_flights.is_empty()
+                self.has_small_room()
             } else {
                 // Who waits for room longer, or is in the middle of a message, is before this one.
                 self.handoff.has_room(packets)
-                    && self.stage.free() >= packets + SMALL_PLACES
-                    && self.free_flights.len() > SMALL_PLACES
+                    && self.has_slots(packets + SMALL_PLACES)
                     && self.schedule.may_use_device(one.unit)
             };
             if !room {

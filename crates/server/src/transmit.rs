@@ -7,7 +7,7 @@ use towpath_packet::plain::Plain;
 use towpath_queue::Violation;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN, SMALL};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, STAGE_SLOTS};
 use crate::handoff::SMALL_PLACES;
 use crate::publish::touch;
 use crate::schedule::shape::Class;
@@ -121,7 +121,8 @@ impl Engine {
         if self.handoff.is_waiting() {
             self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
         }
-        if self.schedule.ready(self.has_room()) + self.schedule.small() == 0 {
+        let small = self.schedule.small(self.has_small_room());
+        if self.schedule.ready(self.has_room()) + small == 0 {
             return Ok(0);
         }
         self.schedule.begin();
@@ -135,15 +136,27 @@ impl Engine {
     /// Whether a packet may be on its way to the device.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.handoff.has_room(1)
-            && self.stage.free() > SMALL_PLACES
-            && self.free_flights.len() > SMALL_PLACES
+        self.handoff.has_room(1) && self.has_slots(1 + SMALL_PLACES)
+    }
+
+    /// Whether a small one may.
+    #[inline]
+    pub(crate) fn has_small_room(&self) -> bool {
+        self.handoff.has_small_room() && self.has_slots(1)
+    }
+
+    /// Whether so many more slots of the stage may be taken on the way to the device. As many as a
+    /// group has are left for what is being checked: it may be for this host. There are as many
+    /// flights as slots, and each has a slot at least.
+    #[inline]
+    pub(crate) fn has_slots(&self, slots: usize) -> bool {
+        let taken = self.handoff.waiting() + self.out() as usize;
+        taken + slots <= STAGE_SLOTS as usize - GROUP
     }
 
     /// Whether there is something to send that nothing is to be waited for.
     pub(crate) fn can_transmit(&self) -> bool {
-        self.schedule.ready(self.has_room()) > 0
-            || self.schedule.small() > 0 && self.handoff.has_small_room()
+        self.schedule.ready(self.has_room()) > 0 || self.schedule.small(self.has_small_room()) > 0
     }
 
     fn transmit_units(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
@@ -168,27 +181,26 @@ impl Engine {
         Ok(work)
     }
 
-    /// Small packets go first: so many in a turn.
+    /// Small packets go first: so many in a turn. Who waits for room keeps its place, and those behind
+    /// it may have packets for this host.
     fn transmit_small(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
         let mut left = self.small_share;
         // Who says that a packet is small, and has another one there when it is taken, says so once.
-        let mut vain = self.schedule.small();
+        let mut vain = self.schedule.small(self.has_small_room());
         while left > 0 && vain > 0 {
-            let Some(turn) = self.schedule.next_small() else { break };
+            let Some(turn) = self.schedule.next_small(self.has_small_room()) else { break };
             let (taken, served) = self.serve(group, &turn, left.min(SMALL_TURN), true)?;
             left -= taken;
             vain -= usize::from(taken == 0);
             match served {
                 Served::Idle => self.schedule.idle(turn.unit),
-                Served::More(Stop::Blocked { .. }, _) => {
-                    self.schedule.more_small(turn.unit, true);
-                    break;
-                }
+                Served::More(Stop::Blocked { .. }, _) => self.schedule.more_small(turn.unit, true),
                 Served::More(stop @ (Stop::Until(_) | Stop::Tick(_)), _) => {
                     self.schedule.more(turn.unit, stop, 0);
                 }
                 Served::More(..) => self.schedule.more_small(turn.unit, false),
                 Served::NotSmall => {
+                    self.schedule.withdraw(turn.unit);
                     self.schedule.enter(turn.unit, Class::default(), false, self.now);
                 }
                 Served::Gone => self.end_if_violated(turn.place),

@@ -454,7 +454,7 @@ proptest! {
             prop_assert_eq!(sender.packets, pushed);
             prop_assert!(!world.schedule.is_active(sender.unit));
         }
-        prop_assert_eq!(world.schedule.ready(true) + world.schedule.small(), 0);
+        prop_assert_eq!(world.schedule.ready(true) + world.schedule.small(true), 0);
         prop_assert_eq!(world.schedule.ready(false) + world.schedule.blocked(), 0);
     }
 
