@@ -76,12 +76,13 @@ impl World {
     }
 
     fn sender(&self, name: &str) -> Sender {
-        let options = Options {
-            name: name.into(),
-            queue_sets: 2,
-            small_queue_set: Some(1),
-            ..Options::default()
-        };
+        self.sender_with(name, Some(1))
+    }
+
+    /// One whose small messages go by a queue set of their own, or by their endpoint's.
+    fn sender_with(&self, name: &str, small_queue_set: Option<u32>) -> Sender {
+        let options =
+            Options { name: name.into(), queue_sets: 2, small_queue_set, ..Options::default() };
         let mut session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
         let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
         let mac = session.info().mac;
@@ -384,6 +385,82 @@ fn a_device_that_keeps_all_leaves_places_for_this_host() {
             eventually("the server sleeps", || world.counter("sleeps") > sleeps);
         }
     }
+}
+
+/// In its endpoint's own queue set a small message goes past the others as soon as it is at the head:
+/// past those of its endpoint, too, that wait for the device. Those behind it go on in their order.
+#[test]
+fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let mut world = world(mode);
+        let mut sender = world.sender_with("sender", None);
+        // What the device holds, and some that wait for it.
+        (0..RING + 20).for_each(|_| assert!(sender.send(1500)));
+        (0..5).for_each(|_| assert!(sender.small(100)));
+        (0..200).for_each(|_| assert!(sender.send(1000)));
+        sender.session.flush().unwrap();
+        let taken = (RING + BACKLOG + 5) as u64;
+        eventually("they are taken", || sender.counter("tx_packets") >= taken);
+        let mut came = Vec::new();
+        eventually("all come", || {
+            came.extend(world.receive());
+            came.len() == sender.next as usize
+        });
+        let at = |len| came.iter().position(|one| one.2 == len).unwrap();
+        let (small, behind) = (at(100), at(1000));
+        assert!(small <= 2 * RING + 1 && behind > small, "{mode:?}: {small} came before it");
+        for small in [true, false] {
+            let numbers = came.iter().filter(|one| (one.2 == 100) == small).map(|one| one.1);
+            assert!(numbers.is_sorted(), "{mode:?}: {came:?}");
+        }
+        assert_eq!(world.counter("tx_small"), 5);
+        // Within a message nothing comes that is not of it.
+        for _ in 0..3 {
+            assert!(sender.send_more(1000));
+        }
+        assert!(sender.small(100) && sender.small(100) && sender.send(1000));
+        sender.session.flush().unwrap();
+        let mut numbers = Vec::new();
+        eventually("all come", || {
+            numbers.extend(world.receive().map(|one| one.1));
+            numbers.len() == 6
+        });
+        assert!(numbers[..4].is_sorted() && world.counter("tx_small") == 6, "{numbers:?}");
+    }
+}
+
+/// Who sends small messages between others by one queue set keeps its priority.
+#[test]
+fn what_is_behind_a_small_message_has_its_endpoints_priority() {
+    let mut world = world(Mode::Clocked);
+    // So slow a clock that what is sent together is found in one look, but for a few times.
+    world.set(Setting::ClockHz, 50);
+    let (mut flood, mut urgent) = (world.sender("flood"), world.sender_with("urgent", None));
+    let mut to = world.sender("to");
+    flood.set(Setting::Priority, 5);
+    urgent.set(Setting::Priority, 7);
+    let mut first = 0;
+    for _ in 0..20 {
+        // Less than what is urgent by itself, and less than a turn.
+        let frame = flood.frame(to.mac, 60);
+        (0..60).for_each(|_| flood.session.send_bytes(flood.endpoint, &frame).unwrap());
+        flood.session.flush().unwrap();
+        assert!(urgent.small(60));
+        let frame = urgent.frame(to.mac, 60);
+        urgent.session.send_bytes(urgent.endpoint, &frame).unwrap();
+        urgent.session.flush().unwrap();
+        let mut came = Vec::new();
+        eventually("all come", || {
+            while world.receive().is_some() {}
+            let _ = to.session.wait(Some(Duration::ZERO)).unwrap();
+            while let Some(frame) = to.session.receive_one(0).unwrap() {
+                came.push(frames::source(&frame).unwrap());
+            }
+            came.len() == 61
+        });
+        first += u32::from(came[0] == urgent.mac);
+    }
+    assert!(first >= 10, "{first} of 20 times before what has a lower priority");
 }
 
 #[test]

@@ -370,6 +370,11 @@ impl Schedule {
         }
     }
 
+    /// The unit that was served is to [`Schedule::enter`] another line.
+    pub fn leave_line(&mut self, id: u32) {
+        self.rest(id, State::Served);
+    }
+
     /// The unit that was served has nothing more to send.
     #[inline]
     pub fn idle(&mut self, id: u32) {

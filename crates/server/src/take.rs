@@ -36,8 +36,8 @@ pub(crate) enum Ended {
     Over,
     /// The next packet has to wait, or is not of this class.
     Stop(Stop),
-    /// The next packet is not a small one.
-    NotSmall,
+    /// The next packet belongs in another line: small ones have one of their own.
+    OtherLine,
 }
 
 impl Group {
@@ -99,7 +99,14 @@ impl Engine {
             }
             let endpoint = chain[0].endpoint;
             let mut late = false;
-            if !group.shaped && chain[0].flags & SMALL != 0 {
+            let small = chain[0].flags & SMALL != 0;
+            // A small one goes past others as soon as it is at the head. In the middle of a message it
+            // comes with that.
+            if small != group.small && (group.small || self.small_share > 0 && group.run == 0) {
+                set.transmit.put_back(&mut session.transmit_ledger, first);
+                return Ok(Ended::OtherLine);
+            }
+            if !group.shaped && small {
                 // It may be another queue set's endpoint, with settings of its own.
                 if group.count > 0 {
                     set.transmit.put_back(&mut session.transmit_ledger, first);
@@ -125,9 +132,7 @@ impl Engine {
                     }
                     moment.since = self.schedule.since(group.unit);
                 }
-                if group.small && chain[0].flags & SMALL == 0 {
-                    stop = Some(Ended::NotSmall);
-                } else if group.count > 0 && endpoint != group.packets[0].endpoint {
+                if group.count > 0 && endpoint != group.packets[0].endpoint {
                     // One endpoint a group.
                     stop = Some(Ended::Full);
                 } else if let Some(shape) = &mut shape {

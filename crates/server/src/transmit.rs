@@ -102,8 +102,8 @@ enum Served {
     Idle,
     /// It has, and why its turn ended; bytes of the message that it is in the middle of.
     More(Stop, u64),
-    /// The next packet is not a small one.
-    NotSmall,
+    /// Its next packet belongs in another line.
+    OtherLine,
     /// Its session is gone, or about to be.
     Gone,
 }
@@ -171,7 +171,7 @@ impl Engine {
             match served {
                 Served::Idle => self.schedule.idle(turn.unit),
                 Served::More(stop, run) => self.schedule.more(turn.unit, stop, run),
-                Served::NotSmall => self.schedule.more(turn.unit, Stop::Over, 0),
+                Served::OtherLine => self.change_line(&turn),
                 Served::Gone => self.end_if_violated(turn.place),
             }
             vain -= usize::from(taken == 0);
@@ -199,14 +199,18 @@ impl Engine {
                     self.schedule.more(turn.unit, stop, 0);
                 }
                 Served::More(..) => self.schedule.more_small(turn.unit, false),
-                Served::NotSmall => {
-                    self.schedule.withdraw(turn.unit);
-                    self.schedule.enter(turn.unit, Class::default(), false, self.now);
-                }
+                Served::OtherLine => self.change_line(&turn),
                 Served::Gone => self.end_if_violated(turn.place),
             }
         }
         Ok(self.small_share - left)
+    }
+
+    /// Small packets have a line of their own, and the others that of their class: a queue set that was
+    /// served goes to the one of its next packet.
+    fn change_line(&mut self, turn: &Turn) {
+        self.schedule.leave_line(turn.unit);
+        self.activate(turn.unit, turn.place, turn.queue_set);
     }
 
     /// Finds the queue sets of a session with something to send. Answers how many it named.
@@ -317,7 +321,7 @@ impl Engine {
             }
             let served = match ended {
                 Ok(Ended::Empty) => Served::Idle,
-                Ok(Ended::NotSmall) => Served::NotSmall,
+                Ok(Ended::OtherLine) => Served::OtherLine,
                 Ok(Ended::Stop(stop)) => Served::More(stop, 0),
                 Ok(Ended::Over) => Served::More(Stop::Over, run),
                 _ if done >= budget || bytes <= 0 && run == 0 => Served::More(Stop::Over, run),
