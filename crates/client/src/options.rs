@@ -160,6 +160,8 @@ pub struct Statistics {
     pub rings_saved: u64,
     /// Times that waking the server was put off.
     pub rings_put_off: u64,
+    /// Times that it woke the server because half of a queue was in flight.
+    pub rings_half: u64,
     /// Times that something was published to the server.
     pub batches: u64,
     /// Ticks of [`Waiting::Clocked`] that were kept.

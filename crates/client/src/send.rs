@@ -24,11 +24,26 @@ pub(crate) struct DoorbellHold {
     sent: u64,
     /// The next ring is not put off, and reaches a server that looks by the clock.
     urgent: bool,
+    /// It is so since half of a queue is in flight.
+    half: bool,
+    /// Whether that is a reason.
+    rings_half: bool,
+    /// Who is awake is not rung.
+    saves: bool,
 }
 
 impl Default for DoorbellHold {
     fn default() -> DoorbellHold {
-        DoorbellHold { packets: 1, delay: Duration::ZERO, since: None, sent: 0, urgent: false }
+        DoorbellHold {
+            packets: 1,
+            delay: Duration::ZERO,
+            since: None,
+            sent: 0,
+            urgent: false,
+            half: false,
+            rings_half: true,
+            saves: true,
+        }
     }
 }
 
@@ -194,15 +209,16 @@ impl Session {
             let transmit = &mut self.queue_sets[*queue_set as usize].transmit;
             transmit.publish();
             let half = transmit.capacity() / 2;
-            if transmit.in_flight() < half {
+            if transmit.in_flight() < half || !self.doorbell_hold.rings_half {
                 continue;
             }
             // So it seems by what was seen sent so far.
             let free = &mut self.transmit_free;
             outcome = outcome.and(transmit.reclaim(|frame| free.give_back(frame)).map(|_| ()));
             // Soon it would be full: it is time to look, however the server waits.
-            self.doorbell_hold.urgent |= transmit.in_flight() >= half;
+            self.doorbell_hold.half |= transmit.in_flight() >= half;
         }
+        self.doorbell_hold.urgent |= self.doorbell_hold.half;
         let fenced = events::fence();
         for queue_set in &self.dirty {
             self.queue_sets[*queue_set as usize].dirty = false;
@@ -248,10 +264,23 @@ impl Session {
         self.ring_held();
     }
 
+    /// Whether the server is rung when half of a queue is in flight, whatever was put off, and also if
+    /// it looks by the clock; so at first. If not, a full queue waits for its time.
+    pub fn set_ring_half(&mut self, on: bool) {
+        self.doorbell_hold.rings_half = on;
+    }
+
+    /// Whether a server that is awake, looks by the clock or was rung already is not rung again; so at
+    /// first. If not, it is rung for each batch, to see what that saves: as the device's setting
+    /// `ring_saving` has it the other way.
+    pub fn set_ring_saving(&mut self, on: bool) {
+        self.doorbell_hold.saves = on;
+    }
+
     /// News were published; `new`: the server has not been told of them. Rings, now or later.
     fn ring_for(&mut self, new: bool) {
         let hold = &mut self.doorbell_hold;
-        if !new && !hold.urgent && hold.since.is_none() {
+        if !new && !hold.urgent && hold.since.is_none() && hold.saves {
             // Told already, and it has yet to look.
             return;
         }
@@ -288,13 +317,15 @@ impl Session {
     fn ring(&mut self) {
         let hold = &mut self.doorbell_hold;
         let urgent = std::mem::take(&mut hold.urgent);
+        let (half, saves) = (std::mem::take(&mut hold.half), hold.saves);
         (hold.since, hold.sent) = (None, self.statistics.sent);
         let fenced = doorbell::fence();
         let asleep = self.ringer.must_ring(fenced, urgent);
         // One that looks at this session no more has no clock for it.
         let rests = self.rest_ringer.must_ring(fenced, true);
-        if asleep == Due::Now || rests == Due::Now {
+        if asleep == Due::Now || rests == Due::Now || !saves {
             self.statistics.rings += 1;
+            self.statistics.rings_half += u64::from(half);
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         } else {
             self.statistics.rings_saved += 1;

@@ -162,6 +162,7 @@ fn by_the_clock() {
     let start = std::time::Instant::now();
     a.flush().unwrap();
     assert!(b.wait(Some(Duration::from_millis(700))).unwrap(), "{:?}", start.elapsed());
+    assert_eq!(a.statistics().rings_half, 1);
     // It is half of what the server has left to send: whoever sends a little at a time rings for
     // none of it, though it looks at what was sent only when it must.
     set(&server, Setting::ClockHz, 2000);
@@ -403,6 +404,61 @@ fn rings_to_the_server_are_put_off() {
     assert!(!a.wait(Some(Duration::ZERO)).unwrap());
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
     server.stop().unwrap();
+}
+
+/// Each saving of rings to the server can be switched off, to see what it saves.
+#[test]
+fn rings_to_the_server_are_saved_by_choice() {
+    let (server, _far) = serve(Mode::Poll);
+    let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
+    let rule = Rule::new().ethertype(0x88b5);
+    let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+    let packet = frame(b.info().mac, a.info().mac, 1);
+    let mut send = |saving: bool| {
+        a.set_ring_saving(saving);
+        let before = a.statistics().rings;
+        for _ in 0..50 {
+            a.send_bytes(from_a, &packet).unwrap();
+            a.flush().unwrap();
+        }
+        a.statistics().rings - before
+    };
+    // At most one, if it had rested.
+    assert!(send(true) <= 1, "a server that never sleeps");
+    assert_eq!(send(false), 50);
+    // Nothing is too long a time for a queue that is full, where that is no reason to ring.
+    set(&server, Setting::Mode, Mode::Interrupt as u64);
+    a.set_ring_saving(true);
+    a.put_off_rings(1000, Duration::from_secs(100));
+    eventually_sent(&mut a);
+    let fill = |a: &mut Session| {
+        for _ in 0..200 {
+            a.send_bytes(from_a, &packet).unwrap();
+        }
+        a.flush().unwrap();
+    };
+    a.set_ring_half(false);
+    let before = a.statistics();
+    fill(&mut a);
+    let now = a.statistics();
+    assert_eq!((now.rings, now.rings_half), (before.rings, 0));
+    assert_eq!(now.rings_put_off, before.rings_put_off + 1);
+    a.flush_now().unwrap();
+    eventually_sent(&mut a);
+    a.set_ring_half(true);
+    fill(&mut a);
+    assert_eq!(a.statistics().rings_half, 1);
+    server.stop().unwrap();
+}
+
+fn eventually_sent(session: &mut Session) {
+    let until = std::time::Instant::now() + Duration::from_secs(10);
+    while session.unsent(0).unwrap() > 0 {
+        assert!(std::time::Instant::now() < until, "it is not sent");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // And the engine is asleep.
+    std::thread::sleep(Duration::from_millis(100));
 }
 
 #[test]
