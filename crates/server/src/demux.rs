@@ -24,26 +24,30 @@
 //! down what is for its own address, within that bound, and nobody else. Where the device's rules
 //! together give no more than two sets of fields, both are asked at once. Packets that come in
 //! trains are spared all of it by the last-flow [cache](FlowCache).
+//!
+//! **Broadcast and multicast** go to every endpoint that asked for them and whose rule matches but for
+//! the local addresses. They are found in hash tables of their own, one for each set of the other
+//! fields that members' rules give, at most [`GROUP_TABLES`]: a packet looks at no rule of other
+//! ports, protocols or VLANs, however many there are.
 
 mod cache;
+mod groups;
 mod hash;
 mod rule;
 mod sets;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use towpath_packet::headers::Headers;
 use towpath_packet::plain::Plain;
 
 use cache::Last;
+use groups::Groups;
 use hash::Table;
-use rule::{
-    FIELD_SETS, Fields, Key, Looked, MAC_BITS, PLACES, PORT, PROTOCOL, REMOTE_IP, REMOTE_PORT,
-    mask, masked,
-};
+use rule::{FIELD_SETS, Fields, Key, Looked, MAC_BITS, PLACES, REMOTE_IP, mask, masked};
 
 pub use cache::{FEW_SETS, FlowCache, FlowCounts, MORE_SETS, REST, Thresholds, WINDOW};
+pub use groups::GROUP_TABLES;
 pub use rule::{Rule, Vlan};
 pub use sets::SETS_PER_MAC;
 pub(crate) use sets::Sets;
@@ -71,40 +75,6 @@ pub enum Way {
 #[must_use]
 pub fn is_group(mac: [u8; 6]) -> bool {
     mac[0] & 1 != 0
-}
-
-/// Who receives broadcast and multicast.
-#[derive(Clone, Copy, Debug)]
-struct Member {
-    vlan: Vlan,
-    ethertype: Option<u16>,
-    fields: Fields,
-    mask: Key,
-    key: Key,
-    destination: Destination,
-}
-
-impl Member {
-    /// Local addresses do not count: a packet for a group has the group's.
-    fn new(rule: &Rule, destination: Destination) -> Member {
-        let fields = rule.given() & (PROTOCOL | PORT | REMOTE_IP | REMOTE_PORT);
-        let mask = mask(fields);
-        Member {
-            vlan: rule.vlan,
-            ethertype: rule.ethertype,
-            fields,
-            mask,
-            key: masked(&rule.key(), &mask),
-            destination,
-        }
-    }
-
-    fn takes(&self, headers: &Headers, looked: &Looked) -> bool {
-        self.vlan.matches(headers.vlan)
-            && self.ethertype.is_none_or(|ethertype| ethertype == headers.ethertype)
-            && self.fields & !looked.has == 0
-            && masked::<6>(&looked.key, &self.mask) == self.key
-    }
 }
 
 /// Tables that are asked at once, without the way by the MAC address, if there are no more.
@@ -183,8 +153,8 @@ pub struct FlowTable {
     fields: Fields,
     sets: Sets,
     last: [Last; 2],
-    /// In the order in which they are given what they get.
-    members: BTreeMap<Destination, Member>,
+    /// Who receives broadcast and multicast.
+    groups: Groups,
     /// Endpoints that receive every packet of the device.
     pub promiscuous: Vec<Destination>,
     /// Endpoints that receive a copy of every packet in either direction.
@@ -207,7 +177,7 @@ impl FlowTable {
             fields: 0,
             sets: Sets::default(),
             last: [Last::new(cache), Last::new(cache)],
-            members: BTreeMap::new(),
+            groups: Groups::default(),
             promiscuous: Vec::new(),
             captures: Vec::new(),
             seed,
@@ -240,7 +210,7 @@ impl FlowTable {
         self.sets.add(rule);
         self.tables_changed(rule);
         if group {
-            self.members.insert(destination, Member::new(rule, destination));
+            self.groups.insert(self.seed, rule, destination);
         }
         true
     }
@@ -252,7 +222,7 @@ impl FlowTable {
             self.sets.remove(rule);
             self.tables_changed(rule);
         }
-        self.members.remove(&destination);
+        self.groups.remove(self.seed, rule, destination);
     }
 
     /// A rule came or went: which tables are to be asked.
@@ -359,11 +329,12 @@ impl FlowTable {
         rules.lookup(self.seed, &looked.key)
     }
 
-    /// Appends everybody that receives a broadcast or multicast packet.
+    /// Appends everybody that receives a broadcast or multicast packet, in their order.
+    #[inline]
     pub fn members(&self, headers: &Headers, found: &mut Vec<Destination>) {
-        let looked = Looked::of_packet(headers);
-        let takers = self.members.values().filter(|member| member.takes(headers, &looked));
-        found.extend(takers.map(|member| member.destination));
+        if !self.groups.is_empty() {
+            self.groups.append(self.seed, &Looked::of_packet(headers), found);
+        }
     }
 
     /// How many rules there are.

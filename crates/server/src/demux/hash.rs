@@ -7,11 +7,19 @@ use std::fmt;
 pub(crate) struct Table<const N: usize, V> {
     slots: Vec<Option<([u64; N], V)>>,
     used: usize,
+    /// Keys that lookups were compared with.
+    #[cfg(test)]
+    pub(super) compared: std::cell::Cell<usize>,
 }
 
 impl<const N: usize, V> Default for Table<N, V> {
     fn default() -> Table<N, V> {
-        Table { slots: Vec::new(), used: 0 }
+        Table {
+            slots: Vec::new(),
+            used: 0,
+            #[cfg(test)]
+            compared: std::cell::Cell::default(),
+        }
     }
 }
 
@@ -58,20 +66,53 @@ pub(crate) fn same<const N: usize>(found: &[u64; N], key: &[u64; N]) -> bool {
 }
 
 impl<const N: usize, V: Copy> Table<N, V> {
+    /// What a key leads to.
+    #[inline]
+    pub(crate) fn lookup(&self, seed: u64, key: &[u64; N]) -> Option<V> {
+        self.find(seed, key).copied()
+    }
+}
+
+impl<const N: usize, V> Table<N, V> {
     /// How many keys there are.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
+    /// The same as `lookup`, where it is.
     #[inline]
-    pub(crate) fn lookup(&self, seed: u64, key: &[u64; N]) -> Option<V> {
+    pub(crate) fn find(&self, seed: u64, key: &[u64; N]) -> Option<&V> {
         let mask = self.slots.len().wrapping_sub(1);
         let mut place = hash(seed, key) & mask;
         // At most half full: there is always an empty slot to stop at.
         loop {
             match self.slots.get(place)? {
                 None => return None,
-                Some((found, value)) if same(found, key) => return Some(*value),
+                Some((found, value)) => {
+                    #[cfg(test)]
+                    self.compared.set(self.compared.get() + 1);
+                    if same(found, key) {
+                        return Some(value);
+                    }
+                    place = (place + 1) & mask;
+                }
+            }
+        }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn find_mut(&mut self, seed: u64, key: &[u64; N]) -> Option<&mut V> {
+        let place = self.place_of(seed, key)?;
+        self.slots[place].as_mut().map(|(_, value)| value)
+    }
+
+    fn place_of(&self, seed: u64, key: &[u64; N]) -> Option<usize> {
+        let mask = self.slots.len().wrapping_sub(1);
+        let mut place = hash(seed, key) & mask;
+        loop {
+            match self.slots.get(place)? {
+                None => return None,
+                Some((found, _)) if found == key => return Some(place),
                 Some(_) => place = (place + 1) & mask,
             }
         }
@@ -79,12 +120,13 @@ impl<const N: usize, V: Copy> Table<N, V> {
 
     /// Puts a key in. Answers `false`, and changes nothing, when it is there.
     pub(crate) fn insert(&mut self, seed: u64, key: [u64; N], value: V) -> bool {
-        if self.lookup(seed, &key).is_some() {
+        if self.place_of(seed, &key).is_some() {
             return false;
         }
         if (self.used + 1) * 2 > self.slots.len() {
             let larger = (self.slots.len() * 2).max(16);
-            let old = std::mem::replace(&mut self.slots, vec![None; larger]);
+            let empty = std::iter::repeat_with(|| None).take(larger).collect();
+            let old = std::mem::replace(&mut self.slots, empty);
             for (key, value) in old.into_iter().flatten() {
                 self.place(seed, key, value);
             }
@@ -111,19 +153,9 @@ impl<const N: usize, V: Copy> Table<N, V> {
         key: &[u64; N],
         theirs: impl FnOnce(&V) -> bool,
     ) -> bool {
-        let mask = self.slots.len().wrapping_sub(1);
-        let mut place = hash(seed, key) & mask;
-        loop {
-            match self.slots.get(place) {
-                None | Some(None) => return false,
-                Some(Some((found, value))) if found == key => {
-                    if !theirs(value) {
-                        return false;
-                    }
-                    break;
-                }
-                Some(Some(_)) => place = (place + 1) & mask,
-            }
+        let Some(place) = self.place_of(seed, key) else { return false };
+        if !self.slots[place].as_ref().is_some_and(|(_, value)| theirs(value)) {
+            return false;
         }
         self.used -= 1;
         if self.used == 0 {
@@ -131,12 +163,13 @@ impl<const N: usize, V: Copy> Table<N, V> {
             return true;
         }
         // Those that follow move up, so that no lookup stops before them.
+        let mask = self.slots.len() - 1;
         let mut hole = place;
         let mut next = (place + 1) & mask;
-        while let Some((key, _)) = self.slots[next] {
-            let home = hash(seed, &key) & mask;
+        while let Some((key, _)) = &self.slots[next] {
+            let home = hash(seed, key) & mask;
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(hole) & mask) {
-                self.slots[hole] = self.slots[next];
+                self.slots.swap(hole, next);
                 hole = next;
             }
             next = (next + 1) & mask;

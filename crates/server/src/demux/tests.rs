@@ -1,5 +1,6 @@
 //! The flow table against a list of rules, and the cache by its counts.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use proptest::prelude::*;
@@ -90,6 +91,61 @@ fn groups_reach_those_whose_rule_matches_but_for_the_local_addresses() {
     assert_eq!(found, [to(0), to(1), to(2)]);
 }
 
+/// A broadcast packet to a port, and one that has none.
+fn broadcast(port: u16) -> [Headers; 2] {
+    let flow = Flow { destination_mac: [0xff; 6], destination_port: port, ..Flow::v4() };
+    [parse(&flow.udp(b"x")), parse(&flow.ethernet(0x88b5, &[0; 46]))]
+}
+
+#[test]
+fn a_packet_for_a_group_looks_at_no_rule_of_another_port() {
+    let mut table = FlowTable::new(1, FlowCache::Off);
+    let member = |port: u16| Rule { protocol: Some(17), port: Some(port), ..rule(1) };
+    for port in 0..10_000 {
+        assert!(table.insert(&member(port), true, to(port.into())));
+    }
+    let all = Rule { mac: Some(mac(2)), ..Rule::default() };
+    assert!(table.insert(&all, true, to(10_000)));
+    let [udp, other] = broadcast(77);
+    let mut found = Vec::new();
+    table.members(&udp, &mut found);
+    assert_eq!(found, [to(77), to(10_000)]);
+    found.clear();
+    table.members(&other, &mut found);
+    table.members(&broadcast(20_000)[0], &mut found);
+    assert_eq!(found, [to(10_000); 2]);
+    // The keys that are met on the way to the four that match, and to the end where none does.
+    let compared = table.groups.compared();
+    assert!((4..20).contains(&compared), "{compared}");
+    assert_eq!(table.groups.tables(), 2);
+}
+
+#[test]
+fn members_are_in_as_many_tables_as_there_are_sets_of_the_fields_that_count() {
+    let mut table = FlowTable::new(1, FlowCache::Off);
+    let ip = |number: u8| Some(IpAddr::from([192, 0, 2, number]));
+    for bits in 0..256_u32 {
+        let given = |bit: u32| bits & 1 << bit != 0;
+        // Of an address of its own, so that each set has room.
+        let one = Rule {
+            mac: Some([2, 1, 0, 0, 0, bits as u8]),
+            vlan: if given(0) { Vlan::Untagged } else { Vlan::Any },
+            ethertype: given(1).then_some(0x800),
+            protocol: given(2).then_some(17),
+            ip: if given(3) { ip(200) } else { None },
+            port: given(4).then_some(Flow::v4().destination_port),
+            remote_ip: if given(5) { Some(Flow::v4().source) } else { None },
+            remote_port: given(6).then_some(Flow::v4().source_port),
+        };
+        assert!(table.insert(&one, true, to(bits)));
+    }
+    assert_eq!(table.groups.tables(), GROUP_TABLES);
+    let mut found = Vec::new();
+    table.members(&broadcast(Flow::v4().destination_port)[0], &mut found);
+    assert_eq!(found, (0..256).map(to).collect::<Vec<_>>(), "in order");
+    assert_eq!(table.groups.compared(), GROUP_TABLES);
+}
+
 #[test]
 fn the_sets_of_one_address_are_bounded_and_cost_the_others_nothing() {
     let mut table = FlowTable::new(1, FlowCache::Off);
@@ -123,6 +179,8 @@ fn the_sets_of_one_address_are_bounded_and_cost_the_others_nothing() {
 #[derive(Default)]
 struct Oracle {
     rules: Vec<(Rule, Destination)>,
+    /// Of these, who receives broadcast and multicast.
+    members: BTreeSet<Destination>,
 }
 
 impl Oracle {
@@ -173,6 +231,15 @@ impl Oracle {
     fn lookup(&self, headers: &Headers) -> Option<Destination> {
         let matching = self.rules.iter().filter(|(rule, _)| Oracle::matches(rule, headers));
         matching.max_by_key(|(rule, _)| Oracle::strength(rule)).map(|(_, found)| *found)
+    }
+
+    /// In the order in which they are given what they get.
+    fn members(&self, headers: &Headers) -> Vec<Destination> {
+        let members = self.rules.iter().filter(|(rule, one)| {
+            let rule = Rule { mac: None, ip: None, ..*rule };
+            self.members.contains(one) && Oracle::matches(&rule, headers)
+        });
+        members.map(|(_, one)| *one).collect::<BTreeSet<_>>().into_iter().collect()
     }
 }
 
@@ -240,7 +307,8 @@ prop_compose! {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Insert(Rule),
+    /// And whether it is for groups, too.
+    Insert(Rule, bool),
     /// Of those that are there, modulo.
     Remove(usize),
     /// One after the other, each so many times.
@@ -250,7 +318,7 @@ enum Step {
 
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => any_rule().prop_map(Step::Insert),
+        4 => (any_rule(), any::<bool>()).prop_map(|(rule, group)| Step::Insert(rule, group)),
         2 => any::<usize>().prop_map(Step::Remove),
         6 => proptest::collection::vec((any_frame(), 1..4usize), 1..12).prop_map(Step::Look),
         1 => prop_oneof![Just(FlowCache::Off), Just(FlowCache::On), Just(FlowCache::Auto)]
@@ -269,7 +337,7 @@ proptest! {
         let mut next = 0;
         for step in steps {
             match step {
-                Step::Insert(rule) => {
+                Step::Insert(rule, group) => {
                     let sets = |mac| {
                         let theirs = oracle.rules.iter().filter(|(one, _)| one.mac == mac);
                         let sets: std::collections::HashSet<_> =
@@ -279,9 +347,12 @@ proptest! {
                     let theirs = sets(rule.mac);
                     let room = theirs.len() < SETS_PER_MAC || theirs.contains(&rule.given());
                     let new = room && !oracle.rules.iter().any(|(one, _)| *one == rule);
-                    prop_assert_eq!(table.insert(&rule, false, to(next)), new);
+                    prop_assert_eq!(table.insert(&rule, group, to(next)), new);
                     if new {
                         oracle.rules.push((rule, to(next)));
+                        if group {
+                            oracle.members.insert(to(next));
+                        }
                     }
                     next += 1;
                 }
@@ -291,11 +362,16 @@ proptest! {
                             oracle.rules.swap_remove(which % oracle.rules.len());
                         table.remove(&rule, to(u32::MAX));
                         table.remove(&rule, theirs);
+                        oracle.members.remove(&theirs);
                     }
                 }
                 Step::Look(frames) => {
                     for (frame, times) in frames {
                         let headers = parse(&frame);
+                        let mut members = vec![to(u32::MAX)];
+                        table.members(&headers, &mut members);
+                        prop_assert_eq!(members.remove(0), to(u32::MAX));
+                        prop_assert_eq!(members, oracle.members(&headers));
                         let expected = oracle.lookup(&headers);
                         for _ in 0..times {
                             prop_assert_eq!(table.lookup(Way::Received, &headers), expected);
@@ -308,6 +384,7 @@ proptest! {
                 Step::Set(setting) => table.set_cache(setting),
             }
             prop_assert_eq!(table.len(), oracle.rules.len());
+            prop_assert_eq!(table.groups.tables() > 0, !oracle.members.is_empty());
         }
     }
 }
