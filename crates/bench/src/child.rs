@@ -94,6 +94,8 @@ pub(crate) enum Role {
         train: usize,
         /// How many.
         packets: usize,
+        /// With the routines for taps, though nobody taps.
+        taps: bool,
     },
 }
 
@@ -131,7 +133,7 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::Application { socket, cpu, burst } => {
             crate::isolation::send_to_itself(&socket, cpu, burst)
         }
-        Role::Count { way, train, packets } => crate::solo::count(way, train, packets),
+        Role::Count { way, train, packets, taps } => crate::solo::count(way, train, packets, taps),
     }
 }
 

@@ -13,13 +13,14 @@ use towpath_packet::build::Flow;
 use towpath_packet::headers::Headers;
 use towpath_packet::plain::{self, Plain};
 use towpath_rig::{pin, this_thread_cpu_time};
-use towpath_server::FlowCache;
 use towpath_server::demux::{Destination, FlowCounts, FlowTable, REST, Rule, Vlan, WINDOW, Way};
+use towpath_server::{FlowCache, Values};
 
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
+use crate::solo::{self, Solo};
 use crate::statistics::{Pairs, Summary, ratios};
 
 /// Flows, each with an endpoint of its own.
@@ -36,6 +37,10 @@ const AT_LEAST_IN_TRAINS: f64 = 1.2;
 const AT_LEAST_IN_TRAINS_MORE_SETS: f64 = 2.0;
 /// Group endpoints that a frame is not for may cost it the cache's misses, and no more.
 const AT_LEAST_BESIDE_OTHERS: f64 = 0.5;
+/// Routines without what taps need are no slower than those with it,
+const AT_LEAST_WITHOUT_TAPS: f64 = 1.0;
+/// but to the device, where they look in vain whether a packet may go the short way first.
+const AT_LEAST_WITHOUT_TAPS_TO_DEVICE: f64 = 0.93;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
@@ -48,7 +53,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
              of other addresses; sets 1: all rules give the same fields; sets 4: the flows' rules \
              are the least specific of four sets that are asked for their address; each setting has \
              {CHUNK} lookups in turn. For a group: one endpoint that a broadcast frame is for, beside \
-             others of other ports that take broadcast, too",
+             others of other ports that take broadcast, too. Routines without and with what captures \
+             and promiscuous endpoints need, of which there are none: 64 bytes through an engine with \
+             an in-memory device, in batches",
             cores.0
         ),
         ..Outcome::default()
@@ -80,6 +87,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             for others in [1, 100, 10_000] {
                 group(settings, &mut outcome, others, lookups)?;
             }
+            taps(settings, &mut outcome, lookups)?;
             Ok(())
         });
         measured.join().map_err(|_| anyhow::anyhow!("the measuring thread failed"))?
@@ -241,6 +249,34 @@ fn group(
     );
     outcome.rows.push(row.at_least(AT_LEAST_BESIDE_OTHERS));
     outcome.context.push(Row::new("for a group", &parameters, "ns", &pairs.ours));
+    Ok(())
+}
+
+/// A packet's whole way through the engine, by the routines for when nobody taps and by those for
+/// when somebody does, without anybody who does.
+fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Result<()> {
+    let mut solo = Solo::new(&Values::default())?;
+    for way in solo::Way::ALL {
+        let mut all = [Vec::new(), Vec::new()];
+        // Caches are cold in the first.
+        solo::without_and_with_taps(&mut solo, way, packets / 10)?;
+        for _ in 0..settings.pairs() {
+            let ns = solo::without_and_with_taps(&mut solo, way, packets / 10)?;
+            for (all, ns) in all.iter_mut().zip(ns) {
+                all.push(ns);
+            }
+        }
+        let [without, with] = &all;
+        let name = format!("{}: without taps' routines to with, speed", way.name());
+        let row = Row::new(&name, &[], "ratio", &ratios(with, without));
+        outcome.rows.push(row.at_least(match way {
+            solo::Way::Receive | solo::Way::Pass => AT_LEAST_WITHOUT_TAPS,
+            solo::Way::Send => AT_LEAST_WITHOUT_TAPS_TO_DEVICE,
+        }));
+        let name = |which: &str| format!("{}: a packet, {which}", way.name());
+        outcome.context.push(Row::new(&name("without taps' routines"), &[], "ns", without));
+        outcome.context.push(Row::new(&name("with them"), &[], "ns", with));
+    }
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rustix::event::{EventfdFlags, eventfd};
@@ -20,6 +20,7 @@ use towpath_queue::events::{self, Marker};
 use towpath_queue::frames::FreeFrames;
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
+use towpath_rig::this_thread_cpu_time;
 use towpath_server::Values;
 use towpath_server::demux::{Rule, Vlan};
 use towpath_server::engine::{Budgets, Engine, Link};
@@ -49,6 +50,18 @@ pub(crate) enum Way {
     Send,
 }
 
+impl Way {
+    pub(crate) const ALL: [Way; 3] = [Way::Receive, Way::Pass, Way::Send];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Way::Receive => "from the device",
+            Way::Pass => "from endpoint to endpoint",
+            Way::Send => "to the device",
+        }
+    }
+}
+
 /// An engine and its application.
 pub(crate) struct Solo {
     engine: Engine,
@@ -63,7 +76,7 @@ pub(crate) struct Solo {
     outward: Vec<Vec<u8>>,
     received: u64,
     left: u64,
-    /// How long the engine's turns took.
+    /// How long the processor took for the engine's turns.
     busy: Duration,
     _orders: Sender<(u64, Order)>,
     _events: Receiver<Event>,
@@ -194,9 +207,9 @@ impl Solo {
             self.transmit.publish();
             self.marker.mark(events::fence(), 0)?;
             self.marker.publish();
-            let start = Instant::now();
+            let start = this_thread_cpu_time()?;
             turn(&mut self.engine)?;
-            self.busy += start.elapsed();
+            self.busy += this_thread_cpu_time()?.saturating_sub(start);
             self.take()?;
         }
         let moved = self.received + self.left - before;
@@ -277,7 +290,7 @@ fn ip(flow: &Flow) -> anyhow::Result<u32> {
 pub fn frame_costs() -> anyhow::Result<[f64; 3]> {
     let mut solo = Solo::new(&Values::default())?;
     let mut costs = [0.0; 3];
-    for (cost, way) in costs.iter_mut().zip([Way::Receive, Way::Pass, Way::Send]) {
+    for (cost, way) in costs.iter_mut().zip(Way::ALL) {
         // Caches are cold in the first.
         solo.run(way, 20, 1)?;
         solo.busy = Duration::ZERO;
@@ -287,12 +300,40 @@ pub fn frame_costs() -> anyhow::Result<[f64; 3]> {
     Ok(costs)
 }
 
-/// For a tool that counts instructions: moves packets and says how many.
-pub(crate) fn count(way: Way, train: usize, packets: usize) -> anyhow::Result<()> {
+/// For a tool that counts instructions: moves packets and says how many; with the routines for taps,
+/// which nobody has open, or without.
+pub(crate) fn count(way: Way, train: usize, packets: usize, taps: bool) -> anyhow::Result<()> {
     let mut solo = Solo::new(&Values::default())?;
+    solo.engine.assume_taps(taps);
     let moved = solo.run(way, packets.div_ceil(BATCH), train.max(1))?;
     println!("{moved} packets");
     Ok(())
+}
+
+/// Turns with one kind of routines before the other's turn.
+const TURNS: usize = 20;
+
+/// Nanoseconds of a packet without routines for taps and with them, and no tap open: one engine, in
+/// which they take turns, so that where its memory lies and what else the machine does make no
+/// difference.
+pub(crate) fn without_and_with_taps(
+    solo: &mut Solo,
+    way: Way,
+    packets: usize,
+) -> anyhow::Result<[f64; 2]> {
+    let rounds = packets.div_ceil(TURNS * BATCH);
+    let mut times = [Duration::ZERO; 2];
+    for round in 0..rounds {
+        for place in 0..2 {
+            let taps = (place + round) % 2 == 1;
+            solo.engine.assume_taps(taps);
+            solo.busy = Duration::ZERO;
+            solo.run(way, TURNS, 1)?;
+            times[usize::from(taps)] += solo.busy;
+        }
+    }
+    solo.engine.assume_taps(false);
+    Ok(times.map(|time| time.as_nanos() as f64 / (rounds * TURNS * BATCH) as f64))
 }
 
 #[cfg(test)]
@@ -307,9 +348,12 @@ mod tests {
     #[test]
     fn every_packet_arrives_each_way() {
         let mut solo = Solo::new(&Values::default()).unwrap();
-        for way in [Way::Receive, Way::Pass, Way::Send] {
-            for train in [1, 16] {
-                assert_eq!(solo.run(way, 20, train).unwrap(), 20 * BATCH as u64);
+        for taps in [false, true] {
+            solo.engine.assume_taps(taps);
+            for way in Way::ALL {
+                for train in [1, 16] {
+                    assert_eq!(solo.run(way, 20, train).unwrap(), 20 * BATCH as u64);
+                }
             }
         }
     }

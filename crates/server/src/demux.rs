@@ -159,6 +159,8 @@ pub struct FlowTable {
     pub promiscuous: Vec<Destination>,
     /// Endpoints that receive a copy of every packet in either direction.
     pub captures: Vec<Destination>,
+    /// As if there were such endpoints, even where there are none.
+    pub assumes_taps: bool,
     seed: u64,
 }
 
@@ -180,6 +182,7 @@ impl FlowTable {
             groups: Groups::default(),
             promiscuous: Vec::new(),
             captures: Vec::new(),
+            assumes_taps: false,
             seed,
         }
     }
@@ -258,7 +261,7 @@ impl FlowTable {
     #[inline]
     #[must_use]
     pub fn has_no_taps(&self) -> bool {
-        self.promiscuous.is_empty() && self.captures.is_empty()
+        self.promiscuous.is_empty() && self.captures.is_empty() && !self.assumes_taps
     }
 
     /// The endpoint whose rule matches the packet's destination, the most specific rule first.

@@ -18,6 +18,12 @@ use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCoun
 const FIRST_LOOK_BYTES: usize = 128;
 
 impl Engine {
+    /// Has packets go the way that they go while somebody captures or is promiscuous, though nobody
+    /// does: for measuring what it spares that there is another.
+    pub fn assume_taps(&mut self, assumed: bool) {
+        self.flows.assumes_taps = assumed;
+    }
+
     /// Takes a batch from the device and gives each packet to those it is for.
     pub(crate) fn receive(&mut self) -> Result<usize, DeviceError> {
         self.provide();
