@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         how: format!(
             "threads of one process send packets of {FRAME_BYTES} bytes through one driver, each as \
              fast as it can; two on cores {} and {}, a third wherever there is room, so that one is \
-             stopped inside now and then. Devices: one that takes packets and does nothing, and one \
+             stopped inside now and then. Beside resets: a further thread resets the device, and \
+             again a millisecond after each time. Devices: one that takes packets and does nothing, and one \
              that makes a system call for each",
             cores.0, cores.1
         ),
@@ -109,7 +110,31 @@ fn case(
         section.settle(threads as u64 * (packets / 10))?;
         kept.base.push(kept_us(cores, threads, packets / 10, &Locked::new(calls)?)?);
     }
+    // The same beside a thread that resets the device.
+    let (mut resets, mut locked_resets) = (Vec::new(), Vec::new());
+    let beside = Pairs::measure(
+        settings.pairs(),
+        || {
+            let section = Section::new(calls)?;
+            let took = beside_resets(&section, || race(cores, threads, packets, &section))?;
+            resets.push(section.settle(threads as u64 * packets)?.resets as f64);
+            Ok(took)
+        },
+        || {
+            let mutex = Locked::new(calls)?;
+            let took = beside_resets(&mutex, || race(cores, threads, packets, &mutex))?;
+            locked_resets.push(mutex.settle(threads as u64 * packets)?.resets as f64);
+            Ok(took)
+        },
+    )?;
+    let reset: Vec<f64> = beside.ratios().iter().map(|ratio| 1.0 / ratio).collect();
+    let what = name("to a mutex, both beside resets, speed");
+    outcome.rows.push(Row::new(&what, &parameters, "ratio", &reset));
     let rows = [
+        ("a packet beside resets, optimistic", "ns", &beside.ours),
+        ("a packet beside resets, mutex", "ns", &beside.base),
+        ("resets, optimistic", "a run", &resets),
+        ("resets, mutex", "a run", &locked_resets),
         ("a packet, optimistic", "ns", &pairs.ours),
         ("a packet, mutex", "ns", &pairs.base),
         ("left for another", "of all", &left),
@@ -128,6 +153,36 @@ fn case(
 trait Shared: Sync {
     /// Whether the packet was taken.
     fn send(&self, packet: &[u8]) -> Result<(), SendError>;
+
+    /// From the side that controls the device.
+    fn reset(&self);
+}
+
+/// From one reset to the next.
+const RESET_EVERY: Duration = Duration::from_millis(1);
+
+/// Does something while a further thread resets the device, once at least.
+fn beside_resets<T>(
+    shared: &impl Shared,
+    run: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let resetting = scope.spawn(|| {
+            loop {
+                shared.reset();
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                std::thread::sleep(RESET_EVERY);
+            }
+        });
+        let outcome = run();
+        over.store(true, Ordering::Relaxed);
+        let joined = resetting.join();
+        joined.map_err(|_| anyhow::anyhow!("the thread that resets failed"))?;
+        outcome
+    })
 }
 
 struct Section {
@@ -158,6 +213,10 @@ impl Shared for Section {
         }
         sent
     }
+
+    fn reset(&self) {
+        self.driver.reset();
+    }
 }
 
 struct Locked {
@@ -169,11 +228,11 @@ impl Locked {
         Ok(Locked { driver: Mutex::new(Driver::new(Sink::boxed(calls)?, Config::default())?) })
     }
 
-    fn settle(self, sent: u64) -> anyhow::Result<()> {
+    fn settle(self, sent: u64) -> anyhow::Result<towpath_server::embedded::Counts> {
         let driver = self.driver.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let counts = driver.counts();
         ensure!(counts.taken == sent, "{} of {sent} packets were sent", counts.taken);
-        Ok(())
+        Ok(counts)
     }
 }
 
@@ -182,6 +241,10 @@ impl Shared for Locked {
         let mut driver = self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         driver.collect();
         driver.send(packet)
+    }
+
+    fn reset(&self) {
+        self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner).reset();
     }
 }
 
@@ -393,6 +456,25 @@ mod tests {
                 race(cores, threads, 2_000, &locked).unwrap();
                 locked.settle(threads as u64 * 2_000).unwrap();
             }
+        }
+    }
+
+    #[test]
+    fn both_send_every_packet_beside_resets() {
+        if towpath_rig::cores().unwrap().len() < 2 {
+            println!(
+                "SKIP both_send_every_packet_beside_resets: one core; two threads are pinned to two"
+            );
+            return;
+        }
+        let cores = two_cores().unwrap();
+        for (_, calls) in DEVICES {
+            let section = Section::new(calls).unwrap();
+            beside_resets(&section, || race(cores, 3, 2_000, &section)).unwrap();
+            assert!(section.settle(6_000).unwrap().resets > 0);
+            let locked = Locked::new(calls).unwrap();
+            beside_resets(&locked, || race(cores, 3, 2_000, &locked)).unwrap();
+            assert!(locked.settle(6_000).unwrap().resets > 0);
         }
     }
 }
