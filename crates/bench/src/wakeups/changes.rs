@@ -76,7 +76,12 @@ pub(super) fn changes(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::
     let all = plan.passes * (order.len() as u64 - 1);
     outcome.rows.push(goal("changes of mode under traffic", changes, all, "changes"));
     let rounds = traffic.rounds.load(Ordering::Relaxed) as f64;
-    outcome.context.push(Row::new("packets there and back meanwhile", &[], "rounds", &[rounds]));
+    outcome.context.push(Row::new(
+        "packets there and back, changes of mode",
+        &[],
+        "rounds",
+        &[rounds],
+    ));
     Ok(())
 }
 

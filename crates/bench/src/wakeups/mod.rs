@@ -15,6 +15,7 @@ mod pause;
 mod progress;
 mod traffic;
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
@@ -36,12 +37,18 @@ const LIMIT: Duration = Duration::from_secs(10);
 const SEED_VARIABLE: &str = "TOWPATH_SEED";
 /// Ticks a second of whoever waits by the clock here: seldom enough to be slept for.
 const CLOCK_HZ: u32 = 5000;
+/// Who has polled for so long in vain lets others have the processor: the engine may want it.
+const GIVES_WAY: Duration = Duration::from_micros(100);
+/// Whoever is to sleep and does so less than once in so many packets there and back does not.
+const ROUNDS_A_SLEEP: u64 = 50;
+/// The mode in which the engine never sleeps.
+const NEVER_SLEEPS: &str = "poll";
 
 /// How often each part is tried.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     bursts: u64,
-    /// Sleeps of the engine and of both applications together, for each pair of their ways.
+    /// Sleeps of the engine, and as many of both applications together, for each pair of their ways.
     sleeps: u64,
     /// Times that every mode is gone over to from every other.
     passes: u64,
@@ -68,6 +75,8 @@ fn serve(mode: u64) -> anyhow::Result<(Server, loopback::LoopbackDevice)> {
     };
     config.settings.set(Setting::Mode, mode)?;
     config.settings.set(Setting::ClockHz, u64::from(CLOCK_HZ))?;
+    // The controller ticks about as often.
+    config.settings.set(Setting::LatencyUs, 1_000_000 / u64::from(CLOCK_HZ))?;
     Ok((Server::start(&config, Box::new(near), Box::<MemoryStore>::default())?, far))
 }
 
@@ -82,7 +91,7 @@ fn engine_sleeps(server: &Server) -> anyhow::Result<u64> {
 
 /// Everybody polls: bursts of one to eight packets, each waited for.
 fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let (server, _far) = serve(Setting::Mode.parse("poll")?)?;
+    let (server, _far) = serve(Setting::Mode.parse(NEVER_SLEEPS)?)?;
     let [mut from, mut to] = Side::pair(&server, [Waiting::Poll; 2], plan.limit)?;
     let mut progress = Progress::new("poll: bursts", plan.bursts);
     let (start, mut random, mut next) = (Instant::now(), Random::new(seed), 0u64);
@@ -95,7 +104,10 @@ fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
         let (mut wrong, end) = (None, next + count);
         while next < end {
             let waiting = Instant::now();
-            if !to.session.wait(Some(plan.limit))? || waiting.elapsed() >= plan.limit {
+            while !to.session.wait(Some(GIVES_WAY))? && waiting.elapsed() < plan.limit {
+                std::thread::yield_now();
+            }
+            if waiting.elapsed() >= plan.limit {
                 let left = end - next;
                 bail!("lost in mode poll, seed {seed}, after {burst} bursts: {left} of {count}");
             }
@@ -126,37 +138,68 @@ fn goal(name: &str, done: u64, goal: u64, unit: &str) -> Row {
     Row::new(name, &[], unit, &[done as f64]).at_least(goal as f64)
 }
 
-/// An engine that sleeps in one way, and applications that do in another.
+/// How often each side slept, and how many packets went there and back meanwhile.
+struct Slept {
+    engine: u64,
+    applications: u64,
+    rounds: u64,
+}
+
+/// Carries packets until each side that is to sleep has slept so often, or sleeps no more: then it
+/// came to less.
+fn sleep_often(
+    server: &Server,
+    sides: [Side; 2],
+    (engine, applications): (u64, u64),
+    seed: u64,
+    progress: &mut Progress,
+) -> anyhow::Result<Slept> {
+    let traffic = Traffic::default();
+    let most = engine.max(applications).saturating_mul(ROUNDS_A_SLEEP);
+    traffic.run(sides, seed, false, |ended| {
+        loop {
+            let slept = Slept {
+                engine: engine_sleeps(server)?,
+                applications: traffic.application_sleeps(),
+                rounds: traffic.rounds.load(Ordering::Relaxed),
+            };
+            let done = slept.engine.min(engine) + slept.applications.min(applications);
+            if done == engine + applications || slept.rounds >= most || ended() {
+                return Ok(slept);
+            }
+            progress.at(done);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    })
+}
+
+/// An engine in a mode in which it is to sleep so often, which may be never, and applications that
+/// sleep in some way.
 fn sleeps(
     plan: &Plan,
-    mode: &str,
+    (mode, of_engine): (&str, u64),
     (way, waiting): (&str, Waiting),
     seed: u64,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    let name = format!("sleeps, engine {mode}, application {way}");
+    let name = format!("engine {mode}, application {way}");
     let (server, _far) = serve(Setting::Mode.parse(mode)?)?;
     let sides = Side::pair(&server, [waiting; 2], plan.limit)?;
-    let mut progress = Progress::new(&name, plan.sleeps);
-    let (start, traffic) = (Instant::now(), Traffic::default());
-    let (engine, applications) = traffic
-        .run(sides, seed, false, |ended| {
-            loop {
-                let counted = (engine_sleeps(&server)?, traffic.application_sleeps());
-                if counted.0 + counted.1 >= plan.sleeps || ended() {
-                    return Ok(counted);
-                }
-                progress.at(counted.0 + counted.1);
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        })
-        .with_context(|| format!("lost: engine {mode}, application {way}, seed {seed}"))?;
-    progress.done(engine + applications, start.elapsed());
+    let mut progress = Progress::new(&format!("sleeps, {name}"), of_engine + plan.sleeps);
+    let start = Instant::now();
+    let slept = sleep_often(&server, sides, (of_engine, plan.sleeps), seed, &mut progress)
+        .with_context(|| format!("lost: {name}, seed {seed}"))?;
+    progress.done(slept.engine + slept.applications, start.elapsed());
     server.stop()?;
-    outcome.rows.push(goal(&name, engine + applications, plan.sleeps, "sleeps"));
-    for (whose, count) in [("of the engine", engine), ("of the applications", applications)] {
-        outcome.context.push(Row::new(&format!("{name}: {whose}"), &[], "sleeps", &[count as f64]));
-    }
+    let title = format!("sleeps of the engine, {name}");
+    outcome.rows.push(match of_engine {
+        0 => Row::new(&title, &[], "sleeps", &[slept.engine as f64]).at_most(0.0),
+        of_engine => goal(&title, slept.engine, of_engine, "sleeps"),
+    });
+    let title = format!("sleeps of the applications, {name}");
+    outcome.rows.push(goal(&title, slept.applications, plan.sleeps, "sleeps"));
+    let title = format!("packets there and back, {name}");
+    outcome.context.push(Row::new(&title, &[], "rounds", &[slept.rounds as f64]));
     Ok(())
 }
 
@@ -178,9 +221,10 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    for mode in ["interrupt", "adaptive", "clocked", "auto"] {
+    for mode in ["interrupt", "adaptive", "clocked", "auto", NEVER_SLEEPS] {
+        let of_engine = if mode == NEVER_SLEEPS { 0 } else { plan.sleeps };
         for way in ["block", "spin", "clocked"].into_iter().zip(WAYS) {
-            sleeps(&plan, mode, way, seed, &mut outcome)?;
+            sleeps(&plan, (mode, of_engine), way, seed, &mut outcome)?;
         }
     }
     changes(&plan, seed, &mut outcome)?;
@@ -199,11 +243,33 @@ mod tests {
         let (seed, mut outcome) = (7, Outcome::default());
         bursts(&FEW, seed, &mut outcome).unwrap();
         for way in ["block", "spin", "clocked"].into_iter().zip(WAYS) {
-            sleeps(&FEW, "interrupt", way, seed, &mut outcome).unwrap();
+            sleeps(&FEW, ("interrupt", FEW.sleeps), way, seed, &mut outcome).unwrap();
+            sleeps(&FEW, (NEVER_SLEEPS, 0), way, seed, &mut outcome).unwrap();
         }
         changes(&FEW, seed, &mut outcome).unwrap();
-        assert_eq!(outcome.rows.len(), 5);
+        assert_eq!(outcome.rows.len(), 1 + 3 * 2 * 2 + 1);
         assert!(outcome.rows.iter().all(Row::holds), "{:?}", outcome.rows);
+    }
+
+    /// However often the applications sleep, it does not stand for the engine, nor the other way round.
+    #[test]
+    fn who_does_not_sleep_misses_its_goal() {
+        let (plan, mut outcome) = (Plan { sleeps: 20, ..FEW }, Outcome::default());
+        let block = ("block", Waiting::Block);
+        sleeps(&plan, (NEVER_SLEEPS, plan.sleeps), block, 7, &mut outcome).unwrap();
+        sleeps(&plan, ("clocked", plan.sleeps), ("poll", Waiting::Poll), 7, &mut outcome).unwrap();
+        sleeps(&plan, ("clocked", 0), block, 7, &mut outcome).unwrap();
+        let held = |row: &Row| (row.name.clone(), row.holds());
+        let rows: Vec<_> = outcome.rows.iter().map(held).collect();
+        let expected = [
+            ("sleeps of the engine, engine poll, application block", false),
+            ("sleeps of the applications, engine poll, application block", true),
+            ("sleeps of the engine, engine clocked, application poll", true),
+            ("sleeps of the applications, engine clocked, application poll", false),
+            ("sleeps of the engine, engine clocked, application block", false),
+            ("sleeps of the applications, engine clocked, application block", true),
+        ];
+        assert_eq!(rows, expected.map(|(name, held)| (name.to_owned(), held)));
     }
 
     /// Whoever looks once a second, and is not rung, is as good as one that was not woken.
