@@ -1,6 +1,7 @@
 //! Frames at a constant rate between an application and the kernel over a TAP, and what they cost
 //! everybody who takes part.
 
+use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,11 +49,24 @@ pub(super) struct Load {
     pub(super) direction: Direction,
     /// Frames a second.
     pub(super) rate: u32,
-    /// Frames that are sent at once, with one ring.
+    /// Frames that are sent at once.
     pub(super) burst: u32,
+    /// Of these, frames that the application flushes together: one ring at most. Of no concern to
+    /// the kernel, which has no flush.
+    pub(super) flushed: u32,
 }
 
 impl Load {
+    /// Bursts that are flushed whole.
+    pub(super) fn bursts(direction: Direction, rate: u32, burst: u32) -> Load {
+        Load { direction, rate, burst, flushed: burst }
+    }
+
+    /// Whether the application flushes after so many frames of a burst.
+    fn flushes_after(self, frames: u64) -> bool {
+        frames.is_multiple_of(u64::from(self.flushed)) || frames == u64::from(self.burst)
+    }
+
     /// How long so many frames take.
     fn takes(self, frames: u64) -> Duration {
         Duration::from_nanos(frames * 1_000_000_000 / u64::from(self.rate))
@@ -158,20 +172,23 @@ impl<'a> Bench<'a> {
             Direction::Sending => self.send(load, frames)?,
             Direction::Receiving => self.receive(load, frames)?,
         };
-        let after = self.station.counters()?;
-        let since = |name: &str| {
-            let value = |all: &std::collections::BTreeMap<String, u64>| {
-                all.get(name).copied().unwrap_or_default()
-            };
-            value(&after).saturating_sub(value(&counters))
+        // The engine says what it counted when its turn is over, which may be after the last frame.
+        let until = Instant::now() + PATIENCE;
+        let (after, moved) = loop {
+            let after = self.station.counters()?;
+            let moved =
+                since(&counters, &after, "rx_packets") + since(&counters, &after, "tx_packets");
+            if moved >= frames || Instant::now() >= until {
+                break (after, moved);
+            }
+            thread::sleep(Duration::from_millis(1));
         };
-        let moved = since("rx_packets") + since("tx_packets");
         ensure!(moved >= frames, "{moved} of {frames} frames crossed the device");
         let scale = WINDOW_S / took.as_secs_f64();
         Ok(Sample {
             frames: moved as f64 * scale,
             wake_ups: usage.sleeps as f64 * scale,
-            polls: since("driver_calls").saturating_sub(moved) as f64 * scale,
+            polls: since(&counters, &after, "driver_calls").saturating_sub(moved) as f64 * scale,
             switches: usage.switches() as f64 * scale,
             busy_s: usage.cpu.as_secs_f64() * scale,
             left,
@@ -186,15 +203,18 @@ impl<'a> Bench<'a> {
         let sending = move || {
             pin(cpu)?;
             paced(load, frames, |count| {
-                for _ in 0..count {
+                for sent in 1..=count {
                     session.send(*endpoint, FRAME_BYTES, Meta::FINISHED, |parts| {
                         if let [part] = parts {
                             part[..HEADER_BYTES].copy_from_slice(headers);
                             part[HEADER_BYTES..].fill(count as u8);
                         }
                     })?;
+                    if load.flushes_after(sent) {
+                        session.flush()?;
+                    }
                 }
-                Ok(session.flush()?)
+                Ok(())
             })?;
             let start = Instant::now();
             while session.unsent(0)? > 0 {
@@ -242,6 +262,12 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// How much more the second counters have than the first.
+fn since(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>, name: &str) -> u64 {
+    let value = |all: &BTreeMap<String, u64>| all.get(name).copied().unwrap_or_default();
+    value(after).saturating_sub(value(before))
+}
+
 /// Sends bursts when they are due, asleep in between. Late ones are sent at once.
 fn paced(
     load: Load,
@@ -259,4 +285,30 @@ fn paced(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_flushed_whole_or_frame_by_frame() {
+        let whole = Load::bursts(Direction::Sending, 1000, 16);
+        let after = |load: Load| (1..=16).filter(|&frames| load.flushes_after(frames)).count();
+        assert_eq!(after(whole), 1);
+        assert!(whole.flushes_after(16), "nothing stays behind");
+        assert_eq!(after(Load { flushed: 1, ..whole }), 16);
+        assert_eq!(after(Load { flushed: 5, ..whole }), 4);
+        // The pacing is the same.
+        assert_eq!(whole.takes(16), Load { flushed: 1, ..whole }.takes(16));
+        for (flushed, bursts) in [(16, 3), (1, 3)] {
+            let (load, mut sent) = (Load { rate: 1_000_000, flushed, ..whole }, Vec::new());
+            let send = |count| {
+                sent.push(count);
+                Ok(())
+            };
+            paced(load, 48, send).unwrap();
+            assert_eq!(sent, vec![16; bursts], "flushed after {flushed}");
+        }
+    }
 }

@@ -88,7 +88,7 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     for direction in Direction::ALL {
         for burst in BURSTS {
-            let load = Load { direction, rate: RATE, burst };
+            let load = Load::bursts(direction, RATE, burst);
             let samples = (0..settings.pairs())
                 .map(|_| bench.run(load, window))
                 .collect::<anyhow::Result<Vec<Sample>>>()?;
