@@ -32,8 +32,18 @@ const LOADS: [f64; 11] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 4
 const AT_LEAST: f64 = 0.98;
 const PACKET_BYTES: usize = HEADER_BYTES + 8;
 
-/// Who carries messages: its name, and a run at a rate for a time.
-type Carrier<'a> = (&'a str, &'a mut dyn FnMut(f64, Duration) -> anyhow::Result<Run>);
+/// A run at a rate for a time.
+type Runs<'a> = &'a mut dyn FnMut(f64, Duration) -> anyhow::Result<Run>;
+
+/// Who carries messages.
+struct Carrier<'a> {
+    name: &'static str,
+    run: Runs<'a>,
+    /// What the highest load is for it.
+    most: &'static str,
+    /// What must be left at the highest load, of the best at any.
+    at_least: Option<f64>,
+}
 
 /// What one run came to.
 struct Run {
@@ -70,7 +80,11 @@ impl Got {
 
 impl Run {
     fn goodput(&self) -> f64 {
-        self.done as f64 / self.took.as_secs_f64() / 1e3
+        self.thousands_per_s(self.done)
+    }
+
+    fn thousands_per_s(&self, count: u64) -> f64 {
+        count as f64 / self.took.as_secs_f64() / 1e3
     }
 }
 
@@ -90,22 +104,38 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
     let mut together = Ours::new(together, cores)?;
     let mut figure = Figure::new(
         "offered-load",
-        "Messages worked on by messages offered",
-        Axis::linear("offered", "1000/s"),
+        "Messages worked on by messages sent",
+        Axis::linear("sent", "1000/s"),
         Axis::linear("worked on", "1000/s"),
     );
-    let mut runs: [Carrier<'_>; 3] = [
-        ("Towpath", &mut |rate, window| beside.run(rate, window)),
-        ("Towpath, engine on the application's core", &mut |rate, window| {
-            together.run(rate, window)
-        }),
-        ("kernel UDP, epoll", &mut |rate, window| kernel(wire, cores, rate, window)),
+    let carriers = [
+        Carrier {
+            name: "Towpath",
+            run: &mut |rate, window| beside.run(rate, window),
+            most: "at four times the load",
+            at_least: Some(AT_LEAST),
+        },
+        // What the engine takes to drop a message is missing in the application's core here: what is
+        // left falls with what is offered, and where it stands is an answer, not a promise.
+        Carrier {
+            name: "Towpath, engine on the application's core",
+            run: &mut |rate, window| together.run(rate, window),
+            most: "at four times the load",
+            at_least: None,
+        },
+        // Its sender delivers in its own calls, and cannot send four times as much.
+        Carrier {
+            name: "kernel UDP, epoll",
+            run: &mut |rate, window| kernel(wire, cores, rate, window),
+            most: "at the most that its sender can send",
+            at_least: None,
+        },
     ];
-    for (place, (name, run)) in runs.iter_mut().enumerate() {
-        // What it can do: ten times as much is offered, and some of it is taken.
-        let full = 10.0 / WORK.as_secs_f64();
-        run(full / 20.0, window)?;
-        let capacity = run(full / 5.0, window)?.goodput() * 1e3;
+    for Carrier { name, run, most, at_least } in carriers {
+        // What it can do: of twice as much as its work alone would let it, some is done.
+        let full = 1.0 / WORK.as_secs_f64();
+        run(0.5 * full, window)?;
+        let capacity = run(2.0 * full, window)?.goodput() * 1e3;
         let mut goodputs = vec![Vec::new(); loads.len()];
         let mut all: Vec<Vec<Run>> = loads.iter().map(|_| Vec::new()).collect();
         for round in 0..settings.pairs() {
@@ -127,13 +157,19 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
         let last = loads.len() - 1;
         let kept: Vec<f64> =
             goodputs[last].iter().zip(&goodputs[best]).map(|(last, best)| last / best).collect();
-        let title = format!("{name}: done at four times the load, to the best at any");
-        let row = Row::new(&title, &[], "ratio", &kept);
-        // The engine's part of the work has no core of its own in the others.
-        outcome.rows.push(if place == 0 { row.at_least(AT_LEAST) } else { row });
+        let sent = |run: &Run| run.thousands_per_s(run.offered.sent) * 1e3 / capacity;
+        let sent = Summary::of(&all[last].iter().map(sent).collect::<Vec<_>>()).median;
+        let title = format!("{name}: done {most}, to the best at any");
+        let row = Row::new(&title, &[("load_sent", hundredths(sent))], "ratio", &kept);
+        outcome.rows.push(Row { at_least, ..row });
     }
     outcome.figures.push(figure);
     Ok(())
+}
+
+/// Without the digits that nobody reads.
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
 }
 
 fn show(
@@ -151,8 +187,9 @@ fn show(
             outcome.context.push(Row::new(&format!("{name}, {what}"), &parameters, unit, values));
         };
         let per = |value: &dyn Fn(&Run) -> f64| runs.iter().map(value).collect::<Vec<_>>();
-        let offered = per(&|run| run.offered.due as f64 / run.took.as_secs_f64() / 1e3);
-        row("offered", "k/s", &offered);
+        row("offered", "k/s", &per(&|run| run.thousands_per_s(run.offered.due)));
+        let sent = per(&|run| run.thousands_per_s(run.offered.sent));
+        row("sent", "k/s", &sent);
         row("done", "k/s", goodputs);
         let part = |count: &dyn Fn(&Run) -> u64| {
             per(&|run| count(run) as f64 / run.offered.due.max(1) as f64)
@@ -165,7 +202,7 @@ fn show(
         row("delay, p50", "us", &per(&|run| run.delay.quantile_us(0.5)));
         row("delay, p99", "us", &per(&|run| run.delay.quantile_us(0.99)));
         row("delay, p99.9", "us", &per(&|run| run.delay.quantile_us(0.999)));
-        curve.push([Summary::of(&offered).median, Summary::of(goodputs).median]);
+        curve.push([Summary::of(&sent).median, Summary::of(goodputs).median]);
     }
     figure.series.push(Series::line(name, curve));
     Ok(())
