@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use towpath_bench::{Experiment, Report, Settings};
+use towpath_bench::{Experiment, Report, Row, Settings};
 
 /// Options of `towpath bench`.
 #[derive(Debug, clap::Args)]
@@ -79,20 +79,23 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
             eprintln!("wrote {}", path.display());
         }
     }
+    Ok(if args.check { check(&report, &mut std::io::stderr()) } else { ExitCode::SUCCESS })
+}
+
+/// Says which limits are missed; a failure where any is.
+fn check(report: &Report, said: &mut dyn std::io::Write) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
-    if args.check {
-        for row in report.missed() {
-            eprintln!(
-                "towpath bench: {} is {:.3} {}, outside of its limit: {}",
-                row.name,
-                row.value,
-                row.unit,
-                row.limits()
-            );
-            code = ExitCode::FAILURE;
-        }
+    for row in report.missed() {
+        let Row { name, value, unit, .. } = row;
+        let limits = row.limits();
+        // Whoever does not listen is answered by the status.
+        let _ = writeln!(
+            said,
+            "towpath bench: {name} is {value:.3} {unit}, outside of its limit: {limits}"
+        );
+        code = ExitCode::FAILURE;
     }
-    Ok(code)
+    code
 }
 
 /// Makes `benchmarks.md` of `benchmarks/NAME.json`, and of `benchmarks/NAME.md` where that is.
@@ -117,5 +120,44 @@ fn read_if_there(path: &Path) -> anyhow::Result<Option<String>> {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_bench::Length;
+
+    use super::*;
+
+    #[test]
+    fn a_missed_limit_is_a_failure_that_names_its_row() {
+        let row = |name: &str, value: f64| Row::new(name, &[], "ratio", &[value]);
+        let checked = |rows: Vec<Row>, context: Vec<Row>| {
+            let mut report = Report::new("queue", Length::Quick).unwrap();
+            (report.rows, report.context) = (rows, context);
+            let mut said = Vec::new();
+            let code = check(&report, &mut said);
+            (code, String::from_utf8(said).unwrap())
+        };
+        let fine = || row("fine", 0.9).at_least(0.9).at_most(0.9);
+        let (code, said) = checked(vec![fine(), row("free", f64::NAN)], vec![fine()]);
+        assert_eq!((code, said.as_str()), (ExitCode::SUCCESS, ""));
+        for (missed, said) in [
+            (row("low", 0.89).at_least(0.9), "low is 0.890 ratio, outside of its limit: ≥ 0.900"),
+            (row("high", 1.21).at_most(1.2), "high is 1.210 ratio, outside of its limit: ≤ 1.20"),
+            (
+                row("none", f64::NAN).at_least(0.9),
+                "none is NaN ratio, outside of its limit: ≥ 0.900",
+            ),
+            (row("none", f64::NAN).at_most(1.2), "none is NaN ratio, outside of its limit: ≤ 1.20"),
+            (
+                row("all", f64::INFINITY).at_least(1.0),
+                "all is inf ratio, outside of its limit: ≥ 1.00",
+            ),
+        ] {
+            let expected = (ExitCode::FAILURE, format!("towpath bench: {said}\n"));
+            assert_eq!(checked(vec![fine(), missed.clone()], vec![fine()]), expected);
+            assert_eq!(checked(vec![fine()], vec![missed, fine()]), expected, "beside it");
+        }
     }
 }

@@ -89,6 +89,13 @@ fn files_of(path: &Path) -> Vec<String> {
     names
 }
 
+fn misses(row: &Value) -> bool {
+    let value = row["value"].as_f64();
+    let (least, most) = (row["at_least"].as_f64(), row["at_most"].as_f64());
+    least.is_some_and(|least| value < Some(least))
+        || most.is_some_and(|most| value.is_none_or(|value| value > most))
+}
+
 /// Runs an experiment, and looks for rows whose names contain these words, and for these pictures.
 fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
     if let Err(why) = check_tun() {
@@ -98,10 +105,10 @@ fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
     let _alone = alone();
     let directory = Directory::new();
     let (temporary, out) = (directory.make("tmp"), directory.0.join("out"));
-    let output = run(bench(name, &temporary).arg("--out").arg(&out));
+    let output = run(bench(name, &temporary).arg("--check").arg("--out").arg(&out));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name}: {}: {said}", output.status);
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{name}: {}: {error}: {said}", output.status));
     assert_eq!(report["experiment"], name);
     for field in ["commit", "date", "how", "settings"] {
         assert!(report[field].as_str().is_some_and(|text| !text.is_empty()), "{field}");
@@ -116,6 +123,14 @@ fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
     for row in &all {
         assert!(row["value"].is_number(), "{name}: a row without a figure: {row}");
         assert!(row["samples"].as_u64().is_some_and(|count| count > 0), "{row}");
+    }
+    // Whether a limit is kept is not looked at; that a missed one is a failure is.
+    let missed: Vec<&str> =
+        all.iter().filter(|row| misses(row)).filter_map(|row| row["name"].as_str()).collect();
+    let status = i32::from(!missed.is_empty());
+    assert_eq!(output.status.code(), Some(status), "{name}: {missed:?} missed: {said}");
+    for row in missed {
+        assert!(said.contains(&format!("towpath bench: {row} is ")), "{row} in {said}");
     }
     for words in rows {
         let named = |row: &&&Value| row["name"].as_str().is_some_and(|name| name.contains(words));
@@ -172,7 +187,8 @@ fn cambridge() {
             "closed loop, Towpath to UDP and epoll",
             "overhead of a message, Towpath",
             "overhead of a message, asleep after 15 us of looking, to at once",
-            "done at four times the load",
+            "Towpath: done at four times the load",
+            "kernel UDP, epoll: done at the most that its sender can send",
             "Towpath, dropped",
             "Towpath, waited when the time was over",
         ],
@@ -237,6 +253,16 @@ fn freebsd() {
             "locked instructions",
         ],
         &["packets"],
+    );
+}
+
+#[test]
+fn watchdog() {
+    whole(
+        "watchdog",
+        "watchdog",
+        &["watchdog lazy, alone", "watchdog eager, application to far end, to off"],
+        &["alone"],
     );
 }
 
