@@ -254,7 +254,7 @@ mod tests {
     /// However often the applications sleep, it does not stand for the engine, nor the other way round.
     #[test]
     fn who_does_not_sleep_misses_its_goal() {
-        let (plan, mut outcome) = (Plan { sleeps: 20, ..FEW }, Outcome::default());
+        let (plan, mut outcome) = (Plan { sleeps: 5, ..FEW }, Outcome::default());
         let block = ("block", Waiting::Block);
         sleeps(&plan, (NEVER_SLEEPS, plan.sleeps), block, 7, &mut outcome).unwrap();
         sleeps(&plan, ("clocked", plan.sleeps), ("poll", Waiting::Poll), 7, &mut outcome).unwrap();
