@@ -79,6 +79,11 @@ impl Watch {
         self.since = self.since.saturating_add(since);
     }
 
+    /// The next turn asks for rings.
+    pub(crate) fn ask(&mut self) {
+        self.since = ASK;
+    }
+
     /// Which one is watched at a place of the list.
     #[inline]
     fn at(&self, at: usize) -> Option<u32> {

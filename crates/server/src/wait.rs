@@ -1,11 +1,12 @@
-//! The engine waits: awake, asleep until it is rung, or asleep until a time.
+//! The engine waits: awake, asleep until it is rung, asleep until a time, or asleep until what it has
+//! used of the processor is paid.
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{ClockId, clock_gettime};
 use towpath_device::{Armed, DeviceError};
 use towpath_protocol::counters::{self, Device as Count};
 use towpath_protocol::settings::Setting;
-use towpath_waiting::Step;
+use towpath_waiting::{Next, Step};
 
 use crate::engine::Engine;
 use crate::resting::DEVICE;
@@ -19,6 +20,10 @@ pub(crate) fn clock_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+fn timespec(ns: u64) -> Timespec {
+    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+}
+
 impl Engine {
     /// After a turn that did so much: goes on, spins or sleeps, as the mode says.
     pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
@@ -27,7 +32,11 @@ impl Engine {
         // A batch that was not full took what there was.
         let drained =
             self.received.len() < self.batch && !self.can_transmit() && !self.has_orders_left();
-        match self.waiter.after(now, work, drained, rung) {
+        let step = match self.waiter.after(now, work, drained, rung) {
+            Next::Take(step) => step,
+            Next::Throttle { until } => return self.sleep_throttled(until),
+        };
+        match step {
             Step::Look => {
                 if work == 0 {
                     self.waiter.give_way();
@@ -97,6 +106,57 @@ impl Engine {
         Ok(())
     }
 
+    /// The bound on processor time is reached: sleeps until then, whatever comes and whatever was to
+    /// be done meanwhile. No application has a part in how this sleep ends: it says awake, so that
+    /// nobody rings; edges of those that ring all the same stay in the epoll; and the turn behind it
+    /// looks at everything.
+    ///
+    /// Orders alone are followed, so that the operator's are heard. An application has orders made,
+    /// too, by what it asks the control thread for; so each time what they took is paid for before
+    /// the next ones are heard.
+    fn sleep_throttled(&mut self, mut until: u64) -> Result<(), DeviceError> {
+        self.publish_device_counters();
+        self.sleeper.awake();
+        self.watchdog.slept();
+        counters::add(&mut self.counters, Count::Sleeps as usize, 1);
+        let mut deaf = 0;
+        loop {
+            let now = self.read_clock();
+            let end = if now < deaf { until.min(deaf) } else { until };
+            if now >= until || self.stop {
+                break;
+            }
+            if !self.is_ordered(now >= deaf, end - now)? {
+                continue;
+            }
+            let now = self.read_clock();
+            self.waiter.woke(now);
+            self.follow_orders();
+            let now = self.read_clock();
+            let Some(throttled) = self.waiter.throttled(now) else { break };
+            (until, deaf) = (throttled.until, throttled.deaf);
+        }
+        self.watch.ask();
+        self.woken();
+        Ok(())
+    }
+
+    /// Sleeps so long, in nanoseconds, or until there are orders, where those are `heard`. Answers
+    /// whether there are.
+    fn is_ordered(&self, heard: bool, left: u64) -> Result<bool, DeviceError> {
+        let mut polled = [PollFd::new(&*self.wake, PollFlags::IN)];
+        let polled = if heard { &mut polled[..] } else { &mut [] };
+        match poll(polled, Some(&timespec(left))) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
+            Ok(_) => {
+                let mut count = [0; 8];
+                let _ = rustix::io::read(&*self.wake, &mut count);
+                Ok(true)
+            }
+            Err(cause) => Err(self.waiting_failed(cause)),
+        }
+    }
+
     fn woken(&mut self) {
         if self.waiter.needs_time() {
             let now = self.read_clock();
@@ -106,10 +166,7 @@ impl Engine {
 
     fn sleep(&mut self, left: Option<u64>) -> Result<(), DeviceError> {
         self.watchdog.slept();
-        let timeout = left.map(|left| Timespec {
-            tv_sec: (left / 1_000_000_000) as i64,
-            tv_nsec: (left % 1_000_000_000) as i64,
-        });
+        let timeout = left.map(timespec);
         self.hear(timeout.as_ref())
     }
 

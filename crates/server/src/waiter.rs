@@ -1,7 +1,8 @@
 //! How the engine waits, as its settings say. What to do next is decided here; `wait.rs` does it.
 
+use rustix::time::{ClockId, clock_gettime};
 use towpath_protocol::settings::{Setting, Values};
-use towpath_waiting::{Bounds, Clock, Controller, Costs, Spinner, Step};
+use towpath_waiting::{Bounds, Clock, Controller, Costs, Next, Spinner, Step, Throttled};
 
 use crate::engine::Mode;
 
@@ -95,8 +96,8 @@ impl Waiter {
 
     /// After a turn that found so much; `drained`: and left nothing. `slept`: it followed a sleep
     /// that was ended by a ring.
-    pub(crate) fn after(&mut self, now: u64, found: usize, drained: bool, slept: bool) -> Step {
-        match self {
+    pub(crate) fn after(&mut self, now: u64, found: usize, drained: bool, slept: bool) -> Next {
+        Next::Take(match self {
             Waiter::Poll => Step::Look,
             Waiter::Interrupt => {
                 if found > 0 {
@@ -122,8 +123,13 @@ impl Waiter {
                     clock.step(now)
                 }
             }
-            Waiter::Auto(controller) => controller.after(now, found, drained),
-        }
+            Waiter::Auto(controller) => {
+                if controller.wants_usage(now) {
+                    controller.used(now, thread_cpu_ns());
+                }
+                return controller.after(now, found, drained);
+            }
+        })
     }
 
     /// After a sleep.
@@ -132,6 +138,15 @@ impl Waiter {
             Waiter::Clocked(clock) => clock.woke(now),
             Waiter::Auto(controller) => controller.woke(now),
             Waiter::Poll | Waiter::Interrupt | Waiter::Adaptive(_) => {}
+        }
+    }
+
+    /// After orders were followed while it was throttled. `None`: it may look.
+    pub(crate) fn throttled(&mut self, now: u64) -> Option<Throttled> {
+        match self {
+            Waiter::Auto(controller) => controller.throttled(now),
+            // The orders made it wait in another way.
+            _ => None,
         }
     }
 
@@ -182,6 +197,12 @@ impl Counted {
             put_aside: self.put_aside + other.put_aside,
         }
     }
+}
+
+/// Processor time of this thread, in nanoseconds, as the scheduler has it.
+fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 fn bounds(values: &Values, packets: u64) -> Bounds {

@@ -19,7 +19,10 @@
 //!   takes for all but one frame in a hundred to be found awake, and sleeps after that.
 //!
 //! The bound on processor time is a bucket of tokens that is filled at the bound's rate. An empty one
-//! is waited for, whatever comes meanwhile.
+//! is waited for, whatever comes meanwhile, in a step of its own that nobody ends who sends or
+//! receives. What is taken out of it is estimated from the time that goes by awake, and every few
+//! milliseconds put right by what the scheduler says that the thread has used: a debt that is real is
+//! paid in full, and time in which the thread was stopped is none.
 
 use crate::gaps::Gaps;
 use crate::imagined::Imagined;
@@ -36,6 +39,28 @@ pub struct Bounds {
     /// Packets that may come between two ticks: more than half of what the device keeps may be
     /// lost. 0: no limit.
     pub packets: u64,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// What the way of waiting has it do.
+    Take(Step),
+    /// The bound on processor time is reached: sleep until then, and wait for nothing that whoever
+    /// sends or receives can ring.
+    Throttle {
+        /// When to look.
+        until: u64,
+    },
+}
+
+/// How a side that is throttled goes on after it followed orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttled {
+    /// When to look.
+    pub until: u64,
+    /// Until then, orders wait too: those that it followed are paid for first.
+    pub deaf: u64,
 }
 
 /// What it did.
@@ -75,9 +100,14 @@ const TRY_FIRST: u64 = 10_000_000;
 const TRY_LAST: u64 = 160_000_000;
 /// Processor time that may be saved up, in nanoseconds.
 const SAVED: i64 = 2_000_000;
-/// Processor time that may be owed, in nanoseconds. No turn takes as long: a side that seems to have
-/// been awake for longer was stopped, or its processor was another's.
+/// Processor time that is taken to be owed by what went by awake, in nanoseconds. Few turns take as
+/// long: a side that seems to have been awake for longer was stopped, or its processor was another's.
+/// What the scheduler says is owed in full.
 const OWED: i64 = 4 * SAVED;
+/// How often the scheduler is asked, in nanoseconds.
+const ASK: u64 = 5_000_000;
+/// Orders do not wait longer than this, in nanoseconds.
+const DEAF: u64 = 500_000_000;
 
 /// All of the time, as a share of it is counted.
 const ALL: u64 = 1024;
@@ -96,7 +126,7 @@ pub struct Controller {
     looked: u64,
     /// Since when there was always more than it took; `None`: it took all.
     behind: Option<u64>,
-    slept: Option<Step>,
+    slept: Option<Next>,
     /// The last look was one of its spinning.
     spins: bool,
     /// How late ticks are, mostly.
@@ -111,6 +141,8 @@ pub struct Controller {
     /// Packets that come in a second, when many do.
     per_second: u64,
     tokens: i64,
+    /// When the scheduler was asked last, what it said, and the tokens that there were.
+    asked: Option<(u64, u64, i64)>,
     spinner: Spinner,
     gaps: Gaps,
     /// What was paid in this window, what for, and what the clock would have cost.
@@ -148,6 +180,7 @@ impl Controller {
             asleep: 0,
             per_second: 0,
             tokens: SAVED,
+            asked: None,
             spinner: Spinner::new(costs.wake_up_cpu),
             gaps: Gaps::default(),
             paid: 0,
@@ -166,6 +199,8 @@ impl Controller {
     /// Takes other bounds.
     pub fn set(&mut self, bounds: Bounds) {
         self.bounds = bounds;
+        // What was used before was within another bound.
+        self.asked = None;
     }
 
     /// How it waits at the moment.
@@ -204,7 +239,7 @@ impl Controller {
 
     /// After each look: what to do next. `found`: how many packets there were; `drained`: it took
     /// all that there was.
-    pub fn after(&mut self, now: u64, found: usize, drained: bool) -> Step {
+    pub fn after(&mut self, now: u64, found: usize, drained: bool) -> Next {
         if self.mark == 0 {
             (self.mark, self.looked) = (now, now);
         }
@@ -218,46 +253,92 @@ impl Controller {
         }
         self.looked = now;
         self.behind = if drained { None } else { self.behind.or(Some(now)) };
-        let step = if self.tokens < 0 {
+        let next = if self.tokens < 0 {
             self.counts.throttled += 1;
-            let owed = (SAVED / 4 - self.tokens) as u64;
-            Step::Unrung { until: now + owed * 100 / self.bounds.cpu_percent.max(1) }
+            Next::Throttle { until: now + self.until_paid() }
         } else if found > 0 && !drained {
-            Step::Look
+            Next::Take(Step::Look)
         } else {
-            self.idle(now, found > 0)
+            Next::Take(self.idle(now, found > 0))
         };
-        self.slept = match step {
-            Step::Look | Step::Spin { .. } => None,
-            Step::Rung | Step::Unrung { .. } => {
+        self.slept = match next {
+            Next::Take(Step::Look | Step::Spin { .. }) => None,
+            Next::Take(Step::Rung | Step::Unrung { .. }) | Next::Throttle { .. } => {
                 self.sleeps(now);
-                Some(step)
+                Some(next)
             }
         };
-        step
+        next
+    }
+
+    /// How long it takes until what is owed is paid and a little saved up.
+    fn until_paid(&self) -> u64 {
+        let owed = (SAVED / 4).saturating_sub(self.tokens).max(0) as u64;
+        owed.saturating_mul(100) / self.bounds.cpu_percent.max(1)
+    }
+
+    /// After orders were followed while it was throttled, before its time was over. `None`: that is
+    /// over now.
+    pub fn throttled(&mut self, now: u64) -> Option<Throttled> {
+        let spent = now.saturating_sub(self.mark) + self.costs.wake_up_cpu;
+        self.account(now, true);
+        if self.tokens >= SAVED / 4 {
+            return None;
+        }
+        let until = now + self.until_paid();
+        self.slept = Some(Next::Throttle { until });
+        let deaf = spent.saturating_mul(100) / self.bounds.cpu_percent.max(1);
+        Some(Throttled { until, deaf: now + deaf.min(DEAF) })
+    }
+
+    /// Whether it wants to be told how much processor time this side has used.
+    #[must_use]
+    pub fn wants_usage(&self, now: u64) -> bool {
+        self.bounds.cpu_percent < 100
+            && self.asked.is_none_or(|(at, ..)| now.saturating_sub(at) >= ASK)
+    }
+
+    /// The processor time that this side has ever used, in nanoseconds, as the scheduler has it: what
+    /// was estimated since the last time is put right.
+    pub fn used(&mut self, now: u64, cpu: u64) {
+        if let Some((at, before, tokens)) = self.asked {
+            let filled = now.saturating_sub(at).saturating_mul(self.bounds.cpu_percent) / 100;
+            let taken = cpu.saturating_sub(before);
+            let change = i64::try_from(filled).unwrap_or(i64::MAX).saturating_sub_unsigned(taken);
+            self.tokens = tokens.saturating_add(change).min(SAVED);
+            self.mark = now;
+        }
+        self.asked = Some((now, cpu, self.tokens));
     }
 
     /// After each sleep, before the look. A sleep that was announced and not slept, since there was
     /// something after all, is none.
     pub fn woke(&mut self, now: u64) {
-        let Some(step) = self.slept else { return };
+        let Some(next) = self.slept else { return };
         self.account(now, false);
         self.woken = now;
-        match step {
-            Step::Rung => {
+        match next {
+            Next::Take(Step::Rung) => {
                 self.tokens -= self.costs.wake_up_cpu as i64;
                 self.paid += self.costs.wake_up_cpu;
                 self.rung += 1;
             }
-            Step::Unrung { until } => {
-                self.tokens -= self.costs.tick_cpu as i64;
+            Next::Take(Step::Unrung { until }) => {
                 self.paid += self.costs.tick_cpu;
                 if let Some(late) = now.checked_sub(until) {
+                    self.tokens -= self.costs.tick_cpu as i64;
                     self.counts.ticks += 1;
                     follow(&mut self.late, late);
+                } else {
+                    // Rung for what is urgent.
+                    self.tokens -= self.costs.wake_up_cpu as i64;
                 }
             }
-            Step::Look | Step::Spin { .. } => {}
+            Next::Throttle { .. } => {
+                self.tokens -= self.costs.tick_cpu as i64;
+                self.paid += self.costs.tick_cpu;
+            }
+            Next::Take(Step::Look | Step::Spin { .. }) => {}
         }
     }
 
@@ -274,11 +355,17 @@ impl Controller {
             self.tokens = SAVED;
             return;
         }
-        // Awake, what is taken less what is filled up.
-        let share = if awake { 100 - self.bounds.cpu_percent } else { self.bounds.cpu_percent };
-        let change = (passed.saturating_mul(share) / 100).min((SAVED + OWED) as u64) as i64;
-        let tokens = if awake { self.tokens - change } else { self.tokens + change };
-        self.tokens = tokens.clamp(-OWED, SAVED);
+        let share = |percent| (passed.saturating_mul(percent) / 100).min(i64::MAX as u64) as i64;
+        if awake {
+            // What is taken less what is filled up; no more than it may have been, and nothing is
+            // forgiven of what is owed already.
+            let least = self.tokens.min(-OWED);
+            let change = share(100 - self.bounds.cpu_percent);
+            self.tokens = self.tokens.saturating_sub(change).max(least);
+        } else {
+            let change = share(self.bounds.cpu_percent);
+            self.tokens = self.tokens.saturating_add(change).min(SAVED);
+        }
     }
 
     /// It goes to sleep: which share of the time since it last did was work.
@@ -295,7 +382,7 @@ impl Controller {
         let slept = self.slept.take();
         // Rung, the first came a wake-up ago; the others, and those of a tick, since the last look.
         let longest = match slept {
-            Some(Step::Rung) => waited.min(self.costs.wake_up),
+            Some(Next::Take(Step::Rung)) => waited.min(self.costs.wake_up),
             _ => waited,
         };
         // Who never drains has some that wait since it last did.
@@ -303,7 +390,7 @@ impl Controller {
         if longest > self.bounds.latency + self.bounds.latency / 8 {
             self.counts.late += count;
         }
-        let is_rung = slept == Some(Step::Rung);
+        let is_rung = slept == Some(Next::Take(Step::Rung));
         self.spinner.found(now, is_rung);
         let late = if is_rung { self.costs.wake_up } else { 0 };
         self.gaps.add(now, late, count);

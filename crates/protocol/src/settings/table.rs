@@ -42,7 +42,7 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 100, unit: "hundredths of a processor" },
                 default: 100,
-                help: "processor time that the engine may take, for mode=auto; it is kept to, whatever waits",
+                help: "processor time that the engine may take, for mode=auto; it is kept to, whatever waits and whoever rings",
             },
         ),
         (

@@ -1,0 +1,147 @@
+//! An engine that is bound by processor time or by the clock, in this process, over an in-memory
+//! device: what it takes, and that it leaves nothing behind.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use towpath_client::{Endpoint, Options, Rule, SendError, Session, Setting};
+use towpath_device::loopback;
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Policy, Server, Subnets};
+
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+
+fn serve(mode: Mode) -> (Server, loopback::LoopbackDevice) {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None };
+    let policy = Policy { sessions_per_user: 100, connections: 200, ..Policy::default() };
+    let config = Config { settings: mode.into(), subnets, policy, ..Config::default() };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    (server, far)
+}
+
+fn attach(server: &Server, name: &str) -> (Session, Endpoint) {
+    let options = Options { name: name.into(), ..Options::default() };
+    let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
+    (session, endpoint)
+}
+
+fn frame(to: &Session, from: &Session, number: u8) -> Vec<u8> {
+    let mut frame = Vec::new();
+    frame.extend_from_slice(&to.info().mac);
+    frame.extend_from_slice(&from.info().mac);
+    frame.extend_from_slice(&[0x88, 0xb5]);
+    frame.resize(60, number);
+    frame
+}
+
+fn set(server: &Server, setting: Setting, value: u64) {
+    towpath_client::set_over(server.connect().unwrap(), None, setting, value).unwrap();
+}
+
+fn counter(server: &Server, name: &str) -> u64 {
+    let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+    report["device"]["counters"][name].as_u64().unwrap()
+}
+
+/// Where the scheduler's account of this process' engine is: each server has a thread of that name,
+/// and each test of this file is a process of its own only with some runners.
+fn engines() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let paths = tasks.map(|task| task.unwrap().path());
+    let named = paths.filter(|path| {
+        fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == "engine")
+    });
+    named.map(|path| path.join("schedstat").to_str().unwrap().to_owned()).collect()
+}
+
+/// Starts a server, and says where the account of its engine is.
+fn serve_alone(mode: Mode) -> (Server, loopback::LoopbackDevice, String) {
+    static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap();
+    let before = engines();
+    let (server, far) = serve(mode);
+    let until = Instant::now() + Duration::from_secs(10);
+    // A thread has its name a little after it began.
+    loop {
+        if let Some(new) = engines().into_iter().find(|one| !before.contains(one)) {
+            return (server, far, new);
+        }
+        assert!(Instant::now() < until, "no engine");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Time on a processor.
+fn cpu(account: &str) -> Duration {
+    let text = fs::read_to_string(account).unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// Ends a flood when the test is over, however it ends.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends as fast as it can, and has the engine rung each time, until told to end.
+fn flood(from: &mut Session, by: Endpoint, packet: &[u8], over: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
+        loop {
+            match from.send_bytes(by, packet) {
+                Ok(()) => {}
+                Err(SendError::Full) => break,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        from.flush_now().unwrap();
+    }
+}
+
+/// One application sends as fast as it can, and rings as often as it may: the engine takes no more
+/// than it is allowed to. Others that rang meanwhile are found, and orders are followed.
+#[test]
+fn the_bound_on_processor_time_holds_under_a_flood() {
+    const BOUND: f64 = 0.075;
+    let (server, _far, account) = serve_alone(Mode::Auto);
+    let ((mut a, by_a), (b, _)) = (attach(&server, "floods"), attach(&server, "flooded"));
+    let ((mut c, by_c), (mut d, _)) = (attach(&server, "c"), attach(&server, "d"));
+    // More than are watched in any case: some rest.
+    let _idle: Vec<_> = (0..10).map(|_| attach(&server, "idle")).collect();
+    let packet = frame(&b, &a, 1);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&over);
+        scope.spawn(|| flood(&mut a, by_a, &packet, &over));
+        set(&server, Setting::CpuPercent, 5);
+        std::thread::sleep(Duration::from_millis(100));
+        let throttled = counter(&server, "throttled");
+        let mut shares = Vec::new();
+        for _ in 0..2 {
+            let (start, before) = (Instant::now(), cpu(&account));
+            std::thread::sleep(Duration::from_secs(1));
+            shares.push((cpu(&account) - before).as_secs_f64() / start.elapsed().as_secs_f64());
+            if shares.last().is_some_and(|share| *share <= BOUND) {
+                break;
+            }
+        }
+        let throttled = counter(&server, "throttled") - throttled;
+        for number in 0..20 {
+            c.send_bytes(by_c, &frame(&d, &c, number)).unwrap();
+            c.flush().unwrap();
+            assert!(d.wait(PATIENCE).unwrap(), "packet {number} was not found");
+            assert_eq!(d.receive_one(0).unwrap().unwrap()[14], number);
+        }
+        // An order is followed before the time is over, and may lift the bound.
+        set(&server, Setting::CpuPercent, 100);
+        println!("{shares:?} of a processor, throttled {throttled} times");
+        assert!(shares.iter().any(|share| *share <= BOUND), "{shares:?} of a processor, not 0.05");
+        assert!(throttled > 0, "it was never in need of being throttled");
+    });
+    server.stop().unwrap();
+}
