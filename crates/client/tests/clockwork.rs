@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use towpath_client::{Endpoint, Options, Rule, SendError, Session, Setting};
 use towpath_device::loopback;
+use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Policy, Server, Subnets};
 
@@ -143,5 +144,53 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
         assert!(shares.iter().any(|share| *share <= BOUND), "{shares:?} of a processor, not 0.05");
         assert!(throttled > 0, "it was never in need of being throttled");
     });
+    server.stop().unwrap();
+}
+
+/// More queue sets have a packet each than are heard of in a turn: all leave in the tick that finds
+/// them, and not so many in each.
+#[test]
+fn a_tick_takes_all_that_there_is() {
+    const SETS: u32 = 3000;
+    let (server, _far) = serve(Mode::Clocked);
+    let options = Options {
+        name: "many".into(),
+        queue_sets: SETS,
+        endpoints: SETS,
+        transmit_slots: 8,
+        receive_slots: 8,
+        transmit_frame_bytes: 128,
+        receive_frame_bytes: 128,
+        ..Options::default()
+    };
+    let mut many = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    let (mut b, _) = attach(&server, "b");
+    b.open(&Rule::new().udp(7)).unwrap();
+    let address = |session: &Session| session.info().ipv4.unwrap().0;
+    let flow =
+        Flow::v4().macs(many.info().mac, b.info().mac).addresses(address(&many), address(&b));
+    let endpoints: Vec<_> = (0..SETS)
+        .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_set(number)).unwrap())
+        .collect();
+    set(&server, Setting::ClockHz, 4);
+    let ticks = || counter(&server, "ticks") + counter(&server, "ticks_missed");
+    let turns = || counter(&server, "busy_turns");
+    let (before, busy) = (ticks(), turns());
+    for (number, endpoint) in endpoints.iter().enumerate() {
+        many.send_bytes(*endpoint, &flow.ports(number as u16 + 1, 7).udp(&[1])).unwrap();
+    }
+    many.flush().unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    // Most are dropped there, and that is sent too.
+    let taken = |many: &Session| {
+        endpoints.iter().filter(|one| many.counters(**one).contains(&("tx_packets", 1))).count()
+    };
+    while taken(&many) < SETS as usize {
+        assert!(Instant::now() < until, "{} of {SETS} were taken", taken(&many));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (ticks, turns) = (ticks() - before, turns() - busy);
+    assert!(turns >= u64::from(SETS) / 256, "{turns} turns do not show it");
+    assert!(ticks <= 6, "{ticks} ticks for what there was in one");
     server.stop().unwrap();
 }

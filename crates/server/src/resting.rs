@@ -16,6 +16,7 @@ use rustix::event::{Timespec, epoll};
 use towpath_device::DeviceError;
 
 use crate::engine::Engine;
+use crate::transmit::EVENTS;
 
 /// What the epoll says of: the server's own eventfd, with orders.
 pub(crate) const ORDERS: u64 = 0;
@@ -51,6 +52,9 @@ pub(crate) struct Watch {
     age: u64,
     /// Turns since rings were asked for.
     since: u32,
+    /// In the turn that is over, a session named as many queue sets as are taken at once: there may
+    /// be more.
+    left: bool,
     pub(crate) counts: Counts,
 }
 
@@ -68,7 +72,7 @@ pub(crate) struct Counts {
 impl Watch {
     pub(crate) fn new() -> Watch {
         let counts = Counts::default();
-        Watch { watched: Vec::new(), resting: 0, age: 0, since: 0, counts }
+        Watch { watched: Vec::new(), resting: 0, age: 0, since: 0, left: false, counts }
     }
 
     /// A turn is over.
@@ -77,6 +81,11 @@ impl Watch {
         let (age, since) = if work > 0 { (BUSY, BUSY_ASK) } else { (1, 1) };
         self.age += age;
         self.since = self.since.saturating_add(since);
+    }
+
+    /// Whether some queue sets with something to send may not have been heard of yet.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left
     }
 
     /// The next turn asks for rings.
@@ -100,9 +109,11 @@ impl Engine {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             self.hear(Some(&now))?;
         }
+        self.watch.left = false;
         let mut at = 0;
         while let Some(place) = self.watch.at(at) {
             let news = self.discover_in(place);
+            self.watch.left |= news == EVENTS;
             let age = self.watch.age;
             if let Some(session) = &mut self.sessions[place as usize] {
                 if news > 0 {

@@ -29,10 +29,15 @@ impl Engine {
     pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
         let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
         let rung = std::mem::take(&mut self.rung);
-        // A batch that was not full took what there was.
-        let drained =
-            self.received.len() < self.batch && !self.can_transmit() && !self.has_orders_left();
-        let step = match self.waiter.after(now, work, drained, rung) {
+        // A batch that was not full took what there was; so did a look at the events of a session.
+        let left = self.watch.has_left();
+        let drained = self.received.len() < self.batch
+            && !self.can_transmit()
+            && !left
+            && !self.has_orders_left();
+        // Events were taken, whatever came of them.
+        let found = work.max(usize::from(left));
+        let step = match self.waiter.after(now, found, drained, rung) {
             Next::Take(step) => step,
             Next::Throttle { until } => return self.sleep_throttled(until),
         };
