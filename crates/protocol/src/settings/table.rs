@@ -244,7 +244,7 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 65_535, unit: "ticks" },
                 default: 1,
-                help: "packets are sent only in ticks that are a multiple of this",
+                help: "packets are sent in one tick of so many: the first at a multiple of this, or after one that was missed",
             },
         ),
         (

@@ -33,7 +33,7 @@ pub struct Shaping {
     pub max_run_bytes: u32,
     /// Packets a tick; 0: no limit.
     pub quota: u32,
-    /// It sends only in ticks that are a multiple of this.
+    /// It sends in one tick of so many: in the first that is a multiple of this, or comes after one.
     pub tick_multiple: u32,
 }
 
@@ -117,6 +117,7 @@ pub struct Shape {
     pub set: Shaping,
     bits: Option<Bucket>,
     frames: Option<Bucket>,
+    /// The tick in which it sent last, and how many packets.
     tick: u64,
     used: u32,
 }
@@ -162,8 +163,10 @@ impl Shape {
     #[must_use]
     pub fn gate(&self, len: u32, at: &Moment) -> Gate {
         let multiple = u64::from(self.set.tick_multiple.max(1));
-        if multiple > 1 && !at.tick.is_multiple_of(multiple) {
-            return Gate::Tick(at.tick.next_multiple_of(multiple));
+        // Ticks may be missed, and its turn may come late: it is the first one since the multiple in
+        // which it sends, and that one to its end.
+        if self.tick != at.tick && self.tick / multiple == at.tick / multiple {
+            return Gate::Tick((at.tick + 1).next_multiple_of(multiple));
         }
         if self.set.quota > 0 && self.tick == at.tick && self.used >= self.set.quota {
             return Gate::Tick((at.tick + 1).next_multiple_of(multiple));
@@ -229,6 +232,36 @@ mod tests {
             }
         }
         assert_eq!(sent, [0, 0, 0, 2, 0, 0, 2, 0, 0, 2, 0, 0]);
+    }
+
+    #[test]
+    fn a_multiple_that_was_missed_is_made_up_for_once() {
+        let mut shape = Shape::new(Shaping { tick_multiple: 10, ..Shaping::default() });
+        let mut sent = Vec::new();
+        // Every multiple is missed, some by more than another.
+        for tick in [1, 9, 11, 12, 19, 21, 23, 48, 49, 51, 52, 99, 101, 1_000_001, 1_000_002] {
+            for _ in 0..2 {
+                match shape.gate(60, &at(0, tick)) {
+                    Gate::Open => {
+                        shape.charge(60, &at(0, tick));
+                        sent.push(tick);
+                    }
+                    Gate::Tick(next) => assert!(next > tick && next - tick < 10, "{tick} {next}"),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let open = [11, 21, 48, 51, 99, 101, 1_000_001];
+        assert_eq!(sent, open.map(|tick| [tick, tick]).concat());
+        // With none missed, it keeps to them.
+        let kept = (1_000_003..1_000_100).filter(|tick| {
+            let open = shape.gate(60, &at(0, *tick)) == Gate::Open;
+            if open {
+                shape.charge(60, &at(0, *tick));
+            }
+            open
+        });
+        assert!(kept.collect::<Vec<_>>().iter().all(|tick| tick.is_multiple_of(10)));
     }
 
     #[test]
