@@ -10,6 +10,7 @@ use towpath_device::loopback;
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Policy, Server, Subnets};
+use towpath_waiting::Costs;
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
@@ -192,5 +193,44 @@ fn a_tick_takes_all_that_there_is() {
     let (ticks, turns) = (ticks() - before, turns() - busy);
     assert!(turns >= u64::from(SETS) / 256, "{turns} turns do not show it");
     assert!(ticks <= 6, "{ticks} ticks for what there was in one");
+    server.stop().unwrap();
+}
+
+/// A clock that no sleep keeps up with says so by its ticks, and hears those that rest at each of them.
+#[test]
+fn who_stays_awake_between_ticks_counts_them_and_hears_rings() {
+    const HZ: u64 = 100_000;
+    let (server, _far) = serve(Mode::Interrupt);
+    let mut all: Vec<_> = (0..20).map(|_| attach(&server, "one of many")).collect();
+    // As many turns as make the others rest.
+    let [(a, by_a), (b, _)] = all.get_disjoint_mut([0, 1]).unwrap();
+    for number in 0..200 {
+        a.send_bytes(*by_a, &frame(b, a, number)).unwrap();
+        a.flush().unwrap();
+        assert!(b.wait(PATIENCE).unwrap());
+        assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 1);
+    }
+    assert!(counter(&server, "session_rests") > 0);
+    set(&server, Setting::Mode, Mode::Clocked as u64);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(counter(&server, "ticks_awake"), 0, "1000 a second are slept for");
+    set(&server, Setting::ClockHz, HZ);
+    // What another way had counted is published with the next sleep, or so many turns.
+    let until = Instant::now() + Duration::from_secs(10);
+    let spins = 1_000_000_000 / HZ < Costs::of_this_machine().least_sleep();
+    loop {
+        let before = (counter(&server, "rings_asked"), counter(&server, "ticks_awake"));
+        std::thread::sleep(Duration::from_millis(200));
+        let after = (counter(&server, "rings_asked"), counter(&server, "ticks_awake"));
+        let (asked, ticks) = (after.0 - before.0, after.1 - before.1);
+        if !spins {
+            assert_eq!(ticks, 0);
+            break;
+        }
+        if ticks > 0 && asked >= ticks / 4 {
+            break;
+        }
+        assert!(Instant::now() < until, "asked {asked} times in {ticks} ticks");
+    }
     server.stop().unwrap();
 }

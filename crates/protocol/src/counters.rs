@@ -163,11 +163,13 @@ pub enum Device {
     SpinsPutAside,
     /// Rings to applications half of whose frames were used.
     RingsHalf,
+    /// Of the ticks kept, those that the engine stayed awake for: `clock_hz` is more than sleep holds.
+    TicksAwake,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 45] = [
+    pub const ALL: [(Device, &'static str); 46] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -213,6 +215,7 @@ impl Device {
         (Device::TxAgain, "tx_sent_again"),
         (Device::SpinsPutAside, "spins_put_aside"),
         (Device::RingsHalf, "rings_half"),
+        (Device::TicksAwake, "ticks_awake"),
     ];
 }
 

@@ -35,6 +35,7 @@ impl Engine {
             (Count::LatePackets, waited.late_packets),
             (Count::SpinsPutAside, waited.put_aside),
             (Count::Throttled, waited.throttled),
+            (Count::TicksAwake, waited.awake),
             (Count::FlowLookups, flows.lookups),
             (Count::FlowCompared, flows.compared),
             (Count::FlowHits, flows.hits),

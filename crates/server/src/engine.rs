@@ -331,6 +331,7 @@ impl Engine {
     /// Runs until it is told to stop, or the device fails; then closes every session.
     pub fn run(mut self) {
         self.set_timer_slack();
+        self.say_whether_it_spins();
         let outcome = loop {
             let work = match self.turn() {
                 Ok(_) if self.stop => break Ok(()),

@@ -52,6 +52,8 @@ impl Engine {
                 while clock_ns() < until {
                     self.waiter.give_way();
                 }
+                // As often as a sleep between ticks would hear them.
+                self.watch.ask();
                 self.woken();
                 Ok(())
             }
@@ -208,9 +210,22 @@ impl Engine {
         self.sleeper.awake();
         if let Some(counted) = self.waiter.set(&self.values, self.most_waiting, setting, now) {
             self.counted = self.counted.and(counted);
+            self.say_whether_it_spins();
         }
         if setting == Setting::TimerSlackUs {
             self.set_timer_slack();
+        }
+    }
+
+    /// A clock that keeps a processor busy although nothing comes is seldom what was meant.
+    pub(crate) fn say_whether_it_spins(&self) {
+        if self.waiter.spins_between_ticks() {
+            tracing::warn!(
+                device = self.device.info().name,
+                clock_hz = self.values.get(Setting::ClockHz),
+                "no sleep here is as short as a tick: the engine stays awake between ticks, and \
+                 takes a processor; a lower clock_hz lets it sleep"
+            );
         }
     }
 

@@ -27,6 +27,7 @@ pub(crate) struct Counted {
     pub(crate) late_packets: u64,
     pub(crate) throttled: u64,
     pub(crate) put_aside: u64,
+    pub(crate) awake: u64,
 }
 
 impl Waiter {
@@ -81,6 +82,11 @@ impl Waiter {
     /// Whether it may sleep by the clock.
     pub(crate) fn has_clock(&self) -> bool {
         matches!(self, Waiter::Clocked(_) | Waiter::Auto(_))
+    }
+
+    /// Whether it stays awake between ticks, since no sleep is so short.
+    pub(crate) fn spins_between_ticks(&self) -> bool {
+        matches!(self, Waiter::Clocked(clock) if clock.spins())
     }
 
     /// Between two looks without sleep. Who spins for a while lets others have the processor first:
@@ -165,6 +171,7 @@ impl Waiter {
                 missed: clock.counts.missed,
                 late_ns: clock.counts.late,
                 latest_ns: clock.counts.latest,
+                awake: clock.counts.awake,
                 ..Counted::default()
             },
             Waiter::Auto(controller) => Counted {
@@ -195,6 +202,7 @@ impl Counted {
             late_packets: self.late_packets + other.late_packets,
             throttled: self.throttled + other.throttled,
             put_aside: self.put_aside + other.put_aside,
+            awake: self.awake + other.awake,
         }
     }
 }

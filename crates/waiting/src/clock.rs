@@ -28,6 +28,8 @@ pub struct Ticks {
     pub late: u64,
     /// How much too late the latest one was, in nanoseconds.
     pub latest: u64,
+    /// Ticks kept that it stayed awake for.
+    pub awake: u64,
 }
 
 impl Clock {
@@ -66,6 +68,7 @@ impl Clock {
     pub fn woke(&mut self, now: u64) {
         if let Some(late) = now.checked_sub(self.next) {
             self.counts.kept += 1;
+            self.counts.awake += u64::from(self.spins);
             self.counts.late += late;
             self.counts.latest = self.counts.latest.max(late);
             self.next += self.period;
@@ -85,7 +88,10 @@ mod tests {
         assert_eq!(clock.counts, Ticks::default(), "woken before the tick for what is urgent");
         assert_eq!(clock.step(900_100), Step::Unrung { until: 1_000_005 });
         clock.woke(1_040_005);
-        assert_eq!(clock.counts, Ticks { kept: 1, missed: 0, late: 40_000, latest: 40_000 });
+        assert_eq!(
+            clock.counts,
+            Ticks { kept: 1, missed: 0, late: 40_000, latest: 40_000, awake: 0 }
+        );
         // At work over three ticks.
         assert_eq!(clock.step(4_500_000), Step::Unrung { until: 5_000_005 });
         assert_eq!(clock.counts.missed, 3);
@@ -97,6 +103,8 @@ mod tests {
     fn a_fast_clock_spins() {
         let mut clock = Clock::new(100_000, 30_000, 0);
         assert!(clock.spins() && matches!(clock.step(0), Step::Spin { until: 10_000 }));
+        clock.woke(10_000);
+        assert_eq!((clock.counts.kept, clock.counts.awake), (1, 1));
         assert!(!Clock::new(10_000, 30_000, 0).spins());
         assert_eq!(Clock::new(0, 1, 0).period(), 1_000_000_000);
     }

@@ -22,7 +22,7 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 100_000, unit: "Hz" },
                 default: 1000,
-                help: "ticks a second of mode=clocked; above what sleep holds it spins between ticks",
+                help: "ticks a second of mode=clocked; above what sleep holds it spins between ticks, logs that and counts ticks_awake",
             },
         ),
         (
