@@ -119,7 +119,7 @@ pub enum Device {
     TickLatestNs,
     /// Changes that mode=auto made between its ways of waiting.
     ModeSwitches,
-    /// Packets that mode=auto found later than its bound, at the worst.
+    /// Packets, received or to be sent, that mode=auto found later than its bound, at the worst.
     LatePackets,
     /// Times that mode=auto waited for its bound on processor time.
     Throttled,

@@ -24,6 +24,7 @@ use towpath_queue::doorbell::Sleeper;
 use towpath_queue::frames::FreeFrames;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
+use towpath_waiting::Found;
 
 use crate::demux::{Destination, FlowCache, FlowTable};
 use crate::due::DueHeap;
@@ -148,6 +149,8 @@ pub struct Engine {
     pub(crate) counters: OwnWords,
     pub(crate) budgets: Budgets,
     pub(crate) turn: u64,
+    /// Packets of the last turn.
+    pub(crate) packets: Found,
     header: OwnWords,
     pub(crate) sleeper: Sleeper,
     pub(crate) values: Values,
@@ -301,6 +304,7 @@ impl Engine {
             counters,
             budgets,
             turn: 0,
+            packets: Found::default(),
             header,
             sleeper: Sleeper::new(flag),
             values: values.clone(),
@@ -360,8 +364,10 @@ impl Engine {
         self.turn += 1;
         self.count_tick();
         let mut work = self.follow_orders();
-        work += self.receive()?;
-        work += self.transmit()?;
+        let received = self.receive()?;
+        let taken = self.transmit()?;
+        self.packets = Found { packets: received + taken, received, work: 0 };
+        work += received + taken;
         work += self.complete()?;
         work += self.look_after_device()?;
         self.publish_and_ring();

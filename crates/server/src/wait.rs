@@ -6,7 +6,7 @@ use rustix::time::{ClockId, clock_gettime};
 use towpath_device::{Armed, DeviceError};
 use towpath_protocol::counters::{self, Device as Count};
 use towpath_protocol::settings::Setting;
-use towpath_waiting::{Next, Step};
+use towpath_waiting::{Found, Next, Step};
 
 use crate::engine::Engine;
 use crate::resting::DEVICE;
@@ -36,7 +36,7 @@ impl Engine {
             && !left
             && !self.has_orders_left();
         // Events were taken, whatever came of them.
-        let found = work.max(usize::from(left));
+        let found = Found { work: work.max(usize::from(left)), ..self.packets };
         let step = match self.waiter.after(now, found, drained, rung) {
             Next::Take(step) => step,
             Next::Throttle { until } => return self.sleep_throttled(until),

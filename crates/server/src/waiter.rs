@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 use towpath_protocol::settings::{Setting, Values};
-use towpath_waiting::{Bounds, Clock, Controller, Costs, Next, Spinner, Step, Throttled};
+use towpath_waiting::{Bounds, Clock, Controller, Costs, Found, Next, Spinner, Step, Throttled};
 
 use crate::engine::Mode;
 
@@ -102,18 +102,19 @@ impl Waiter {
 
     /// After a turn that found so much; `drained`: and left nothing. `slept`: it followed a sleep
     /// that was ended by a ring.
-    pub(crate) fn after(&mut self, now: u64, found: usize, drained: bool, slept: bool) -> Next {
+    pub(crate) fn after(&mut self, now: u64, found: Found, drained: bool, slept: bool) -> Next {
+        let is_busy = found.work > 0;
         Next::Take(match self {
             Waiter::Poll => Step::Look,
             Waiter::Interrupt => {
-                if found > 0 {
+                if is_busy {
                     Step::Look
                 } else {
                     Step::Rung
                 }
             }
             Waiter::Adaptive(spinner) => {
-                if found > 0 {
+                if is_busy {
                     spinner.found(now, slept);
                     Step::Look
                 } else if spinner.look_again(now) {
@@ -123,7 +124,7 @@ impl Waiter {
                 }
             }
             Waiter::Clocked(clock) => {
-                if found > 0 && !drained {
+                if is_busy && !drained {
                     Step::Look
                 } else {
                     clock.step(now)

@@ -41,6 +41,25 @@ pub struct Bounds {
     pub packets: u64,
 }
 
+/// What a look found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// All that there was to do: packets, those that are sent and come back, orders.
+    pub work: usize,
+    /// Packets that had waited for the look: received, or to be sent.
+    pub packets: usize,
+    /// Of these, those that had waited in the device, which keeps so many.
+    pub received: usize,
+}
+
+impl Found {
+    /// Nothing but packets that were received.
+    #[must_use]
+    pub fn received(packets: usize) -> Found {
+        Found { work: packets, packets, received: packets }
+    }
+}
+
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
@@ -138,7 +157,7 @@ pub struct Controller {
     woken: u64,
     served: u64,
     asleep: u64,
-    /// Packets that come in a second, when many do.
+    /// Packets that the device receives in a second, when it receives many.
     per_second: u64,
     tokens: i64,
     /// When the scheduler was asked last, what it said, and the tokens that there were.
@@ -237,9 +256,8 @@ impl Controller {
         (most >= least).then(|| (interval - interval / 24).max(least))
     }
 
-    /// After each look: what to do next. `found`: how many packets there were; `drained`: it took
-    /// all that there was.
-    pub fn after(&mut self, now: u64, found: usize, drained: bool) -> Next {
+    /// After each look: what to do next. `drained`: it took all that there was.
+    pub fn after(&mut self, now: u64, found: Found, drained: bool) -> Next {
         if self.mark == 0 {
             (self.mark, self.looked) = (now, now);
         }
@@ -248,18 +266,18 @@ impl Controller {
         }
         self.spinner.aside.over(now);
         self.account(now, true);
-        if found > 0 {
-            self.came(now, found as u64);
+        if found.work > 0 {
+            self.came(now, found);
         }
         self.looked = now;
         self.behind = if drained { None } else { self.behind.or(Some(now)) };
         let next = if self.tokens < 0 {
             self.counts.throttled += 1;
             Next::Throttle { until: now + self.until_paid() }
-        } else if found > 0 && !drained {
+        } else if found.work > 0 && !drained {
             Next::Take(Step::Look)
         } else {
-            Next::Take(self.idle(now, found > 0))
+            Next::Take(self.idle(now, found.work > 0))
         };
         self.slept = match next {
             Next::Take(Step::Look | Step::Spin { .. }) => None,
@@ -376,8 +394,8 @@ impl Controller {
         self.share = (self.share * 7 + seen) / 8;
     }
 
-    /// Packets came.
-    fn came(&mut self, now: u64, count: u64) {
+    /// There was something to do.
+    fn came(&mut self, now: u64, found: Found) {
         let waited = now.saturating_sub(self.looked);
         let slept = self.slept.take();
         // Rung, the first came a wake-up ago; the others, and those of a tick, since the last look.
@@ -388,16 +406,18 @@ impl Controller {
         // Who never drains has some that wait since it last did.
         let longest = longest.max(self.behind.map_or(0, |at| self.looked.saturating_sub(at)));
         if longest > self.bounds.latency + self.bounds.latency / 8 {
-            self.counts.late += count;
+            // Nobody waits for what comes back, or for the turn behind an order.
+            self.counts.late += found.packets as u64;
         }
         let is_rung = slept == Some(Next::Take(Step::Rung));
         self.spinner.found(now, is_rung);
         let late = if is_rung { self.costs.wake_up } else { 0 };
-        self.gaps.add(now, late, count);
+        self.gaps.add(now, late, found.work as u64);
         self.found += 1;
         if waited > 0 {
             // Rounded up: a tick after this one it may be so many again.
-            follow(&mut self.per_second, (count * 1_000_000_000).div_ceil(waited));
+            let received = found.received as u64 * 1_000_000_000;
+            follow(&mut self.per_second, received.div_ceil(waited));
         }
         self.served = now;
         if let Some(interval) = self.interval() {

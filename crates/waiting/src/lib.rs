@@ -22,7 +22,7 @@ mod imagined;
 pub mod spinner;
 pub mod wake_ups;
 
-pub use auto::{Bounds, Controller, Next, Throttled};
+pub use auto::{Bounds, Controller, Found, Next, Throttled};
 pub use clock::Clock;
 pub use costs::Costs;
 pub use spinner::Spinner;

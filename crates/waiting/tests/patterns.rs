@@ -2,7 +2,7 @@
 //! Time is simulated, so that every figure is exact and the same everywhere.
 
 use towpath_waiting::auto::{Bounds, Controller};
-use towpath_waiting::{Clock, Costs, Next, Spinner, Step};
+use towpath_waiting::{Clock, Costs, Found, Next, Spinner, Step};
 
 const COSTS: Costs =
     Costs { wake_up: 30_000, wake_up_cpu: 9_000, tick_cpu: 6_000, tick_late: 20_000 };
@@ -39,7 +39,9 @@ enum Waiter {
 impl Waiter {
     fn after(&mut self, now: u64, found: usize, drained: bool) -> Next {
         Next::Take(match self {
-            Waiter::Auto(controller) => return controller.after(now, found, drained),
+            Waiter::Auto(controller) => {
+                return controller.after(now, Found::received(found), drained);
+            }
             _ if found > 0 && !drained => Step::Look,
             Waiter::Poll => Step::Look,
             Waiter::Interrupt => Step::Rung,
@@ -320,6 +322,38 @@ fn what_a_device_keeps_is_looked_at_in_time() {
     assert_eq!(interval(8, 400_000.0), None);
 }
 
+/// What is sent, or comes back, does not wait in the device: a device that receives nothing is not
+/// looked at more often for it. Nor is it late.
+#[test]
+fn what_is_sent_does_not_count_as_received() {
+    let serve = |found: Found, sleeps: bool| {
+        let bounds = Bounds { latency: 1_000_000, cpu_percent: 100, packets: 40 };
+        let mut controller = Controller::new(bounds, COSTS);
+        let mut now = 1_000;
+        for _ in 0..200 {
+            controller.after(now, found, true);
+            now += 2_000_000;
+            if sleeps {
+                controller.woke(now);
+            } else {
+                // It was at something else all the time.
+                controller.stayed();
+            }
+        }
+        (controller.interval(), controller.counts.late)
+    };
+    let (work, packets) = (800, 800);
+    let sent = Found { work, packets, received: 0 };
+    let back = Found { work, packets: 0, received: 0 };
+    let interval = |found| serve(found, true).0;
+    assert!(interval(sent).is_some_and(|one| one > 500_000), "{:?}", interval(sent));
+    assert!(interval(back).is_some_and(|one| one > 500_000), "{:?}", interval(back));
+    let received = interval(Found::received(800));
+    assert!(received.is_some_and(|one| one < 150_000), "{received:?}");
+    let late = |found| serve(found, false).1;
+    assert!(late(sent) > 0 && late(back) == 0, "{} {}", late(sent), late(back));
+}
+
 #[test]
 fn in_bursts() {
     for (between, count, within) in [(5e6, 32, 10_000), (2e6, 64, 1_000), (20e6, 200, 20_000)] {
@@ -437,12 +471,12 @@ fn what_the_scheduler_says_is_paid() {
         let mut now = 1_000;
         assert!(controller.wants_usage(now));
         controller.used(now, 77);
-        controller.after(now, 1, true);
+        controller.after(now, Found::received(1), true);
         // A turn that took so long by the clock on the wall.
         now += 100_000_000;
         assert!(controller.wants_usage(now));
         controller.used(now, 77 + worked);
-        let rest = match controller.after(now, 1, true) {
+        let rest = match controller.after(now, Found::received(1), true) {
             Next::Throttle { until } => until - now,
             Next::Take(_) => 0,
         };
@@ -456,9 +490,11 @@ fn what_the_scheduler_says_is_paid() {
 fn orders_do_not_end_a_throttle() {
     let bounds = Bounds { latency: 1_000_000, cpu_percent: 5, packets: 0 };
     let mut controller = Controller::new(bounds, COSTS);
-    controller.after(1_000, 1, true);
+    controller.after(1_000, Found::received(1), true);
     let mut now = 4_001_000;
-    let Next::Throttle { until: first } = controller.after(now, 1, true) else { panic!() };
+    let Next::Throttle { until: first } = controller.after(now, Found::received(1), true) else {
+        panic!()
+    };
     let (start, mut followed, mut until) = (now, 0, first);
     loop {
         // As soon as it hears.
@@ -475,7 +511,7 @@ fn orders_do_not_end_a_throttle() {
     }
     let percent = followed as f64 / (now - start) as f64 * 100.0;
     assert!(followed > 0 && percent <= 5.5, "{percent} of processor time for orders");
-    let Next::Throttle { .. } = controller.after(now, 0, true) else {
+    let Next::Throttle { .. } = controller.after(now, Found::received(0), true) else {
         return;
     };
     controller.set(Bounds { cpu_percent: 100, ..bounds });
@@ -490,12 +526,12 @@ fn owed_after(stall: u64, cpu_percent: u64) -> (u64, u64) {
     let bounds = Bounds { latency: 1_000_000, cpu_percent, packets: 0 };
     let mut controller = Controller::new(bounds, COSTS);
     let mut now = 1_000;
-    controller.after(now, 1, true);
+    controller.after(now, Found::received(1), true);
     now += stall;
     let start = now;
     let mut throttled = 0;
     loop {
-        let step = controller.after(now, 1, true);
+        let step = controller.after(now, Found::received(1), true);
         if controller.counts.throttled == throttled {
             return (now - start, throttled);
         }
