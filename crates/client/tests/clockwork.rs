@@ -234,3 +234,100 @@ fn who_stays_awake_between_ticks_counts_them_and_hears_rings() {
     }
     server.stop().unwrap();
 }
+
+fn comes(what: &str, mut there: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !there() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A ring that was put off is made early by as much as timers may be late.
+#[test]
+fn slack_of_timers_brings_rings_together() {
+    const PUT_OFF: Duration = Duration::from_millis(100);
+    let (server, _far) = serve(Mode::Interrupt);
+    let ((mut a, by_a), (mut b, to_b)) = (attach(&server, "a"), attach(&server, "b"));
+    b.set(to_b, Setting::RxFrames, 1000).unwrap();
+    b.set(to_b, Setting::RxUsecs, PUT_OFF.as_micros() as u64).unwrap();
+    let mut rung_after = || {
+        let start = Instant::now();
+        a.send_bytes(by_a, &frame(&b, &a, 1)).unwrap();
+        a.flush().unwrap();
+        assert!(b.wait(PATIENCE).unwrap());
+        assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 1);
+        start.elapsed()
+    };
+    set(&server, Setting::TimerSlackUs, 0);
+    let late = rung_after();
+    assert!(late >= PUT_OFF, "{late:?}");
+    set(&server, Setting::TimerSlackUs, 100_000);
+    assert!((0..20).any(|_| rung_after() < PUT_OFF), "no ring was made early");
+    server.stop().unwrap();
+}
+
+/// Who is awake is not rung, unless that is switched off.
+#[test]
+fn rings_are_saved_or_not() {
+    const PACKETS: u64 = 10;
+    let (server, _far) = serve(Mode::Interrupt);
+    let ((mut a, by_a), (b, _)) = (attach(&server, "a"), attach(&server, "b"));
+    let packet = frame(&b, &a, 1);
+    let mut rings = |saving: u64| {
+        set(&server, Setting::RingSaving, saving);
+        let of = |name| counter(&server, name);
+        let (rings, saved) = (of("rings"), of("rings_saved") + of("rings_merged"));
+        for _ in 0..PACKETS {
+            let local = of("local_packets");
+            a.send_bytes(by_a, &packet).unwrap();
+            a.flush().unwrap();
+            comes("the packet", || of("local_packets") > local);
+        }
+        comes("what became of the rings", || {
+            of("rings") + of("rings_saved") + of("rings_merged") > rings + saved
+        });
+        of("rings") - rings
+    };
+    assert_eq!(rings(1), 0, "it never slept");
+    assert!(rings(0) >= PACKETS - 1, "one for each batch");
+    server.stop().unwrap();
+}
+
+#[test]
+fn how_late_ticks_are_is_counted() {
+    let (server, _far) = serve(Mode::Clocked);
+    let of = |name| counter(&server, name);
+    comes("ticks that are late", || of("ticks") >= 20 && of("ticks_late_ns") > 0);
+    let (ticks, late, latest) = (of("ticks"), of("ticks_late_ns"), of("tick_latest_ns"));
+    // No timer is early, and none to the nanosecond. More ticks may have come between the reports.
+    assert!(latest > 0 && latest <= of("ticks_late_ns"), "{latest} of {late}");
+    assert!(late <= of("tick_latest_ns") * of("ticks"), "{late} in {ticks} ticks");
+    server.stop().unwrap();
+}
+
+#[test]
+fn what_the_controller_does_is_counted() {
+    let (server, _far) = serve(Mode::Auto);
+    let ((mut a, by_a), (b, _)) = (attach(&server, "a"), attach(&server, "b"));
+    let of = |name| counter(&server, name);
+    assert_eq!(of("late_packets") + of("throttled"), 0);
+    // No wake-up is so short: it stays awake, and sleeps again.
+    let switches = of("mode_switches");
+    set(&server, Setting::LatencyUs, 1);
+    comes("it stays awake", || of("mode_switches") > switches);
+    let switches = of("mode_switches");
+    set(&server, Setting::LatencyUs, 1_000_000);
+    comes("it sleeps again", || of("mode_switches") > switches);
+    // A bound that cannot be kept at so little processor time.
+    set(&server, Setting::LatencyUs, 1000);
+    set(&server, Setting::CpuPercent, 1);
+    let packet = frame(&b, &a, 1);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&over);
+        scope.spawn(|| flood(&mut a, by_a, &packet, &over));
+        comes("packets that are late", || of("late_packets") > 0 && of("throttled") > 0);
+    });
+    server.stop().unwrap();
+}
