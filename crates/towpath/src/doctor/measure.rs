@@ -237,6 +237,23 @@ mod tests {
     }
 
     #[test]
+    fn what_waiting_costs_is_said_in_numbers() {
+        let row = waiting();
+        assert_eq!(row.name, "waiting");
+        // Numbers of this machine, and none of them zero or beyond all measure.
+        let numbers = |text: &str| {
+            let parts = text.split(|c: char| !c.is_ascii_digit() && c != '.');
+            parts.filter_map(|part| part.parse::<f64>().ok()).collect::<Vec<_>>()
+        };
+        let (found, means) = (numbers(&row.found), numbers(&row.means));
+        assert!(found.len() == 4 && found.iter().all(|one| *one > 0.0), "{}", row.found);
+        let [rung, ticked, 1000.0, slept, latency] = means[..] else { panic!("{}", row.means) };
+        // A frame that wakes costs a wake-up besides; and the shortest sleep is 10 to 100 us.
+        assert!(0.0 < rung && rung < ticked, "{}", row.means);
+        assert!((10_000.0..=100_000.0).contains(&slept) && latency > 0.0, "{}", row.means);
+    }
+
+    #[test]
     fn two_cores_are_better_than_two_threads_of_one() {
         let core = |cpu, core| Core { cpu, core, package: 0 };
         assert_eq!(two_cores(&[core(0, 0), core(1, 0), core(2, 1)]), Some((0, 2)));
