@@ -263,7 +263,9 @@ fn slack_of_timers_brings_rings_together() {
     let late = rung_after();
     assert!(late >= PUT_OFF, "{late:?}");
     set(&server, Setting::TimerSlackUs, 100_000);
-    assert!((0..20).any(|_| rung_after() < PUT_OFF), "no ring was made early");
+    // Who looks just when the packet has come needs no ring: seldom.
+    let early = (0..10).filter(|_| rung_after() < PUT_OFF).count();
+    assert!(early >= 5, "{early} of 10 rings were made early");
     server.stop().unwrap();
 }
 
