@@ -133,7 +133,9 @@ impl Engine {
             if now >= until || self.stop {
                 break;
             }
-            if !self.is_ordered(now >= deaf, end - now)? {
+            // What a turn left of them has rung already.
+            let left = (self.orders_left || !self.hurrying.is_empty()) && now >= deaf;
+            if !left && !self.is_ordered(now >= deaf, end - now)? {
                 continue;
             }
             let now = self.read_clock();

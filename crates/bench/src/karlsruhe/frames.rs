@@ -145,9 +145,9 @@ impl<'a> Bench<'a> {
         for &(setting, value) in &way.settings {
             self.set(setting, value)?;
         }
-        self.session.set_waiting(way.waiting);
+        self.session.set_waiting(way.waiting)?;
         let sample = self.run(load, window);
-        self.session.set_waiting(Waiting::Block);
+        self.session.set_waiting(Waiting::Block)?;
         for &(setting, _) in &way.settings {
             self.set(setting, setting.spec().default)?;
         }

@@ -140,7 +140,7 @@ impl Traffic {
             let back = side.wait().with_context(|| format!("after {round} rounds"))?;
             ensure!(back == round, "packet {back} instead of {round}");
             self.rounds.store(round + 1, Ordering::Relaxed);
-            self.after(&mut side, 0, round, changing.then_some(&mut random));
+            self.after(&mut side, 0, round, changing.then_some(&mut random))?;
         }
         Ok(side)
     }
@@ -154,18 +154,25 @@ impl Traffic {
             }
             pause(&mut random);
             side.send(number)?;
-            self.after(&mut side, 1, round, changing.then_some(&mut random));
+            self.after(&mut side, 1, round, changing.then_some(&mut random))?;
         }
         Ok(())
     }
 
-    fn after(&self, side: &mut Side, place: usize, round: u64, changing: Option<&mut Random>) {
+    fn after(
+        &self,
+        side: &mut Side,
+        place: usize,
+        round: u64,
+        changing: Option<&mut Random>,
+    ) -> anyhow::Result<()> {
         self.sleeps[place].store(side.session.statistics().sleeps, Ordering::Relaxed);
         if let Some(random) = changing
             && round.is_multiple_of(16)
         {
-            side.session.set_waiting(WAYS[random.below(3) as usize]);
+            side.session.set_waiting(WAYS[random.below(3) as usize])?;
         }
+        Ok(())
     }
 
     pub(super) fn application_sleeps(&self) -> u64 {
