@@ -86,9 +86,10 @@ impl Session {
     /// allows in a turn, and the rest after them. Rights, rates and quotas are the endpoint's.
     ///
     /// It goes by the queue set of [`Options::small_queue_set`](crate::Options::small_queue_set),
-    /// where nothing waits before it but other small ones. So it may overtake packets that this
-    /// endpoint sent earlier; small ones stay in order. Without such a queue set it waits for those
-    /// that were put into the endpoint's own before it.
+    /// where nothing waits before it but other small ones. Without one it waits in the endpoint's own
+    /// for those that were put there before it, and goes past what waits for the device once it is at
+    /// the head; in the middle of a message of several packets it comes with that. Either way it may
+    /// overtake packets that this endpoint sent earlier; small ones stay in order.
     ///
     /// It is sent with the next [`Session::flush`].
     ///

@@ -358,6 +358,8 @@ mod tests {
         let shape = SessionShape::new(10_000, 10_000, 8, 8, 64, 64).unwrap();
         let words = shape.server_words() + shape.application_words() + shape.ledger_words();
         assert!(words * 8 <= 64 << 20, "{} bytes", words * 8);
+        let frames = shape.receive_heap.heap_bytes() + shape.transmit_heap.heap_bytes();
+        assert!(frames <= 64 << 20, "{frames} bytes");
     }
 
     #[test]
