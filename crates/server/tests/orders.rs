@@ -50,7 +50,12 @@ impl Gate {
             state.1 = true;
             state = self.changed.wait(state).unwrap();
         }
-        state.1 = false;
+        // Who has been held up is answered slowly, as one who is late to read would be cut off.
+        let slowly = state.1;
+        drop(state);
+        if slowly {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

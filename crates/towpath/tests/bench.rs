@@ -321,7 +321,7 @@ fn ended_before_its_time_it_leaves_nothing() {
                 }
             }
         }
-        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         let said = end_of(&command, child);
         assert_eq!(files_of(&temporary), NOTHING, "{when:?}, {said:?}");
     }
