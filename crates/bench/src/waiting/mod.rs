@@ -19,10 +19,12 @@ use crate::report::{Outcome, Row};
 use crate::station::{Serving, Station};
 use crate::statistics::Summary;
 use pattern::Pattern;
-use run::{Ours, Run};
+use run::{Load, Ours, Run};
 
 /// Interfaces of this experiment begin so.
 const TAP: &str = "tpwai0";
+/// Frames a second that one core can send over veth one by one.
+const MOST_ALONE: f64 = 200_000.0;
 /// Wake-ups of server and application together at 100 000 frames a second.
 const MOST_SLEEPS: f64 = 0.125;
 /// The pattern that goes to many endpoints in turn.
@@ -44,7 +46,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "UDP datagrams of 8 bytes from the kernel to one receiver, sent when they are due by a \
-             thread that stays awake on core {}; the application, or the kernel's socket, sleeps \
+             thread that stays awake on core {}, at 400 000 a second sixteen in one call on both sides, \
+             as one by one a core may not send as many over veth; the application, or the kernel's socket, sleeps \
              until there is something, on core {}, where the engine is too; processor time is of \
              server and application together, or of the thread that reads the socket, by the \
              scheduler's account, and the sender's is in neither; the kernel's wire is a veth pair; \
@@ -75,17 +78,19 @@ fn beside_sockets(
         ours.set(Setting::LatencyUs, bound_us)?;
         for rate in [10_000.0, 100_000.0, 400_000.0] {
             let times = Pattern::Even(rate).times(window);
+            let together = if rate > MOST_ALONE { run::TOGETHER } else { 1 };
+            let load = Load { together, ..Load::new(&times) };
             // It settles in the first.
-            ours.run(&times, 1, Duration::ZERO, cores)?;
-            run::kernel(wire, &times, cores)?;
+            ours.run(&load, cores)?;
+            run::kernel(wire, (&times, together), cores)?;
             let (mut own, mut theirs) = (Vec::new(), Vec::new());
             for pair in 0..settings.pairs() {
                 if pair % 2 == 0 {
-                    own.push(ours.run(&times, 1, Duration::ZERO, cores)?);
-                    theirs.push(run::kernel(wire, &times, cores)?);
+                    own.push(ours.run(&load, cores)?);
+                    theirs.push(run::kernel(wire, (&times, together), cores)?);
                 } else {
-                    theirs.push(run::kernel(wire, &times, cores)?);
-                    own.push(ours.run(&times, 1, Duration::ZERO, cores)?);
+                    theirs.push(run::kernel(wire, (&times, together), cores)?);
+                    own.push(ours.run(&load, cores)?);
                 }
             }
             let parameters = [("bound_us", bound_us as f64), ("frames_per_s", rate)];
@@ -186,16 +191,17 @@ fn beside_fixed(
         let mut of_auto = Vec::new();
         let overload = name == OVERLOAD;
         let work = if overload { WORK } else { Duration::ZERO };
+        let load = Load { endpoints, work, ..Load::new(&times) };
         for _ in 0..rounds {
             for (place, (_, mode, hz)) in fixed.iter().enumerate() {
                 if let Some(hz) = hz {
                     ours.set(Setting::ClockHz, *hz)?;
                 }
                 ours.set(Setting::Mode, Setting::Mode.parse(mode)?)?;
-                of_fixed[place].push(ours.run(&times, endpoints, work, cores)?);
+                of_fixed[place].push(ours.run(&load, cores)?);
             }
             ours.set(Setting::Mode, Setting::Mode.parse("auto")?)?;
-            of_auto.push(ours.run(&times, endpoints, work, cores)?);
+            of_auto.push(ours.run(&load, cores)?);
         }
         let median = |runs: &[Run], value: &dyn Fn(&Run) -> f64| {
             Summary::of(&runs.iter().map(value).collect::<Vec<_>>()).median

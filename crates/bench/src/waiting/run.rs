@@ -8,6 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::UdpGsoSegment;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{Options, Rule, Session, Setting};
 use towpath_netlink::Netlink;
@@ -21,6 +23,8 @@ use crate::station::{HOST, Station};
 const PORT: u16 = 2000;
 /// Endpoints of the application, each of a port.
 pub(super) const MANY: u16 = 1000;
+/// What a datagram carries: when it was sent.
+const STAMP_BYTES: usize = 8;
 /// How long is waited for what is on its way.
 const AFTER: Duration = Duration::from_millis(30);
 
@@ -69,20 +73,34 @@ impl Run {
     }
 }
 
+/// Datagrams of one call: above this rate one after the other is more than a core can send over veth.
+pub(super) const TOGETHER: usize = 16;
+
 /// Sends when it is due, by each connected socket in turn, awake in between, each with the time when
-/// it was sent: how late the generator is, where it is put aside, is nobody's delay. Answers how long
-/// it took.
-fn generate(times: &[u64], start: Instant, sockets: &[UdpSocket]) -> Duration {
-    for (due, socket) in times.iter().zip(sockets.iter().cycle()) {
-        let at = start + Duration::from_nanos(*due);
+/// it was sent: how late the generator is, where it is put aside, is nobody's delay. So many at once
+/// as frames of their own (`UDP_SEGMENT`), when the first of them is due. Answers how long it took.
+fn generate(times: &[u64], start: Instant, sockets: &[UdpSocket], together: usize) -> Duration {
+    let mut payloads = [0; TOGETHER * STAMP_BYTES];
+    for (due, socket) in times.chunks(together).zip(sockets.iter().cycle()) {
+        let (due, payloads) = (due[0], &mut payloads[..due.len() * STAMP_BYTES]);
+        let at = start + Duration::from_nanos(due);
         while Instant::now() < at {
             std::hint::spin_loop();
         }
         let sent = start.elapsed().as_nanos() as u64;
         // What the interface has no room for is lost, as on a wire; the receiver's count shows it.
-        let _ = socket.send(&sent.to_ne_bytes());
+        for payload in payloads.chunks_mut(STAMP_BYTES) {
+            payload.copy_from_slice(&sent.to_ne_bytes());
+        }
+        let _ = socket.send(payloads);
     }
     start.elapsed()
+}
+
+/// Has the kernel cut what is sent into datagrams.
+fn cut(socket: &UdpSocket, together: usize) -> anyhow::Result<()> {
+    let bytes = if together > 1 { STAMP_BYTES as i32 } else { 0 };
+    Ok(setsockopt(socket, UdpGsoSegment, &bytes)?)
 }
 
 fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
@@ -97,7 +115,7 @@ fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
 fn run(
     times: &[u64],
     cores: (usize, usize),
-    sockets: &[UdpSocket],
+    (sockets, together): (&[UdpSocket], usize),
     receiver: impl FnOnce(Instant, &AtomicU64, &AtomicBool) -> anyhow::Result<(Usage, Latency)> + Send,
 ) -> anyhow::Result<Run> {
     let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -109,7 +127,7 @@ fn run(
             receiver(start, received, over)
         });
         let sending = scope.spawn(move || {
-            let sent = pin(cores.0).map(|()| generate(times, start, sockets));
+            let sent = pin(cores.0).map(|()| generate(times, start, sockets, together));
             let until = Instant::now() + AFTER;
             while received.load(Ordering::Acquire) < times.len() as u64 && Instant::now() < until {
                 thread::sleep(Duration::from_micros(500));
@@ -123,6 +141,25 @@ fn run(
     })?;
     let received = received.load(Ordering::Acquire);
     Ok(Run { offered: times.len() as u64, received, sending, usage, took, delay })
+}
+
+/// What is sent to an application.
+#[derive(Clone, Copy)]
+pub(super) struct Load<'a> {
+    /// When, in nanoseconds.
+    pub(super) times: &'a [u64],
+    /// To so many endpoints in turn.
+    pub(super) endpoints: u16,
+    /// So many in one call.
+    pub(super) together: usize,
+    /// How long the application works on each.
+    pub(super) work: Duration,
+}
+
+impl<'a> Load<'a> {
+    pub(super) fn new(times: &'a [u64]) -> Load<'a> {
+        Load { times, endpoints: 1, together: 1, work: Duration::ZERO }
+    }
 }
 
 /// An application on a station.
@@ -165,20 +202,18 @@ impl<'a> Ours<'a> {
         self.station.set(setting, value)
     }
 
-    /// To so many endpoints in turn; the application works so long on each frame.
-    pub(super) fn run(
-        &mut self,
-        times: &[u64],
-        endpoints: u16,
-        work: Duration,
-        cores: (usize, usize),
-    ) -> anyhow::Result<Run> {
+    pub(super) fn run(&mut self, load: &Load<'_>, cores: (usize, usize)) -> anyhow::Result<Run> {
         let Ours { session, kernel, server, .. } = self;
+        let Load { times, endpoints, together, work } = *load;
+        cut(&kernel[0], together)?;
         // What came late of the run before.
         while session.receive(0, 4096, |_| ())? > 0 {}
         let before = server.usage()?;
-        let mut run =
-            run(times, cores, &kernel[..usize::from(endpoints)], |start, received, over| {
+        let mut run = run(
+            times,
+            cores,
+            (&kernel[..usize::from(endpoints)], together),
+            |start, received, over| {
                 let mut delay = Latency::new()?;
                 let before = this_thread_usage()?;
                 while !over.load(Ordering::Acquire) {
@@ -199,7 +234,8 @@ impl<'a> Ours<'a> {
                     received.fetch_add(got as u64, Ordering::Release);
                 }
                 Ok((this_thread_usage()?.since(&before), delay))
-            })?;
+            },
+        )?;
         let server = server.usage()?.since(&before);
         run.usage.cpu += server.cpu;
         run.usage.sleeps += server.sleeps;
@@ -211,13 +247,14 @@ impl<'a> Ours<'a> {
 /// A socket that sleeps until something comes, and takes what is there.
 pub(super) fn kernel(
     wire: &KernelWire,
-    times: &[u64],
+    (times, together): (&[u64], usize),
     cores: (usize, usize),
 ) -> anyhow::Result<Run> {
     let sender = wire.near_udp(0)?;
     let receiver = wire.far_udp(PORT, 1)?.pop().context("no socket")?;
     sender.connect((FAR, PORT))?;
-    run(times, cores, &[sender], |start, received, over| {
+    cut(&sender, together)?;
+    run(times, cores, (&[sender], together), |start, received, over| {
         let mut delay = Latency::new()?;
         let before = this_thread_usage()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
