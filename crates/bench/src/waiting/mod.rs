@@ -46,7 +46,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "UDP datagrams of 8 bytes from the kernel to one receiver, sent when they are due by a \
-             thread that stays awake on core {}, at 400 000 a second sixteen in one call on both sides, \
+             thread that stays awake on core {}, at 400 000 a second four in one call on both sides, \
              as one by one a core may not send as many over veth; the application, or the kernel's socket, sleeps \
              until there is something, on core {}, where the engine is too; processor time is of \
              server and application together, or of the thread that reads the socket, by the \

@@ -74,7 +74,7 @@ impl Run {
 }
 
 /// Datagrams of one call: above this rate one after the other is more than a core can send over veth.
-pub(super) const TOGETHER: usize = 16;
+pub(super) const TOGETHER: usize = 4;
 
 /// Sends when it is due, by each connected socket in turn, awake in between, each with the time when
 /// it was sent: how late the generator is, where it is put aside, is nobody's delay. So many at once
