@@ -4,8 +4,9 @@
 //! model"). **Direct**: a device that runs and that nothing waits for gets each packet at once.
 //! **Queued**: packets go into the backlog, which is drained a batch at a time. Either way, what the
 //! device has no room for waits in the backlog, in order, and nothing overtakes it but small packets
-//! ([`SMALL_PLACES`]). What a device that was reset gave back nothing overtakes. The backlog is short: packets that wait longer wait in their queues, where the
-//! scheduler still decides whose turn it is, and the application sees back pressure.
+//! ([`SMALL_PLACES`]). What a device that was reset gave back nothing overtakes. The backlog is short:
+//! packets that wait longer wait in their queues, where the scheduler still decides whose turn it is, and
+//! the application sees back pressure.
 
 use std::collections::VecDeque;
 
