@@ -183,9 +183,7 @@ fn pdus() -> Vec<(&'static str, Vec<u8>)> {
 /// A message after how many descriptors go with it.
 fn control() -> Vec<(&'static str, Vec<u8>)> {
     let encoded = |message: &Message, descriptors: u8| {
-        let mut packet = [0; MAX_BYTES];
-        let len = message.encode(&mut packet);
-        [&[descriptors], &packet[..len]].concat()
+        [&[descriptors], message.encode().as_slice()].concat()
     };
     let attach = Attach {
         queue_sets: 2,
@@ -238,8 +236,8 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         ("open", Message::Open(open), 0),
         ("opened", Message::Opened(Opened { endpoint: 2 }), 0),
         ("close", Message::Close(Close { endpoint: 2 }), 0),
-        ("report", Message::Report, 0),
-        ("reported", Message::Reported, 1),
+        ("report", Message::Report(Cursor::default()), 0),
+        ("reported", Message::Reported(Cursor::END, b"{}".to_vec()), 0),
         (
             "set",
             Message::Set(Set { setting: 0, session: 1, endpoint: 2, reserved: 0, value: 1 }),

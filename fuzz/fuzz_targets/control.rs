@@ -30,8 +30,10 @@ use towpath_protocol::message::{
 
 /// The length of a message of each kind, in bytes with its header, by the module's table; 0: no
 /// such kind. Written down here a second time, so that a change of either is seen.
-const LENGTHS: [usize; 12] = [0, 72, 96, 8, 68, 12, 12, 8, 8, 32, 8, 256];
+const LENGTHS: [usize; 12] = [0, 72, 96, 8, 68, 12, 12, 24, 24, 32, 8, 256];
 const ERROR: u16 = 11;
+/// The one kind whose message may be longer: a page of text follows.
+const REPORTED: u16 = 8;
 
 /// More descriptors than any message has.
 const MOST_DESCRIPTORS: usize = MAX_DESCRIPTORS + 2;
@@ -77,7 +79,7 @@ fn expected(
     }
     match LENGTHS.get(usize::from(kind)) {
         None | Some(0) => Err(MessageError::Kind(kind)),
-        Some(right) if *right != len => Err(MessageError::Length { kind, len }),
+        Some(right) if *right != len && (kind != REPORTED || *right > len) => Err(MessageError::Length { kind, len }),
         Some(_) => {
             assert!(decoded.is_ok(), "{decoded:?}");
             decoded.clone()
@@ -86,9 +88,8 @@ fn expected(
 }
 
 fn there_and_back(message: &Message, bytes: &[u8]) {
-    let mut again = [0; MAX_BYTES];
-    let len = message.encode(&mut again);
-    let again = &again[..len];
+    let again = message.encode();
+    let again = again.as_slice();
     // The version alone may differ: a refusal is understood whatever version it is of.
     assert_eq!((&again[..4], &again[6..]), (&bytes[..4], &bytes[6..]));
     assert_eq!(again[4..6], VERSION.to_ne_bytes());

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use towpath_protocol::channel::{Channel, Incoming};
-use towpath_protocol::message::{Attach, Attached, MAX_BYTES, Message, Open, Refusal, fixed_name};
+use towpath_protocol::message::{Attach, Attached, Message, Open, Refusal, fixed_name};
 
 /// What came back.
 #[derive(Debug)]
@@ -58,9 +58,7 @@ pub fn open() -> Open {
 /// A message's bytes.
 #[must_use]
 pub fn bytes(message: &Message) -> Vec<u8> {
-    let mut bytes = [0; MAX_BYTES];
-    let len = message.encode(&mut bytes);
-    bytes[..len].to_vec()
+    message.encode()
 }
 
 impl Raw {

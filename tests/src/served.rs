@@ -128,15 +128,23 @@ impl Served {
     ///
     /// # Panics
     /// When it is gone.
+    ///
+    /// Workers of users who have gone may be kept for when they come again: what the server has of
+    /// workers is left out.
     pub fn holdings(&mut self) -> Holdings {
         let report = self.report();
         let sessions = report["sessions"].as_array().map_or(0, Vec::len);
         let given = report["device"]["addresses_given"].as_u64().expect("a number");
         let stored = self.process.ask("stored").parse().expect("a number");
         let census = Census::of(self.pid()).expect("it lives");
+        let mut descriptors = census.descriptors;
+        let workers = self.workers();
+        for kind in ["socket", "[eventfd]"] {
+            *descriptors.entry(kind.into()).or_default() -= workers;
+        }
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).expect("it lives");
         Holdings {
-            descriptors: census.descriptors.into_iter().collect(),
+            descriptors: descriptors.into_iter().collect(),
             memory_files: census.memory_files.into_iter().collect(),
             mapped_files: maps.lines().filter(|line| line.contains("/memfd:")).count(),
             stored,
@@ -144,6 +152,22 @@ impl Served {
             addresses_given: given as usize,
             threads: census.threads,
         }
+    }
+
+    /// How many worker processes it has.
+    fn workers(&self) -> usize {
+        let stat = |pid: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
+            Some((name.to_owned(), rest.split(' ').nth(1)?.to_owned()))
+        };
+        let own = self.pid().to_string();
+        let processes = std::fs::read_dir("/proc").expect("processes").flatten();
+        let parents = processes.filter_map(|one| {
+            let (name, parent) = stat(one.file_name().to_str()?)?;
+            (name == "towpath-worker").then_some(parent)
+        });
+        parents.filter(|spawner| stat(spawner).is_some_and(|(_, parent)| parent == own)).count()
     }
 
     /// What it holds when nothing changes any more.

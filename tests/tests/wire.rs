@@ -115,20 +115,7 @@ impl Bench {
 
     /// What the server reports of its device.
     fn device(&self) -> BTreeMap<String, u64> {
-        use towpath_protocol::memory::SharedFile;
-        use towpath_protocol::message::Message;
-        use towpath_tests::raw::{Raw, Reply};
-        let raw = Raw {
-            channel: towpath_protocol::channel::Channel::new(self.server.connect().unwrap()),
-        };
-        let Ok(Reply::Message(Message::Reported, mut files)) = raw.ask(&Message::Report) else {
-            panic!("no report")
-        };
-        let mapping = SharedFile::adopt(files.pop().unwrap()).unwrap().map_readable().unwrap();
-        let mut text = vec![0; mapping.len()];
-        assert!(mapping.copy_out(0, &mut text));
-        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-        let report: serde_json::Value = serde_json::from_slice(&text[..end]).unwrap();
+        let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
         let counters = report["device"]["counters"].as_object().unwrap();
         counters.iter().map(|(name, value)| (name.clone(), value.as_u64().unwrap())).collect()
     }

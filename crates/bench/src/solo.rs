@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
@@ -25,8 +26,9 @@ use towpath_server::Values;
 use towpath_server::demux::{Rule, Vlan};
 use towpath_server::engine::{Budgets, Engine, Link};
 use towpath_server::orders::{Event, Order};
+use towpath_server::relays::Relays;
 use towpath_server::rights::{Addresses, Rights};
-use towpath_server::session::{Endpoint, Memories, Session};
+use towpath_server::session::{Doorbell, Endpoint, Memories, Session};
 
 /// Packets in a turn.
 const BATCH: usize = 64;
@@ -98,6 +100,7 @@ impl Solo {
             events: engine_events,
             wake: Arc::new(event()?),
             control_wake: Arc::new(event()?),
+            relays: Relays::none()?,
         };
         let state = Arc::new(Mapping::private(STATE_WORDS * 8)?);
         let budgets = Budgets {
@@ -122,8 +125,9 @@ impl Solo {
             receive_heap: Arc::new(receive_heap.map_writable()?),
             transmit_heap: Arc::new(transmit_heap.map_readable()?),
         };
-        let (_bell, doorbell) = rustix::pipe::pipe()?;
-        let session = Session::new(1, shape, &memories, doorbell, event()?);
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let (_bell, doorbell) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+        let session = Session::new(1, shape, &memories, Doorbell::direct(doorbell), event()?);
         give(&orders, Order::AddSession(Box::new(session)))?;
         let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC);
         let addresses = Addresses { ipv4: Some(ip(&flow)?), ipv6: [None; 2] };

@@ -4,8 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use towpath_protocol::channel::Channel;
-use towpath_protocol::memory::SharedFile;
-use towpath_protocol::message::{Message, Set};
+use towpath_protocol::message::{Cursor, Message, Set};
 use towpath_protocol::settings::Setting;
 
 use crate::control::{Answer, ask, connect};
@@ -44,18 +43,45 @@ pub fn report(path: impl AsRef<Path>) -> Result<serde_json::Value, AttachError> 
 /// As attaching.
 pub fn report_over(socket: OwnedFd) -> Result<serde_json::Value, AttachError> {
     let channel = Channel::new(socket);
-    let (Message::Reported, mut descriptors) = expect(&channel, &Message::Report)? else {
-        return Err(AttachError::Protocol("the server answered with another message".into()));
+    let mut report = serde_json::Value::Null;
+    let mut cursor = Cursor::default();
+    loop {
+        let (Message::Reported(next, text), _) = expect(&channel, &Message::Report(cursor))? else {
+            return Err(AttachError::Protocol("the server answered with another message".into()));
+        };
+        let page = serde_json::from_slice(&text)
+            .map_err(|error| AttachError::Protocol(format!("the report is no JSON: {error}")))?;
+        append(&mut report, page);
+        if next == Cursor::END {
+            return Ok(report);
+        }
+        if (next.connection, next.endpoint) <= (cursor.connection, cursor.endpoint) {
+            return Err(AttachError::Protocol("the report does not come to an end".into()));
+        }
+        cursor = next;
+    }
+}
+
+/// Appends a page to the pages before it. A session whose endpoints are on several pages becomes one.
+fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
+    if report.is_null() {
+        *report = page;
+        return;
+    }
+    let (Some(all), Some(more)) =
+        (report["sessions"].as_array_mut(), page["sessions"].as_array_mut())
+    else {
+        return;
     };
-    let file = descriptors
-        .pop()
-        .ok_or_else(|| AttachError::Protocol("the report came without a descriptor".into()))?;
-    let mapping = SharedFile::adopt(file)?.map_readable()?;
-    let mut bytes = vec![0; mapping.len()];
-    let _ = mapping.copy_out(0, &mut bytes);
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    serde_json::from_slice(&bytes[..end])
-        .map_err(|error| AttachError::Protocol(format!("the report is no JSON: {error}")))
+    if let (Some(last), Some(first)) = (all.last_mut(), more.first_mut())
+        && last["session"] == first["session"]
+        && let (Some(endpoints), Some(rest)) =
+            (last["endpoints"].as_array_mut(), first["endpoints"].as_array_mut())
+    {
+        endpoints.append(rest);
+        more.remove(0);
+    }
+    all.append(more);
 }
 
 /// Changes a setting of the device, or of an endpoint, which is named by its session and its number

@@ -65,8 +65,18 @@ impl Channel {
         message: &Message,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), ChannelError> {
-        let mut bytes = [0; MAX_BYTES];
-        let len = message.encode(&mut bytes);
+        self.send_bytes(&message.encode(), descriptors)
+    }
+
+    /// The same of a message that was encoded before.
+    ///
+    /// # Errors
+    /// What the socket answers.
+    pub fn send_bytes(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ChannelError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -75,7 +85,7 @@ impl Channel {
         loop {
             match sendmsg(
                 &self.socket,
-                &[IoSlice::new(&bytes[..len])],
+                &[IoSlice::new(bytes)],
                 &mut control,
                 SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
             ) {
@@ -91,7 +101,7 @@ impl Channel {
     /// # Errors
     /// [`ChannelError`]. Descriptors that came with a bad message are closed.
     pub fn receive(&self) -> Result<Incoming, ChannelError> {
-        let mut bytes = [0; MAX_BYTES + 1];
+        let mut bytes = vec![0; MAX_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
@@ -170,15 +180,14 @@ mod tests {
         rustix::net::send(&a, &[0; MAX_BYTES + 1], SendFlags::empty()).unwrap();
         assert!(matches!(b.receive(), Err(ChannelError::TooLong)));
         // More descriptors than any message has: refused, and none of them leaks.
-        let mut bytes = [0; MAX_BYTES];
-        let len = Message::Done.encode(&mut bytes);
+        let bytes = Message::Done.encode();
         for count in [8, 9, 12] {
             let (read, write) = rustix::pipe::pipe().unwrap();
             let many: Vec<_> = (0..count).map(|_| read.as_fd()).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(12))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
-            let message = [IoSlice::new(&bytes[..len])];
+            let message = [IoSlice::new(&bytes)];
             sendmsg(&a, &message, &mut control, SendFlags::empty()).unwrap();
             assert!(matches!(b.receive(), Err(ChannelError::TooLong)), "{count} descriptors");
             drop(many);

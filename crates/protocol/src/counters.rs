@@ -165,11 +165,13 @@ pub enum Device {
     RingsHalf,
     /// Of the ticks kept, those that the engine stayed awake for: `clock_hz` is more than sleep holds.
     TicksAwake,
+    /// Of the rings made, those left to the worker of the application's user.
+    RingsRelayed,
 }
 
 impl Device {
     /// All, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 46] = [
+    pub const ALL: [(Device, &'static str); 47] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -216,6 +218,7 @@ impl Device {
         (Device::SpinsPutAside, "spins_put_aside"),
         (Device::RingsHalf, "rings_half"),
         (Device::TicksAwake, "ticks_awake"),
+        (Device::RingsRelayed, "rings_relayed"),
     ];
 }
 

@@ -23,4 +23,4 @@ pub mod store;
 
 /// The version of messages and layout together. Raised whenever either changes; a peer of another
 /// version is refused with both numbers.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;

@@ -124,6 +124,12 @@ impl SharedFile {
     }
 }
 
+impl From<SharedFile> for OwnedFd {
+    fn from(file: SharedFile) -> OwnedFd {
+        file.file
+    }
+}
+
 impl AsFd for SharedFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -177,6 +183,24 @@ impl Mapping {
         Self::owned(start, len, true)
     }
 
+    /// Zeroed memory of this process and of those that are forked from it, rounded up to pages.
+    ///
+    /// # Errors
+    /// What `mmap` answers: `ENOMEM`.
+    pub fn shared_with_forks(len: usize) -> io::Result<Mapping> {
+        let len = len.max(1).next_multiple_of(PAGE_BYTES);
+        // SAFETY: the kernel chooses a free address range, so no memory of ours is replaced.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+            )?
+        };
+        Self::owned(start, len, true)
+    }
+
     fn owned(start: *mut std::ffi::c_void, len: usize, writable: bool) -> io::Result<Mapping> {
         let start =
             NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
@@ -210,10 +234,40 @@ impl Mapping {
     /// Has every page there before it is first touched, as far as the kernel can (Linux 5.14): a
     /// fault takes longer than a packet.
     pub fn populate(&self) {
+        self.populate_part(0, self.len);
+    }
+
+    /// The same for a part, from a page's beginning on. A part that is not inside is left alone.
+    pub fn populate_part(&self, offset: usize, len: usize) {
         let advice =
             if self.writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
-        // SAFETY: populating changes no content.
-        let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, advice) };
+        self.advise(offset, len, advice);
+    }
+
+    /// Takes a part out of this process' page tables, from a page's beginning on: what would else be
+    /// done at once when the mapping is dropped. The file keeps its content. Only shared mappings.
+    pub fn release_part(&self, offset: usize, len: usize) {
+        self.advise(offset, len, Advice::LinuxDontNeed);
+    }
+
+    fn advise(&self, offset: usize, len: usize, advice: Advice) {
+        if self.inside(offset, len) {
+            // SAFETY: the part is inside; neither populating nor dropping the pages of a shared
+            // mapping changes what is read there.
+            let _ =
+                unsafe { rustix::mm::madvise(self.start.as_ptr().add(offset).cast(), len, advice) };
+        }
+    }
+
+    /// Keeps all of it in memory, so that no access waits for a swap device. Allocates what is not
+    /// there yet.
+    ///
+    /// # Errors
+    /// What `mlock` answers: `EPERM` and `ENOMEM` where `RLIMIT_MEMLOCK` is too small.
+    pub fn lock(&self) -> io::Result<()> {
+        // SAFETY: locking changes no content.
+        unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.len)? };
+        Ok(())
     }
 
     /// Wipes the mapping in children made by `fork`: they find zeros. Only private mappings.

@@ -13,7 +13,8 @@
 //! | open | application | [`Open`] | opened, or error |
 //! | opened | server | [`Opened`] | |
 //! | close | application | [`Close`] | done, or error |
-//! | report | anyone allowed | none | report with one descriptor: a memory file with JSON |
+//! | report | anyone allowed | [`Cursor`] | reported, or error |
+//! | reported | server | [`Cursor`] of the next page, then JSON | |
 //! | set | administrator; an application for its own endpoints | [`Set`] | done, or error |
 //! | done | server | none | |
 //! | error | server | [`ErrorBody`] | |
@@ -24,8 +25,10 @@ use crate::VERSION;
 
 /// "Towp", in every message.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"Towp");
-/// The largest message.
-pub const MAX_BYTES: usize = 512;
+/// The largest message: a page of a report.
+pub const MAX_BYTES: usize = 32 << 10;
+/// The largest message that an application sends.
+pub const MAX_REQUEST_BYTES: usize = 512;
 /// The most descriptors with a message.
 pub const MAX_DESCRIPTORS: usize = 7;
 
@@ -66,8 +69,9 @@ pub struct Attach {
 }
 
 /// What a session got. With it come, in this order: server pages, receive heap, state page
-/// (read-only), application pages, transmit heap (to be mapped writable now, sealed after), the
-/// read end of its doorbell's pipe, the eventfd that rings the engine.
+/// (read-only), application pages, transmit heap (to be mapped writable now, sealed after), its
+/// doorbell (a socket: readable after a notification, hung up at the session's end), the eventfd that
+/// notifies the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attached {
@@ -205,6 +209,31 @@ pub struct Set {
     pub value: u64,
 }
 
+/// Where a page of a report begins; zeros: at the beginning. The first page also describes the device,
+/// and the last page is followed by [`Cursor::END`]. Endpoints of one session may be on several pages.
+///
+/// A report is fetched page by page, so that the server keeps nothing between two requests.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Cursor {
+    /// The connection that is next, as the server counts them.
+    pub connection: u64,
+    /// Its endpoint that is next.
+    pub endpoint: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+impl Cursor {
+    /// Behind the last page.
+    pub const END: Cursor = Cursor { connection: u64::MAX, endpoint: 0, reserved: 0 };
+}
+
+/// The most bytes of JSON on one page of a report.
+pub const MAX_PAGE_BYTES: usize = MAX_BYTES - size_of::<Header>() - size_of::<Cursor>();
+
 /// Why something was refused. This layout never changes.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -282,6 +311,7 @@ const _: () = {
     assert!(size_of::<Attached>() == 88);
     assert!(size_of::<Open>() == 60);
     assert!(size_of::<Set>() == 24);
+    assert!(size_of::<Cursor>() == 16);
     assert!(size_of::<ErrorBody>() == 248);
 };
 
@@ -295,8 +325,8 @@ pub enum Message {
     Open(Open),
     Opened(Opened),
     Close(Close),
-    Report,
-    Reported,
+    Report(Cursor),
+    Reported(Cursor, Vec<u8>),
     Set(Set),
     Done,
     Error(Box<ErrorBody>),
@@ -335,31 +365,31 @@ impl Message {
             Message::Open(_) => 4,
             Message::Opened(_) => 5,
             Message::Close(_) => 6,
-            Message::Report => 7,
-            Message::Reported => 8,
+            Message::Report(_) => 7,
+            Message::Reported(..) => 8,
             Message::Set(_) => 9,
             Message::Done => 10,
             Message::Error(_) => 11,
         }
     }
 
-    /// Writes the message into `to`; answers its length.
-    pub fn encode(&self, to: &mut [u8; MAX_BYTES]) -> usize {
+    /// The message as bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
         let header = Header { magic: MAGIC, version: VERSION, kind: self.kind() };
-        let body = match self {
-            Message::Attach(body) => body.as_bytes(),
-            Message::Attached(body) => body.as_bytes(),
-            Message::Open(body) => body.as_bytes(),
-            Message::Opened(body) => body.as_bytes(),
-            Message::Close(body) => body.as_bytes(),
-            Message::Set(body) => body.as_bytes(),
-            Message::Error(body) => body.as_bytes(),
-            Message::Mapped | Message::Report | Message::Reported | Message::Done => &[],
+        let (body, text): (&[u8], &[u8]) = match self {
+            Message::Attach(body) => (body.as_bytes(), &[]),
+            Message::Attached(body) => (body.as_bytes(), &[]),
+            Message::Open(body) => (body.as_bytes(), &[]),
+            Message::Opened(body) => (body.as_bytes(), &[]),
+            Message::Close(body) => (body.as_bytes(), &[]),
+            Message::Report(body) => (body.as_bytes(), &[]),
+            Message::Reported(body, text) => (body.as_bytes(), text),
+            Message::Set(body) => (body.as_bytes(), &[]),
+            Message::Error(body) => (body.as_bytes(), &[]),
+            Message::Mapped | Message::Done => (&[], &[]),
         };
-        let len = size_of::<Header>() + body.len();
-        to[..size_of::<Header>()].copy_from_slice(header.as_bytes());
-        to[size_of::<Header>()..len].copy_from_slice(body);
-        len
+        [header.as_bytes(), body, text].concat()
     }
 
     /// Reads a message that a hostile peer may have written.
@@ -391,8 +421,11 @@ impl Message {
             4 => Ok(Message::Open(read(body, length())?)),
             5 => Ok(Message::Opened(read(body, length())?)),
             6 => Ok(Message::Close(read(body, length())?)),
-            7 => empty(Message::Report),
-            8 => empty(Message::Reported),
+            7 => Ok(Message::Report(read(body, length())?)),
+            8 => {
+                let (next, text) = Cursor::read_from_prefix(body).map_err(|_| length())?;
+                Ok(Message::Reported(next, text.to_vec()))
+            }
             9 => Ok(Message::Set(read(body, length())?)),
             10 => empty(Message::Done),
             kind => Err(MessageError::Kind(kind)),
@@ -445,8 +478,8 @@ mod tests {
             Message::Open(Open::new_zeroed()),
             Message::Opened(Opened { endpoint: 3 }),
             Message::Close(Close { endpoint: 3 }),
-            Message::Report,
-            Message::Reported,
+            Message::Report(Cursor { connection: 5, endpoint: 6, reserved: 0 }),
+            Message::Reported(Cursor::END, b"{}".to_vec()),
             Message::Set(Set { setting: 1, session: 2, endpoint: 3, reserved: 0, value: 4 }),
             Message::Done,
             Message::Error(Box::new(ErrorBody::new(Refusal::Limit, "no"))),
@@ -458,27 +491,29 @@ mod tests {
     #[test]
     fn there_and_back() {
         for message in examples() {
-            let mut bytes = [0; MAX_BYTES];
-            let len = message.encode(&mut bytes);
-            assert_eq!(Message::decode(&bytes[..len]), Ok(message.clone()));
-            assert!(Message::decode(&bytes[..len - 1]).is_err());
-            assert!(Message::decode(&bytes[..len + 1]).is_err());
+            let mut bytes = message.encode();
+            assert_eq!(Message::decode(&bytes), Ok(message.clone()));
+            // The text of a page is as long as its message.
+            let cut = bytes.len()
+                - if let Message::Reported(_, text) = &message { text.len() } else { 0 };
+            assert!(Message::decode(&bytes[..cut - 1]).is_err());
+            bytes.push(0);
+            assert!(matches!(message, Message::Reported(..)) || Message::decode(&bytes).is_err());
         }
     }
 
     #[test]
     fn another_version_is_told_so() {
         for version in [0, VERSION + 1, u16::MAX] {
-            let mut bytes = [0; MAX_BYTES];
-            let len = Message::Mapped.encode(&mut bytes);
+            let mut bytes = Message::Mapped.encode();
             bytes[4..6].copy_from_slice(&version.to_ne_bytes());
-            assert_eq!(Message::decode(&bytes[..len]), Err(MessageError::Version(version)));
+            assert_eq!(Message::decode(&bytes), Err(MessageError::Version(version)));
             // And its refusal is understood across versions.
             let refusal =
                 Message::Error(Box::new(ErrorBody::new(Refusal::Version, "other version")));
-            let len = refusal.encode(&mut bytes);
+            let mut bytes = refusal.encode();
             bytes[4..6].copy_from_slice(&version.to_ne_bytes());
-            assert_eq!(Message::decode(&bytes[..len]), Ok(refusal));
+            assert_eq!(Message::decode(&bytes), Ok(refusal));
         }
     }
 
@@ -501,9 +536,7 @@ mod tests {
                 bytes[6..8].copy_from_slice(&kind.to_ne_bytes());
             }
             if let Ok(message) = Message::decode(&bytes) {
-                let mut again = [0; MAX_BYTES];
-                let len = message.encode(&mut again);
-                prop_assert_eq!(&again[8..len], &bytes[8..]);
+                prop_assert_eq!(&message.encode()[8..], &bytes[8..]);
                 if let Message::Error(body) = message {
                     let _ = (body.text(), body.refusal());
                 }

@@ -70,6 +70,35 @@ impl Peer {
     }
 }
 
+const SO_LOCK_FILTER: i32 = 44;
+const SO_PASSRIGHTS: i32 = 83;
+
+/// Locks a socket's filter as it is: there is none from now on, whoever has the socket.
+///
+/// # Errors
+/// What `setsockopt` answers.
+pub fn lock_filter(socket: impl AsFd) -> io::Result<()> {
+    set_option(socket.as_fd(), SO_LOCK_FILTER, 1)
+}
+
+/// Refuses descriptors from the other side of a socket, and of those that it accepts
+/// (`SO_PASSRIGHTS`): whoever sends some gets `EPERM`.
+///
+/// # Errors
+/// What `setsockopt` answers: `ENOPROTOOPT` before Linux 6.16.
+pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
+    set_option(socket.as_fd(), SO_PASSRIGHTS, 0)
+}
+
+fn set_option(socket: BorrowedFd<'_>, name: i32, value: i32) -> io::Result<()> {
+    let len = size_of_val(&value) as libc::socklen_t;
+    let value = &raw const value;
+    // SAFETY: the address and the length are those of a number of this function.
+    let outcome =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value.cast(), len) };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Reads a socket option into `values`; answers how many bytes came.
 fn option<T: Copy>(socket: BorrowedFd<'_>, name: i32, values: &mut [T]) -> io::Result<usize> {
     let mut len = size_of_val(values) as libc::socklen_t;

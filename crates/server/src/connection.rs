@@ -3,25 +3,23 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::time::Instant;
+use std::os::fd::OwnedFd;
 
 use towpath_packet::headers::{
     ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
 };
-use towpath_protocol::channel::Channel;
 use towpath_protocol::layout::SessionShape;
-use towpath_protocol::memory::Mapping;
-use towpath_protocol::message::{self, Attach, ErrorBody, Message, Open, Refusal};
+use towpath_protocol::message::{self, Attach, Open, Refusal};
 use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::Lease;
+use crate::connections::Account;
 use crate::demux::{Rule, Vlan};
 use crate::orders::Tap;
 use crate::policy::Standing;
 use crate::prepare::Prepared;
+use crate::session::Memories;
 
 /// A refusal: what the peer is told.
 pub(crate) type Refused = (Refusal, String);
@@ -33,29 +31,21 @@ pub(crate) enum Progress {
     New,
     /// It was given memory and has yet to map it.
     Given(Box<Prepared>),
+    /// Its memory is being sealed and allocated by its worker.
+    Finishing(Box<Prepared>),
+    /// Its memory is being mapped.
+    Populating,
     /// The engine has its session.
     Lives,
     /// It is over; the engine may still have something of it.
     Over,
 }
 
-/// Whether a connection is heard. It has one order with the engine at a time: what it says
-/// meanwhile stays in its socket, so that nobody's orders are more than their connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hearing {
-    /// Nothing of it is unanswered.
-    Heard,
-    /// The engine has an order of it.
-    Ordered,
-    /// And it has said more, which is not read before that one is answered.
-    Unheard,
-}
-
-/// A connection, and the session on it if there is one.
+/// A connection, and the session on it if there is one. Its socket is its worker's.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// Where it is heard.
-    pub(crate) channel: Channel,
+    /// The worker that hears it and answers it.
+    pub(crate) worker: u64,
     /// Who it is.
     pub(crate) peer: Peer,
     /// What it may.
@@ -64,10 +54,12 @@ pub(crate) struct Connection {
     pub(crate) trusted: bool,
     /// How far it got.
     pub(crate) progress: Progress,
-    /// Whether it is heard.
-    pub(crate) hearing: Hearing,
-    /// Since when.
-    pub(crate) since: Instant,
+    /// It has ended, and its worker has closed it.
+    pub(crate) gone: bool,
+    /// What its user and its group have, all together.
+    pub(crate) account: Account,
+    /// What its session takes, in bytes.
+    pub(crate) bytes: usize,
     /// The session's number; 0 without one.
     pub(crate) number: u32,
     /// What it calls itself.
@@ -76,8 +68,13 @@ pub(crate) struct Connection {
     pub(crate) lease: Option<Lease>,
     /// What its session consists of.
     pub(crate) shape: Option<SessionShape>,
-    /// The server pages, for reading counters.
-    pub(crate) pages: Option<Arc<Mapping>>,
+    /// Its session's memories, for reading counters, and for unmapping.
+    pub(crate) memories: Option<Memories>,
+    /// Its session's memory files: when they are closed last, their memory is given back, which is
+    /// the worker's to do.
+    pub(crate) files: Vec<OwnedFd>,
+    /// Its session's notification counter.
+    pub(crate) counter: Option<u32>,
     /// Its endpoints by number.
     pub(crate) endpoints: Vec<Option<Opened>>,
     /// Numbers of endpoints that were given back, and the first that was never given.
@@ -104,34 +101,6 @@ pub(crate) struct Opened {
 }
 
 impl Connection {
-    /// Answers; a peer that does not read its answers is cut off by the caller.
-    ///
-    /// # Errors
-    /// When the answer cannot be sent.
-    pub(crate) fn answer(&self, message: &Message) -> Result<(), ()> {
-        self.channel.send(message, &[]).map_err(|_| ())
-    }
-
-    /// Refuses.
-    ///
-    /// # Errors
-    /// When the refusal cannot be sent.
-    pub(crate) fn refuse(&self, (refusal, text): &Refused) -> Result<(), ()> {
-        self.answer(&Message::Error(Box::new(ErrorBody::new(*refusal, text))))
-    }
-
-    /// Sends the memory that it was given.
-    ///
-    /// # Errors
-    /// When it cannot be sent.
-    pub(crate) fn send_attached(
-        &self,
-        attached: message::Attached,
-        descriptors: &[std::os::fd::BorrowedFd<'_>],
-    ) -> Result<(), ()> {
-        self.channel.send(&Message::Attached(attached), descriptors).map_err(|_| ())
-    }
-
     /// The number for a new endpoint: the lowest that is free.
     #[must_use]
     pub(crate) fn free_endpoint(&self) -> Option<u32> {
@@ -155,12 +124,6 @@ impl Connection {
         let opened = self.endpoints.get_mut(number as usize)?.take()?;
         self.free.0.push(Reverse(number));
         Some(opened)
-    }
-}
-
-impl AsFd for Connection {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.channel.as_fd()
     }
 }
 

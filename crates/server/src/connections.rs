@@ -1,16 +1,25 @@
 //! All control connections, found by what they are asked for by, at a cost that does not follow how
-//! many there are.
+//! many there are; and what each user and each group has.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Instant;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::connection::{Connection, Progress};
+use crate::policy::Policy;
 
-/// What a user has.
+/// Whose connection counts as. A user that was let in as a member of a group counts for that group, too:
+/// a member who has many users at hand (`subuid(5)`) gets no more by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) uid: u32,
+    pub(crate) group: Option<u32>,
+}
+
+/// What a user or a group has.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     connections: usize,
     sessions: usize,
+    bytes: usize,
 }
 
 /// The connections by their tokens.
@@ -19,33 +28,38 @@ pub(crate) struct Connections {
     all: BTreeMap<u64, Connection>,
     /// Tokens by the numbers of sessions.
     numbers: HashMap<u32, u64>,
-    /// What each user has, by its uid.
-    held: HashMap<u32, Held>,
-    /// Those that have not finished attaching, and since when each is at its step.
-    attaching: BTreeSet<(Instant, u64)>,
+    users: HashMap<u32, Held>,
+    groups: HashMap<u32, Held>,
 }
 
 impl Connections {
     /// A new one, that has yet to attach.
     pub(crate) fn insert(&mut self, token: u64, connection: Connection) {
-        self.held.entry(connection.peer.uid).or_default().connections += 1;
-        self.attaching.insert((connection.since, token));
+        self.charge(connection.account, |held| held.connections += 1);
         self.all.insert(token, connection);
     }
 
     /// Takes one away, and what goes with it.
     pub(crate) fn remove(&mut self, token: u64) -> Option<Connection> {
-        self.settle(token);
         self.take_number(token);
         let connection = self.all.remove(&token)?;
-        let uid = connection.peer.uid;
-        if let Some(held) = self.held.get_mut(&uid) {
-            held.connections -= 1;
-            if held.connections == 0 {
-                self.held.remove(&uid);
-            }
-        }
+        self.charge(connection.account, |held| held.connections -= 1);
         Some(connection)
+    }
+
+    /// Changes what a user has, and its group.
+    fn charge(&mut self, account: Account, change: impl Fn(&mut Held)) {
+        let apply = |all: &mut HashMap<u32, Held>, key| {
+            let held = all.entry(key).or_default();
+            change(held);
+            if held.connections == 0 && held.sessions == 0 {
+                all.remove(&key);
+            }
+        };
+        apply(&mut self.users, account.uid);
+        if let Some(group) = account.group {
+            apply(&mut self.groups, group);
+        }
     }
 
     pub(crate) fn get(&self, token: u64) -> Option<&Connection> {
@@ -56,22 +70,58 @@ impl Connections {
         self.all.get_mut(&token)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.all.len()
+    /// Those whose tokens are `first` or more, in order.
+    pub(crate) fn from(&self, first: u64) -> impl Iterator<Item = (u64, &Connection)> {
+        self.all.range(first..).map(|(token, connection)| (*token, connection))
     }
 
-    pub(crate) fn values(&self) -> impl Iterator<Item = &Connection> {
-        self.all.values()
+    /// The tokens of a worker's connections.
+    pub(crate) fn of_worker(&self, worker: u64) -> Vec<u64> {
+        self.from(0).filter(|(_, one)| one.worker == worker).map(|(token, _)| token).collect()
     }
 
-    /// How many a user has.
-    pub(crate) fn of_user(&self, uid: u32) -> usize {
-        self.held.get(&uid).map_or(0, |held| held.connections)
+    /// The tokens of all connections.
+    pub(crate) fn of_all(&self) -> Vec<u64> {
+        self.all.keys().copied().collect()
     }
 
-    /// How many sessions a user has.
-    pub(crate) fn sessions_of_user(&self, uid: u32) -> usize {
-        self.held.get(&uid).map_or(0, |held| held.sessions)
+    /// Returns `true` if there is room for one more connection of this account.
+    pub(crate) fn has_room(&self, policy: &Policy, account: Account) -> bool {
+        let connections = |held: Option<&Held>| held.map_or(0, |held| held.connections);
+        let theirs = connections(self.users.get(&account.uid));
+        let groups = account.group.and_then(|group| self.groups.get(&group));
+        self.all.len() < policy.connections
+            && theirs < policy.sessions_per_user * 2
+            && connections(groups) < policy.sessions_per_group * 2
+    }
+
+    /// Why there is no room for one more session of this account, of so many bytes.
+    pub(crate) fn is_full(
+        &self,
+        policy: &Policy,
+        account: Account,
+        bytes: usize,
+    ) -> Option<String> {
+        let uid = account.uid;
+        let held = self.users.get(&uid).copied().unwrap_or_default();
+        if held.sessions >= policy.sessions_per_user {
+            let count = held.sessions;
+            return Some(format!("user {uid} has {count} sessions, which is the limit"));
+        }
+        if held.bytes + bytes > policy.user_bytes {
+            let limit = policy.user_bytes;
+            return Some(format!(
+                "the sessions of user {uid} would have {} bytes, at most {limit} are allowed; end \
+                 another one, or ask for less",
+                held.bytes + bytes
+            ));
+        }
+        let group = account.group?;
+        let held = self.groups.get(&group).copied().unwrap_or_default();
+        (held.sessions >= policy.sessions_per_group).then(|| {
+            let count = held.sessions;
+            format!("the users of group {group} have {count} sessions, which is the limit")
+        })
     }
 
     /// Whose session it is.
@@ -79,51 +129,39 @@ impl Connections {
         self.numbers.get(&number).copied()
     }
 
-    /// A connection has a session now.
-    pub(crate) fn give_number(&mut self, token: u64, number: u32) {
+    /// A connection has a session now, of so many bytes.
+    pub(crate) fn give_number(&mut self, token: u64, number: u32, bytes: usize) {
         let Some(connection) = self.all.get_mut(&token) else { return };
-        connection.number = number;
+        (connection.number, connection.bytes) = (number, bytes);
+        let account = connection.account;
         self.numbers.insert(number, token);
-        self.held.entry(connection.peer.uid).or_default().sessions += 1;
+        self.charge(account, |held| {
+            (held.sessions, held.bytes) = (held.sessions + 1, held.bytes + bytes)
+        });
     }
 
-    /// A connection has no session any more; answers which it had, 0: none.
+    /// A connection has no session any more; returns which it had, 0: none.
     pub(crate) fn take_number(&mut self, token: u64) -> u32 {
         let Some(connection) = self.all.get_mut(&token) else { return 0 };
         let number = std::mem::take(&mut connection.number);
         if number != 0 {
+            let (account, bytes) = (connection.account, connection.bytes);
             self.numbers.remove(&number);
-            if let Some(held) = self.held.get_mut(&connection.peer.uid) {
-                held.sessions -= 1;
-            }
+            self.charge(account, |held| {
+                (held.sessions, held.bytes) = (held.sessions - 1, held.bytes - bytes);
+            });
         }
         number
-    }
-
-    /// It said something: whoever attaches has time for the next step from now on.
-    pub(crate) fn step(&mut self, token: u64) {
-        let Some(connection) = self.all.get_mut(&token) else { return };
-        if self.attaching.remove(&(connection.since, token)) {
-            connection.since = Instant::now();
-            self.attaching.insert((connection.since, token));
-        }
-    }
-
-    /// It attaches no more, since it has, or since it is over.
-    pub(crate) fn settle(&mut self, token: u64) {
-        if let Some(connection) = self.all.get(&token) {
-            self.attaching.remove(&(connection.since, token));
-        }
-    }
-
-    /// Of those that attach, the one that has been at its step for the longest time, and since when.
-    pub(crate) fn slowest(&self) -> Option<(Instant, u64)> {
-        self.attaching.first().copied()
     }
 
     /// A session that lives, by its number.
     pub(crate) fn living(&mut self, number: u32) -> Option<&mut Connection> {
         let token = self.token_of(number)?;
         self.all.get_mut(&token).filter(|one| matches!(one.progress, Progress::Lives))
+    }
+
+    /// Returns `true` if sessions of more than one user are there.
+    pub(crate) fn serve_several(&self) -> bool {
+        self.users.values().filter(|held| held.sessions > 0).nth(1).is_some()
     }
 }

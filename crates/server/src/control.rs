@@ -1,9 +1,10 @@
 //! The control thread: accepts applications, decides, prepares, and hands over.
 //!
-//! It waits in one epoll and wakes for nothing else. Each wake-up handles one message of a
-//! connection, and none before the engine has followed what the last one ordered, so that nobody
-//! who floods holds up the others; who sends what is no message, never reads its answers, or
-//! attaches and does not go on, is cut off.
+//! It waits in one epoll and wakes for nothing else. It touches no object that an application can reach:
+//! the workers of the applications' users do that for it (`worker`). Each wake-up handles one message of
+//! a user, and a connection's next one is not read before the engine has followed what the last one
+//! ordered, so that a user who floods holds up no other. An application that sends what is no message,
+//! never reads its answers, or attaches and does not go on, is cut off.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -15,7 +16,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketFlags, accept_with};
 use towpath_device::{DeviceError, Info};
-use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{Peer, every_user_has_a_number};
@@ -23,19 +23,23 @@ use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
-use crate::addresses::{Holder, Pool};
-use crate::connection::{Connection, Hearing, Progress};
-use crate::connections::Connections;
+use crate::addresses::Pool;
+use crate::connection::{Connection, Progress, Refused};
+use crate::connections::{Account, Connections};
 use crate::demux::{Rule, Sets};
+use crate::log::LogLimit;
 use crate::orders::{Event, Order};
 use crate::policy::Policy;
-use crate::prepare::stored_name;
+use crate::slow::Slow;
+use crate::worker::link::Packet;
+use crate::worker::spawner::Spawner;
+use crate::worker::wire::command;
+use crate::worker::workers::{Whose, Workers};
 
-/// Who attaches has this long for each step.
-const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections accepted at one wake-up.
 const ACCEPTS: usize = 16;
 
+/// What the epoll says of. The others are workers, by their numbers.
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
@@ -91,13 +95,27 @@ pub(crate) struct Parts {
     pub(crate) engine_wake: Arc<OwnedFd>,
     /// Wakes this thread.
     pub(crate) wake: Arc<OwnedFd>,
+    /// The engine's epoll, where workers enter sessions.
+    pub(crate) engine_epoll: OwnedFd,
+    /// Transmit memory is locked: there is a swap device.
+    pub(crate) locks_memory: bool,
 }
 
 /// The control thread.
 pub(crate) struct Control {
     pub(crate) parts: Parts,
     pub(crate) state: OwnedFd,
-    pub(crate) epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
+    pub(crate) workers: Workers,
+    pub(crate) slow: Slow,
+    pub(crate) log: LogLimit,
+    pub(crate) says_it_cannot_lock: bool,
+    /// Notification counters that no session has.
+    pub(crate) free_counters: Vec<u32>,
+    /// How the engine was told to notify.
+    notifies_directly: bool,
+    /// Users that are not trusted: the first that had a session, and whether there was another one.
+    strangers: (Option<u32>, bool),
     pub(crate) own_uid: u32,
     all_users_known: bool,
     pub(crate) started: Instant,
@@ -124,22 +142,31 @@ impl Control {
     ///
     /// # Errors
     /// When descriptors are not to be had.
-    pub(crate) fn new(parts: Parts) -> io::Result<Control> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    pub(crate) fn new(parts: Parts, spawner: Spawner) -> io::Result<Control> {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let data = epoll::EventData::new_u64;
-        epoll::add(&epoll, &*parts.wake, data(WAKE), epoll::EventFlags::IN)?;
+        epoll::add(&*epoll, &*parts.wake, data(WAKE), epoll::EventFlags::IN)?;
         if let Some(listener) = &parts.listener {
-            epoll::add(&epoll, listener, data(LISTENER), epoll::EventFlags::IN)?;
+            epoll::add(&*epoll, listener, data(LISTENER), epoll::EventFlags::IN)?;
         }
+        let engine_epoll = parts.engine_epoll.try_clone()?;
+        let sessions = parts.policy.connections as u32;
         Ok(Control {
             state: parts.state.read_only()?,
-            parts,
+            workers: Workers::new(spawner, engine_epoll, epoll.clone()),
             epoll,
+            slow: Slow::new(parts.locks_memory),
+            says_it_cannot_lock: false,
+            log: LogLimit::default(),
+            free_counters: (0..sessions).rev().collect(),
+            notifies_directly: true,
+            strangers: (None, false),
             own_uid: rustix::process::geteuid().as_raw(),
             all_users_known: every_user_has_a_number(),
             started: Instant::now(),
             connections: Connections::default(),
-            next_token: 0,
+            // 0 is nobody's: a report's cursor starts there.
+            next_token: 1,
             next_number: 1,
             next_ticket: 0,
             replies: HashMap::new(),
@@ -147,6 +174,7 @@ impl Control {
             rule_sets: Sets::default(),
             ended: None,
             stopping: false,
+            parts,
         })
     }
 
@@ -161,13 +189,14 @@ impl Control {
         }; 64];
         loop {
             if let Some(outcome) = self.ended.take() {
+                self.end_all();
                 return outcome;
             }
             let timeout = self.next_deadline().map(|after| Timespec {
                 tv_sec: after.as_secs() as i64,
                 tv_nsec: i64::from(after.subsec_nanos()),
             });
-            let count = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            let count = match epoll::wait(&*self.epoll, &mut events[..], timeout.as_ref()) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => 0,
                 Err(error) => {
@@ -180,12 +209,13 @@ impl Control {
                 match event.data.u64() {
                     WAKE => self.woken(),
                     LISTENER => self.accept(),
-                    data => self.heard(data >> 1, data & 1 == 1),
+                    worker => self.hear(worker, event.flags),
                 }
             }
             // The engine's answers, also when its wake-up came with other events.
             self.engine_events();
-            self.cut_off_the_late();
+            self.go_on_slowly();
+            self.give_up_workers();
         }
     }
 
@@ -209,11 +239,6 @@ impl Control {
 
     pub(crate) fn order(&mut self, order: Order, reply: Reply) {
         self.next_ticket += 1;
-        if let Reply::Done(token) | Reply::Opened(token, _) = &reply
-            && let Some(connection) = self.connections.get_mut(*token)
-        {
-            connection.hearing = Hearing::Ordered;
-        }
         self.replies.insert(self.next_ticket, reply);
         // An engine that is gone says so by its last event.
         if self.parts.orders.send((self.next_ticket, order)).is_ok() {
@@ -221,20 +246,31 @@ impl Control {
         }
     }
 
-    fn next_deadline(&self) -> Option<Duration> {
-        let (since, _) = self.connections.slowest()?;
-        Some(
-            (since + STEP_TIMEOUT).saturating_duration_since(Instant::now())
-                + Duration::from_millis(1),
-        )
+    /// Whether the engine notifies applications itself, now that a connection has a session or has
+    /// none any more. To notify may last as long as the application likes, so the engine does it only
+    /// where no other user has to wait meanwhile. Where two users that are not trusted have had
+    /// sessions, the answer stays no: they would come and go.
+    pub(crate) fn decide_who_notifies(&mut self, token: u64) {
+        if let Some(connection) = self.connections.get(token)
+            && !connection.trusted
+        {
+            let (first, several) = &mut self.strangers;
+            let uid = connection.account.uid;
+            *several |= *first.get_or_insert(uid) != uid;
+        }
+        let directly = !self.strangers.1 && !self.connections.serve_several();
+        if directly != self.notifies_directly {
+            self.notifies_directly = directly;
+            self.order(Order::Notify { directly }, Reply::Nothing);
+        }
     }
 
-    fn cut_off_the_late(&mut self) {
-        while let Some((since, token)) = self.connections.slowest()
-            && since.elapsed() > STEP_TIMEOUT
-        {
-            self.hang_up(token);
+    fn next_deadline(&self) -> Option<Duration> {
+        if !self.slow.is_empty() {
+            return Some(Duration::ZERO);
         }
+        let deadline = self.workers.next_deadline()?;
+        Some(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
     fn accept(&mut self) {
@@ -253,153 +289,73 @@ impl Control {
         }
     }
 
+    /// Takes a connection on. It is decided by what the kernel says of the peer alone; everything else
+    /// is its user's worker's to do, and where the user may not attach, the worker's of all those.
     fn adopt(&mut self, socket: OwnedFd) {
-        let _ = rustix::io::ioctl_fionbio(&socket, true);
-        let channel = Channel::new(socket);
-        let refuse = |channel: &Channel, refusal, text: &str| {
-            let _ = channel.send(&Message::Error(Box::new(ErrorBody::new(refusal, text))), &[]);
-        };
-        let peer = match Peer::of(&channel) {
+        let mut peer = match Peer::of(&socket) {
             Ok(peer) => peer,
             Err(error) => {
                 let text = format!("the kernel does not say who you are: {error}");
-                return refuse(&channel, Refusal::Permission, &text);
+                return self.turn_away(socket, Whose::Strangers, (Refusal::Permission, text));
             }
         };
-        let standing = match self.parts.policy.standing(&peer, self.own_uid, self.all_users_known) {
-            Ok(standing) => standing,
-            Err((refusal, text)) => return refuse(&channel, refusal, &text),
+        let policy = &self.parts.policy;
+        let (standing, group) = match policy.standing(&peer, self.own_uid, self.all_users_known) {
+            Ok(granted) => granted,
+            Err(refused) => return self.turn_away(socket, Whose::Strangers, refused),
         };
-        let theirs = self.connections.of_user(peer.uid);
-        if self.connections.len() >= self.parts.policy.connections
-            || theirs >= self.parts.policy.sessions_per_user * 2
-        {
+        let account = Account { uid: peer.uid, group };
+        let whose = Whose::User(peer.uid);
+        if !self.connections.has_room(policy, account) {
             let text = "too many connections to this server; end some applications";
-            return refuse(&channel, Refusal::Limit, text);
+            return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
         }
+        if self.workers.hangs(whose) {
+            let text = "an application of your user keeps the server's worker for that user waiting; \
+                        end it";
+            return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
+        }
+        let Ok(worker) = self.workers.of(whose) else {
+            let text = "no process or descriptors left for your user's connections";
+            return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
+        };
         let token = self.next_token;
         self.next_token += 1;
-        let data = epoll::EventData::new_u64;
-        let heard = epoll::EventFlags::IN;
-        if epoll::add(&self.epoll, &channel, data(token << 1), heard).is_err() {
-            return refuse(&channel, Refusal::Limit, "no room to watch another connection");
-        }
-        if let Some(process) = &peer.process {
-            // A child that inherited the connection would keep it open: the process' own end counts.
-            let _ = epoll::add(&self.epoll, process, data(token << 1 | 1), heard);
-        }
+        let descriptors = [Some(socket), peer.process.take()].into_iter().flatten().collect();
+        let adopt = Packet::new(command::ADOPT, token, command::TIMED).with(descriptors);
         let trusted = peer.uid == self.own_uid || peer.uid == 0;
         let connection = Connection {
-            channel,
+            worker,
             peer,
             standing,
             trusted,
             progress: Progress::New,
-            hearing: Hearing::Heard,
-            since: Instant::now(),
+            gone: false,
+            account,
+            bytes: 0,
             number: 0,
             name: String::new(),
             lease: None,
             shape: None,
-            pages: None,
+            memories: None,
+            files: Vec::new(),
+            counter: None,
             endpoints: Vec::new(),
             free: (BinaryHeap::new(), 0),
         };
         self.connections.insert(token, connection);
+        self.workers.count(worker, true);
+        self.workers.tell(worker, whose, adopt);
     }
 
-    /// One message, or the end, of a connection.
-    fn heard(&mut self, token: u64, process_ended: bool) {
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        if process_ended {
-            return self.hang_up(token);
-        }
-        if connection.hearing != Hearing::Heard {
-            // A hang-up is told once more, as an edge.
-            if connection.hearing == Hearing::Ordered {
-                connection.hearing = Hearing::Unheard;
-                let data = epoll::EventData::new_u64(token << 1);
-                let _ = epoll::modify(&self.epoll, connection, data, epoll::EventFlags::ET);
-            }
-            return;
-        }
-        match connection.channel.receive() {
-            Ok(Incoming::Message(message, descriptors)) => {
-                drop(descriptors);
-                self.connections.step(token);
-                self.asked(token, message);
-            }
-            Ok(Incoming::Nothing) => {}
-            Ok(Incoming::End) | Err(ChannelError::Socket(_)) => self.hang_up(token),
-            Err(error) => {
-                let refusal = match &error {
-                    ChannelError::Message(message::MessageError::Version(_)) => Refusal::Version,
-                    _ => Refusal::Malformed,
-                };
-                let _ = connection.refuse(&(refusal, error.to_string()));
-                self.hang_up(token);
-            }
-        }
-    }
-
-    /// The peer is gone, or is no longer heard.
-    pub(crate) fn hang_up(&mut self, token: u64) {
-        self.connections.settle(token);
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        let number = connection.number;
-        match std::mem::replace(&mut connection.progress, Progress::Over) {
-            Progress::New => {
-                self.drop_connection(token);
-            }
-            Progress::Given(prepared) => {
-                drop(prepared);
-                self.forget_session(token);
-                self.drop_connection(token);
-            }
-            Progress::Lives => {
-                info!(session = number, name = connection.name, "detached");
-                let _ = epoll::delete(&self.epoll, &connection.channel);
-                if let Some(process) = &connection.peer.process {
-                    let _ = epoll::delete(&self.epoll, process);
-                }
-                self.order(Order::RemoveSession { number }, Reply::Nothing);
-            }
-            Progress::Over => {
-                let _ = epoll::delete(&self.epoll, &connection.channel);
-                if let Some(process) = &connection.peer.process {
-                    let _ = epoll::delete(&self.epoll, process);
-                }
-                if number == 0 {
-                    self.drop_connection(token);
-                }
-            }
-        }
-    }
-
-    fn drop_connection(&mut self, token: u64) {
-        if let Some(connection) = self.connections.remove(token) {
-            let _ = epoll::delete(&self.epoll, &connection.channel);
-            if let Some(process) = &connection.peer.process {
-                let _ = epoll::delete(&self.epoll, process);
-            }
-        }
-    }
-
-    /// Gives back what the control thread holds for a session.
-    pub(crate) fn forget_session(&mut self, token: u64) {
-        let number = self.connections.take_number(token);
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        let endpoints = std::mem::take(&mut connection.endpoints);
-        let lease = connection.lease.take();
-        let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
-        connection.pages = None;
-        for opened in endpoints.iter().flatten() {
-            self.forget_rule(opened);
-        }
-        if let Some(lease) = lease {
-            self.parts.pool.release(&lease, holder);
-        }
-        self.parts.store.remove(&stored_name(number));
+    /// Refuses a connection that is not taken on.
+    fn turn_away(&mut self, socket: OwnedFd, whose: Whose, (refusal, text): Refused) {
+        let whose = self.workers.to_turn_away(whose);
+        // Without a process or descriptors for that worker, the connection is closed here, unheard.
+        let Ok(worker) = self.workers.of(whose) else { return };
+        let body = Message::Error(Box::new(ErrorBody::new(refusal, &text))).encode();
+        let refuse = Packet::new(command::REFUSE, 0, 0).with(vec![socket]).saying(body);
+        self.workers.tell(worker, whose, refuse);
     }
 
     fn engine_events(&mut self) {
@@ -423,21 +379,9 @@ impl Control {
                         self.reply(&reply);
                     }
                 }
-                Event::Removed(session) => {
-                    let number = session.number;
-                    drop(session);
-                    if let Some(token) = self.connections.token_of(number) {
-                        self.forget_session(token);
-                        self.drop_connection(token);
-                    }
-                }
-                Event::Violated { session, violation } => {
-                    let theirs = self.connections.token_of(session);
-                    let name = theirs
-                        .and_then(|token| self.connections.get(token))
-                        .map_or("", |one| &one.name);
-                    warn!(session, name, %violation, "closed: its application broke the protocol");
-                }
+                Event::Closed { session, doorbell } => self.close_doorbell(session, doorbell),
+                Event::Removed(session) => self.session_ended(session),
+                Event::Violated { session, violation } => self.log_violation(session, violation),
                 Event::Stalled { packets } => warn!(
                     device = self.parts.info.name,
                     packets, "the device stalled: it is reset, and what it kept is sent again"
@@ -458,14 +402,6 @@ impl Control {
             }
             Reply::Nothing => return,
         };
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        if std::mem::replace(&mut connection.hearing, Hearing::Heard) == Hearing::Unheard {
-            // Of one that was hung up on meanwhile nothing is heard any more.
-            let data = epoll::EventData::new_u64(token << 1);
-            let _ = epoll::modify(&self.epoll, &*connection, data, epoll::EventFlags::IN);
-        }
-        if connection.answer(&message).is_err() {
-            self.hang_up(token);
-        }
+        self.answer(token, &message);
     }
 }

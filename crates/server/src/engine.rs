@@ -31,6 +31,7 @@ use crate::due::DueHeap;
 use crate::handoff::{Handoff, HandoffMode};
 use crate::orders::{Closing, Event, Order};
 use crate::publish::{Finished, Rings};
+use crate::relays::Relays;
 use crate::resting::{DEVICE, ORDERS, Watch};
 use crate::schedule::Schedule;
 use crate::session::Session;
@@ -167,6 +168,9 @@ pub struct Engine {
     pub(crate) now: u64,
     pub(crate) held: DueHeap,
     pub(crate) rings: Rings,
+    /// Applications are notified by the engine itself, not by the workers of their users.
+    pub(crate) notifies_directly: bool,
+    pub(crate) relays: Relays,
     /// Packets taken from the device in one turn.
     pub(crate) batch: usize,
     /// Who is awake is not rung.
@@ -195,6 +199,12 @@ pub(crate) const STAGE_SLOTS: u32 = 1024;
 /// Small packets of a turn at most, whatever is set.
 const MOST_SMALL: usize = 32;
 
+/// What the engine's epoll says when a session's application notifies it.
+#[must_use]
+pub fn wake_data(session: u32) -> u64 {
+    crate::resting::SESSIONS + u64::from(session)
+}
+
 /// What connects an engine with its control thread.
 #[derive(Debug)]
 pub struct Link {
@@ -206,6 +216,8 @@ pub struct Link {
     pub wake: Arc<OwnedFd>,
     /// Wakes the control thread.
     pub control_wake: Arc<OwnedFd>,
+    /// Has workers notify applications.
+    pub relays: Relays,
 }
 
 impl std::fmt::Debug for Engine {
@@ -316,6 +328,8 @@ impl Engine {
             now: clock_ns(),
             held: DueHeap::default(),
             rings: Rings::default(),
+            notifies_directly: true,
+            relays: link.relays,
             batch: budgets.batch.min(values.get(Setting::RxBatch) as usize),
             ring_saving: values.is_on(Setting::RingSaving),
             ring_half: values.is_on(Setting::RingHalf),
@@ -330,6 +344,12 @@ impl Engine {
             landed: Vec::new(),
             stop: false,
         })
+    }
+
+    /// Where sessions are entered by their number, with [`wake_data`], to be heard of.
+    #[must_use]
+    pub fn epoll(&self) -> &OwnedFd {
+        &self.epoll
     }
 
     /// Runs until it is told to stop, or the device fails; then closes every session.
@@ -350,7 +370,9 @@ impl Engine {
             }
         };
         for mut session in std::mem::take(&mut self.sessions).into_iter().flatten() {
-            session.close(0);
+            if let Some(doorbell) = session.close(0) {
+                self.tell(Event::Closed { session: session.number, doorbell });
+            }
             self.tell(Event::Removed(session));
         }
         self.tell(Event::Ended(outcome));

@@ -3,7 +3,7 @@
 //! Whatever takes time was done before by the control thread; here finished objects are put into
 //! their places, or taken out of them when nothing of theirs is with the device any more.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::TryRecvError;
 
 use rustix::event::epoll;
@@ -15,7 +15,6 @@ use towpath_queue::Violation;
 
 use crate::demux::{Destination, FlowCache};
 use crate::engine::Engine;
-use crate::resting::SESSIONS;
 use crate::schedule::shape::Shape;
 use crate::session::{Endpoint, Session};
 
@@ -45,6 +44,11 @@ pub enum Order {
         endpoint: u32,
         value: u64,
     },
+    /// Whether the engine notifies applications itself. Where applications of several users are served
+    /// it does not, but for those that are trusted.
+    Notify {
+        directly: bool,
+    },
     Stop,
 }
 
@@ -63,6 +67,11 @@ pub enum Tap {
 pub enum Event {
     Done {
         ticket: u64,
+    },
+    /// The session gets and sends nothing any more: its doorbell is to be closed.
+    Closed {
+        session: u32,
+        doorbell: OwnedFd,
     },
     /// Nothing of the session is in use any more.
     Removed(Box<Session>),
@@ -170,6 +179,7 @@ impl Engine {
             Order::Set { setting, session, endpoint, value } => {
                 self.set(setting, session, endpoint, value);
             }
+            Order::Notify { directly } => self.notifies_directly = directly,
             Order::Stop => self.stop = true,
         }
     }
@@ -222,7 +232,7 @@ impl Engine {
         }
     }
 
-    fn place(&self, number: u32) -> Option<u32> {
+    pub(crate) fn place(&self, number: u32) -> Option<u32> {
         self.places.get(&number).copied()
     }
 
@@ -236,22 +246,12 @@ impl Engine {
         session.transmit_space = self.spaces.add(Space::new(session.transmit_heap.clone()));
         let words = peer_words(&session.transmit_heap);
         self.heaps[place as usize] = Some((session.transmit_heap.clone(), words));
-        // A wake-up that cannot be watched would be lost: the session ends at once, with a hang-up.
-        let watched = epoll::add(
-            &self.epoll,
-            session.wake.as_fd(),
-            epoll::EventData::new_u64(SESSIONS + u64::from(place)),
-            epoll::EventFlags::IN | epoll::EventFlags::ET,
-        );
         for (number, set) in session.queue_sets.iter_mut().enumerate() {
             set.unit = self.schedule.add(place, number as u32);
         }
         self.places.insert(session.number, place);
         self.sessions[place as usize] = Some(session);
         self.watch(place);
-        if watched.is_err() {
-            self.begin_closing(place, 0);
-        }
     }
 
     fn remove_endpoint(&mut self, place: u32, number: u32) {
@@ -278,7 +278,7 @@ impl Engine {
         if session.closing {
             return;
         }
-        session.close(reason);
+        let (number, doorbell) = (session.number, session.close(reason));
         let endpoints = std::mem::take(&mut session.endpoints).into_iter();
         let shapes = std::mem::take(&mut session.shapes).into_iter();
         self.closing.push_back(Closing { place, number: 0, endpoints, shapes });
@@ -301,6 +301,9 @@ impl Engine {
         counters::add(&mut self.counters, Count::TxEnded as usize, gone.len() as u64);
         for slot in gone {
             self.land(slot);
+        }
+        if let Some(doorbell) = doorbell {
+            self.tell(Event::Closed { session: number, doorbell });
         }
     }
 
@@ -343,6 +346,7 @@ impl Engine {
         else {
             return;
         };
+        // Of the server's own objects, so that no application has a part in it.
         let _ = epoll::delete(&self.epoll, session.wake.as_fd());
         self.spaces.remove(session.transmit_space);
         self.heaps[place as usize] = None;

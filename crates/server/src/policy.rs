@@ -13,6 +13,10 @@ pub struct Policy {
     pub groups: Vec<u32>,
     /// Sessions that one user may have at a time.
     pub sessions_per_user: usize,
+    /// Sessions that all users together may have at a time who were let in as members of one group.
+    pub sessions_per_group: usize,
+    /// Bytes of memory that the sessions of one user may have, all together.
+    pub user_bytes: usize,
     /// Bytes of memory that one session may have, all of it together.
     pub session_bytes: usize,
     /// Endpoints that one session may have.
@@ -27,6 +31,8 @@ impl Default for Policy {
             users: Vec::new(),
             groups: Vec::new(),
             sessions_per_user: 64,
+            sessions_per_group: 256,
+            user_bytes: 2 << 30,
             session_bytes: 256 << 20,
             endpoints_per_session: 16_384,
             connections: 2048,
@@ -44,7 +50,7 @@ pub enum Standing {
 }
 
 impl Policy {
-    /// What a peer may; `own` is the server's user, and `all_known` whether every user has a number
+    /// What a peer may, and as a member of which group, if it is not named itself; `own` is the server's user, and `all_known` whether every user has a number
     /// of its own in the server's user namespace.
     ///
     /// # Errors
@@ -54,7 +60,7 @@ impl Policy {
         peer: &Peer,
         own: u32,
         all_known: bool,
-    ) -> Result<Standing, (Refusal, String)> {
+    ) -> Result<(Standing, Option<u32>), (Refusal, String)> {
         if peer.uid == OVERFLOW_UID && !all_known {
             let text = "your user has no number in the server's user namespace, or cannot be told \
                         from those that have none; run server and application in one user \
@@ -62,11 +68,14 @@ impl Policy {
             return Err((Refusal::Permission, text.into()));
         }
         if peer.uid == 0 || peer.uid == own {
-            return Ok(Standing::Administrator);
+            return Ok((Standing::Administrator, None));
         }
-        let member = |group: &u32| peer.gid == *group || peer.groups.contains(group);
-        if self.users.contains(&peer.uid) || self.groups.iter().any(member) {
-            return Ok(Standing::Granted);
+        if self.users.contains(&peer.uid) {
+            return Ok((Standing::Granted, None));
+        }
+        let member = |group: &&u32| peer.gid == **group || peer.groups.contains(group);
+        if let Some(group) = self.groups.iter().find(member) {
+            return Ok((Standing::Granted, Some(*group)));
         }
         Err((
             Refusal::Permission,
@@ -91,17 +100,18 @@ mod tests {
         let policy = Policy { users: vec![7], groups: vec![70], ..Policy::default() };
         let standing =
             |peer: &Peer| policy.standing(peer, 500, false).map_err(|(refusal, _)| refusal);
-        assert_eq!(standing(&peer(0, 0, &[])), Ok(Standing::Administrator));
-        assert_eq!(standing(&peer(500, 1, &[])), Ok(Standing::Administrator));
-        assert_eq!(standing(&peer(7, 1, &[])), Ok(Standing::Granted));
-        assert_eq!(standing(&peer(8, 70, &[])), Ok(Standing::Granted));
-        assert_eq!(standing(&peer(8, 1, &[5, 70])), Ok(Standing::Granted));
+        assert_eq!(standing(&peer(0, 0, &[])), Ok((Standing::Administrator, None)));
+        assert_eq!(standing(&peer(500, 1, &[])), Ok((Standing::Administrator, None)));
+        assert_eq!(standing(&peer(7, 1, &[])), Ok((Standing::Granted, None)));
+        assert_eq!(standing(&peer(7, 70, &[])), Ok((Standing::Granted, None)), "by name");
+        assert_eq!(standing(&peer(8, 70, &[])), Ok((Standing::Granted, Some(70))));
+        assert_eq!(standing(&peer(8, 1, &[5, 70])), Ok((Standing::Granted, Some(70))));
         assert_eq!(standing(&peer(8, 1, &[5])), Err(Refusal::Permission));
         let unknown = peer(OVERFLOW_UID, 70, &[]);
         assert_eq!(standing(&unknown), Err(Refusal::Permission));
         // A server of that very user takes for its own who may be anybody.
         let standing = |all_known| policy.standing(&unknown, OVERFLOW_UID, all_known).ok();
         assert_eq!(standing(false), None);
-        assert_eq!(standing(true), Some(Standing::Administrator));
+        assert_eq!(standing(true), Some((Standing::Administrator, None)));
     }
 }

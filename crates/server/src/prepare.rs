@@ -1,61 +1,58 @@
-//! Making a session: its memory, its descriptors, its seals.
+//! Making a session: its memory, its descriptors, its mappings.
 //!
-//! In two steps, since the order matters: the application maps what it will write while that may
-//! still be mapped writable; then the memory is sealed against every further writer, and only then
-//! the server maps it, for reading alone.
+//! In steps, since the order matters. The application maps what it will write while that may still be
+//! mapped writable. Then its user's worker seals that memory against every further writer, and allocates
+//! what the server writes. Only then the server maps all of it, the application's memory for reading
+//! alone. The control thread makes none of these calls that an application can make last.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair, sockopt,
+};
 use towpath_protocol::layout::SessionShape;
-use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::memory::SharedFile;
 use towpath_protocol::store::Store;
 
-use crate::session::{Memories, Session};
+use crate::session::{Doorbell, ENDPOINT_BYTES, Memories, QUEUE_SET_BYTES, Session};
 
-/// A session whose application has yet to map its memory.
+/// The memory files of a session. Whoever holds them last gives their memory back, which takes time.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) server: SharedFile,
+    pub(crate) receive_heap: SharedFile,
+    pub(crate) ledger: SharedFile,
+    pub(crate) application: SharedFile,
+    pub(crate) transmit_heap: SharedFile,
+}
+
+/// A session whose memory is not mapped yet.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     shape: SessionShape,
-    server: SharedFile,
-    receive_heap: SharedFile,
-    application: SharedFile,
-    transmit_heap: SharedFile,
-    ledger: SharedFile,
+    files: Files,
+    /// The server's end of the doorbell.
     doorbell: OwnedFd,
+    /// Readable when the application notifies the engine. The application does not have it.
     wake: OwnedFd,
 }
 
-/// The descriptors that go to the application, in the order of the attached message.
-#[derive(Debug)]
-pub(crate) struct Handed {
-    server: OwnedFd,
-    receive_heap: OwnedFd,
-    doorbell: OwnedFd,
-}
-
-/// How many bytes a session takes, all of its memories together.
+/// How many bytes a session takes: all of its memories together, and what the server keeps beside them
+/// for as many endpoints and queue sets as the session may have.
 #[must_use]
 pub(crate) fn session_bytes(shape: &SessionShape) -> usize {
     (shape.server_words() + shape.application_words() + shape.ledger_words()) * 8
         + shape.receive_heap.heap_bytes()
         + shape.transmit_heap.heap_bytes()
+        + shape.endpoints as usize * ENDPOINT_BYTES
+        + shape.queue_sets as usize * QUEUE_SET_BYTES
 }
 
-impl Prepared {
-    /// Makes the memories and descriptors of a session, and puts into the store what must outlive
-    /// the server.
-    ///
-    /// # Errors
-    /// When memory or descriptors are not to be had.
-    pub(crate) fn new(
-        number: u32,
-        shape: SessionShape,
-        store: &mut dyn Store,
-    ) -> io::Result<(Prepared, Handed)> {
+impl Files {
+    fn new(shape: &SessionShape) -> io::Result<Files> {
         let server = SharedFile::create("towpath-server-pages", shape.server_words() * 8)?;
         let receive_heap =
             SharedFile::create("towpath-receive-heap", shape.receive_heap.heap_bytes())?;
@@ -69,73 +66,147 @@ impl Prepared {
         server.seal_seals()?;
         receive_heap.seal_seals()?;
         ledger.seal_seals()?;
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        // One page: a ring is a byte, and a bell that rings needs no second.
-        let _ = rustix::pipe::fcntl_setpipe_size(&write, 4096);
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let name = stored_name(number);
-        for file in [&server, &receive_heap, &application, &transmit_heap, &ledger] {
-            store.put(&name, file.as_fd())?;
-        }
-        let handed = Handed {
-            server: server.read_only()?,
-            receive_heap: receive_heap.read_only()?,
-            doorbell: read,
-        };
-        let prepared = Prepared {
-            shape,
-            server,
-            receive_heap,
-            application,
-            transmit_heap,
-            ledger,
-            doorbell: write,
-            wake,
-        };
-        Ok((prepared, handed))
+        Ok(Files { server, receive_heap, ledger, application, transmit_heap })
     }
 
-    /// The descriptors to be sent, in their order.
-    #[must_use]
-    pub(crate) fn descriptors<'a>(
-        &'a self,
-        handed: &'a Handed,
-        state: &'a OwnedFd,
-    ) -> [std::os::fd::BorrowedFd<'a>; 7] {
-        [
-            handed.server.as_fd(),
-            handed.receive_heap.as_fd(),
-            state.as_fd(),
-            self.application.as_fd(),
-            self.transmit_heap.as_fd(),
-            handed.doorbell.as_fd(),
-            self.wake.as_fd(),
-        ]
+    fn all(&self) -> [&SharedFile; 5] {
+        [&self.server, &self.receive_heap, &self.ledger, &self.application, &self.transmit_heap]
     }
+}
 
-    /// The application has mapped its memory: seals it, maps everything here, and makes the
-    /// engine's session.
+impl Prepared {
+    /// Makes the memory files and descriptors of a session, and puts into the store what must outlive
+    /// the server. Returns what goes to the application, in the order of the attached message.
     ///
     /// # Errors
-    /// When sealing or mapping fails.
-    pub(crate) fn finish(self, number: u32) -> io::Result<(Box<Session>, Arc<Mapping>)> {
-        self.application.seal_future_write()?;
-        self.transmit_heap.seal_future_write()?;
-        let memories = Memories {
-            server: Arc::new(self.server.map_writable()?),
-            application: Arc::new(self.application.map_readable()?),
-            ledger: Arc::new(self.ledger.map_writable()?),
-            receive_heap: Arc::new(self.receive_heap.map_writable()?),
-            transmit_heap: Arc::new(self.transmit_heap.map_readable()?),
-        };
-        // The transmit heap is left: an application may never use most of it.
-        for mapping in [&memories.server, &memories.ledger, &memories.receive_heap] {
-            mapping.populate();
+    /// When memory or descriptors are not to be had.
+    pub(crate) fn new(
+        number: u32,
+        shape: SessionShape,
+        state: &OwnedFd,
+        store: &mut dyn Store,
+    ) -> io::Result<(Prepared, Vec<OwnedFd>)> {
+        let files = Files::new(&shape)?;
+        let (doorbell, theirs) = doorbell()?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        // The engine never touches the eventfd itself, to which the application may attach as many
+        // waiters as it likes: it waits for an epoll instance of the server's own. That is entered now,
+        // while nothing else is attached.
+        let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&wake, &event, epoll::EventData::new_u64(0), edge)?;
+        let name = stored_name(number);
+        for file in files.all() {
+            store.put(&name, file.as_fd())?;
         }
-        let server = memories.server.clone();
-        let session = Session::new(number, self.shape, &memories, self.doorbell, self.wake);
-        Ok((Box::new(session), server))
+        let handed = vec![
+            files.server.read_only()?,
+            files.receive_heap.read_only()?,
+            state.try_clone()?,
+            files.application.as_fd().try_clone_to_owned()?,
+            files.transmit_heap.as_fd().try_clone_to_owned()?,
+            theirs,
+            event,
+        ];
+        Ok((Prepared { shape, files, doorbell, wake }, handed))
     }
+
+    /// What the worker needs to have the session's memory ready, in its order.
+    ///
+    /// # Errors
+    /// When descriptors are not to be had.
+    pub(crate) fn to_be_finished(&self) -> io::Result<Vec<OwnedFd>> {
+        let files = self.files.all().into_iter().map(AsFd::as_fd);
+        files.chain([self.wake.as_fd()]).map(|fd| fd.try_clone_to_owned()).collect()
+    }
+
+    /// The server's end of the doorbell, once more.
+    ///
+    /// # Errors
+    /// When descriptors are not to be had.
+    pub(crate) fn doorbell(&self) -> io::Result<OwnedFd> {
+        self.doorbell.try_clone()
+    }
+
+    /// The memory is sealed and allocated: maps everything here, and makes the engine's session. The
+    /// server's parts are yet to be populated. Returns the memory files, too, which the session's
+    /// worker closes when it is over.
+    ///
+    /// # Errors
+    /// When mapping fails; with what is to be disposed of.
+    pub(crate) fn map(
+        self,
+        number: u32,
+        relay: Relay,
+    ) -> Result<(Mapped, Vec<OwnedFd>), (io::Error, Vec<OwnedFd>)> {
+        let memories = match self.memories() {
+            Ok(memories) => memories,
+            Err(error) => return Err((error, self.into_descriptors())),
+        };
+        let Prepared { shape, files, doorbell, wake } = self;
+        let doorbell = Doorbell::new(doorbell, relay);
+        let session = Session::new(number, shape, &memories, doorbell, wake);
+        Ok((Mapped { session: Box::new(session), memories }, files.into_descriptors()))
+    }
+
+    fn memories(&self) -> io::Result<Memories> {
+        let files = &self.files;
+        let memories = Memories {
+            server: Arc::new(files.server.map_writable()?),
+            application: Arc::new(files.application.map_readable()?),
+            ledger: Arc::new(files.ledger.map_writable()?),
+            receive_heap: Arc::new(files.receive_heap.map_writable()?),
+            transmit_heap: Arc::new(files.transmit_heap.map_readable()?),
+        };
+        for mapping in memories.all() {
+            mapping.keep_from_children()?;
+        }
+        Ok(memories)
+    }
+
+    /// Everything that an application can reach.
+    pub(crate) fn into_descriptors(self) -> Vec<OwnedFd> {
+        let mut all = self.files.into_descriptors();
+        all.extend([self.doorbell, self.wake]);
+        all
+    }
+}
+
+impl Files {
+    fn into_descriptors(self) -> Vec<OwnedFd> {
+        let Files { server, receive_heap, ledger, application, transmit_heap } = self;
+        [server, receive_heap, ledger, application, transmit_heap].map(OwnedFd::from).into()
+    }
+}
+
+/// By what the worker of a session's user notifies the application, where the engine does not.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    /// Which notification counter it is.
+    pub(crate) number: u32,
+    /// Wakes the worker.
+    pub(crate) worker: Arc<OwnedFd>,
+    /// The user is the server's, or root.
+    pub(crate) trusted: bool,
+}
+
+/// A session that is mapped.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    pub(crate) session: Box<Session>,
+    pub(crate) memories: Memories,
+}
+
+/// A doorbell: the server's end and the application's. The application can neither send through its
+/// end nor attach a filter, which the kernel would run when the server sends.
+fn doorbell() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // A stream, so that one call takes all notifications that have come.
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    shutdown(&ours, Shutdown::Read)?;
+    towpath_protocol::peer::lock_filter(&theirs)?;
+    let _ = sockopt::set_socket_send_buffer_size(&ours, 4096);
+    Ok((ours, theirs))
 }
 
 /// Under which name a session's memories are in the store.

@@ -183,18 +183,26 @@ impl Engine {
             }
             Due::Rung | Due::Not => {}
         }
-        session.ring();
         self.rings.made += 1;
         self.rings.half += u64::from(full);
+        match session.doorbell.relay() {
+            Some(relay) if !self.notifies_directly => {
+                self.rings.relayed += 1;
+                self.relays.notify(relay);
+            }
+            _ => session.doorbell.notify(),
+        }
     }
 
     fn count_rings(&mut self) {
+        self.relays.call();
         let rings = std::mem::take(&mut self.rings);
         for (count, by) in [
             (Count::Rings, rings.made),
             (Count::RingsSaved, rings.saved),
             (Count::RingsMerged, rings.merged),
             (Count::RingsHalf, rings.half),
+            (Count::RingsRelayed, rings.relayed),
         ] {
             if by > 0 {
                 counters::add(&mut self.counters, count as usize, by);
@@ -220,6 +228,7 @@ pub(crate) struct Rings {
     saved: u64,
     merged: u64,
     half: u64,
+    relayed: u64,
 }
 
 /// Notes a queue set to be published at the end of the turn.

@@ -1,10 +1,14 @@
-//! What tools are shown: sessions, endpoints, counters, as JSON.
+//! What tools are shown: sessions, endpoints, counters, as JSON, a page for each request.
+//!
+//! Pages bound what a request costs the control thread, and what an application that never reads its
+//! answers can make the server keep: some small messages in that application's own socket.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD, peer_words};
 use towpath_protocol::memory::Mapping;
+use towpath_protocol::message::{Cursor, MAX_PAGE_BYTES};
 
 use crate::connection::{Connection, Opened, Progress};
 use crate::demux::{Rule, Vlan};
@@ -14,8 +18,9 @@ use towpath_protocol::counters;
 /// Everything.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The device and its engine.
-    pub device: Device,
+    /// The device and its engine; on the first page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<Device>,
     /// The sessions that whoever asks may see.
     pub sessions: Vec<Session>,
 }
@@ -143,16 +148,50 @@ pub fn device_counters(state: &std::sync::Arc<Mapping>) -> BTreeMap<&'static str
         .collect()
 }
 
-/// A session's part of the report; `None` for a connection that has no session.
-#[must_use]
-pub(crate) fn session(connection: &Connection) -> Option<Session> {
-    let (Progress::Lives, Some(lease), Some(shape), Some(pages)) =
-        (&connection.progress, &connection.lease, &connection.shape, &connection.pages)
+/// One page of a report: of these connections, by their tokens, from the cursor on. Returns where the
+/// next page begins, and the page's JSON, which has at most [`MAX_PAGE_BYTES`].
+///
+/// # Errors
+/// What the serializer answers.
+pub(crate) fn page<'a>(
+    device: Option<Device>,
+    connections: impl Iterator<Item = (u64, &'a Connection)>,
+    cursor: Cursor,
+) -> Result<(Cursor, Vec<u8>), serde_json::Error> {
+    let mut report = Report { device, sessions: Vec::new() };
+    let mut bytes = serde_json::to_vec(&report)?.len();
+    let mut first = cursor.endpoint;
+    for (token, connection) in connections {
+        let here = Cursor { connection: token, endpoint: first, reserved: 0 };
+        let Some((mut session, endpoints)) = session(connection) else { continue };
+        bytes += serde_json::to_vec(&session)?.len() + 1;
+        if bytes > MAX_PAGE_BYTES {
+            return Ok((here, serde_json::to_vec(&report)?));
+        }
+        for endpoint in endpoints.filter(|one| one.endpoint >= first) {
+            bytes += serde_json::to_vec(&endpoint)?.len() + 1;
+            if bytes > MAX_PAGE_BYTES {
+                report.sessions.push(session);
+                let next = Cursor { endpoint: endpoint.endpoint, ..here };
+                return Ok((next, serde_json::to_vec(&report)?));
+            }
+            session.endpoints.push(endpoint);
+        }
+        report.sessions.push(session);
+        first = 0;
+    }
+    Ok((Cursor::END, serde_json::to_vec(&report)?))
+}
+
+/// A session's part of the report, and its endpoints; `None` for a connection that has no session.
+fn session(connection: &Connection) -> Option<(Session, impl Iterator<Item = Endpoint> + '_)> {
+    let (Progress::Lives, Some(lease), Some(shape), Some(memories)) =
+        (&connection.progress, &connection.lease, &connection.shape, &connection.memories)
     else {
         return None;
     };
-    let words = shape.server_peer(&peer_words(pages)).counters;
-    let endpoints = connection.endpoints.iter().enumerate().filter_map(|(number, opened)| {
+    let words = shape.server_peer(&peer_words(&memories.server)).counters;
+    let endpoints = connection.endpoints.iter().enumerate().filter_map(move |(number, opened)| {
         let opened = opened.as_ref()?;
         let start = number * ENDPOINT_COUNTERS;
         Some(Endpoint {
@@ -163,7 +202,7 @@ pub(crate) fn session(connection: &Connection) -> Option<Session> {
             counters: counters::read(&words, start, &counters::Endpoint::ALL).into_iter().collect(),
         })
     });
-    Some(Session {
+    let session = Session {
         session: connection.number,
         name: connection.name.clone(),
         pid: connection.peer.pid,
@@ -174,6 +213,7 @@ pub(crate) fn session(connection: &Connection) -> Option<Session> {
         ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         queue_sets: shape.queue_sets,
         bytes: crate::prepare::session_bytes(shape),
-        endpoints: endpoints.collect(),
-    })
+        endpoints: Vec::new(),
+    };
+    Some((session, endpoints))
 }

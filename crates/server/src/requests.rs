@@ -1,24 +1,24 @@
 //! What a connection asks of the control thread, and what it is answered.
 
-use std::io;
-use std::os::fd::AsFd;
-
-use towpath_protocol::memory::SharedFile;
-use towpath_protocol::message::{self, Attached, Message, Open, Refusal, Set};
+use rustix::io::Errno;
+use towpath_protocol::message::{self, Attached, Cursor, Message, Open, Refusal, Set};
 use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
 use crate::addresses::Holder;
 use crate::coalescing;
-use crate::connection::{Connection, Opened, Progress, Refused, read_attach, read_open};
+use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
 use crate::control::{Control, Reply};
 use crate::demux::SETS_PER_MAC;
+use crate::engine::wake_data;
 use crate::orders::{Order, Tap};
 use crate::policy::Standing;
 use crate::prepare::{Prepared, session_bytes, stored_name};
 use crate::report;
 use crate::rights::Rights;
 use crate::session::Endpoint;
+use crate::worker::link::Packet;
+use crate::worker::wire::command;
 
 impl Control {
     pub(crate) fn asked(&mut self, token: u64, message: Message) {
@@ -27,21 +27,18 @@ impl Control {
             Message::Mapped => self.mapped(token),
             Message::Open(open) => self.open(token, &open),
             Message::Close(close) => self.close(token, close.endpoint),
-            Message::Report => self.report(token),
+            Message::Report(cursor) => self.report(token, cursor),
             Message::Set(set) => self.set(token, set),
             Message::Attached(_)
             | Message::Opened(_)
-            | Message::Reported
+            | Message::Reported(..)
             | Message::Done
             | Message::Error(_) => {
                 Err((Refusal::State, "this message is the server's to send".into()))
             }
         };
-        let Some(connection) = self.connections.get(token) else { return };
-        if let Err(refused) = outcome
-            && connection.refuse(&refused).is_err()
-        {
-            self.hang_up(token);
+        if let Err(refused) = outcome {
+            self.refuse(token, &refused);
         }
     }
 
@@ -68,11 +65,9 @@ impl Control {
             );
             return Err((Refusal::Limit, text));
         }
-        let uid = connection.peer.uid;
-        let theirs = self.connections.sessions_of_user(uid);
-        if theirs >= self.parts.policy.sessions_per_user {
-            let text = format!("attach: user {uid} has {theirs} sessions, which is the limit");
-            return Err((Refusal::Limit, text));
+        let (uid, account) = (connection.peer.uid, connection.account);
+        if let Some(text) = self.connections.is_full(policy, account, bytes) {
+            return Err((Refusal::Limit, format!("attach: {text}")));
         }
         let holder = Holder { uid, name: name.clone() };
         let lease = self.parts.pool.lease(&holder, wanted).map_err(|error| {
@@ -86,7 +81,7 @@ impl Control {
             (refusal, format!("attach: {error}"))
         })?;
         let number = self.next_number;
-        let outcome = Prepared::new(number, shape, self.parts.store.as_mut());
+        let outcome = Prepared::new(number, shape, &self.state, self.parts.store.as_mut());
         let (prepared, handed) = match outcome {
             Ok(both) => both,
             Err(error) => {
@@ -96,7 +91,7 @@ impl Control {
             }
         };
         self.next_number = self.next_number.wrapping_add(1).max(1);
-        self.connections.give_number(token, number);
+        self.connections.give_number(token, number, bytes);
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let attached = Attached {
             epoch: self.parts.epoch,
@@ -117,50 +112,35 @@ impl Control {
         connection.lease = Some(lease);
         connection.shape = Some(shape);
         connection.endpoints = vec![None; shape.endpoints as usize];
-        let sent = {
-            let descriptors = prepared.descriptors(&handed, &self.state);
-            connection.send_attached(attached, &descriptors)
-        };
         connection.progress = Progress::Given(Box::new(prepared));
-        if sent.is_err() {
-            self.hang_up(token);
-        }
+        self.answer_with(token, &Message::Attached(attached), handed, 0);
         Ok(())
     }
 
     fn mapped(&mut self, token: u64) -> Result<(), Refused> {
-        let given = |one: &Connection| matches!(one.progress, Progress::Given(_));
-        if self.connections.get(token).is_some_and(given) {
-            self.connections.settle(token);
-        }
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
-        let prepared = match std::mem::replace(&mut connection.progress, Progress::Lives) {
+        let prepared = match std::mem::replace(&mut connection.progress, Progress::Over) {
             Progress::Given(prepared) => prepared,
             other => {
                 connection.progress = other;
                 return Err((Refusal::State, "mapped: nothing was given to be mapped".into()));
             }
         };
-        match prepared.finish(connection.number) {
-            Ok((session, pages)) => {
-                connection.pages = Some(pages);
-                info!(
-                    session = connection.number,
-                    name = connection.name,
-                    uid = connection.peer.uid,
-                    pid = connection.peer.pid,
-                    trusted = connection.trusted,
-                    "attached"
-                );
-                self.order(Order::AddSession(session), Reply::Done(token));
-                Ok(())
-            }
-            Err(error) => {
-                connection.progress = Progress::Over;
-                self.forget_session(token);
-                Err((Refusal::Limit, format!("mapped: sealing or mapping the memory: {error}")))
-            }
-        }
+        let data = wake_data(connection.number);
+        let counter = self.free_counters.pop();
+        connection.counter = counter;
+        let descriptors =
+            prepared.to_be_finished().and_then(|files| Ok((files, prepared.doorbell()?)));
+        connection.progress = Progress::Finishing(prepared);
+        let (Ok((files, doorbell)), Some(counter)) = (descriptors, counter) else {
+            self.finished(token, Err(Errno::MFILE));
+            return Ok(());
+        };
+        let doorbell =
+            Packet::new(command::DOORBELL, token, u64::from(counter)).with(vec![doorbell]);
+        self.tell_worker(token, doorbell);
+        self.tell_worker(token, Packet::new(command::FINISH, token, data).with(files));
+        Ok(())
     }
 
     fn open(&mut self, token: u64, open: &Open) -> Result<(), Refused> {
@@ -234,42 +214,30 @@ impl Control {
         }
     }
 
-    fn report(&mut self, token: u64) -> Result<(), Refused> {
+    fn report(&mut self, token: u64, cursor: Cursor) -> Result<(), Refused> {
         let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        if cursor.reserved != 0 {
+            return Err((Refusal::Malformed, "report: the reserved field must be 0".into()));
+        }
         let all = connection.standing == Standing::Administrator;
         let uid = connection.peer.uid;
-        let report = report::Report {
-            device: report::Device {
-                name: self.parts.info.name.clone(),
-                mac: report::mac_text(self.parts.info.mac),
-                mtu: self.parts.info.mtu,
-                mode: Setting::Mode.show(self.parts.settings.get(Setting::Mode)),
-                settings: self.parts.settings.shown(true).collect(),
-                epoch: self.parts.epoch,
-                uptime_s: self.started.elapsed().as_secs(),
-                addresses: self.parts.pool.size(),
-                addresses_given: self.parts.pool.given(),
-                counters: report::device_counters(&self.parts.state_mapping),
-            },
-            sessions: self
-                .connections
-                .values()
-                .filter(|one| all || one.peer.uid == uid)
-                .filter_map(report::session)
-                .collect(),
-        };
-        let failed = |error: io::Error| (Refusal::Limit, format!("report: {error}"));
-        let text = serde_json::to_vec(&report).map_err(|error| failed(error.into()))?;
-        let file = SharedFile::create("towpath-report", text.len()).map_err(failed)?;
-        let mapping = file.map_writable().map_err(failed)?;
-        // The rest of the last page stays zero: it ends the text.
-        if !mapping.copy_in(0, &text) {
-            return Err((Refusal::Limit, "report: it does not fit".into()));
-        }
-        let reader = file.read_only().map_err(failed)?;
-        if connection.channel.send(&Message::Reported, &[reader.as_fd()]).is_err() {
-            self.hang_up(token);
-        }
+        let device = (cursor == Cursor::default()).then(|| report::Device {
+            name: self.parts.info.name.clone(),
+            mac: report::mac_text(self.parts.info.mac),
+            mtu: self.parts.info.mtu,
+            mode: Setting::Mode.show(self.parts.settings.get(Setting::Mode)),
+            settings: self.parts.settings.shown(true).collect(),
+            epoch: self.parts.epoch,
+            uptime_s: self.started.elapsed().as_secs(),
+            addresses: self.parts.pool.size(),
+            addresses_given: self.parts.pool.given(),
+            counters: report::device_counters(&self.parts.state_mapping),
+        });
+        let shown =
+            self.connections.from(cursor.connection).filter(|(_, one)| all || one.peer.uid == uid);
+        let (next, text) = report::page(device, shown, cursor)
+            .map_err(|error| (Refusal::Limit, format!("report: {error}")))?;
+        self.answer(token, &Message::Reported(next, text));
         Ok(())
     }
 

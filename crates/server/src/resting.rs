@@ -22,7 +22,7 @@ use crate::transmit::EVENTS;
 pub(crate) const ORDERS: u64 = 0;
 /// The device.
 pub(crate) const DEVICE: u64 = 1;
-/// From here on, the sessions, by their place.
+/// From here on, the sessions, by their number.
 pub(crate) const SESSIONS: u64 = 2;
 
 /// So many are watched in any case.
@@ -244,7 +244,13 @@ impl Engine {
                     self.orders_left = true;
                 }
                 DEVICE => {}
-                session => self.rang((session - SESSIONS) as u32),
+                session => {
+                    let number = u32::try_from(session - SESSIONS).ok();
+                    // Of one that has ended meanwhile, or is yet to come, nothing is to be done.
+                    if let Some(place) = number.and_then(|number| self.place(number)) {
+                        self.rang(place);
+                    }
+                }
             }
         }
         Ok(())

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags};
@@ -17,11 +18,19 @@ use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::memory::SharedFile;
 use towpath_protocol::settings::{Setting, Values};
 use towpath_protocol::store::Store;
+use towpath_queue::PeerWords;
 
 use crate::addresses::{Pool, PoolError, Subnets};
 use crate::control::{Control, Parts, Request};
 use crate::engine::{Budgets, Engine, Link};
 use crate::policy::Policy;
+use crate::relays::Relays;
+use crate::worker::held::{Doorbells, Entries};
+use crate::worker::process::Tables;
+use crate::worker::spawner::Spawner;
+
+/// An application that attaches has this long for each step.
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a server serves.
 #[derive(Clone, Debug)]
@@ -172,6 +181,11 @@ impl Server {
             return Err(StartError::Range { name, value, range });
         }
         let settings = settings_of(config)?;
+        // Before there is anything that an application could reach.
+        let (relays, counters) =
+            Relays::new(config.policy.connections).map_err(resources("notification counters"))?;
+        let spawner = Spawner::start(tables(&config.policy, counters))
+            .map_err(resources("worker processes"))?;
         let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
         let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let state = SharedFile::create("towpath-state", STATE_WORDS * 8)
@@ -213,11 +227,13 @@ impl Server {
             events: engine_events,
             wake: engine_wake.clone(),
             control_wake: control_wake.clone(),
+            relays,
         };
         // Measured while nothing runs yet that would be in its way.
         let _ = towpath_waiting::Costs::of_this_machine();
         let engine = Engine::new(device, &state_mapping, epoch, seed, &settings, budgets, link)?;
-        let control = Control::new(Parts {
+        let engine_epoll = engine.epoll().try_clone().map_err(resources("an epoll"))?;
+        let parts = Parts {
             listener,
             info,
             state,
@@ -234,8 +250,10 @@ impl Server {
             requests: control_requests,
             engine_wake,
             wake: control_wake.clone(),
-        })
-        .map_err(resources("the control thread"))?;
+            engine_epoll,
+            locks_memory: has_swap(),
+        };
+        let control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
         let cpu = config.engine_cpu;
         let (binds, binding) = channel();
         let wakes = WakesAtTheEnd(control_wake.clone());
@@ -288,6 +306,7 @@ impl Server {
     pub fn connect(&self) -> io::Result<OwnedFd> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let _ = towpath_protocol::peer::refuse_descriptors(&ours);
         self.request(Request::Adopt(ours));
         Ok(theirs)
     }
@@ -326,6 +345,22 @@ impl Drop for Server {
             let _ = self.end();
         }
     }
+}
+
+/// What every worker begins with.
+fn tables(policy: &Policy, counters: PeerWords) -> Tables {
+    let connections = policy.connections.min(policy.sessions_per_user * 2);
+    Tables {
+        entries: Entries::with_room(connections),
+        doorbells: Doorbells::new(counters),
+        step_ns: STEP_TIMEOUT.as_nanos() as u64,
+    }
+}
+
+/// Returns `true` if memory can be paged out: an application could have its own paged out, and have the
+/// engine wait for it.
+fn has_swap() -> bool {
+    std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().nth(1).is_some())
 }
 
 /// The settings to begin with: no more packets of a turn than there is memory for.
@@ -410,6 +445,8 @@ fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), StartError> {
         None,
     )
     .map_err(|error| failed(error.into()))?;
+    // Before Linux 6.16, the workers close what is sent.
+    let _ = towpath_protocol::peer::refuse_descriptors(&socket);
     let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
     rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
     // Who may attach is decided by who the kernel says the peer is; the file's mode only keeps

@@ -16,6 +16,7 @@ use towpath_queue::{OwnWords, Violation};
 
 use crate::coalescing::{self, Coalescing, Values};
 use crate::demux::Rule;
+use crate::prepare::Relay;
 use crate::publish::News;
 use crate::resting::RESTS;
 use crate::rights::Rights;
@@ -90,9 +91,9 @@ pub struct Session {
     pub work: Acknowledger,
     /// Whether the application sleeps.
     pub ringer: Ringer,
-    /// The write end of the application's doorbell. Closed to say: it is over.
-    pub doorbell: Option<OwnedFd>,
-    /// The eventfd by which the application wakes the engine.
+    /// How the application is notified.
+    pub doorbell: Doorbell,
+    /// Readable when the application notifies the engine: an epoll instance, which no application has.
     pub wake: OwnedFd,
     /// Its queue sets.
     pub queue_sets: Vec<QueueSet>,
@@ -129,6 +130,48 @@ pub struct Session {
     pub violation: Option<Violation>,
 }
 
+/// How an application is notified: by the engine itself, or, where that could last as long as the
+/// application likes and others would wait, by the worker of its user.
+#[derive(Debug)]
+pub struct Doorbell {
+    /// The server's end of the doorbell; none once the session is over.
+    socket: Option<OwnedFd>,
+    /// The worker's part; none where there is no worker.
+    relay: Option<Relay>,
+}
+
+impl Doorbell {
+    pub(crate) fn new(socket: OwnedFd, relay: Relay) -> Doorbell {
+        Doorbell { socket: Some(socket), relay: Some(relay) }
+    }
+
+    /// A doorbell that the engine itself always uses: of an application that is trusted not to make
+    /// that last.
+    #[must_use]
+    pub fn direct(socket: OwnedFd) -> Doorbell {
+        Doorbell { socket: Some(socket), relay: None }
+    }
+
+    /// The worker that notifies for the engine, if it does.
+    pub(crate) fn relay(&self) -> Option<&Relay> {
+        self.relay.as_ref().filter(|relay| !relay.trusted)
+    }
+
+    /// Notifies the application. The kernel walks everything that waits for the doorbell.
+    pub(crate) fn notify(&self) {
+        if let Some(socket) = &self.socket {
+            // A full socket holds a notification already; a closed one is noticed by the worker.
+            crate::worker::held::notify(socket);
+        }
+    }
+}
+
+/// Bytes of the server's own memory for an endpoint: in the engine's tables, the control thread's and
+/// the flow table, as `what_an_endpoint_takes` counts them.
+pub(crate) const ENDPOINT_BYTES: usize = 2560;
+/// The same for a queue set.
+pub(crate) const QUEUE_SET_BYTES: usize = 1024;
+
 /// The memories that a session is made of, mapped.
 #[derive(Clone, Debug)]
 pub struct Memories {
@@ -142,6 +185,13 @@ pub struct Memories {
     pub receive_heap: Arc<Mapping>,
     /// Transmit heap, read-only.
     pub transmit_heap: Arc<Mapping>,
+}
+
+impl Memories {
+    /// All: first those that the server writes.
+    pub(crate) fn all(&self) -> [&Arc<Mapping>; 5] {
+        [&self.server, &self.ledger, &self.receive_heap, &self.application, &self.transmit_heap]
+    }
 }
 
 impl QueueSet {
@@ -178,7 +228,7 @@ impl Session {
         number: u32,
         shape: SessionShape,
         memories: &Memories,
-        doorbell: OwnedFd,
+        doorbell: Doorbell,
         wake: OwnedFd,
     ) -> Session {
         let mut server = shape.server_own(own_words(&memories.server));
@@ -223,7 +273,7 @@ impl Session {
             marker: Marker::new(shape.events(), server.events, &application.acknowledgements),
             work: Acknowledger::new(shape.events(), server.acknowledgements, &application.events),
             ringer: Ringer::new(application.header),
-            doorbell: Some(doorbell),
+            doorbell,
             wake,
             queue_sets,
             transmit_ledger: cleared(ledger.transmit, shape.transmit_heap.frames()),
@@ -245,11 +295,19 @@ impl Session {
         }
     }
 
-    /// Tells the application that it is over, and why (0: no violation), and hangs up.
-    pub fn close(&mut self, reason: u32) {
+    /// Tells the application that it is over, and why (0: no violation). Returns the doorbell, which
+    /// the worker of the application's user is to close: that is how the application hears of it.
+    #[must_use]
+    pub fn close(&mut self, reason: u32) -> Option<OwnedFd> {
         self.closing = true;
         self.header.publish(CLOSED_WORD, 1 << 32 | u64::from(reason));
-        self.doorbell = None;
+        self.doorbell.socket.take()
+    }
+
+    /// What is left of a session that is over: descriptors, among them the doorbell if it was never
+    /// closed.
+    pub(crate) fn into_rest(self) -> (Vec<OwnedFd>, Option<OwnedFd>) {
+        (vec![self.wake], self.doorbell.socket)
     }
 
     /// An endpoint's packets are rung for later. Those that share a queue set are rung for together,
@@ -291,13 +349,5 @@ impl Session {
     pub fn class(&self, endpoint: u32) -> Class {
         let shape = self.shapes.get(endpoint as usize).and_then(Option::as_deref);
         shape.map_or_else(Class::default, |shape| shape.set.class())
-    }
-
-    /// Wakes the application.
-    pub fn ring(&mut self) {
-        if let Some(doorbell) = &self.doorbell {
-            // A full pipe rings already; a closed one is noticed by the control thread.
-            let _ = rustix::io::write(doorbell, &[1]);
-        }
     }
 }

@@ -24,6 +24,10 @@ fn timespec(ns: u64) -> Timespec {
     Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
+/// How often orders are heard while the engine is throttled: who gives one after the other does not
+/// put off the turn behind it for ever.
+pub(crate) const HEARD_THROTTLED: usize = 8;
+
 impl Engine {
     /// After a turn that did so much: goes on, spins or sleeps, as the mode says.
     pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
@@ -120,13 +124,13 @@ impl Engine {
     ///
     /// Orders alone are followed, so that the operator's are heard. An application has orders made,
     /// too, by what it asks the control thread for; so each time what they took is paid for before
-    /// the next ones are heard.
+    /// the next ones are heard, and after [`HEARD_THROTTLED`] times they wait for the turn.
     fn sleep_throttled(&mut self, mut until: u64) -> Result<(), DeviceError> {
         self.publish_device_counters();
         self.sleeper.awake();
         self.watchdog.slept();
         counters::add(&mut self.counters, Count::Sleeps as usize, 1);
-        let mut deaf = 0;
+        let (mut deaf, mut heard) = (0, 0);
         loop {
             let now = self.read_clock();
             let end = if now < deaf { until.min(deaf) } else { until };
@@ -143,7 +147,9 @@ impl Engine {
             self.follow_orders();
             let now = self.read_clock();
             let Some(throttled) = self.waiter.throttled(now) else { break };
-            (until, deaf) = (throttled.until, throttled.deaf);
+            heard += 1;
+            until = throttled.until;
+            deaf = if heard < HEARD_THROTTLED { throttled.deaf } else { until };
         }
         self.watch.ask();
         self.woken();

@@ -232,12 +232,5 @@ fn flip(open: Open, rule: &Rule, frame: impl Fn(&Raw, &Session, usize) -> (Vec<u
 }
 
 fn report(server: &Server) -> serde_json::Value {
-    let channel = Channel::new(server.connect().unwrap());
-    let (message, mut descriptors) = answer(&channel, &Message::Report);
-    assert_eq!(message, Message::Reported);
-    let mapping = SharedFile::adopt(descriptors.remove(0)).unwrap().map_readable().unwrap();
-    let mut text = vec![0; mapping.len()];
-    assert!(mapping.copy_out(0, &mut text));
-    text.truncate(text.iter().position(|byte| *byte == 0).unwrap());
-    serde_json::from_slice(&text).unwrap()
+    towpath_client::report_over(server.connect().unwrap()).unwrap()
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::process::{Signal, getpid, kill_process};
 use towpath_protocol::memory::SharedFile;
-use towpath_protocol::message::Message;
+use towpath_protocol::message::{Cursor, Message};
 use towpath_tests::raw::{self, Raw};
 
 /// Goes through the handshake up to a step, and is killed there.
@@ -36,7 +36,7 @@ pub(crate) fn run(socket: &Path, step: u64) {
             7 => raw
                 .say(&Message::Close(towpath_protocol::message::Close { endpoint: 0 }))
                 .expect("speaks"),
-            _ => raw.say(&Message::Report).expect("speaks"),
+            _ => raw.say(&Message::Report(Cursor::default())).expect("speaks"),
         }
     }
     let _ = kill_process(getpid(), Signal::KILL);

@@ -2,22 +2,26 @@
 //! over.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use towpath_device::loopback;
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::{Mapping, SharedFile};
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::MemoryStore;
 
 use super::*;
 use crate::demux::{Rule, Vlan};
 use crate::engine::{Budgets, Link, Mode};
-use crate::prepare::Prepared;
+use crate::prepare::{Prepared, Relay};
+use crate::relays::Relays;
 use crate::rights::{Addresses, Rights};
 use crate::schedule::Stop;
 use crate::schedule::shape::Class;
+use crate::wait::HEARD_THROTTLED;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
@@ -40,6 +44,7 @@ impl World {
             events: engine_events,
             wake: event(),
             control_wake: event(),
+            relays: Relays::none().unwrap(),
         };
         let state = Arc::new(Mapping::private(STATE_WORDS * 8).unwrap());
         let budgets =
@@ -62,8 +67,11 @@ impl World {
     /// A session, and endpoints for ports.
     fn attach(&self, queue_sets: u32, endpoints: u32) {
         let shape = SessionShape::new(queue_sets, endpoints, 8, 8, 128, 128).unwrap();
-        let (prepared, _) = Prepared::new(1, shape, &mut MemoryStore::default()).unwrap();
-        self.give(Order::AddSession(prepared.finish(1).unwrap().0));
+        let state = SharedFile::create("state", 1).unwrap().into();
+        let (prepared, _) = Prepared::new(1, shape, &state, &mut MemoryStore::default()).unwrap();
+        let worker = self.engine.wake.clone();
+        let (mapped, _) = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
+        self.give(Order::AddSession(mapped.session));
         for number in 0..endpoints {
             let rule = Rule {
                 mac: Some(MAC),
@@ -166,6 +174,40 @@ fn an_order_whose_ring_was_taken_is_not_slept_over() {
         world.engine.pause(1).unwrap();
         assert_eq!((world.sleeps(), world.turn()), (0, 1), "{mode:?}");
     }
+}
+
+/// Who gives one order after the other does not put off the turn behind the bound on processor time.
+#[test]
+fn orders_are_heard_a_few_times_while_it_is_throttled() {
+    let mut world = World::new(Mode::Auto);
+    world.set(Setting::CpuPercent, 0, 1);
+    world.turn_until_done();
+    // Whether this sleeps at all depends on what wake-ups cost here: it ends at once.
+    rustix::io::write(&*world.engine.wake, &1u64.to_ne_bytes()).unwrap();
+    world.engine.pause(0).unwrap();
+    // Some hundred milliseconds are to be slept for it.
+    let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_nsec;
+    let before = used();
+    while used() - before < 6_000_000 && used() >= before {}
+    world.events.try_iter().for_each(drop);
+    let (orders, wake) = (world.orders.clone(), world.engine.wake.clone());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let (setting, session, endpoint) = (Setting::RingSaving, 0, 0);
+                orders.send((0, Order::Set { setting, session, endpoint, value: 1 })).unwrap();
+                rustix::io::write(&*wake, &1u64.to_ne_bytes()).unwrap();
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+        let paused = world.engine.pause(1);
+        over.store(true, Ordering::Relaxed);
+        paused.unwrap();
+    });
+    let followed = world.events.try_iter().count();
+    let most = HEARD_THROTTLED * ORDERS_A_TURN;
+    assert!((1..=most).contains(&followed), "{followed} orders in one sleep");
 }
 
 /// Settings of an endpoint concern small packets of its that wait in any queue set. All are asked

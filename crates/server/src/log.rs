@@ -1,0 +1,109 @@
+//! How many lines the log gets because of one user: at most some at once, then one a second. What is left
+//! out is counted, and the count is logged with the next line.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use tracing::info;
+
+/// Lines at once.
+const BURST: u32 = 20;
+/// Users that are remembered. Of more, those that have been quiet are forgotten.
+const USERS: usize = 1024;
+
+/// What a user's lines have come to.
+#[derive(Debug)]
+struct Account {
+    left: u32,
+    since: Instant,
+    suppressed: u64,
+}
+
+/// The users' lines.
+#[derive(Debug, Default)]
+pub(crate) struct LogLimit {
+    users: HashMap<u32, Account>,
+}
+
+impl LogLimit {
+    /// Returns `true` if a line because of this user may be logged now.
+    pub(crate) fn allows(&mut self, uid: u32) -> bool {
+        match self.take(uid, Instant::now()) {
+            None => false,
+            Some(0) => true,
+            Some(lines) => {
+                info!(uid, lines, "log lines because of this user were left out");
+                true
+            }
+        }
+    }
+
+    /// Takes a line. `None`: there is none left; else how many were left out before it.
+    fn take(&mut self, uid: u32, now: Instant) -> Option<u64> {
+        if self.users.len() >= USERS && !self.users.contains_key(&uid) {
+            self.users.retain(|_, one| !one.is_quiet(now));
+            if self.users.len() >= USERS {
+                return None;
+            }
+        }
+        let fresh = Account { left: BURST, since: now, suppressed: 0 };
+        let account = self.users.entry(uid).or_insert(fresh);
+        let seconds = now.saturating_duration_since(account.since).as_secs();
+        if seconds > 0 {
+            account.left =
+                account.left.saturating_add(seconds.min(u64::from(BURST)) as u32).min(BURST);
+            account.since = now;
+        }
+        if account.left == 0 {
+            account.suppressed += 1;
+            return None;
+        }
+        account.left -= 1;
+        Some(std::mem::take(&mut account.suppressed))
+    }
+}
+
+impl Account {
+    fn is_quiet(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since).as_secs() >= u64::from(BURST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn lines_are_as_many_as_allowed_and_the_rest_is_counted() {
+        let mut limit = LogLimit::default();
+        let start = Instant::now();
+        let lines =
+            |limit: &mut LogLimit, uid, at: u64| limit.take(uid, start + Duration::from_millis(at));
+        for _ in 0..BURST {
+            assert_eq!(lines(&mut limit, 1, 0), Some(0));
+        }
+        for _ in 0..60_000 {
+            assert_eq!(lines(&mut limit, 1, 900), None);
+        }
+        assert_eq!(lines(&mut limit, 2, 900), Some(0), "another user's lines are its own");
+        assert_eq!(lines(&mut limit, 1, 1000), Some(60_000));
+        assert_eq!(lines(&mut limit, 1, 1000), None);
+        // However long it was quiet.
+        for _ in 0..BURST {
+            assert!(lines(&mut limit, 1, 1_000_000).is_some());
+        }
+        assert_eq!(lines(&mut limit, 1, 1_000_000), None);
+    }
+
+    #[test]
+    fn users_without_end_take_no_memory_without_end() {
+        let mut limit = LogLimit::default();
+        let start = Instant::now();
+        let logged = (0..100_000).filter(|uid| limit.take(*uid, start).is_some()).count();
+        assert_eq!((logged, limit.users.len()), (USERS, USERS));
+        let later = start + Duration::from_secs(60);
+        assert_eq!(limit.take(100_000, later), Some(0));
+        assert_eq!(limit.users.len(), 1);
+    }
+}

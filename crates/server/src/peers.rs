@@ -1,0 +1,329 @@
+//! What workers say of connections, and how connections and sessions end.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use towpath_protocol::message::{ErrorBody, MAX_REQUEST_BYTES, Message, MessageError, Refusal};
+use towpath_queue::Violation;
+use tracing::{info, warn};
+
+use crate::addresses::Holder;
+use crate::connection::{Progress, Refused};
+use crate::control::{Control, Reply};
+use crate::orders::Order;
+use crate::prepare::{Relay, stored_name};
+use crate::session::{Memories, Session};
+use crate::slow::Job;
+use crate::worker::link::{Packet, Report};
+use crate::worker::wire::{command, report};
+use crate::worker::workers::Whose;
+
+impl Control {
+    /// One report of a worker.
+    pub(crate) fn hear(&mut self, worker: u64, flags: epoll::EventFlags) {
+        if flags.contains(epoll::EventFlags::OUT) {
+            self.workers.flush(worker);
+        }
+        match self.workers.receive(worker) {
+            Some(Report::Heard { token, wrong, body }) => self.heard(token, wrong, &body),
+            Some(Report::Ended { token }) => self.connection_ended(token),
+            Some(Report::Finished { token, outcome }) => self.finished(token, outcome),
+            Some(Report::Gone) => {
+                self.workers.remove(worker);
+                self.worker_ended(worker);
+            }
+            Some(Report::Handled) | None => {}
+        }
+    }
+
+    /// Workers that hang: their users' connections are over, and nobody else's.
+    pub(crate) fn give_up_workers(&mut self) {
+        while let Some(worker) = self.workers.lose_one() {
+            if let Some(Whose::User(uid)) = self.workers.whose(worker)
+                && self.log.allows(uid)
+            {
+                warn!(uid, "closed: an application of this user keeps its worker waiting");
+            }
+            self.worker_ended(worker);
+        }
+    }
+
+    fn worker_ended(&mut self, worker: u64) {
+        for token in self.connections.of_worker(worker) {
+            self.connection_ended(token);
+        }
+    }
+
+    /// A message of a connection.
+    fn heard(&mut self, token: u64, wrong: u64, body: &[u8]) {
+        let malformed = |text: String| Err((Refusal::Malformed, text));
+        let message = match wrong {
+            report::WELL => Message::decode(body).map_err(|error| {
+                let refusal = match error {
+                    MessageError::Version(_) => Refusal::Version,
+                    _ => Refusal::Malformed,
+                };
+                (refusal, format!("control connection: {error}"))
+            }),
+            report::DESCRIPTORS => malformed(
+                "control connection: a message with descriptors; this server takes none".into(),
+            ),
+            _ => malformed(format!(
+                "control connection: a message too long; at most {MAX_REQUEST_BYTES} bytes"
+            )),
+        };
+        match message {
+            Ok(message) => self.asked(token, message),
+            Err(refused) => self.cut_off(token, &refused),
+        }
+    }
+
+    /// Answers a request; the connection is heard again behind it.
+    pub(crate) fn answer(&mut self, token: u64, message: &Message) {
+        self.answer_with(token, message, Vec::new(), 0);
+    }
+
+    /// Refuses a request.
+    pub(crate) fn refuse(&mut self, token: u64, refused: &Refused) {
+        self.answer(token, &error(refused));
+    }
+
+    /// Refuses a request, and everything behind it.
+    fn cut_off(&mut self, token: u64, refused: &Refused) {
+        self.answer_with(token, &error(refused), Vec::new(), command::LAST);
+    }
+
+    /// Answers with descriptors.
+    pub(crate) fn answer_with(
+        &mut self,
+        token: u64,
+        message: &Message,
+        descriptors: Vec<OwnedFd>,
+        flags: u64,
+    ) {
+        let Some(connection) = self.connections.get(token) else { return };
+        let attaches = matches!(connection.progress, Progress::New | Progress::Given(_));
+        let flags = flags | if attaches { command::TIMED } else { 0 };
+        let answer =
+            Packet::new(command::ANSWER, token, flags).with(descriptors).saying(message.encode());
+        self.tell_worker(token, answer);
+    }
+
+    pub(crate) fn tell_worker(&mut self, token: u64, packet: Packet) {
+        let Some(connection) = self.connections.get(token) else { return };
+        self.workers.tell(connection.worker, Whose::User(connection.account.uid), packet);
+    }
+
+    /// A connection has ended, and its worker has closed it. Its session, if it has one, ends too.
+    fn connection_ended(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        connection.gone = true;
+        let (number, uid) = (connection.number, connection.account.uid);
+        match std::mem::replace(&mut connection.progress, Progress::Over) {
+            Progress::New => {}
+            Progress::Given(prepared) | Progress::Finishing(prepared) => {
+                self.workers.dispose(Whose::User(uid), prepared.into_descriptors());
+                self.forget_session(token);
+            }
+            // Its memory is unmapped slice by slice before it is forgotten.
+            Progress::Populating if self.slow.give_up(token) => return,
+            Progress::Lives => {
+                if self.log.allows(uid) {
+                    let name = self.connections.get(token).map_or("", |one| &one.name);
+                    info!(session = number, name, "detached");
+                }
+                return self.order(Order::RemoveSession { number }, Reply::Nothing);
+            }
+            Progress::Populating | Progress::Over => {}
+        }
+        self.drop_connection(token);
+    }
+
+    /// Forgets a connection when nothing of it is left: neither its worker nor the engine has it.
+    fn drop_connection(&mut self, token: u64) {
+        if self.connections.get(token).is_some_and(|one| one.gone && one.number == 0)
+            && let Some(connection) = self.connections.remove(token)
+        {
+            self.workers.count(connection.worker, false);
+        }
+    }
+
+    /// A session's memory is sealed and allocated: maps it.
+    pub(crate) fn finished(&mut self, token: u64, outcome: Result<(), Errno>) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let progress = std::mem::replace(&mut connection.progress, Progress::Over);
+        let Progress::Finishing(prepared) = progress else {
+            connection.progress = progress;
+            return;
+        };
+        let (number, worker, uid) = (connection.number, connection.worker, connection.account.uid);
+        let outcome = outcome.map_err(std::io::Error::from).and_then(|()| {
+            let relay = self.workers.notified(worker).zip(connection.counter);
+            relay.ok_or_else(|| std::io::Error::other("its worker has ended"))
+        });
+        let (worker, counter) = match outcome {
+            Ok(relay) => relay,
+            Err(error) => return self.not_finished(token, &error, prepared.into_descriptors()),
+        };
+        let relay = Relay { number: counter, worker, trusted: connection.trusted };
+        let (mapped, files) = match prepared.map(number, relay) {
+            Ok(mapped) => mapped,
+            Err((error, left)) => return self.not_finished(token, &error, left),
+        };
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        connection.progress = Progress::Populating;
+        connection.memories = Some(mapped.memories.clone());
+        connection.files = files;
+        self.slow.push(uid, Job::Populate { token, mapped });
+    }
+
+    fn not_finished(&mut self, token: u64, error: &std::io::Error, left: Vec<OwnedFd>) {
+        let Some(connection) = self.connections.get(token) else { return };
+        let uid = connection.account.uid;
+        self.workers.dispose(Whose::User(uid), left);
+        self.forget_session(token);
+        let text = format!("mapped: sealing, allocating or mapping the memory: {error}");
+        self.refuse(token, &(Refusal::Limit, text));
+    }
+
+    /// Does a slice of what takes long.
+    pub(crate) fn go_on_slowly(&mut self) {
+        match self.slow.go_on() {
+            None => {}
+            Some(Job::Populate { token, mapped }) => {
+                self.lock(&mapped.memories);
+                let Some(connection) = self.connections.get_mut(token) else { return };
+                connection.progress = Progress::Lives;
+                let uid = connection.account.uid;
+                if self.log.allows(uid)
+                    && let Some(connection) = self.connections.get(token)
+                {
+                    info!(
+                        session = connection.number,
+                        name = connection.name,
+                        uid,
+                        pid = connection.peer.pid,
+                        trusted = connection.trusted,
+                        "attached"
+                    );
+                }
+                self.decide_who_notifies(token);
+                self.order(Order::AddSession(mapped.session), Reply::Done(token));
+            }
+            Some(Job::Release { token, memories, session }) => {
+                self.released(token, session);
+                drop(memories);
+            }
+        }
+    }
+
+    /// Keeps the engine from waiting for a swap device, where there is one.
+    fn lock(&mut self, memories: &Memories) {
+        if !self.slow.populates_all {
+            return;
+        }
+        let outcome = memories.all().into_iter().try_for_each(|mapping| mapping.lock());
+        if let Err(error) = outcome
+            && !std::mem::replace(&mut self.says_it_cannot_lock, true)
+        {
+            warn!(
+                "sessions' memory may be paged out, and the engine then waits for the swap device: \
+                 {error}; raise the limit of locked memory (LimitMEMLOCK, ulimit -l)"
+            );
+        }
+    }
+
+    /// The engine has nothing of a session any more: unmaps it, slice by slice.
+    pub(crate) fn session_ended(&mut self, session: Box<Session>) {
+        let Some(token) = self.connections.token_of(session.number) else { return };
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        connection.progress = Progress::Over;
+        let Some(memories) = connection.memories.take() else { return };
+        let uid = connection.account.uid;
+        self.slow.push(uid, Job::Release { token, memories, session: Some(session) });
+    }
+
+    /// A session's memory is unmapped.
+    fn released(&mut self, token: u64, session: Option<Box<Session>>) {
+        let (mut left, doorbell) =
+            session.map_or((Vec::new(), None), |session| session.into_rest());
+        if let (Some(number), Some(doorbell)) =
+            (self.connections.get(token).map(|one| one.number), doorbell)
+        {
+            self.close_doorbell(number, doorbell);
+        }
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        connection.memories = None;
+        left.append(&mut connection.files);
+        let (worker, uid) = (connection.worker, connection.account.uid);
+        // Where the session was ended by the server, its application may still read why.
+        let dispose = Packet::new(command::DISPOSE, token, command::WIPE).with(left);
+        self.forget_session(token);
+        self.workers.tell(worker, Whose::User(uid), dispose);
+        self.drop_connection(token);
+    }
+
+    /// The session is over for its application as soon as the worker has closed the doorbell.
+    pub(crate) fn close_doorbell(&mut self, number: u32, doorbell: OwnedFd) {
+        let Some(token) = self.connections.token_of(number) else { return };
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let counter = connection.counter.take();
+        let (worker, uid) = (connection.worker, connection.account.uid);
+        let value = counter.map_or(u64::MAX, u64::from);
+        let mute = Packet::new(command::MUTE, token, value).with(vec![doorbell]);
+        self.workers.tell(worker, Whose::User(uid), mute);
+        self.free_counters.extend(counter);
+    }
+
+    /// Gives back what the control thread holds for a session.
+    pub(crate) fn forget_session(&mut self, token: u64) {
+        let number = self.connections.take_number(token);
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let endpoints = std::mem::take(&mut connection.endpoints);
+        let lease = connection.lease.take();
+        let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
+        self.free_counters.extend(connection.counter.take());
+        for opened in endpoints.iter().flatten() {
+            self.forget_rule(opened);
+        }
+        if let Some(lease) = lease {
+            self.parts.pool.release(&lease, holder);
+        }
+        self.parts.store.remove(&stored_name(number));
+        self.decide_who_notifies(token);
+    }
+
+    pub(crate) fn log_violation(&mut self, session: u32, violation: Violation) {
+        let Some(token) = self.connections.token_of(session) else { return };
+        let Some(connection) = self.connections.get(token) else { return };
+        if self.log.allows(connection.account.uid) {
+            let name = &connection.name;
+            warn!(session, name, %violation, "closed: its application broke the protocol");
+        }
+    }
+
+    /// The server ends: what applications can reach is closed by the workers, as always.
+    pub(crate) fn end_all(&mut self) {
+        for token in self.connections.of_all() {
+            let Some(connection) = self.connections.get_mut(token) else { continue };
+            connection.memories = None;
+            let files = std::mem::take(&mut connection.files);
+            let (worker, uid) = (connection.worker, connection.account.uid);
+            let mut files = files;
+            if let Progress::Given(prepared) | Progress::Finishing(prepared) =
+                std::mem::replace(&mut connection.progress, Progress::Over)
+            {
+                files.append(&mut prepared.into_descriptors());
+            }
+            // Applications may still take what is in their queues: nothing is wiped.
+            let dispose = Packet::new(command::DISPOSE, 0, 0).with(files);
+            self.workers.tell(worker, Whose::User(uid), dispose);
+        }
+        self.workers.end();
+    }
+}
+
+fn error((refusal, text): &Refused) -> Message {
+    Message::Error(Box::new(ErrorBody::new(*refusal, text)))
+}

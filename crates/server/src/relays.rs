@@ -1,0 +1,61 @@
+//! Notifications that the engine leaves to the workers of the applications' users.
+//!
+//! To notify an application, the kernel walks everything that waits for its doorbell, and an application
+//! may have millions of waiters there. So where others would have to wait meanwhile, the engine counts a
+//! number up, once for each session with a notification, and wakes the worker of its user, once for all
+//! of them. The worker's eventfd and the counters are the server's own: no application reaches them.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use towpath_protocol::layout::{own_words, peer_words};
+use towpath_protocol::memory::Mapping;
+use towpath_queue::{OwnWords, PeerWords};
+
+use crate::prepare::Relay;
+
+/// Counters of notifications, and the workers that are to be called.
+#[derive(Debug)]
+pub struct Relays {
+    counters: OwnWords,
+    called: Vec<Arc<OwnedFd>>,
+}
+
+impl Relays {
+    /// Counters for so many sessions, and a view of them for the workers, which are forks of this
+    /// process.
+    ///
+    /// # Errors
+    /// What `mmap` answers.
+    pub fn new(sessions: usize) -> std::io::Result<(Relays, PeerWords)> {
+        let memory = Arc::new(Mapping::shared_with_forks(sessions * 8)?);
+        let counters = own_words(&memory);
+        Ok((Relays { counters, called: Vec::with_capacity(64) }, peer_words(&memory)))
+    }
+
+    /// None at all, for an engine whose sessions are all notified directly.
+    ///
+    /// # Errors
+    /// What `mmap` answers.
+    pub fn none() -> std::io::Result<Relays> {
+        Ok(Relays::new(1)?.0)
+    }
+
+    /// Notes a notification. The worker finds it when it is called.
+    pub(crate) fn notify(&mut self, relay: &Relay) {
+        let place = relay.number as usize;
+        self.counters.publish(place, self.counters.get(place).wrapping_add(1));
+        // Few users have notifications in one turn.
+        if !self.called.iter().any(|one| Arc::ptr_eq(one, &relay.worker)) {
+            self.called.push(relay.worker.clone());
+        }
+    }
+
+    /// Calls the workers that have something to do.
+    pub(crate) fn call(&mut self) {
+        for worker in self.called.drain(..) {
+            while rustix::io::write(&*worker, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Work of the control thread that takes long where a session is large: mapping its memory page by page,
+//! and unmapping it. It is done in slices, in turn for each user with such work, so that others wait for
+//! a slice of each user at most.
+
+use std::collections::VecDeque;
+
+use crate::prepare::Mapped;
+use crate::session::{Memories, Session};
+
+/// Bytes of page tables that one slice fills or empties: some 0.1 ms.
+const SLICE_BYTES: usize = 2 << 20;
+
+/// Something that takes long.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// A session that is to be served when the server's part of its memory is populated.
+    Populate { token: u64, mapped: Mapped },
+    /// A session that has ended, or will not be served, is unmapped. Then these are disposed of.
+    Release { token: u64, memories: Memories, session: Option<Box<Session>> },
+}
+
+/// A job and how much of it is done.
+#[derive(Debug)]
+struct Begun {
+    job: Job,
+    part: usize,
+    at: usize,
+}
+
+/// What is to be done, by user.
+#[derive(Debug)]
+pub(crate) struct Slow {
+    /// Also the applications' memory is allocated and mapped: it is to be locked.
+    pub(crate) populates_all: bool,
+    users: VecDeque<(u32, VecDeque<Begun>)>,
+}
+
+impl Slow {
+    pub(crate) fn new(populates_all: bool) -> Slow {
+        Slow { populates_all, users: VecDeque::new() }
+    }
+
+    /// There is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.users.is_empty()
+    }
+
+    /// A job for a user, behind the user's others.
+    pub(crate) fn push(&mut self, uid: u32, job: Job) {
+        let begun = Begun { job, part: 0, at: 0 };
+        match self.users.iter_mut().find(|(user, _)| *user == uid) {
+            Some((_, jobs)) => jobs.push_back(begun),
+            None => self.users.push_back((uid, VecDeque::from([begun]))),
+        }
+    }
+
+    /// A connection has ended: its session, which is not served yet, is to be released instead.
+    /// Returns `true` if there was one.
+    pub(crate) fn give_up(&mut self, ended: u64) -> bool {
+        for begun in self.users.iter_mut().flat_map(|(_, jobs)| jobs) {
+            if !matches!(begun.job, Job::Populate { token, .. } if token == ended) {
+                continue;
+            }
+            let Job::Populate { mapped, .. } = &begun.job else { continue };
+            let memories = mapped.memories.clone();
+            let release = Job::Release { token: ended, memories, session: None };
+            if let Job::Populate { mapped, .. } = std::mem::replace(&mut begun.job, release)
+                && let Job::Release { session, .. } = &mut begun.job
+            {
+                *session = Some(mapped.session);
+            }
+            (begun.part, begun.at) = (0, 0);
+            return true;
+        }
+        false
+    }
+
+    /// Does a slice of the next user's first job. Returns the job when it is done.
+    pub(crate) fn go_on(&mut self) -> Option<Job> {
+        let (uid, mut jobs) = self.users.pop_front()?;
+        let mut begun = jobs.pop_front()?;
+        let is_done = begun.slice(self.populates_all);
+        let done = if is_done {
+            Some(begun.job)
+        } else {
+            jobs.push_front(begun);
+            None
+        };
+        if !jobs.is_empty() {
+            self.users.push_back((uid, jobs));
+        }
+        done
+    }
+}
+
+impl Begun {
+    /// Does a slice. Returns `true` when everything is done.
+    fn slice(&mut self, populates_all: bool) -> bool {
+        let (memories, populates) = match &self.job {
+            Job::Populate { mapped, .. } => (&mapped.memories, true),
+            Job::Release { memories, .. } => (memories, false),
+        };
+        // The application's memory is left, where it can be: it may never use most of it.
+        let parts = &memories.all()[..if populates && !populates_all { 3 } else { 5 }];
+        let mut left = SLICE_BYTES;
+        while left > 0 {
+            let Some(mapping) = parts.get(self.part) else { return true };
+            let len = left.min(mapping.len() - self.at);
+            if populates {
+                mapping.populate_part(self.at, len);
+            } else {
+                mapping.release_part(self.at, len);
+            }
+            left -= len;
+            self.at += len;
+            if self.at == mapping.len() {
+                (self.part, self.at) = (self.part + 1, 0);
+            }
+        }
+        self.part == parts.len()
+    }
+}

@@ -1,0 +1,155 @@
+//! What a worker holds: connections and doorbells. All of it has its place before the worker's process
+//! is made, which then allocates nothing.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::FallocateFlags;
+use rustix::net::SendFlags;
+use towpath_queue::PeerWords;
+
+use super::wire::Descriptors;
+
+/// A control connection.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// Its number.
+    pub(crate) token: u64,
+    /// The control socket.
+    pub(crate) socket: OwnedFd,
+    /// The peer's process.
+    pub(crate) process: Option<OwnedFd>,
+    /// Until when it may be silent, on the monotonic clock in nanoseconds.
+    pub(crate) deadline: Option<u64>,
+    /// Its session has ended: what is closed when the connection ends, too.
+    pub(crate) disposed: Option<Descriptors>,
+}
+
+/// The connections of a user.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    all: Vec<Option<Entry>>,
+    timed: usize,
+}
+
+impl Entries {
+    /// Room for so many.
+    pub(crate) fn with_room(count: usize) -> Entries {
+        Entries { all: std::iter::repeat_with(|| None).take(count).collect(), timed: 0 }
+    }
+
+    /// Puts a connection in, and returns its place; `Err` where there is no room.
+    pub(crate) fn insert(&mut self, entry: Entry) -> Result<usize, Entry> {
+        let Some(place) = self.all.iter().position(Option::is_none) else { return Err(entry) };
+        self.timed += usize::from(entry.deadline.is_some());
+        self.all[place] = Some(entry);
+        Ok(place)
+    }
+
+    /// Takes a connection out.
+    pub(crate) fn remove(&mut self, place: usize) -> Option<Entry> {
+        let entry = self.all.get_mut(place)?.take()?;
+        self.timed -= usize::from(entry.deadline.is_some());
+        Some(entry)
+    }
+
+    /// A connection by its place.
+    pub(crate) fn at(&mut self, place: usize) -> Option<&mut Entry> {
+        self.all.get_mut(place)?.as_mut()
+    }
+
+    /// Where a connection is.
+    pub(crate) fn place_of(&self, token: u64) -> Option<usize> {
+        self.all.iter().position(|one| one.as_ref().is_some_and(|one| one.token == token))
+    }
+
+    /// Sets until when a connection may be silent.
+    pub(crate) fn set_deadline(&mut self, place: usize, deadline: Option<u64>) {
+        let Some(Some(entry)) = self.all.get_mut(place) else { return };
+        self.timed -= usize::from(entry.deadline.is_some());
+        self.timed += usize::from(deadline.is_some());
+        entry.deadline = deadline;
+    }
+
+    /// The first deadline and whose it is.
+    pub(crate) fn first_deadline(&self) -> Option<(u64, usize)> {
+        if self.timed == 0 {
+            return None;
+        }
+        let all = self.all.iter().enumerate();
+        all.filter_map(|(place, one)| Some((one.as_ref()?.deadline?, place))).min()
+    }
+}
+
+/// The doorbells that the engine does not use itself, and what it says of them.
+#[derive(Debug)]
+pub(crate) struct Doorbells {
+    /// A counter for each session of the server; the engine alone writes them.
+    counters: PeerWords,
+    seen: Vec<u64>,
+    sockets: Vec<Option<OwnedFd>>,
+    /// The numbers of those that are there.
+    numbers: Vec<u32>,
+}
+
+impl Doorbells {
+    /// Room for the doorbells of all counters.
+    pub(crate) fn new(counters: PeerWords) -> Doorbells {
+        let count = counters.len();
+        Doorbells {
+            counters,
+            seen: vec![0; count],
+            sockets: std::iter::repeat_with(|| None).take(count).collect(),
+            numbers: Vec::with_capacity(count),
+        }
+    }
+
+    /// Takes a doorbell over. A number out of range drops it.
+    pub(crate) fn insert(&mut self, number: u64, socket: Option<OwnedFd>) {
+        let (Ok(place), Some(socket)) = (usize::try_from(number), socket) else { return };
+        if place >= self.sockets.len() {
+            return;
+        }
+        // What the engine notified meanwhile is seen as a change. One too many is harmless.
+        self.seen[place] = 0;
+        if self.sockets[place].replace(socket).is_none() {
+            self.numbers.push(place as u32);
+        }
+    }
+
+    /// Closes a doorbell.
+    pub(crate) fn remove(&mut self, number: u64) {
+        self.numbers.retain(|one| u64::from(*one) != number);
+        if let Some(place) = usize::try_from(number).ok().and_then(|at| self.sockets.get_mut(at)) {
+            *place = None;
+        }
+    }
+
+    /// Notifies through each doorbell whose counter has changed.
+    pub(crate) fn notify(&mut self) {
+        for number in &self.numbers {
+            let place = *number as usize;
+            let count = self.counters.observe(place);
+            if count != self.seen[place]
+                && let Some(socket) = &self.sockets[place]
+            {
+                self.seen[place] = count;
+                notify(socket);
+            }
+        }
+    }
+}
+
+/// Sends a notification. A full socket holds one already.
+pub(crate) fn notify(doorbell: &OwnedFd) {
+    let _ = rustix::net::send(doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+/// Gives the memory of these files back where their seals allow it, although an application may keep
+/// them open: the server allocated it.
+pub(crate) fn wipe(files: &Descriptors) {
+    for file in files.iter().flatten() {
+        let Ok(size) = rustix::fs::fstat(file).map(|stat| stat.st_size) else { continue };
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fallocate(file.as_fd(), hole, 0, size as u64);
+    }
+}

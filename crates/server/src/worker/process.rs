@@ -1,0 +1,365 @@
+//! The worker's own loop.
+//!
+//! It runs in a process that was forked from a program with threads, so it allocates nothing, takes no
+//! lock and writes no log line: all its memory was there before.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{Timespec, epoll};
+use rustix::fs::{FallocateFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, ReturnFlags, SendFlags, recvmsg};
+use towpath_protocol::message::MAX_REQUEST_BYTES;
+
+use super::held::{Doorbells, Entries, Entry, wipe};
+use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, command, report};
+use crate::wait::clock_ns;
+
+/// What the epoll says of: the control thread.
+const CHANNEL: u64 = 0;
+/// The engine.
+const ENGINE: u64 = 1;
+/// From here on, two for each connection: its socket and its process.
+const CONNECTIONS: u64 = 2;
+
+/// Commands carried out before other things are looked at.
+const COMMANDS: usize = 64;
+/// A connection whose session was ended by the server may be there for so long.
+const FAREWELL_NS: u64 = 5_000_000_000;
+
+/// A worker is over: the server has closed its channel, or the kernel refused what it needs.
+pub(crate) struct Over;
+
+impl From<Errno> for Over {
+    fn from(_: Errno) -> Over {
+        Over
+    }
+}
+
+/// Memory that a worker's process finds when it begins.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) entries: Entries,
+    pub(crate) doorbells: Doorbells,
+    /// How long a connection that attaches may be silent, in nanoseconds.
+    pub(crate) step_ns: u64,
+}
+
+/// A worker.
+pub(crate) struct Worker {
+    channel: OwnedFd,
+    /// The engine writes it when a doorbell's counter has changed.
+    notified: OwnedFd,
+    /// The engine's epoll: where it hears of what applications send.
+    engine: OwnedFd,
+    epoll: OwnedFd,
+    tables: Tables,
+    handled: u64,
+    /// Of these, the control thread knows.
+    told: u64,
+}
+
+impl Worker {
+    /// A worker that has nothing yet.
+    ///
+    /// # Errors
+    /// When the kernel has no epoll for it.
+    pub(crate) fn new(
+        channel: OwnedFd,
+        engine: OwnedFd,
+        notified: OwnedFd,
+        tables: Tables,
+    ) -> Result<Worker, Over> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64;
+        epoll::add(&epoll, &channel, data(CHANNEL), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &notified, data(ENGINE), epoll::EventFlags::IN)?;
+        Ok(Worker { channel, notified, engine, epoll, tables, handled: 0, told: 0 })
+    }
+
+    /// Works until the server closes the channel.
+    pub(crate) fn run(mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Over {
+        loop {
+            if let Err(over) = self.work(buffer) {
+                return over;
+            }
+        }
+    }
+
+    fn work(&mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Result<(), Over> {
+        let mut events = [const { MaybeUninit::uninit() }; 16];
+        let timeout = self.tables.entries.first_deadline().map(|(deadline, _)| {
+            let left = deadline.saturating_sub(clock_ns());
+            Timespec {
+                tv_sec: (left / 1_000_000_000) as i64,
+                tv_nsec: (left % 1_000_000_000) as i64,
+            }
+        });
+        let heard = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok((heard, _)) => heard,
+            Err(Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let nothing = heard.is_empty();
+        for event in &*heard {
+            match event.data.u64() {
+                CHANNEL => self.commands(buffer)?,
+                ENGINE => {
+                    let _ = rustix::io::read(&self.notified, &mut [0_u8; 8]);
+                    self.tables.doorbells.notify();
+                }
+                data => {
+                    let data = data - CONNECTIONS;
+                    let (place, is_process) = ((data / 2) as usize, data % 2 == 1);
+                    self.heard(place, is_process)?;
+                }
+            }
+        }
+        // What a peer said in time is read before its time counts as over.
+        if nothing {
+            let now = clock_ns();
+            while let Some((deadline, place)) = self.tables.entries.first_deadline()
+                && deadline <= now
+            {
+                self.end(place)?;
+            }
+        }
+        if self.told != self.handled {
+            self.tell(report::HANDLED, 0, 0, &[])?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, kind: u32, token: u64, value: u64, body: &[u8]) -> Result<(), Over> {
+        let head = Head { kind, reserved: 0, token, value, handled: self.handled };
+        self.told = self.handled;
+        Ok(wire::send(self.channel.as_fd(), head, body, &[], SendFlags::empty())?)
+    }
+
+    /// A connection has something to say, or its process has ended.
+    fn heard(&mut self, place: usize, is_process: bool) -> Result<(), Over> {
+        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+        if is_process || entry.disposed.is_some() {
+            return self.end(place);
+        }
+        let token = entry.token;
+        let mut bytes = [0; MAX_REQUEST_BYTES + 1];
+        // Without room for descriptors: the kernel closes those that come, here.
+        let received = recvmsg(
+            &entry.socket,
+            &mut [std::io::IoSliceMut::new(&mut bytes)],
+            &mut rustix::net::RecvAncillaryBuffer::default(),
+            RecvFlags::DONTWAIT,
+        );
+        let (len, flags) = match received {
+            Ok(received) => (received.bytes, received.flags),
+            Err(Errno::AGAIN | Errno::INTR) => return self.listen(place),
+            Err(_) => return self.end(place),
+        };
+        if flags.contains(ReturnFlags::CTRUNC) {
+            self.silence(place);
+            return self.tell(report::HEARD, token, report::DESCRIPTORS, &[]);
+        }
+        if len == 0 {
+            return self.end(place);
+        }
+        self.silence(place);
+        if len > MAX_REQUEST_BYTES || flags.contains(ReturnFlags::TRUNC) {
+            return self.tell(report::HEARD, token, report::TOO_LONG, &[]);
+        }
+        self.tell(report::HEARD, token, report::WELL, &bytes[..len])
+    }
+
+    /// It is the server's turn: the peer's time does not run.
+    fn silence(&mut self, place: usize) {
+        self.tables.entries.set_deadline(place, None);
+    }
+
+    /// Hears the next message of a connection. Each arming is for one event.
+    fn listen(&mut self, place: usize) -> Result<(), Over> {
+        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+        let data = epoll::EventData::new_u64(CONNECTIONS + place as u64 * 2);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        Ok(epoll::modify(&self.epoll, &entry.socket, data, flags)?)
+    }
+
+    /// Ends a connection from here.
+    fn end(&mut self, place: usize) -> Result<(), Over> {
+        let token = self.close(place);
+        token.map_or(Ok(()), |token| self.tell(report::ENDED, token, 0, &[]))
+    }
+
+    /// Closes a connection, and what of its session was kept until then.
+    fn close(&mut self, place: usize) -> Option<u64> {
+        let entry = self.tables.entries.remove(place)?;
+        if let Some(files) = &entry.disposed {
+            wipe(files);
+        }
+        Some(entry.token)
+    }
+
+    fn commands(&mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Result<(), Over> {
+        for _ in 0..COMMANDS {
+            let mut descriptors = Descriptors::default();
+            let flags = RecvFlags::DONTWAIT;
+            match wire::receive(self.channel.as_fd(), buffer, &mut descriptors, flags) {
+                Ok(Some((head, body))) => self.carry_out(head, body, descriptors)?,
+                Ok(None) => return Err(Over),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(
+        &mut self,
+        head: Head,
+        body: &[u8],
+        mut descriptors: Descriptors,
+    ) -> Result<(), Over> {
+        self.handled += 1;
+        let entries = &self.tables.entries;
+        match head.kind {
+            command::ADOPT => {
+                let [socket, process, ..] = descriptors;
+                self.adopt(head, socket, process)
+            }
+            command::ANSWER => match entries.place_of(head.token) {
+                Some(place) => self.answer(place, head.value, body, &descriptors),
+                None => Ok(()),
+            },
+            command::HANG_UP => {
+                if let Some(place) = entries.place_of(head.token) {
+                    self.close(place);
+                }
+                Ok(())
+            }
+            command::FINISH => {
+                let number = self.finish(head.value, &descriptors).err();
+                let number = number.map_or(0, |errno| errno.raw_os_error() as u64);
+                drop(descriptors);
+                self.tell(report::FINISHED, head.token, number, &[])
+            }
+            command::DOORBELL => {
+                self.tables.doorbells.insert(head.value, descriptors[0].take());
+                // The engine may have used the counter before this came.
+                self.tables.doorbells.notify();
+                Ok(())
+            }
+            command::MUTE => {
+                self.tables.doorbells.remove(head.value);
+                Ok(())
+            }
+            command::DISPOSE => self.dispose(head, descriptors),
+            command::REFUSE => {
+                if let [Some(socket), ..] = &descriptors {
+                    let flags = SendFlags::DONTWAIT;
+                    let _ = wire::send_parts(socket.as_fd(), &[&[][..], body], &[], flags);
+                }
+                Ok(())
+            }
+            // Both ends are of one program.
+            _ => Err(Over),
+        }
+    }
+
+    fn adopt(
+        &mut self,
+        head: Head,
+        socket: Option<OwnedFd>,
+        process: Option<OwnedFd>,
+    ) -> Result<(), Over> {
+        let token = head.token;
+        let Some(socket) = socket else { return self.tell(report::ENDED, token, 0, &[]) };
+        let deadline = self.deadline(head.value);
+        let entry = Entry { token, socket, process, deadline, disposed: None };
+        let Ok(place) = self.tables.entries.insert(entry) else {
+            return self.tell(report::ENDED, token, 0, &[]);
+        };
+        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+        let data = |which| epoll::EventData::new_u64(CONNECTIONS + place as u64 * 2 + which);
+        let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        let mut watched = epoll::add(&self.epoll, &entry.socket, data(0), once);
+        if let Some(process) = &entry.process {
+            // A child that inherited the connection would keep it open: the process' own end counts.
+            watched = watched.and(epoll::add(&self.epoll, process, data(1), epoll::EventFlags::IN));
+        }
+        match watched {
+            Ok(()) => Ok(()),
+            Err(_) => self.end(place),
+        }
+    }
+
+    fn deadline(&self, flags: u64) -> Option<u64> {
+        (flags & command::TIMED != 0).then(|| clock_ns() + self.tables.step_ns)
+    }
+
+    /// Sends an answer and hears the next message. A peer that does not read its answers is cut off.
+    fn answer(
+        &mut self,
+        place: usize,
+        flags: u64,
+        body: &[u8],
+        descriptors: &Descriptors,
+    ) -> Result<(), Over> {
+        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+        let mut handed = [entry.socket.as_fd(); wire::MAX_DESCRIPTORS];
+        let mut count = 0;
+        for (place, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
+            *place = descriptor.as_fd();
+            count += 1;
+        }
+        let flags_of_send = SendFlags::DONTWAIT;
+        let parts = [&[][..], body];
+        let sent = wire::send_parts(entry.socket.as_fd(), &parts, &handed[..count], flags_of_send);
+        if sent.is_err() || flags & command::LAST != 0 {
+            return self.end(place);
+        }
+        let deadline = self.deadline(flags);
+        self.tables.entries.set_deadline(place, deadline);
+        self.listen(place)
+    }
+
+    /// Seals what the application writes against every further writer, allocates what the server
+    /// writes, and has the engine hear of what the application sends.
+    fn finish(&self, data: u64, descriptors: &Descriptors) -> Result<(), Errno> {
+        let [
+            Some(server),
+            Some(receive),
+            Some(ledger),
+            Some(application),
+            Some(transmit),
+            Some(wake),
+            ..,
+        ] = descriptors
+        else {
+            return Err(Errno::INVAL);
+        };
+        for file in [application, transmit] {
+            rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        }
+        for file in [server, receive, ledger] {
+            let len = rustix::fs::fstat(file)?.st_size as u64;
+            rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)?;
+        }
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&self.engine, wake, epoll::EventData::new_u64(data), flags)
+    }
+
+    fn dispose(&mut self, head: Head, descriptors: Descriptors) -> Result<(), Over> {
+        if let Some(place) = self.tables.entries.place_of(head.token) {
+            let deadline = Some(clock_ns() + FAREWELL_NS);
+            self.tables.entries.set_deadline(place, deadline);
+            if let Some(entry) = self.tables.entries.at(place) {
+                entry.disposed = Some(descriptors);
+            }
+            return self.listen(place);
+        }
+        if head.value & command::WIPE != 0 {
+            wipe(&descriptors);
+        }
+        Ok(())
+    }
+}

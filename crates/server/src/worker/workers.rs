@@ -1,0 +1,263 @@
+//! All workers, by user.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+
+use super::link::{Link, Packet, Report};
+use super::spawner::{Spawner, pair};
+use super::wire::{MAX_PACKET_BYTES, command};
+
+/// Workers without anything to do that are kept for users who come again.
+const IDLE: usize = 16;
+/// Workers that hang and are waited for. Others are given up.
+const LOST: usize = 64;
+/// At the server's end, workers have so long to carry out what they were told.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Whose worker it is: of a user, or of all users that may not attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Whose {
+    User(u32),
+    Strangers,
+}
+
+#[derive(Debug)]
+struct One {
+    link: Link,
+    whose: Whose,
+    /// The engine writes it to have the worker notify applications.
+    notified: Arc<OwnedFd>,
+    /// Connections and sessions of its user that are there.
+    uses: usize,
+    is_lost: bool,
+    watches_room: bool,
+}
+
+/// The workers.
+pub(crate) struct Workers {
+    spawner: Spawner,
+    /// The engine's epoll, which workers enter sessions into.
+    engine: OwnedFd,
+    /// The control thread's own epoll.
+    epoll: Arc<OwnedFd>,
+    all: BTreeMap<u64, One>,
+    serving: HashMap<Whose, u64>,
+    idle: VecDeque<u64>,
+    next: u64,
+    buffer: Box<[u8; MAX_PACKET_BYTES]>,
+}
+
+impl Workers {
+    pub(crate) fn new(spawner: Spawner, engine: OwnedFd, epoll: Arc<OwnedFd>) -> Workers {
+        Workers {
+            spawner,
+            engine,
+            epoll,
+            all: BTreeMap::new(),
+            serving: HashMap::new(),
+            idle: VecDeque::new(),
+            next: 0,
+            buffer: Box::new([0; MAX_PACKET_BYTES]),
+        }
+    }
+
+    /// A worker by whose it is; made if there is none.
+    ///
+    /// # Errors
+    /// When descriptors are not to be had.
+    pub(crate) fn of(&mut self, whose: Whose) -> io::Result<u64> {
+        if let Some(id) = self.serving.get(&whose) {
+            return Ok(*id);
+        }
+        let (ours, theirs) = pair()?;
+        let notified = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let id = self.next;
+        epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(id), epoll::EventFlags::IN)?;
+        self.spawner.spawn(theirs.as_fd(), self.engine.as_fd(), notified.as_fd())?;
+        self.next += 1;
+        let (link, uses) = (Link::new(ours), 0);
+        let one = One { link, whose, notified, uses, is_lost: false, watches_room: false };
+        self.all.insert(id, one);
+        self.serving.insert(whose, id);
+        Ok(id)
+    }
+
+    /// The worker that serves a user or, where there is none, the one of all that may not attach.
+    pub(crate) fn to_turn_away(&self, whose: Whose) -> Whose {
+        if self.serving.contains_key(&whose) { whose } else { Whose::Strangers }
+    }
+
+    /// Whose worker it is.
+    pub(crate) fn whose(&self, id: u64) -> Option<Whose> {
+        self.all.get(&id).map(|one| one.whose)
+    }
+
+    /// How the engine calls a worker.
+    pub(crate) fn notified(&self, id: u64) -> Option<Arc<OwnedFd>> {
+        self.all.get(&id).map(|one| one.notified.clone())
+    }
+
+    /// Returns `true` if a worker of this user hangs.
+    pub(crate) fn hangs(&self, whose: Whose) -> bool {
+        self.all.values().any(|one| one.is_lost && one.whose == whose)
+    }
+
+    /// Gives a command. Of a worker that is gone or lost, nothing is expected any more: another one
+    /// closes what goes with the command.
+    pub(crate) fn tell(&mut self, id: u64, whose: Whose, packet: Packet) {
+        let id = match self.all.get(&id) {
+            Some(one) if !one.is_lost => id,
+            _ if packet.descriptors.is_empty() => return,
+            _ => return self.dispose(whose, packet.descriptors),
+        };
+        self.push(id, packet);
+    }
+
+    /// Has descriptors closed that applications of a user can reach.
+    pub(crate) fn dispose(&mut self, whose: Whose, descriptors: Vec<OwnedFd>) {
+        if descriptors.is_empty() {
+            return;
+        }
+        // Without descriptors for a worker, and so without another way, they are closed here.
+        let Ok(id) = self.of(whose) else { return };
+        self.push(id, Packet::new(command::DISPOSE, 0, command::WIPE).with(descriptors));
+    }
+
+    fn push(&mut self, id: u64, packet: Packet) {
+        let Some(one) = self.all.get_mut(&id) else { return };
+        one.link.push(packet);
+        self.watch_room(id);
+    }
+
+    /// Sends what had no room before.
+    pub(crate) fn flush(&mut self, id: u64) {
+        if let Some(one) = self.all.get_mut(&id) {
+            one.link.flush();
+            self.watch_room(id);
+        }
+    }
+
+    fn watch_room(&mut self, id: u64) {
+        let Some(one) = self.all.get_mut(&id) else { return };
+        let wants = !one.is_lost && !one.link.flush();
+        if wants != one.watches_room {
+            one.watches_room = wants;
+            let both = epoll::EventFlags::IN | epoll::EventFlags::OUT;
+            let flags = if wants { both } else { epoll::EventFlags::IN };
+            let _ = epoll::modify(&self.epoll, one.link.fd(), epoll::EventData::new_u64(id), flags);
+        }
+    }
+
+    /// Takes one report of a worker.
+    pub(crate) fn receive(&mut self, id: u64) -> Option<Report> {
+        let one = self.all.get_mut(&id)?;
+        let report = one.link.receive(&mut self.buffer);
+        self.rest(id);
+        report
+    }
+
+    /// Something of the worker's user comes or goes.
+    pub(crate) fn count(&mut self, id: u64, comes: bool) {
+        if let Some(one) = self.all.get_mut(&id) {
+            one.uses = if comes { one.uses + 1 } else { one.uses.saturating_sub(1) };
+            self.rest(id);
+        }
+    }
+
+    /// Workers whose users have gone are kept for a while, but not many.
+    fn rest(&mut self, id: u64) {
+        let Some(one) = self.all.get(&id) else { return };
+        let rests = one.uses == 0 && one.link.is_idle() && !one.is_lost;
+        let at = self.idle.iter().position(|other| *other == id);
+        match (rests, at) {
+            (true, None) => self.idle.push_back(id),
+            (false, Some(at)) => drop(self.idle.remove(at)),
+            _ => {}
+        }
+        if self.idle.len() > IDLE
+            && let Some(oldest) = self.idle.pop_front()
+        {
+            self.remove(oldest);
+        }
+    }
+
+    /// Until when the next worker must have carried something out.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let serving = self.all.values().filter(|one| !one.is_lost);
+        serving.filter_map(|one| one.link.deadline()).min()
+    }
+
+    /// A worker that hangs, if there is one: nothing more is expected of it.
+    pub(crate) fn lose_one(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        let hangs = |one: &One| !one.is_lost && one.link.deadline().is_some_and(|at| at <= now);
+        let (id, one) = self.all.iter_mut().find(|(_, one)| hangs(one))?;
+        let id = *id;
+        one.is_lost = true;
+        one.link.say_no_more();
+        let (whose, unsent) = (one.whose, one.link.unsent());
+        self.serving.remove(&whose);
+        for packet in unsent {
+            self.dispose(whose, packet.descriptors);
+        }
+        if self.all.values().filter(|one| one.is_lost).count() > LOST {
+            let oldest = self.all.iter().find(|(_, one)| one.is_lost).map(|(id, _)| *id);
+            self.remove(oldest.unwrap_or(id));
+        }
+        Some(id)
+    }
+
+    /// Forgets a worker, which ends when it notices.
+    pub(crate) fn remove(&mut self, id: u64) {
+        let Some(mut one) = self.all.remove(&id) else { return };
+        let _ = epoll::delete(&self.epoll, one.link.fd());
+        if self.serving.get(&one.whose) == Some(&id) {
+            self.serving.remove(&one.whose);
+        }
+        self.idle.retain(|other| *other != id);
+        for packet in one.link.unsent() {
+            self.dispose(one.whose, packet.descriptors);
+        }
+    }
+
+    /// Has all workers carry out what they were told, and end. Those that hang are not waited for.
+    pub(crate) fn end(&mut self) {
+        let until = Instant::now() + FAREWELL;
+        for one in self.all.values_mut() {
+            if one.link.flush() {
+                one.link.say_no_more();
+            }
+        }
+        while !self.all.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout =
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+            let fds: Vec<BorrowedFd<'_>> = self.all.values().map(|one| one.link.fd()).collect();
+            let mut polled: Vec<_> =
+                fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+            if !matches!(poll(&mut polled, Some(&timeout)), Ok(1..)) {
+                return;
+            }
+            drop(polled);
+            let buffer = &mut self.buffer;
+            self.all.retain(|_, one| {
+                let gone = loop {
+                    match one.link.receive(buffer) {
+                        Some(Report::Gone) => break true,
+                        Some(_) => {}
+                        None => break false,
+                    }
+                };
+                if !gone && one.link.flush() {
+                    one.link.say_no_more();
+                }
+                !gone
+            });
+        }
+    }
+}
