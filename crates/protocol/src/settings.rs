@@ -39,6 +39,7 @@ pub enum Setting {
     WatchdogMs,
     BurstFrames,
     RingHalf,
+    Notify,
 }
 
 /// Whose a setting is.

@@ -12,6 +12,8 @@ use crate::policy::Policy;
 pub(crate) struct Account {
     pub(crate) uid: u32,
     pub(crate) group: Option<u32>,
+    /// What its sessions take, all together, has a limit: it is no administrator's.
+    pub(crate) is_limited: bool,
 }
 
 /// What a user or a group has.
@@ -108,7 +110,7 @@ impl Connections {
             let count = held.sessions;
             return Some(format!("user {uid} has {count} sessions, which is the limit"));
         }
-        if held.bytes + bytes > policy.user_bytes {
+        if account.is_limited && held.bytes + bytes > policy.user_bytes {
             let limit = policy.user_bytes;
             return Some(format!(
                 "the sessions of user {uid} would have {} bytes, at most {limit} are allowed; end \

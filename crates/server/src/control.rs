@@ -29,7 +29,7 @@ use crate::connections::{Account, Connections};
 use crate::demux::{Rule, Sets};
 use crate::log::LogLimit;
 use crate::orders::{Event, Order};
-use crate::policy::Policy;
+use crate::policy::{Policy, Standing};
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
@@ -304,7 +304,8 @@ impl Control {
             Ok(granted) => granted,
             Err(refused) => return self.turn_away(socket, Whose::Strangers, refused),
         };
-        let account = Account { uid: peer.uid, group };
+        let is_limited = standing != Standing::Administrator;
+        let account = Account { uid: peer.uid, group, is_limited };
         let whose = Whose::User(peer.uid);
         if !self.connections.has_room(policy, account) {
             let text = "too many connections to this server; end some applications";

@@ -15,7 +15,8 @@ pub struct Policy {
     pub sessions_per_user: usize,
     /// Sessions that all users together may have at a time who were let in as members of one group.
     pub sessions_per_group: usize,
-    /// Bytes of memory that the sessions of one user may have, all together.
+    /// Bytes of memory that the sessions of one user may have, all together. Administrators have no
+    /// such limit.
     pub user_bytes: usize,
     /// Bytes of memory that one session may have, all of it together.
     pub session_bytes: usize,
@@ -32,7 +33,7 @@ impl Default for Policy {
             groups: Vec::new(),
             sessions_per_user: 64,
             sessions_per_group: 256,
-            user_bytes: 2 << 30,
+            user_bytes: 4 << 30,
             session_bytes: 256 << 20,
             endpoints_per_session: 16_384,
             connections: 2048,

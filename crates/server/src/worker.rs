@@ -25,3 +25,6 @@ pub(crate) mod process;
 pub(crate) mod spawner;
 pub(crate) mod wire;
 pub(crate) mod workers;
+
+#[cfg(test)]
+mod tests;

@@ -291,5 +291,15 @@ impl Setting {
                 help: "applications whose ring is put off, or who look by the clock, are rung when half of their frames are used; off: not before their time",
             },
         ),
+        (
+            Setting::Notify,
+            Spec {
+                name: "notify",
+                scope: Scope::Device,
+                kind: Kind::Word(&["auto", "worker"]),
+                default: 0,
+                help: "which process notifies applications: auto: the engine itself where it serves one user alone, else each user's worker; worker: always the workers",
+            },
+        ),
     ];
 }

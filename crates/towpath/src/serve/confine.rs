@@ -24,6 +24,13 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     // Before the limits of the user count. Each session takes a handful of descriptors.
     let most = rustix::process::getrlimit(Resource::Nofile).maximum;
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    // Where there is a swap device, the server locks its sessions' memory: as much as it may.
+    let most = rustix::process::getrlimit(Resource::Memlock).maximum;
+    let no_limit = Rlimit { current: None, maximum: None };
+    if rustix::process::setrlimit(Resource::Memlock, no_limit).is_err() {
+        let limit = Rlimit { current: most, maximum: most };
+        let _ = rustix::process::setrlimit(Resource::Memlock, limit);
+    }
 
     drop_bounding_set().map_err(|errno| failed("the capability bounding set", errno))?;
     clear_ambient_capability_set().map_err(|errno| failed("ambient capabilities", errno))?;

@@ -96,6 +96,14 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_user: Option<Number<1, 16_384>>,
+    /// Sessions that all users together may have at a time who are let in by one --allow-group
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sessions_per_group: Option<Number<1, 65_536>>,
+    /// Bytes of memory that the sessions of one user may have, all together
+    #[arg(long, value_name = "BYTES", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) user_bytes: Option<Number<65_536, 1_099_511_627_776>>,
     /// Bytes of memory that one session may have
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -170,6 +178,8 @@ impl Settings {
             pcap: self.pcap.or(file.pcap),
             log: self.log.or(file.log),
             sessions_per_user: self.sessions_per_user.or(file.sessions_per_user),
+            sessions_per_group: self.sessions_per_group.or(file.sessions_per_group),
+            user_bytes: self.user_bytes.or(file.user_bytes),
             session_bytes: self.session_bytes.or(file.session_bytes),
             endpoints_per_session: self.endpoints_per_session.or(file.endpoints_per_session),
             connections: self.connections.or(file.connections),
@@ -192,6 +202,8 @@ impl Settings {
             mode: Some(Mode(Setting::Mode.spec().default)),
             log: Some(Level::Info),
             sessions_per_user: number(policy.sessions_per_user),
+            sessions_per_group: number(policy.sessions_per_group),
+            user_bytes: number(policy.user_bytes),
             session_bytes: number(policy.session_bytes),
             endpoints_per_session: number(policy.endpoints_per_session as usize),
             connections: number(policy.connections),
@@ -210,6 +222,8 @@ impl Settings {
         policy.groups = self.allow_group.iter().map(|group| group.gid).collect();
         let set = |place: &mut usize, value: Option<usize>| *place = value.unwrap_or(*place);
         set(&mut policy.sessions_per_user, self.sessions_per_user.map(Number::get));
+        set(&mut policy.sessions_per_group, self.sessions_per_group.map(Number::get));
+        set(&mut policy.user_bytes, self.user_bytes.map(Number::get));
         set(&mut policy.session_bytes, self.session_bytes.map(Number::get));
         set(&mut policy.connections, self.connections.map(Number::get));
         set(&mut config.batch, self.batch.map(Number::get));

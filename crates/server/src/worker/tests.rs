@@ -1,0 +1,375 @@
+//! A worker's loop in a thread, with the control thread's end of its channel in the test's hand. That it
+//! runs as well behind a fork is what every test of a whole server shows.
+
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use towpath_protocol::layout::own_words;
+use towpath_protocol::layout::peer_words;
+use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::message::{MAX_REQUEST_BYTES, Message};
+use towpath_queue::OwnWords;
+
+use super::held::{Doorbells, Entries};
+use super::link::{Link, Packet, Report};
+use super::process::{Tables, Worker};
+use super::spawner::pair;
+use super::wire::{MAX_PACKET_BYTES, command, report};
+
+/// Longer than any test takes.
+const LONG: u64 = 3_600_000_000_000;
+
+struct World {
+    link: Option<Link>,
+    engine: OwnedFd,
+    notified: OwnedFd,
+    counters: OwnWords,
+    buffer: Box<[u8; MAX_PACKET_BYTES]>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl World {
+    fn new(step_ns: u64) -> World {
+        let (ours, theirs) = pair().unwrap();
+        let engine = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let notified = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let memory = Arc::new(Mapping::private(64).unwrap());
+        let doorbells = Doorbells::new(peer_words(&memory).part(0, 8));
+        let tables = Tables { entries: Entries::with_room(3), doorbells, step_ns };
+        let (epoll, event) = (engine.try_clone().unwrap(), notified.try_clone().unwrap());
+        let worker = std::thread::spawn(move || {
+            let mut buffer = Box::new([0; MAX_PACKET_BYTES]);
+            if let Ok(worker) = Worker::new(theirs, epoll, event, tables) {
+                worker.run(&mut buffer);
+            }
+        });
+        World {
+            link: Some(Link::new(ours)),
+            engine,
+            notified,
+            counters: own_words(&memory),
+            buffer: Box::new([0; MAX_PACKET_BYTES]),
+            worker: Some(worker),
+        }
+    }
+
+    fn link(&mut self) -> &mut Link {
+        self.link.as_mut().unwrap()
+    }
+
+    fn tell(&mut self, kind: u32, token: u64, value: u64, descriptors: Vec<OwnedFd>) {
+        self.link().push(Packet::new(kind, token, value).with(descriptors));
+    }
+
+    fn answer(&mut self, token: u64, value: u64, message: &Message, descriptors: Vec<OwnedFd>) {
+        let packet = Packet::new(command::ANSWER, token, value);
+        self.link().push(packet.with(descriptors).saying(message.encode()));
+    }
+
+    /// The next report that says more than that commands were carried out.
+    fn hear(&mut self) -> Report {
+        loop {
+            let (link, buffer) = (self.link.as_mut().unwrap(), &mut self.buffer);
+            match link.receive(buffer) {
+                Some(Report::Handled) => {}
+                Some(report) => return report,
+                None => {
+                    poll(&mut [PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)], None).unwrap();
+                }
+            }
+        }
+    }
+
+    /// Waits until everything that was told was done.
+    fn settle(&mut self) {
+        while !self.link().is_idle() {
+            let (link, buffer) = (self.link.as_mut().unwrap(), &mut self.buffer);
+            poll(&mut [PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)], None).unwrap();
+            assert_eq!(link.receive(buffer), Some(Report::Handled));
+        }
+    }
+
+    /// A connection that the worker hears.
+    fn connect(&mut self, token: u64, flags: u64) -> OwnedFd {
+        let (ours, theirs) = pair().unwrap();
+        self.tell(command::ADOPT, token, flags, vec![theirs]);
+        ours
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.link = None;
+        if let Some(worker) = self.worker.take() {
+            assert!(worker.join().is_ok() || std::thread::panicking());
+        }
+    }
+}
+
+fn say(socket: &OwnedFd, bytes: &[u8]) {
+    rustix::net::send(socket, bytes, SendFlags::NOSIGNAL).unwrap();
+}
+
+fn hear(socket: &OwnedFd) -> Vec<u8> {
+    let mut bytes = [0; 1024];
+    let (_, len) =
+        rustix::net::recv(socket, &mut bytes[..], rustix::net::RecvFlags::empty()).unwrap();
+    bytes[..len].to_vec()
+}
+
+fn heard(token: u64, body: &[u8]) -> Report {
+    Report::Heard { token, wrong: report::WELL, body: body.to_vec() }
+}
+
+fn pipe() -> (std::fs::File, OwnedFd) {
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    (read.into(), write)
+}
+
+fn is_closed(read: &mut std::fs::File) -> bool {
+    read.read(&mut [0]).unwrap() == 0
+}
+
+#[test]
+fn one_message_of_a_connection_is_heard_until_it_is_answered() {
+    let mut world = World::new(LONG);
+    let peer = world.connect(7, 0);
+    say(&peer, b"first");
+    say(&peer, b"second");
+    assert_eq!(world.hear(), heard(7, b"first"));
+    // Another connection's is heard meanwhile, and is the next: the second is not.
+    let other = world.connect(8, 0);
+    say(&other, b"other");
+    assert_eq!(world.hear(), heard(8, b"other"));
+    let (mut read, write) = pipe();
+    world.answer(7, 0, &Message::Done, vec![write]);
+    assert_eq!(world.hear(), heard(7, b"second"));
+    assert_eq!(hear(&peer), Message::Done.encode());
+    // What went along was closed where it was received without room for it, and nowhere kept.
+    assert!(is_closed(&mut read));
+    // The last answer ends the connection.
+    world.answer(7, command::LAST, &Message::Done, Vec::new());
+    assert_eq!(world.hear(), Report::Ended { token: 7 });
+    assert_eq!(hear(&peer), Message::Done.encode());
+    assert_eq!(hear(&peer), b"");
+    world.tell(command::HANG_UP, 8, 0, Vec::new());
+    world.settle();
+    assert_eq!(hear(&other), b"");
+}
+
+#[test]
+fn what_is_no_request_is_told_without_its_content() {
+    let mut world = World::new(LONG);
+    let long = world.connect(1, 0);
+    say(&long, &[7; MAX_REQUEST_BYTES + 1]);
+    let wrong = report::TOO_LONG;
+    assert_eq!(world.hear(), Report::Heard { token: 1, wrong, body: Vec::new() });
+    say(&world.connect(2, 0), &[7; MAX_REQUEST_BYTES]);
+    assert_eq!(world.hear(), heard(2, &[7; MAX_REQUEST_BYTES]));
+    assert_eq!(world.hear_end_of(2), 2);
+    // Descriptors are closed where they arrive, and the message counts for nothing.
+    let gifts = world.connect(3, 0);
+    let (mut read, write) = pipe();
+    send_with(&gifts, b"hello", write.as_fd());
+    drop(write);
+    let wrong = report::DESCRIPTORS;
+    assert_eq!(world.hear(), Report::Heard { token: 3, wrong, body: Vec::new() });
+    assert!(is_closed(&mut read));
+}
+
+impl World {
+    /// The connection has hung up, which is heard behind an answer.
+    fn hear_end_of(&mut self, token: u64) -> u64 {
+        self.answer(token, 0, &Message::Done, Vec::new());
+        let Report::Ended { token } = self.hear() else { panic!("it goes on") };
+        token
+    }
+}
+
+fn send_with(socket: &OwnedFd, bytes: &[u8], descriptor: BorrowedFd<'_>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+}
+
+#[test]
+fn time_runs_only_while_the_peer_has_to_say_something() {
+    let mut world = World::new(1_000_000);
+    // It has said something: however late the server is, its time does not run.
+    let peer = world.connect(1, 0);
+    say(&peer, b"attach");
+    assert_eq!(world.hear(), heard(1, b"attach"));
+    let silent = world.connect(2, command::TIMED);
+    assert_eq!(world.hear(), Report::Ended { token: 2 });
+    assert_eq!(hear(&silent), b"");
+    // From the answer on it does.
+    world.answer(1, command::TIMED, &Message::Done, Vec::new());
+    assert_eq!(world.hear(), Report::Ended { token: 1 });
+    // Without a limit it may be silent: the others' ends are heard, and not this one's.
+    let patient = world.connect(3, 0);
+    for token in 4..8 {
+        let _peer = world.connect(token, command::TIMED);
+        assert_eq!(world.hear(), Report::Ended { token });
+    }
+    say(&patient, b"here");
+    assert_eq!(world.hear(), heard(3, b"here"));
+}
+
+#[test]
+fn a_peer_that_does_not_read_its_answers_is_cut_off() {
+    let mut world = World::new(LONG);
+    let _peer = world.connect(1, 0);
+    loop {
+        world.answer(1, 0, &Message::Done, Vec::new());
+        while !world.link().is_idle() {
+            let (link, buffer) = (world.link.as_mut().unwrap(), &mut world.buffer);
+            match link.receive(buffer) {
+                Some(Report::Ended { token: 1 }) => return,
+                Some(Report::Handled) => {}
+                Some(other) => panic!("{other:?}"),
+                None => drop(poll(&mut [PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)], None)),
+            }
+        }
+    }
+}
+
+#[test]
+fn more_connections_than_there_is_room_for_are_ended() {
+    let mut world = World::new(LONG);
+    let _peers: Vec<OwnedFd> = (0..3).map(|token| world.connect(token, 0)).collect();
+    let fourth = world.connect(3, 0);
+    assert_eq!(world.hear(), Report::Ended { token: 3 });
+    assert_eq!(hear(&fourth), b"");
+}
+
+fn files() -> Vec<OwnedFd> {
+    (0..5).map(|_| SharedFile::create("worker-test", 8192).unwrap().into()).collect()
+}
+
+fn copies(files: &[OwnedFd]) -> Vec<OwnedFd> {
+    files.iter().map(|file| file.try_clone().unwrap()).collect()
+}
+
+fn blocks(file: &OwnedFd) -> i64 {
+    rustix::fs::fstat(file).unwrap().st_blocks
+}
+
+#[test]
+fn memory_is_sealed_allocated_and_watched_by_the_engine() {
+    let mut world = World::new(LONG);
+    let files = files();
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let wake = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&wake, &event, epoll::EventData::new_u64(0), edge).unwrap();
+    let mut handed = copies(&files);
+    handed.push(wake.try_clone().unwrap());
+    world.tell(command::FINISH, 1, 42, handed);
+    assert_eq!(world.hear(), Report::Finished { token: 1, outcome: Ok(()) });
+    let page = [1; 4096];
+    for (place, file) in files.iter().enumerate() {
+        let is_the_servers = place < 3;
+        assert_eq!(blocks(file) > 0, is_the_servers, "file {place}");
+        assert_eq!(rustix::io::write(file, &page).is_ok(), is_the_servers, "file {place}");
+    }
+    // What the application notifies comes out of the engine's epoll, time and again.
+    for _ in 0..3 {
+        rustix::io::write(&event, &1_u64.to_ne_bytes()).unwrap();
+        let mut events = Vec::with_capacity(4);
+        let nothing = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut came = || {
+            epoll::wait(&world.engine, rustix::buffer::spare_capacity(&mut events), Some(&nothing))
+                .unwrap();
+            events.drain(..).map(|event| event.data.u64()).collect::<Vec<_>>()
+        };
+        assert_eq!(came(), [42]);
+        assert_eq!(came(), [] as [u64; 0]);
+    }
+    // Sealed once and for all.
+    let mut handed = copies(&files);
+    handed.push(wake);
+    world.tell(command::FINISH, 1, 42, handed);
+    assert_eq!(world.hear(), Report::Finished { token: 1, outcome: Err(Errno::PERM) });
+}
+
+#[test]
+fn memory_is_given_back_at_once_or_when_the_connection_ends() {
+    let mut world = World::new(LONG);
+    let [first, second] = [files(), files()];
+    for file in first.iter().chain(&second) {
+        rustix::io::write(file, &[1; 8192]).unwrap();
+    }
+    let blocks = |files: &[OwnedFd]| files.iter().map(blocks).sum::<i64>();
+    world.tell(command::DISPOSE, 0, command::WIPE, copies(&first));
+    world.settle();
+    assert_eq!(blocks(&first), 0);
+    // Without that flag the content stays.
+    world.tell(command::DISPOSE, 0, 0, copies(&second));
+    world.settle();
+    assert!(blocks(&second) > 0);
+    // A connection that is still there keeps it, until it says or does anything.
+    let peer = world.connect(1, 0);
+    world.tell(command::DISPOSE, 1, command::WIPE, copies(&second));
+    world.settle();
+    assert!(blocks(&second) > 0);
+    drop(peer);
+    assert_eq!(world.hear(), Report::Ended { token: 1 });
+    assert_eq!(blocks(&second), 0);
+}
+
+#[test]
+fn doorbells_are_rung_for_the_engine_and_closed() {
+    let mut world = World::new(LONG);
+    let mut bells: Vec<_> =
+        (0..2).map(|_| std::os::unix::net::UnixStream::pair().unwrap()).collect();
+    // A notification that the engine made before the worker had the doorbell is not lost.
+    world.counters.publish(5, 1);
+    for (number, (ours, _)) in [(5, &bells[0]), (6, &bells[1])] {
+        world.tell(command::DOORBELL, 0, number, vec![ours.try_clone().unwrap().into()]);
+    }
+    world.settle();
+    let mut byte = [0];
+    let [(_, first), (ours, second)] = &bells[..] else { unreachable!() };
+    (&*first).read_exact(&mut byte).unwrap();
+    for _ in 0..3 {
+        world.counters.publish(6, world.counters.get(6) + 1);
+        rustix::io::write(&world.notified, &1_u64.to_ne_bytes()).unwrap();
+        (&*second).read_exact(&mut byte).unwrap();
+    }
+    first.set_nonblocking(true).unwrap();
+    assert!((&*first).read(&mut byte).is_err(), "its counter stands");
+    // Closed by the worker: the server's descriptor goes with the command.
+    world.tell(command::MUTE, 0, 6, vec![ours.try_clone().unwrap().into()]);
+    world.settle();
+    let (ours, mut theirs) = bells.pop().unwrap();
+    drop(ours);
+    assert_eq!(theirs.read(&mut byte).unwrap(), 0);
+    assert!(theirs.write(&byte).is_err());
+}
+
+#[test]
+fn commands_wait_for_room_and_none_is_lost() {
+    let mut world = World::new(LONG);
+    // More at once than a socket has room for.
+    let mut pipes = Vec::new();
+    for _ in 0..1000 {
+        let (read, write) = pipe();
+        world.tell(command::DISPOSE, 0, command::WIPE, vec![write]);
+        pipes.push(read);
+    }
+    while !world.link().flush() {
+        std::thread::yield_now();
+        let (link, buffer) = (world.link.as_mut().unwrap(), &mut world.buffer);
+        while link.receive(buffer).is_some() {}
+    }
+    world.settle();
+    assert!(pipes.iter_mut().all(is_closed));
+}
