@@ -279,6 +279,61 @@ fn no_wildcard_takes_a_neighbours_packets() {
     server.stop();
 }
 
+/// To notify an application lasts as long as the application likes, so the engine leaves it to workers
+/// where another user would have to wait; and no notification is lost by it.
+#[test]
+fn applications_of_several_users_are_notified_by_their_workers() {
+    let Some(users) = two_users("applications_of_several_users_are_notified_by_their_workers")
+    else {
+        return;
+    };
+    let [first, second] = users.applications;
+    let option = format!("users={},{}", first.uid, second.uid);
+    let server = Served::start_as(&PEER, &[&option], Some(users.server));
+    let pair = |user: User, seed: &str| {
+        let arguments = ["pair", server.path(), seed];
+        let mut pair = PEER.start_as(&arguments, |command| user.confine(command));
+        pair.expect("running");
+        pair
+    };
+    let count = |pair: &mut Process| pair.ask("count").parse::<u64>().unwrap();
+    let relayed = || server.device_counter("rings_relayed");
+    let mut alone = pair(first, "1");
+    let begun = count(&mut alone);
+    eventually("packets of one user alone", || count(&mut alone) > begun + 500);
+    assert_eq!(relayed(), 0);
+    let mut other = pair(second, "2");
+    let (begun, before) = (count(&mut alone), relayed());
+    eventually("packets of both", || {
+        count(&mut alone) > begun + 500 && count(&mut other) > 500 && relayed() > before
+    });
+    // It stays so when one of them goes: users who come and go change nothing any more.
+    went_on(other, 0);
+    let before = relayed();
+    let begun = count(&mut alone);
+    eventually("packets go on", || count(&mut alone) > begun + 500 && relayed() > before);
+    went_on(alone, 0);
+    server.stop();
+}
+
+/// The same where it is said, for any user.
+#[test]
+fn workers_notify_where_that_is_set() {
+    let server = Served::start(&PEER, &[]);
+    let value = Setting::Notify.parse("worker").unwrap();
+    towpath_client::set(server.socket(), None, Setting::Notify, value).unwrap();
+    let mut pair = neighbour(&server);
+    let count = |pair: &mut Process| pair.ask("count").parse::<u64>().unwrap();
+    let begun = count(&mut pair);
+    eventually("packets", || count(&mut pair) > begun + 1000);
+    // In this order: both go on.
+    let relayed = server.device_counter("rings_relayed");
+    let rings = server.device_counter("rings");
+    assert!(relayed > 0 && rings >= relayed, "{relayed} of {rings}");
+    went_on(pair, begun);
+    server.stop();
+}
+
 #[test]
 fn who_is_not_named_is_refused_with_the_remedy() {
     let Some(users) = two_users("who_is_not_named_is_refused_with_the_remedy") else { return };
