@@ -2,9 +2,11 @@
 //! says what this process is; the tests say what each is expected to do.
 
 mod applications;
+mod attack;
 mod confined;
 mod forked;
 mod hostile;
+mod logged;
 mod orders;
 mod pdus;
 mod random_writer;
@@ -33,6 +35,10 @@ fn main() {
         }
         ["confined", socket, server] => confined::run(Path::new(socket), number(server) as i32),
         ["step", socket, step] => steps::run(Path::new(socket), number(step)),
+        ["attack", name, socket, seconds, ref options @ ..] => {
+            attack::attack(name, Path::new(socket), number(seconds), options);
+        }
+        ["neighbour", socket, ref options @ ..] => attack::neighbour(Path::new(socket), options),
         _ => panic!("no such part: {arguments:?}"),
     }
 }

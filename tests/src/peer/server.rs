@@ -13,6 +13,7 @@ use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{Config, Mode, Policy, Server, Subnets};
 use towpath_tests::far::Echo;
 
+use crate::logged::Logged;
 use crate::number;
 
 /// A store that says how much is in it.
@@ -40,8 +41,9 @@ impl Store for Counted {
 
 /// Serves a loopback device whose far end sends everything back (`far=echo`) or takes nothing
 /// (`far=none`), or a TAP (`tap=NAME`). Says `ready`, then answers `stored` with what is in its
-/// store and `stop` with `stopped`.
+/// store, `logged` with its log lines so far, and `stop` with `stopped`.
 pub(crate) fn run(socket: &Path, options: &[&str]) {
+    let logged = Logged::start();
     let mut policy = Policy::default();
     let (mut mode, mut echo, mut tap, mut waits) = (Mode::Interrupt, true, None, false);
     for option in options {
@@ -56,6 +58,9 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             ("tap", name) => tap = Some(name.to_owned()),
             ("users", list) => {
                 policy.users = list.split(',').map(|uid| number(uid) as u32).collect();
+            }
+            ("groups", list) => {
+                policy.groups = list.split(',').map(|gid| number(gid) as u32).collect();
             }
             ("sessions_per_user", count) => policy.sessions_per_user = number(count) as usize,
             ("connections", count) => policy.connections = number(count) as usize,
@@ -109,6 +114,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         match line.as_str() {
             "stored" => println!("{}", count.load(Ordering::SeqCst)),
+            "logged" => println!("{}", logged.lines()),
             "stop" => break,
             _ => panic!("no such order: {line}"),
         }

@@ -1,0 +1,242 @@
+//! Attacks on the control thread: what it is sent, and what it holds for those that do not read.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SendFlags;
+use towpath_protocol::channel::Channel;
+use towpath_protocol::message::{Attach, Message, Open, RULE_PORT, RULE_PROTOCOL};
+
+use crate::session::{ask, channel, connect, small};
+use crate::{Deeds, Field};
+
+/// How long a close of the descriptors sent takes, in seconds.
+const LINGER: Duration = Duration::from_secs(8);
+/// Threads that send such descriptors.
+const LINGERING: u64 = 8;
+/// Connections that ask for reports and read none.
+const UNREAD: u64 = 120;
+/// Reports that each of them leaves unread.
+const UNREAD_EACH: u64 = 160;
+/// Unread reports of a session with all its endpoints.
+const LARGE_REPORTS: u64 = 80;
+/// Malformed messages, at most.
+const MALFORMED: u64 = 60_000;
+/// Endpoints of a large session.
+const ENDPOINTS: u32 = 16_384;
+/// Large sessions.
+const LARGE_SESSIONS: u64 = 4;
+
+/// Sends connected TCP sockets whose data nobody reads, and which linger, from many threads: the
+/// server's close of them is the last.
+pub(crate) fn linger(field: &Field) -> io::Result<Deeds> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let threads = field.size_or(LINGERING);
+    let sent = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !field.over() {
+                    if send_lingering(field, address).is_ok() {
+                        sent.fetch_add(1, Ordering::Relaxed);
+                    }
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+        }
+        field.begun();
+        accept_until_over(field, &listener);
+    });
+    Ok(vec![("sent", sent.into_inner())])
+}
+
+/// Keeps the other ends, and reads nothing from them. Their reset at the end ends all lingering.
+fn accept_until_over(field: &Field, listener: &TcpListener) {
+    let mut unread: Vec<TcpStream> = Vec::new();
+    let _ = listener.set_nonblocking(true);
+    while !field.over() {
+        match listener.accept() {
+            Ok((stream, _)) if unread.len() < 2000 => unread.push(stream),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    for stream in &unread {
+        // With a linger time of zero the close resets the connection.
+        let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+    }
+}
+
+fn send_lingering(field: &Field, address: SocketAddr) -> io::Result<()> {
+    let near = TcpStream::connect(address)?;
+    near.set_nonblocking(true)?;
+    let bytes = [0; 65_536];
+    while rustix::io::write(&near, &bytes).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&near, Some(LINGER))?;
+    let control = Channel::new(connect(&field.socket)?);
+    control.send(&Message::Report, &[near.as_fd()]).map_err(io::Error::other)?;
+    // Before the server's, which is the last one then. Where it is not, this thread lingers.
+    drop(near);
+    Ok(())
+}
+
+/// Asks for reports over many connections and reads none. Each connection asks for fewer than fill
+/// its socket, so that the server has no reason to end it.
+pub(crate) fn reports(field: &Field) -> io::Result<Deeds> {
+    let wanted = field.size_or(UNREAD) as usize;
+    let (mut connections, mut asked, mut cut) = (Vec::new(), 0, 0);
+    let mut told = false;
+    while !field.over() {
+        while connections.len() < wanted
+            && let Ok(socket) = connect(&field.socket)
+        {
+            connections.push((Channel::new(socket), 0));
+        }
+        let before = (connections.len(), asked);
+        connections.retain_mut(|(one, unread)| {
+            if *unread == UNREAD_EACH {
+                return !is_cut(one);
+            }
+            match one.send(&Message::Report, &[]) {
+                Ok(()) => {
+                    asked += 1;
+                    *unread += 1;
+                    true
+                }
+                Err(_) => !is_cut(one),
+            }
+        });
+        cut += (before.0 - connections.len()) as u64;
+        if before.1 == asked && !told {
+            field.begun();
+            told = true;
+        }
+        if before.1 == asked {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let most = connections.iter().map(|(_, unread)| *unread).max().unwrap_or(0);
+    Ok(vec![("asked", asked), ("cut", cut), ("most", most)])
+}
+
+/// `true` if the server has ended the connection.
+fn is_cut(one: &Channel) -> bool {
+    let mut heard = [PollFd::new(one, PollFlags::empty())];
+    let _ = poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    heard[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
+/// A session with as many endpoints as the server grants; returns it and their number.
+fn large_session(field: &Field, name: &str) -> io::Result<(Channel, u64)> {
+    let session = channel(&field.socket)?;
+    let refused = |what: &str| io::Error::other(format!("{name}: {what} was refused"));
+    let attach = Attach { endpoints: ENDPOINTS, ..small(name) };
+    match ask(&session, &Message::Attach(attach)) {
+        Some((Message::Attached(_), _)) => {}
+        _ => return Err(refused("attaching with all endpoints")),
+    }
+    match ask(&session, &Message::Mapped) {
+        Some((Message::Done, _)) => {}
+        _ => return Err(refused("the session")),
+    }
+    let mut opened = 0;
+    for port in 1..=ENDPOINTS as u16 {
+        let given = RULE_PROTOCOL | RULE_PORT;
+        let open = Open { given, protocol: 17, port, ..Open::default() };
+        if field.over()
+            || !matches!(ask(&session, &Message::Open(open)), Some((Message::Opened(_), _)))
+        {
+            break;
+        }
+        opened += 1;
+    }
+    Ok((session, opened))
+}
+
+/// Unread reports of a session with all its endpoints.
+pub(crate) fn large_reports(field: &Field) -> io::Result<Deeds> {
+    let (session, endpoints) = large_session(field, "large")?;
+    rustix::io::ioctl_fionbio(session.as_fd(), true)?;
+    let mut asked = 0;
+    field.begun();
+    while !field.over() {
+        if asked < field.size_or(LARGE_REPORTS) && session.send(&Message::Report, &[]).is_ok() {
+            asked += 1;
+        } else {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(vec![("endpoints", endpoints), ("asked", asked)])
+}
+
+/// Sessions with all their endpoints: memory that the server takes for them.
+pub(crate) fn endpoints(field: &Field) -> io::Result<Deeds> {
+    let (mut sessions, mut endpoints) = (Vec::new(), 0);
+    while (sessions.len() as u64) < field.size_or(LARGE_SESSIONS) && !field.over() {
+        match large_session(field, "endpoints") {
+            Ok((session, opened)) => {
+                sessions.push(session);
+                endpoints += opened;
+            }
+            Err(error) if sessions.is_empty() => return Err(error),
+            Err(_) => break,
+        }
+    }
+    field.begun();
+    field.sit();
+    Ok(vec![("sessions", sessions.len() as u64), ("endpoints", endpoints)])
+}
+
+/// Connects and sends what is no message, again and again.
+pub(crate) fn malformed(field: &Field) -> io::Result<Deeds> {
+    let (mut sent, mut refused) = (0, 0);
+    field.begun();
+    while !field.over() {
+        if sent >= field.size_or(MALFORMED) {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        let Ok(socket) = connect(&field.socket) else {
+            refused += 1;
+            continue;
+        };
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sent += u64::from(rustix::net::send(&socket, b"not a message", flags).is_ok());
+    }
+    Ok(vec![("sent", sent), ("refused", refused)])
+}
+
+/// Takes and keeps every session that the server grants, and every connection beyond.
+pub(crate) fn hoard(field: &Field) -> io::Result<Deeds> {
+    let (mut sessions, mut connections) = (Vec::new(), Vec::new());
+    let most = field.size_or(4096) as usize;
+    while sessions.len() < most && !field.over() {
+        let session = channel(&field.socket)?;
+        let Some((Message::Attached(_), _)) = ask(&session, &Message::Attach(small("hoard")))
+        else {
+            break;
+        };
+        if !matches!(ask(&session, &Message::Mapped), Some((Message::Done, _))) {
+            break;
+        }
+        sessions.push(session);
+    }
+    while connections.len() < most && !field.over() {
+        let connection = channel(&field.socket)?;
+        // Every connection that the server keeps answers that there is nothing to map.
+        let answer = ask(&connection, &Message::Mapped);
+        let kept = matches!(&answer, Some((Message::Error(body), _))
+            if body.refusal() == towpath_protocol::message::Refusal::State);
+        if !kept {
+            break;
+        }
+        connections.push(connection);
+    }
+    field.begun();
+    field.sit();
+    Ok(vec![("sessions", sessions.len() as u64), ("connections", connections.len() as u64)])
+}

@@ -1,0 +1,172 @@
+//! Attacks of an unprivileged program on a server's threads, and the neighbour that measures them.
+//!
+//! The tests of the whole system and the benchmark start both as processes of their own users. Each
+//! attack runs for a bounded time with a bounded number of kernel objects, and undoes what it did.
+//!
+//! | module | attacks |
+//! |---|---|
+//! | `doorbell` | the doorbell's locks and socket options, in a session and at its end |
+//! | `waiters` | hundreds of thousands of wait-queue entries on a shared descriptor |
+//! | `control` | descriptors that close slowly, unread reports, malformed messages, all sessions taken |
+//! | `memory` | sealing of a file that is being written, large memories, page reclaim |
+//!
+//! `withheld` is a page that never arrives, from a FUSE file system of the attacker's own;
+//! `session` is what an attacker does with a session; `sys` holds the system calls.
+
+mod control;
+mod doorbell;
+mod memory;
+pub mod neighbour;
+mod session;
+mod sys;
+mod waiters;
+mod withheld;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+pub use withheld::fuse_is_usable;
+
+/// An attack, named as on the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct Attack {
+    /// Its name.
+    pub name: &'static str,
+    /// The attacker needs the right to attach.
+    pub attaches: bool,
+    /// The attacker needs a FUSE file system of its own.
+    pub needs_fuse: bool,
+    act: fn(&Field) -> io::Result<Deeds>,
+}
+
+/// What an attack did, as counts.
+pub type Deeds = Vec<(&'static str, u64)>;
+
+const fn attack(name: &'static str, act: fn(&Field) -> io::Result<Deeds>) -> Attack {
+    Attack { name, attaches: true, needs_fuse: false, act }
+}
+
+impl Attack {
+    const fn with_fuse(self) -> Attack {
+        Attack { needs_fuse: true, ..self }
+    }
+
+    const fn as_stranger(self) -> Attack {
+        Attack { attaches: false, ..self }
+    }
+
+    /// All attacks.
+    pub const ALL: [Attack; 22] = [
+        attack("doorbell-splice", doorbell::splice),
+        attack("doorbell-read", doorbell::read).with_fuse(),
+        attack("doorbell-end-splice", doorbell::end_spliced),
+        attack("doorbell-end-read", doorbell::end_read).with_fuse(),
+        attack("doorbell-options", doorbell::options),
+        attack("waiters-epoll", waiters::epolls),
+        attack("waiters-poll", waiters::polls),
+        attack("waiters-nested", waiters::nested),
+        attack("waiters-control", waiters::control),
+        attack("waiters-wake", waiters::wake),
+        attack("linger", control::linger).as_stranger(),
+        attack("linger-granted", control::linger),
+        attack("reports", control::reports),
+        attack("reports-large", control::large_reports),
+        attack("malformed", control::malformed),
+        attack("hoard", control::hoard),
+        attack("endpoints", control::endpoints),
+        attack("mapping-write", memory::write_while_sealed).with_fuse(),
+        attack("large-memories", memory::large),
+        attack("small-memories", memory::come_and_go_small),
+        attack("page-out", memory::page_out),
+        attack("page-collapse", memory::collapse),
+    ];
+
+    /// The attack of a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Attack> {
+        Attack::ALL.into_iter().find(|one| one.name == name)
+    }
+
+    /// Attacks until the time is over or the standard input ends, and returns what it did. Must be
+    /// called while the process has one thread.
+    ///
+    /// # Errors
+    /// What the kernel or the server refused before the attack began.
+    pub fn run(self, field: &Field) -> io::Result<Deeds> {
+        sys::raise_descriptor_limit()?;
+        (self.act)(field)
+    }
+}
+
+/// Where an attack happens, and for how long.
+#[derive(Clone, Debug)]
+pub struct Field {
+    socket: PathBuf,
+    until: Instant,
+    fuse: PathBuf,
+    size: Option<u64>,
+}
+
+impl Field {
+    /// A server's socket, and how long the attack lasts at most.
+    #[must_use]
+    pub fn new(socket: &Path, at_most: Duration) -> Field {
+        Field {
+            socket: socket.to_owned(),
+            until: Instant::now() + at_most,
+            fuse: "/dev/fuse".into(),
+            size: None,
+        }
+    }
+
+    /// Opens another device node than `/dev/fuse`: some systems keep that from ordinary users.
+    #[must_use]
+    pub fn fuse(self, node: &Path) -> Field {
+        Field { fuse: node.to_owned(), ..self }
+    }
+
+    /// Uses so many kernel objects instead of the attack's own number.
+    #[must_use]
+    pub fn size(self, size: u64) -> Field {
+        Field { size: Some(size), ..self }
+    }
+
+    /// Reads `fuse=NODE` and `size=N`.
+    ///
+    /// # Errors
+    /// The option that is unknown.
+    pub fn options(mut self, options: &[&str]) -> Result<Field, String> {
+        for option in options {
+            self = match option.split_once('=') {
+                Some(("fuse", node)) => self.fuse(Path::new(node)),
+                Some(("size", size)) => {
+                    self.size(size.parse().map_err(|_| format!("no number: {option}"))?)
+                }
+                _ => return Err(format!("no option {option}")),
+            };
+        }
+        Ok(self)
+    }
+
+    fn size_or(&self, own: u64) -> u64 {
+        self.size.unwrap_or(own)
+    }
+
+    /// Tells the parent that the attack is on.
+    fn begun(&self) {
+        println!("attacking");
+    }
+
+    /// `true` when the attack is to end.
+    fn over(&self) -> bool {
+        Instant::now() >= self.until || sys::input_ended()
+    }
+
+    /// Waits until the attack is to end.
+    fn sit(&self) {
+        while !self.over() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}

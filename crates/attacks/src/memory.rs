@@ -1,0 +1,128 @@
+//! Attacks by way of the memory files that server and application share.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use towpath_protocol::message::{Attach, Message};
+
+use crate::session::{Target, ask, channel, small};
+use crate::withheld::Withheld;
+use crate::{Deeds, Field, sys};
+
+/// Connections that attach with large memories at the same time.
+const LARGE: u64 = 24;
+/// `MADV_PAGEOUT`, `MADV_COLD` and `MADV_COLLAPSE`.
+const COLD: i32 = 20;
+const PAGE_OUT: i32 = 21;
+const COLLAPSE: i32 = 25;
+
+/// Writes to each memory file that is yet to be sealed, from a page that never arrives: the write
+/// holds the file's lock, which the sealing needs.
+pub(crate) fn write_while_sealed(field: &Field) -> io::Result<Deeds> {
+    let page = Withheld::new(&field.fuse)?;
+    let session = channel(&field.socket)?;
+    let Some((Message::Attached(_), descriptors)) =
+        ask(&session, &Message::Attach(small("attacker")))
+    else {
+        return Err(io::Error::other("attaching was refused"));
+    };
+    let mut writing = 0;
+    for file in descriptors.into_iter().filter(is_writable_file) {
+        let from = page.page(writing as usize * 16);
+        writing += 1;
+        std::thread::spawn(move || sys::write_from(file.as_fd(), from, 4096));
+    }
+    // The writers take their locks.
+    std::thread::sleep(Duration::from_millis(50));
+    session.send(&Message::Mapped, &[]).map_err(io::Error::other)?;
+    field.begun();
+    field.sit();
+    Ok(vec![("writing", writing)])
+}
+
+fn is_writable_file(file: &OwnedFd) -> bool {
+    let regular = fstat(file)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+    regular && fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR))
+}
+
+/// Attaches with the largest memories that are granted, and detaches, from many threads.
+pub(crate) fn large(field: &Field) -> io::Result<Deeds> {
+    let small = small("large memories");
+    come_and_go(field, Attach { receive_slots: 32_768, receive_frame_bytes: 7_000, ..small })
+}
+
+/// As [`large`] with small memories: the server logs each that comes and goes.
+pub(crate) fn come_and_go_small(field: &Field) -> io::Result<Deeds> {
+    come_and_go(field, small("small memories"))
+}
+
+fn come_and_go(field: &Field, attach: Attach) -> io::Result<Deeds> {
+    let (attached, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    field.begun();
+    std::thread::scope(|scope| {
+        for _ in 0..field.size_or(LARGE) {
+            scope.spawn(|| {
+                while !field.over() {
+                    let granted = channel(&field.socket).is_ok_and(|session| {
+                        matches!(
+                            ask(&session, &Message::Attach(attach)),
+                            Some((Message::Attached(_), _))
+                        ) && session.send(&Message::Mapped, &[]).is_ok()
+                    });
+                    let count = if granted { &attached } else { &refused };
+                    count.fetch_add(1, Ordering::Relaxed);
+                    if !granted {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            });
+        }
+    });
+    let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+    Ok(vec![("attached", count(&attached)), ("refused", count(&refused))])
+}
+
+/// Has the kernel take the pages of the session's memory away while the server uses them.
+pub(crate) fn page_out(field: &Field) -> io::Result<Deeds> {
+    advise_while_sending(field, &[PAGE_OUT, COLD])
+}
+
+/// Has the kernel merge the pages into large ones, which unmaps them meanwhile.
+pub(crate) fn collapse(field: &Field) -> io::Result<Deeds> {
+    advise_while_sending(field, &[COLLAPSE])
+}
+
+fn advise_while_sending(field: &Field, advices: &[i32]) -> io::Result<Deeds> {
+    let mut target = Target::attach(&field.socket)?;
+    let ranges = shared_ranges()?;
+    let (mut taken, mut refused, mut sent) = (0, 0, 0);
+    field.begun();
+    while !field.over() {
+        for advice in advices {
+            for (start, len) in &ranges {
+                let count =
+                    if sys::advise(*start, *len, *advice) { &mut taken } else { &mut refused };
+                *count += 1;
+            }
+        }
+        sent += u64::from(target.have_a_notification(Duration::from_millis(20)));
+        target.take_notifications();
+    }
+    Ok(vec![("taken", taken), ("refused", refused), ("sent", sent)])
+}
+
+/// The mappings that this process shares with the server.
+fn shared_ranges() -> io::Result<Vec<(usize, usize)>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let number = |text: &str| usize::from_str_radix(text, 16).ok();
+    let range = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some((number(start)?, number(end)? - number(start)?))
+    };
+    Ok(maps.lines().filter(|line| line.contains("/memfd:towpath")).filter_map(range).collect())
+}

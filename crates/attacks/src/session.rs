@@ -1,0 +1,150 @@
+//! What an attacker does with a session: it finds the descriptors that the server shares with it,
+//! and has the server notify it without ever taking a notification.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use towpath_client::{Endpoint, Options, Rule, Session};
+use towpath_packet::build::Flow;
+use towpath_protocol::channel::{Channel, Incoming};
+use towpath_protocol::message::{Attach, Message, fixed_name};
+
+use crate::sys;
+
+/// A session with its descriptors laid bare.
+pub(crate) struct Target {
+    session: Session,
+    endpoint: Endpoint,
+    packet: Vec<u8>,
+    /// Every pipe and socket that came with the session: the doorbell among them.
+    pub(crate) doorbells: Vec<OwnedFd>,
+    /// The descriptors by which the attacker wakes the server.
+    pub(crate) wakes: Vec<OwnedFd>,
+}
+
+/// The numbers of this process' descriptors.
+fn open_descriptors() -> io::Result<BTreeSet<i32>> {
+    let entries = std::fs::read_dir("/proc/self/fd")?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// Connects to a server.
+pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// A control connection that waits at most a while for each answer.
+pub(crate) fn channel(path: &Path) -> io::Result<Channel> {
+    let socket = connect(path)?;
+    rustix::net::sockopt::set_socket_timeout(
+        &socket,
+        rustix::net::sockopt::Timeout::Recv,
+        Some(Duration::from_millis(500)),
+    )?;
+    Ok(Channel::new(socket))
+}
+
+/// Asks, and returns the answer, or `None` if it is no answer or takes too long.
+pub(crate) fn ask(channel: &Channel, message: &Message) -> Option<(Message, Vec<OwnedFd>)> {
+    channel.send(message, &[]).ok()?;
+    match channel.receive() {
+        Ok(Incoming::Message(message, descriptors)) => Some((message, descriptors)),
+        _ => None,
+    }
+}
+
+/// A small session's message.
+pub(crate) fn small(name: &str) -> Attach {
+    Attach {
+        queue_sets: 1,
+        endpoints: 4,
+        transmit_slots: 8,
+        receive_slots: 8,
+        transmit_frame_bytes: 2048,
+        receive_frame_bytes: 2048,
+        name: fixed_name(name),
+        ipv4: [0; 4],
+        reserved: 0,
+    }
+}
+
+impl Target {
+    /// Attaches, and opens an endpoint that receives what the session sends to itself.
+    ///
+    /// # Errors
+    /// What the server refuses.
+    pub(crate) fn attach(path: &Path) -> io::Result<Target> {
+        let socket = connect(path)?;
+        let before = open_descriptors()?;
+        let options = Options {
+            name: "attacker".into(),
+            endpoints: 4,
+            transmit_slots: 64,
+            receive_slots: 64,
+            ..Options::default()
+        };
+        let mut session = Session::attach_over(socket, &options).map_err(io::Error::other)?;
+        let after = open_descriptors()?;
+        let endpoint = session.open(&Rule::new()).map_err(io::Error::other)?;
+        let mac = session.info().mac;
+        let mut flow = Flow::v4().macs(mac, mac);
+        if let Some((ip, _)) = session.info().ipv4 {
+            flow = flow.addresses(ip, ip);
+        }
+        let packet = flow.udp(&[0; 64]);
+        let (mut doorbells, mut wakes) = (vec![sys::duplicate(session.as_fd(), 3)?], Vec::new());
+        for number in after.difference(&before) {
+            let path = format!("/proc/self/fd/{number}");
+            let Ok(kind) = std::fs::read_link(&path) else { continue };
+            let kind = kind.to_string_lossy().into_owned();
+            let list = if kind.starts_with("socket:") || kind.starts_with("pipe:") {
+                &mut doorbells
+            } else if kind.contains("eventfd") {
+                &mut wakes
+            } else {
+                continue;
+            };
+            list.push(sys::duplicate_number(*number)?);
+        }
+        Ok(Target { session, endpoint, packet, doorbells, wakes })
+    }
+
+    /// The descriptor that the attacker takes for the doorbell.
+    pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbells[0].as_fd()
+    }
+
+    /// Announces sleep and sends itself a packet, so that the server notifies it, and returns
+    /// `true` if the packet came within the time.
+    pub(crate) fn have_a_notification(&mut self, within: Duration) -> bool {
+        let _ = self.session.receive(0, 64, |_| ());
+        self.session.disarm();
+        if self.session.arm().is_err()
+            || self.session.send_bytes(self.endpoint, &self.packet).is_err()
+            || self.session.flush_now().is_err()
+        {
+            return false;
+        }
+        let until = Instant::now() + within;
+        while Instant::now() < until {
+            match self.session.look() {
+                Ok(true) => return true,
+                Ok(false) => std::thread::sleep(Duration::from_micros(20)),
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// Takes the notifications that came, so that the next one finds room.
+    pub(crate) fn take_notifications(&mut self) {
+        self.session.take_rings();
+    }
+}

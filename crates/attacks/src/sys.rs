@@ -1,0 +1,177 @@
+//! The system calls of the attacks.
+//!
+//! Unsafe lives here for calls that rustix does not have, or that take what no safe type allows.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+fn checked(outcome: libc::c_long) -> io::Result<usize> {
+    usize::try_from(outcome).map_err(|_| io::Error::last_os_error())
+}
+
+/// Raises the limit of descriptors as far as an unprivileged process may.
+pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
+}
+
+/// How many descriptors the process may have.
+pub(crate) fn descriptor_limit() -> usize {
+    getrlimit(Resource::Nofile).current.map_or(20_000, |limit| limit.min(1 << 20) as usize)
+}
+
+/// `true` when the parent has closed the standard input.
+pub(crate) fn input_ended() -> bool {
+    let input = std::io::stdin();
+    let mut heard = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
+    !matches!(poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+}
+
+/// Makes reads of a descriptor block.
+pub(crate) fn make_blocking(descriptor: BorrowedFd<'_>) {
+    let _ = rustix::io::ioctl_fionbio(descriptor, false);
+}
+
+/// Reads into memory that may never arrive. Returns when the kernel gives up.
+pub(crate) fn read_into(descriptor: BorrowedFd<'_>, to: usize, len: usize) -> io::Result<usize> {
+    // SAFETY: the kernel checks the address; the range belongs to a mapping that no Rust value
+    // refers to.
+    checked(unsafe { libc::read(descriptor.as_raw_fd(), to as *mut libc::c_void, len) } as _)
+}
+
+/// Writes from memory that may never arrive.
+pub(crate) fn write_from(descriptor: BorrowedFd<'_>, from: usize, len: usize) -> io::Result<usize> {
+    // SAFETY: the kernel checks the address and only reads.
+    checked(unsafe { libc::write(descriptor.as_raw_fd(), from as *const libc::c_void, len) } as _)
+}
+
+/// Moves a pipe's content into a socket. Blocks while the socket is full.
+pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<usize> {
+    let null = std::ptr::null_mut();
+    // SAFETY: null offsets are allowed for pipes and sockets.
+    checked(unsafe { libc::splice(from.as_raw_fd(), null, to.as_raw_fd(), null, 4096, 0) } as _)
+}
+
+/// Sets a socket option of plain bytes.
+pub(crate) fn set_option<T>(socket: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> bool {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of a live value.
+    0 == unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len)
+    }
+}
+
+/// Attaches a classic filter of `length` instructions that accepts everything.
+pub(crate) fn attach_filter(socket: BorrowedFd<'_>, length: u16) -> bool {
+    let step = libc::sock_filter { code: 0x04, jt: 0, jf: 0, k: 1 };
+    let mut program = vec![step; usize::from(length)];
+    if let Some(last) = program.last_mut() {
+        *last = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: u32::MAX };
+    }
+    let program = libc::sock_fprog { len: length, filter: program.as_mut_ptr() };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+/// Has the kernel signal this process' whole group at each event of the descriptor.
+pub(crate) fn signal_own_group(descriptor: BorrowedFd<'_>) -> bool {
+    let fd = descriptor.as_raw_fd();
+    // SAFETY: calls without pointers.
+    unsafe {
+        libc::fcntl(fd, libc::F_SETOWN, -libc::getpgrp()) == 0
+            && libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) == 0
+    }
+}
+
+/// Becomes a process group of its own with so many further processes, which ignore the signal of
+/// asynchronous descriptors and end with this process. Must be called while there is one thread.
+pub(crate) fn become_large_group(processes: u64) -> u64 {
+    // SAFETY: calls without pointers; the child only makes system calls until it ends.
+    unsafe {
+        libc::signal(libc::SIGIO, libc::SIG_IGN);
+        libc::setpgid(0, 0);
+        let parent = libc::getpid();
+        for made in 0..processes {
+            match libc::fork() {
+                0 => {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    // Closes the standard streams: the tests wait for the end of the output.
+                    libc::close_range(0, u32::MAX, 0);
+                    while libc::getppid() == parent {
+                        libc::pause();
+                    }
+                    libc::_exit(0);
+                }
+                child if child < 0 => return made,
+                _ => {}
+            }
+        }
+    }
+    processes
+}
+
+/// Waits for descriptors with one entry for each element.
+pub(crate) fn poll_all(entries: &mut [libc::pollfd], milliseconds: i32) {
+    // SAFETY: the kernel writes into a live, exclusively borrowed array of that length.
+    unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, milliseconds) };
+}
+
+/// Gives advice about a range of an own mapping. Returns `true` if the kernel takes it.
+pub(crate) fn advise(start: usize, len: usize, advice: i32) -> bool {
+    // SAFETY: only advices that keep the content are given; see the callers.
+    0 == unsafe { libc::madvise(start as *mut libc::c_void, len, advice) }
+}
+
+/// Leaves the initial user and mount namespace. Must be called while there is one thread.
+pub(crate) fn leave_namespaces() -> io::Result<()> {
+    // SAFETY: a call without pointers.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) } as _).map(|_| ())
+}
+
+/// Maps a file privately and writable. The mapping stays until the process ends.
+pub(crate) fn map_private(file: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses a free address range.
+    let start = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE, file, 0) }?;
+    Ok(start as usize)
+}
+
+/// A second descriptor with the lowest number from `from`.
+pub(crate) fn duplicate(descriptor: BorrowedFd<'_>, from: i32) -> io::Result<OwnedFd> {
+    // SAFETY: a call without pointers; a descriptor that the kernel returns is new and ours.
+    unsafe {
+        let fd = libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, from);
+        checked(fd as _)?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Keeps later mounts of this mount namespace to itself.
+pub(crate) fn make_mounts_private() -> io::Result<()> {
+    let flags = libc::MS_REC | libc::MS_PRIVATE;
+    let (root, null) = (c"/".as_ptr(), std::ptr::null());
+    // SAFETY: strings that live through the call; the other arguments are not used.
+    checked(unsafe { libc::mount(null, root, null, flags, null.cast()) } as _).map(|_| ())
+}
+
+/// Mounts a FUSE file system.
+pub(crate) fn mount_fuse(directory: &str, options: &str) -> io::Result<()> {
+    let (directory, options) = (CString::new(directory)?, CString::new(options)?);
+    let (name, kind, flags) = (c"attack", c"fuse", libc::MS_NOSUID | libc::MS_NODEV);
+    // SAFETY: strings that live through the call.
+    checked(unsafe {
+        let options = options.as_ptr().cast();
+        libc::mount(name.as_ptr(), directory.as_ptr(), kind.as_ptr(), flags, options)
+    } as _)
+    .map(|_| ())
+}
+
+/// A second descriptor of one that is known by its number.
+pub(crate) fn duplicate_number(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: borrowed for this call alone; a number that is not open is an error of the call.
+    duplicate(unsafe { BorrowedFd::borrow_raw(number) }, 3)
+}

@@ -1,0 +1,39 @@
+//! An attacker, and the neighbour that measures what it costs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use towpath_attacks::neighbour::Neighbour;
+use towpath_attacks::{Attack, Field};
+
+use crate::number;
+
+/// Attacks until its input ends, at most for so many seconds. Says `attacking` when the attack is
+/// on, and at its end `did WHAT COUNT` for each thing that it did.
+pub(crate) fn attack(name: &str, socket: &Path, seconds: u64, options: &[&str]) {
+    let attack = Attack::from_name(name).unwrap_or_else(|| panic!("no attack {name}"));
+    let field = Field::new(socket, Duration::from_secs(seconds));
+    let field = field.options(options).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let deeds = attack.run(&field).unwrap_or_else(|error| panic!("{name}: {error}"));
+    for (what, count) in deeds {
+        println!("did {what} {count}");
+    }
+}
+
+/// Says `running`, and answers `window MS` and `until TRIPS ATTACHES MS` with what it saw.
+pub(crate) fn neighbour(socket: &Path, options: &[&str]) {
+    let neighbour = Neighbour::start(socket, options.contains(&"spin")).expect("starts");
+    println!("running");
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let milliseconds = |text| Duration::from_millis(number(text));
+        let seen = match words[..] {
+            ["window", long] => neighbour.window(milliseconds(long)),
+            ["until", trips, attaches, at_most] => {
+                neighbour.until(number(trips), number(attaches), milliseconds(at_most))
+            }
+            _ => panic!("no such order: {line}"),
+        };
+        println!("{seen}");
+    }
+}
