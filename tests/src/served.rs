@@ -206,6 +206,16 @@ impl Served {
         self.process.ask(line)
     }
 
+    /// Sends it SIGTERM, and waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end: a thread of it is asleep in the kernel beyond every signal.
+    pub fn terminate(&mut self) {
+        self.process.signal(libc::SIGTERM);
+        let status = self.process.wait();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGTERM));
+    }
+
     /// Stops it.
     ///
     /// # Panics

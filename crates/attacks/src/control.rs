@@ -130,26 +130,27 @@ fn is_cut(one: &Channel) -> bool {
     heard[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-/// A session with as many endpoints as the server grants; returns it and their number.
-fn large_session(field: &Field, name: &str) -> io::Result<(Channel, u64)> {
+/// A session with as many endpoints as the server grants, and their number.
+fn large_session(field: &Field) -> io::Result<(Channel, u64)> {
     let session = channel(&field.socket)?;
-    let refused = |what: &str| io::Error::other(format!("{name}: {what} was refused"));
-    let attach = Attach { endpoints: ENDPOINTS, ..small(name) };
-    match ask(&session, &Message::Attach(attach)) {
-        Some((Message::Attached(_), _)) => {}
-        _ => return Err(refused("attaching with all endpoints")),
+    let mut endpoints = ENDPOINTS;
+    loop {
+        let attach = Attach { endpoints, ..small("endpoints") };
+        match ask(&session, &Message::Attach(attach)) {
+            Some((Message::Attached(_), _)) => break,
+            _ if endpoints > 1 && !field.over() => endpoints /= 2,
+            _ => return Err(io::Error::other("the session was refused")),
+        }
     }
-    match ask(&session, &Message::Mapped) {
-        Some((Message::Done, _)) => {}
-        _ => return Err(refused("the session")),
+    if !matches!(ask(&session, &Message::Mapped), Some((Message::Done, _))) {
+        return Err(io::Error::other("the session did not come to live"));
     }
     let mut opened = 0;
-    for port in 1..=ENDPOINTS as u16 {
+    for port in 1..=endpoints as u16 {
         let given = RULE_PROTOCOL | RULE_PORT;
         let open = Open { given, protocol: 17, port, ..Open::default() };
-        if field.over()
-            || !matches!(ask(&session, &Message::Open(open)), Some((Message::Opened(_), _)))
-        {
+        let answer = ask(&session, &Message::Open(open));
+        if field.over() || !matches!(answer, Some((Message::Opened(_), _))) {
             break;
         }
         opened += 1;
@@ -159,7 +160,7 @@ fn large_session(field: &Field, name: &str) -> io::Result<(Channel, u64)> {
 
 /// Unread reports of a session with all its endpoints.
 pub(crate) fn large_reports(field: &Field) -> io::Result<Deeds> {
-    let (session, endpoints) = large_session(field, "large")?;
+    let (session, endpoints) = large_session(field)?;
     rustix::io::ioctl_fionbio(session.as_fd(), true)?;
     let mut asked = 0;
     field.begun();
@@ -177,7 +178,7 @@ pub(crate) fn large_reports(field: &Field) -> io::Result<Deeds> {
 pub(crate) fn endpoints(field: &Field) -> io::Result<Deeds> {
     let (mut sessions, mut endpoints) = (Vec::new(), 0);
     while (sessions.len() as u64) < field.size_or(LARGE_SESSIONS) && !field.over() {
-        match large_session(field, "endpoints") {
+        match large_session(field) {
             Ok((session, opened)) => {
                 sessions.push(session);
                 endpoints += opened;

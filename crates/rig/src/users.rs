@@ -79,6 +79,10 @@ fn may_become_anybody() -> bool {
 /// Whether the users exist in this user namespace, by its `uid_map`: lines of "first here, first
 /// outside, how many". One line or another may hold all three.
 fn maps_ours(map: &str) -> bool {
+    maps(map, FIRST_ID, 3)
+}
+
+fn maps(map: &str, wanted: u32, many: u32) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) =
@@ -86,7 +90,8 @@ fn maps_ours(map: &str) -> bool {
         else {
             return false;
         };
-        first <= u64::from(FIRST_ID) && u64::from(FIRST_ID) + 3 <= first.saturating_add(count)
+        let (wanted, many) = (u64::from(wanted), u64::from(many));
+        first <= wanted && wanted + many <= first.saturating_add(count)
     })
 }
 
@@ -99,6 +104,15 @@ impl User {
             gid: rustix::process::getegid().as_raw(),
             other: false,
         }
+    }
+
+    /// Another user of the same group, one of up to a hundred: as the subordinate users that a user
+    /// namespace gives to its creator. `None` where the caller cannot become that user.
+    #[must_use]
+    pub fn subordinate(&self, number: u32) -> Option<User> {
+        let uid = FIRST_ID + 3 + number;
+        let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        (self.other && number < 100 && maps(&map, uid, 1)).then_some(User { uid, ..*self })
     }
 
     /// Has a command run as this user, with no other group, no capability, none to be had from

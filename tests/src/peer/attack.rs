@@ -9,14 +9,14 @@ use towpath_attacks::{Attack, Field};
 use crate::number;
 
 /// Attacks until its input ends, at most for so many seconds. Says `attacking` when the attack is
-/// on, and at its end `did WHAT COUNT` for each thing that it did.
+/// on, and at its end `did WHAT COUNT` for each thing that it did; or `cannot WHY`.
 pub(crate) fn attack(name: &str, socket: &Path, seconds: u64, options: &[&str]) {
     let attack = Attack::from_name(name).unwrap_or_else(|| panic!("no attack {name}"));
     let field = Field::new(socket, Duration::from_secs(seconds));
     let field = field.options(options).unwrap_or_else(|wrong| panic!("{wrong}"));
-    let deeds = attack.run(&field).unwrap_or_else(|error| panic!("{name}: {error}"));
-    for (what, count) in deeds {
-        println!("did {what} {count}");
+    match attack.run(&field) {
+        Ok(deeds) => deeds.iter().for_each(|(what, count)| println!("did {what} {count}")),
+        Err(error) => println!("cannot {error}"),
     }
 }
 

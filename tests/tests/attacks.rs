@@ -1,0 +1,356 @@
+//! Attacks by a process of another user on the objects and limits that it shares with the server,
+//! while a neighbour of a third user goes on.
+//!
+//! No test looks at how fast the neighbour is: `towpath bench attacks` does. A test ends a neighbour
+//! that hangs after a while.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
+use towpath_attacks::neighbour::Seen;
+use towpath_attacks::{Attack, fuse_is_usable};
+use towpath_rig::{Unavailable, User, Users, skip};
+use towpath_tests::process::{Process, Program};
+use towpath_tests::served::{Holdings, Served};
+
+static PEER: Program = Program::at(env!("CARGO_BIN_EXE_towpath-tests-peer"));
+
+/// Round trips and attachments that the neighbour completes under each attack.
+const TRIPS: u64 = 500;
+const ATTACHES: u64 = 20;
+/// What ends a neighbour that hangs, in milliseconds: less than the tests' patience with an answer.
+const LIVENESS: u64 = 15_000;
+
+/// Attacks are made one after the other: each is to hit one neighbour alone.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A server and its users, and what the server held before they came. The order of the fields is
+/// that of their end: a server's thread that an attack holds is released by the attacker's end.
+struct Scene {
+    attackers: Vec<Process>,
+    neighbour: Process,
+    server: Served,
+    before: Holdings,
+    users: Users,
+    node: PathBuf,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Scene {
+    /// A server that grants the neighbour by its user, and the attacker by its group if it attaches.
+    fn set(test: &str, attaches: bool, options: &[&str]) -> Option<Scene> {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let users = Users::find();
+        if !users.distinct {
+            let cause = "server, attacker and neighbour cannot be made different users".to_owned();
+            skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+            return None;
+        }
+        let [attacker, neighbour] = users.applications;
+        let mut granted = vec![format!("users={}", neighbour.uid)];
+        if attaches {
+            granted.push(format!("groups={}", attacker.gid));
+        }
+        let options: Vec<&str> =
+            granted.iter().map(String::as_str).chain(options.iter().copied()).collect();
+        let mut server = Served::start_as(&PEER, &options, Some(users.server));
+        let before = server.settled();
+        let mut process = PEER.start_as(&["neighbour", server.path()], |command| {
+            neighbour.confine(command);
+        });
+        process.expect("running");
+        let node = server.socket().with_file_name("fuse");
+        Some(Scene {
+            attackers: Vec::new(),
+            neighbour: process,
+            server,
+            before,
+            users,
+            node,
+            _alone: alone,
+        })
+    }
+
+    /// A node of the FUSE device that every user may open, as most distributions have it.
+    fn open_fuse(&self, test: &str) -> bool {
+        let everyone = Mode::from_raw_mode(0o666);
+        let device = makedev(10, 229);
+        let _ = mknodat(CWD, &self.node, FileType::CharacterDevice, everyone, device);
+        let _ = chmod(&self.node, everyone);
+        let usable = fuse_is_usable(&self.node);
+        if !usable {
+            no_fuse(test, "no FUSE device can be opened");
+        }
+        usable
+    }
+
+    /// Starts an attacker; `false` where the machine does not let it attack.
+    fn attack(&mut self, name: &str, user: User, options: &[&str]) -> bool {
+        let fuse = format!("fuse={}", self.node.display());
+        let mut arguments = vec!["attack", name, self.server.path(), "60", &fuse];
+        arguments.extend(options);
+        let mut attacker = PEER.start_as(&arguments, |command| user.confine(command));
+        let said = attacker.line();
+        if let Some(why) = said.strip_prefix("cannot ") {
+            println!("{name}: {why}");
+            return false;
+        }
+        assert_eq!(said, "attacking");
+        self.attackers.push(attacker);
+        true
+    }
+
+    /// The neighbour goes on while the attack is on.
+    fn neighbour_goes_on(&mut self) -> Seen {
+        let line = self.neighbour.ask(&format!("until {TRIPS} {ATTACHES} {LIVENESS}"));
+        let seen = Seen::read(&line).expect("what it saw");
+        println!("{seen:?}");
+        assert!(seen.trips.count >= TRIPS, "round trips: {seen:?}");
+        assert!(seen.attaches.count >= ATTACHES, "attachments: {seen:?}");
+        assert_eq!((seen.trips.failed, seen.attaches.failed), (0, 0), "{seen:?}");
+        seen
+    }
+
+    /// Ends the attackers, and returns what they did in all.
+    fn call_off(&mut self) -> BTreeMap<String, u64> {
+        let mut deeds = BTreeMap::new();
+        for line in self.attackers.drain(..).flat_map(Process::finish) {
+            let deed = line.strip_prefix("did ").and_then(|deed| deed.split_once(' '));
+            let (what, count) = deed.unwrap_or_else(|| panic!("{line}"));
+            *deeds.entry(what.to_owned()).or_default() += count.parse::<u64>().unwrap();
+        }
+        println!("{deeds:?}");
+        deeds
+    }
+
+    /// Nothing of all is left with the server.
+    fn nothing_is_left(&mut self) {
+        self.neighbour.kill();
+        self.server.holds_again(&self.before);
+    }
+}
+
+fn no_fuse(test: &str, cause: &str) {
+    let remedy = "load the kernel's fuse and allow user namespaces".to_owned();
+    skip(test, &Unavailable { cause: cause.to_owned(), remedy });
+}
+
+/// The neighbour goes on under an attack; the attack leaves nothing behind; and SIGTERM ends the
+/// server while it is attacked again. Returns what the attack did.
+fn stands(test: &str, name: &str, options: &[&str]) -> Option<BTreeMap<String, u64>> {
+    let attack = Attack::from_name(name).unwrap();
+    let mut scene = Scene::set(test, attack.attaches, options)?;
+    if attack.needs_fuse && !scene.open_fuse(test) {
+        return None;
+    }
+    let [attacker, _] = scene.users.applications;
+    if !scene.attack(name, attacker, &[]) {
+        assert!(attack.needs_fuse, "{name}: nothing but FUSE may be missing");
+        no_fuse(test, "an unprivileged process cannot mount a FUSE file system");
+        return None;
+    }
+    scene.neighbour_goes_on();
+    let deeds = scene.call_off();
+    scene.nothing_is_left();
+    assert!(scene.attack(name, attacker, &[]));
+    scene.server.terminate();
+    Some(deeds)
+}
+
+/// As [`stands`], and the attack did so much of something.
+fn stands_and_did(test: &str, name: &str, options: &[&str], what: &str) {
+    if let Some(deeds) = stands(test, name, options) {
+        assert!(deeds[what] > 0, "{name}: {deeds:?}");
+    }
+}
+
+#[test]
+fn a_doorbell_that_is_spliced_into_a_full_socket() {
+    stands("a_doorbell_that_is_spliced_into_a_full_socket", "doorbell-splice", &[]);
+}
+
+#[test]
+fn a_doorbell_that_is_read_into_a_page_that_never_arrives() {
+    stands("a_doorbell_that_is_read_into_a_page_that_never_arrives", "doorbell-read", &[]);
+}
+
+#[test]
+fn a_session_that_ends_while_its_doorbell_is_spliced() {
+    stands("a_session_that_ends_while_its_doorbell_is_spliced", "doorbell-end-splice", &[]);
+}
+
+#[test]
+fn a_session_that_ends_while_its_doorbell_is_read() {
+    stands("a_session_that_ends_while_its_doorbell_is_read", "doorbell-end-read", &[]);
+}
+
+#[test]
+fn a_doorbell_with_a_filter_a_signalled_group_and_no_reader() {
+    stands("a_doorbell_with_a_filter_a_signalled_group_and_no_reader", "doorbell-options", &[]);
+}
+
+#[test]
+fn a_doorbell_with_many_epoll_items() {
+    stands_and_did("a_doorbell_with_many_epoll_items", "waiters-epoll", &[], "entries");
+}
+
+#[test]
+fn a_doorbell_with_many_polling_threads() {
+    stands_and_did("a_doorbell_with_many_polling_threads", "waiters-poll", &[], "entries");
+}
+
+#[test]
+fn a_doorbell_whose_waiters_come_after_it_was_fast() {
+    stands_and_did(
+        "a_doorbell_whose_waiters_come_after_it_was_fast",
+        "waiters-nested",
+        &[],
+        "entries",
+    );
+}
+
+#[test]
+fn a_control_connection_with_many_epoll_items() {
+    stands_and_did("a_control_connection_with_many_epoll_items", "waiters-control", &[], "entries");
+}
+
+#[test]
+fn a_wake_descriptor_with_many_epoll_items() {
+    stands("a_wake_descriptor_with_many_epoll_items", "waiters-wake", &[]);
+}
+
+#[test]
+fn a_stranger_sends_descriptors_that_close_slowly() {
+    stands_and_did("a_stranger_sends_descriptors_that_close_slowly", "linger", &[], "sent");
+}
+
+#[test]
+fn an_application_sends_descriptors_that_close_slowly() {
+    stands("an_application_sends_descriptors_that_close_slowly", "linger-granted", &[]);
+}
+
+#[test]
+fn reports_that_nobody_reads() {
+    stands_and_did("reports_that_nobody_reads", "reports", &[], "asked");
+}
+
+#[test]
+fn reports_of_a_large_session_that_nobody_reads() {
+    stands_and_did("reports_of_a_large_session_that_nobody_reads", "reports-large", &[], "asked");
+}
+
+#[test]
+fn a_write_that_holds_the_lock_of_a_file_to_be_sealed() {
+    stands("a_write_that_holds_the_lock_of_a_file_to_be_sealed", "mapping-write", &[]);
+}
+
+#[test]
+fn large_memories_that_come_and_go() {
+    stands("large_memories_that_come_and_go", "large-memories", &[]);
+}
+
+#[test]
+fn memory_that_is_paged_out_and_merged() {
+    stands_and_did("memory_that_is_paged_out_and_merged", "page-out", &[], "sent");
+    stands_and_did("memory_that_is_paged_out_and_merged", "page-collapse", &[], "sent");
+}
+
+/// Attacks, and returns how many lines the server logged for the attacker, and what it did.
+fn logged_for(test: &str, name: &str) -> Option<(u64, BTreeMap<String, u64>)> {
+    let attack = Attack::from_name(name).unwrap();
+    let mut scene = Scene::set(test, attack.attaches, &[])?;
+    scene.neighbour.kill();
+    let lines = |scene: &mut Scene| scene.server.ask("logged").parse::<u64>().unwrap();
+    scene.server.holds_again(&scene.before.clone());
+    let before = lines(&mut scene);
+    let [attacker, _] = scene.users.applications;
+    assert!(scene.attack(name, attacker, &[]));
+    std::thread::sleep(LOGGING);
+    let deeds = scene.call_off();
+    let after = lines(&mut scene);
+    scene.server.terminate();
+    Some((after - before, deeds))
+}
+
+/// How long the server may log.
+const LOGGING: Duration = Duration::from_secs(2);
+/// Lines that it may log for one user in that time.
+const LINES: u64 = 200;
+
+#[test]
+fn messages_that_mean_nothing_fill_no_log() {
+    stands_and_did("messages_that_mean_nothing_fill_no_log", "malformed", &[], "sent");
+    let Some((lines, deeds)) = logged_for("messages_that_mean_nothing_fill_no_log", "malformed")
+    else {
+        return;
+    };
+    assert!(lines <= LINES, "{lines} lines for {deeds:?}");
+}
+
+#[test]
+fn sessions_that_come_and_go_fill_no_log() {
+    stands("sessions_that_come_and_go_fill_no_log", "small-memories", &[]);
+    let Some((lines, deeds)) =
+        logged_for("sessions_that_come_and_go_fill_no_log", "small-memories")
+    else {
+        return;
+    };
+    assert!(lines <= LINES, "{lines} lines for {deeds:?}");
+}
+
+/// Bytes of memory of its own that a process has.
+fn anonymous_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn endpoints_take_no_more_memory_than_a_session_may() {
+    const SESSION_BYTES: u64 = 4 << 20;
+    let options = format!("session_bytes={SESSION_BYTES}");
+    stands_and_did(
+        "endpoints_take_no_more_memory_than_a_session_may",
+        "endpoints",
+        &[&options],
+        "endpoints",
+    );
+    let test = "endpoints_take_no_more_memory_than_a_session_may";
+    let Some(mut scene) = Scene::set(test, true, &[&options]) else { return };
+    let before = anonymous_bytes(scene.server.pid());
+    let [attacker, _] = scene.users.applications;
+    assert!(scene.attack("endpoints", attacker, &[]));
+    let grown = anonymous_bytes(scene.server.pid()).saturating_sub(before);
+    let deeds = scene.call_off();
+    let most = SESSION_BYTES * deeds["sessions"] + SLACK;
+    assert!(grown <= most, "{grown} bytes more, at most {most} are allowed: {deeds:?}");
+}
+
+/// Memory that the server may need for whatever else happens.
+const SLACK: u64 = 1 << 20;
+
+#[test]
+fn subordinate_users_of_a_group_leave_room_for_others() {
+    let test = "subordinate_users_of_a_group_leave_room_for_others";
+    let options = ["sessions_per_user=8", "connections=64"];
+    let Some(mut scene) = Scene::set(test, true, &options) else { return };
+    let [attacker, _] = scene.users.applications;
+    for number in 0..8 {
+        let Some(user) = attacker.subordinate(number) else {
+            let cause = "subordinate users do not exist here".to_owned();
+            return skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+        };
+        if !scene.attack("hoard", user, &[]) {
+            // What one of them may not have is not attacked with.
+            break;
+        }
+    }
+    scene.neighbour_goes_on();
+    let deeds = scene.call_off();
+    assert!(deeds["sessions"] > 0, "{deeds:?}");
+    scene.nothing_is_left();
+    scene.server.terminate();
+}
