@@ -17,8 +17,8 @@ loom:
 fuzz:
 	fuzz/short
 
-experiments = queue demux optimistic switch isolation tcp notre-dame cambridge karlsruhe penn freebsd \
-    waiting scale watchdog
+experiments = queue demux optimistic switch isolation attacks tcp notre-dame cambridge karlsruhe penn \
+    freebsd waiting scale watchdog
 
 bench:
 	for name in $(experiments); do cargo run --release -- bench $$name || exit 1; done

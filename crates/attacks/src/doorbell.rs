@@ -86,11 +86,9 @@ fn while_held(field: &Field, mut target: Target, hold: Hold, end: bool) -> io::R
         });
     }
     std::thread::sleep(STEP);
-    // What the holders take with the lock.
-    let (mut notified, mut silent) = (0, 0);
-    for _ in 0..2 {
-        notified += u64::from(target.have_a_notification(STEP));
-    }
+    // What a holder takes with the lock.
+    let (mut notified, mut silent) = (u64::from(target.have_a_notification(STEP)), 0);
+    std::thread::sleep(STEP);
     if end {
         drop(target);
         field.begun();

@@ -194,6 +194,21 @@ impl Neighbour {
         self.take()
     }
 
+    /// Follows `window MS` or `until TRIPS ATTACHES MS`; `None` for any other line.
+    #[must_use]
+    pub fn follow(&self, order: &str) -> Option<Seen> {
+        let mut words = order.split(' ');
+        let kind = words.next()?;
+        let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
+        match (kind, &numbers?[..]) {
+            ("window", [long]) => Some(self.window(Duration::from_millis(*long))),
+            ("until", [trips, attaches, at_most]) => {
+                Some(self.until(*trips, *attaches, Duration::from_millis(*at_most)))
+            }
+            _ => None,
+        }
+    }
+
     fn take(&self) -> Seen {
         Seen { trips: self.trips.take(), attaches: self.attaches.take() }
     }

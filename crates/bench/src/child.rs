@@ -86,6 +86,20 @@ pub(crate) enum Role {
         /// Packets put into its queue at once, once a millisecond.
         burst: usize,
     },
+    /// Attacks a server, and says so.
+    Attack {
+        /// Which attack.
+        name: String,
+        /// Where the server is.
+        socket: PathBuf,
+        /// The attack's options.
+        options: Vec<String>,
+    },
+    /// Measures round trips and attachments, for as long as it is told.
+    Neighbour {
+        /// Where the server is.
+        socket: PathBuf,
+    },
     /// Moves packets through an engine without threads, for a tool that counts instructions.
     Count {
         /// Which way.
@@ -133,6 +147,8 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::Application { socket, cpu, burst } => {
             crate::isolation::send_to_itself(&socket, cpu, burst)
         }
+        Role::Attack { name, socket, options } => crate::attacks::attack(&name, &socket, &options),
+        Role::Neighbour { socket } => crate::attacks::neighbour(&socket),
         Role::Count { way, train, packets, taps } => crate::solo::count(way, train, packets, taps),
     }
 }

@@ -15,6 +15,7 @@
 //! | `switch` | endpoint to endpoint through the engine of another process |
 //! | `scale` | what idle sessions, endpoints and connections cost a busy one |
 //! | `isolation` | a neighbour's throughput while another application dies |
+//! | `attacks` | a neighbour's round trips and attachments while a hostile program attacks the server |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | what watching a device costs |
@@ -27,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attacks;
 mod bare;
 mod cambridge;
 mod child;
@@ -107,6 +109,8 @@ pub enum Experiment {
     Switch,
     /// A neighbour's throughput while another application is killed or stopped.
     Isolation,
+    /// A neighbour's times while an unprivileged program attacks the server.
+    Attacks,
     /// What idle sessions, endpoints and connections cost a busy one.
     Scale,
     /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
@@ -131,12 +135,13 @@ pub enum Experiment {
 
 impl Experiment {
     /// All, in the order of the page.
-    pub const ALL: [Experiment; 15] = [
+    pub const ALL: [Experiment; 16] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
         Experiment::Switch,
         Experiment::Isolation,
+        Experiment::Attacks,
         Experiment::Scale,
         Experiment::Tcp,
         Experiment::NotreDame,
@@ -158,6 +163,7 @@ impl Experiment {
             Experiment::Optimistic => "optimistic",
             Experiment::Switch => "switch",
             Experiment::Isolation => "isolation",
+            Experiment::Attacks => "attacks",
             Experiment::Scale => "scale",
             Experiment::Tcp => "tcp",
             Experiment::NotreDame => "notre-dame",
@@ -175,7 +181,8 @@ impl Experiment {
     fn has_a_network(self) -> bool {
         matches!(
             self,
-            Experiment::Tcp
+            Experiment::Attacks
+                | Experiment::Tcp
                 | Experiment::NotreDame
                 | Experiment::Cambridge
                 | Experiment::Karlsruhe
@@ -212,6 +219,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Optimistic => optimistic::measure(settings)?,
         Experiment::Switch => switch::measure(settings)?,
         Experiment::Isolation => isolation::measure(settings)?,
+        Experiment::Attacks => attacks::measure(settings)?,
         Experiment::Scale => scale::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,

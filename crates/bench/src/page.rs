@@ -31,6 +31,11 @@ fn question(experiment: &str) -> &'static str {
             "What does a neighbour notice when another application is killed, or stopped and \
              resumed, in the middle of its traffic?"
         }
+        Some(Experiment::Attacks) => {
+            "How long do a neighbour's round trips and attachments take while an unprivileged program \
+             attacks the objects and limits that it shares with the server? At 1, the attack costs \
+             nothing."
+        }
         Some(Experiment::Scale) => {
             "Does what nobody uses cost those who work? One busy session, alone and beside idle ones, \
              alone and among its own idle endpoints; one busy connection, alone and among idle ones. \

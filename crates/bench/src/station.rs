@@ -17,7 +17,7 @@ use towpath_device::{Device, loopback};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
 use towpath_rig::Namespace;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Mode, Policy, Server, Subnets};
 
 use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell, wait_for_end};
 
@@ -61,6 +61,9 @@ pub(crate) struct Serving {
     /// Packets taken from the device in one turn.
     pub(crate) batch: usize,
     pub(crate) engine_cpu: Option<usize>,
+    /// Users that may attach, beside the server's own and root.
+    #[serde(default)]
+    pub(crate) users: Vec<u32>,
 }
 
 impl Serving {
@@ -68,7 +71,7 @@ impl Serving {
     /// is said.
     pub(crate) fn tap(name: &str) -> Serving {
         let wire = Wire::Tap { name: name.to_owned(), offloads: true };
-        Serving { wire, polls: false, batch: 64, engine_cpu: None }
+        Serving { wire, polls: false, batch: 64, engine_cpu: None, users: Vec::new() }
     }
 
     /// An in-memory device.
@@ -127,6 +130,7 @@ pub(crate) fn start_server(
         settings: if serving.polls { Mode::Poll } else { Mode::Interrupt }.into(),
         batch: serving.batch,
         engine_cpu: serving.engine_cpu,
+        policy: Policy { users: serving.users.clone(), ..Policy::default() },
         subnets: Subnets { ipv4: Some((HOST, 24)), ipv6: None },
         ..Config::default()
     };

@@ -6,8 +6,6 @@ use std::time::Duration;
 use towpath_attacks::neighbour::Neighbour;
 use towpath_attacks::{Attack, Field};
 
-use crate::number;
-
 /// Attacks until its input ends, at most for so many seconds. Says `attacking` when the attack is
 /// on, and at its end `did WHAT COUNT` for each thing that it did; or `cannot WHY`.
 pub(crate) fn attack(name: &str, socket: &Path, seconds: u64, options: &[&str]) {
@@ -25,15 +23,7 @@ pub(crate) fn neighbour(socket: &Path, options: &[&str]) {
     let neighbour = Neighbour::start(socket, options.contains(&"spin")).expect("starts");
     println!("running");
     for line in std::io::stdin().lines().map_while(Result::ok) {
-        let words: Vec<&str> = line.split(' ').collect();
-        let milliseconds = |text| Duration::from_millis(number(text));
-        let seen = match words[..] {
-            ["window", long] => neighbour.window(milliseconds(long)),
-            ["until", trips, attaches, at_most] => {
-                neighbour.until(number(trips), number(attaches), milliseconds(at_most))
-            }
-            _ => panic!("no such order: {line}"),
-        };
+        let seen = neighbour.follow(&line).unwrap_or_else(|| panic!("no such order: {line}"));
         println!("{seen}");
     }
 }
