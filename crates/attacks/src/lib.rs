@@ -56,6 +56,10 @@ impl Attack {
         Attack { attaches: false, ..self }
     }
 
+    /// No attack, but a program that computes as hard as an attacker: what the scheduler alone takes
+    /// from a neighbour.
+    pub const BUSY: Attack = attack("busy", busy).as_stranger();
+
     /// All attacks.
     pub const ALL: [Attack; 22] = [
         attack("doorbell-splice", doorbell::splice),
@@ -85,7 +89,7 @@ impl Attack {
     /// The attack of a name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Attack> {
-        Attack::ALL.into_iter().find(|one| one.name == name)
+        Attack::ALL.into_iter().chain([Attack::BUSY]).find(|one| one.name == name)
     }
 
     /// Attacks until the time is over or the standard input ends, and returns what it did. Must be
@@ -97,6 +101,15 @@ impl Attack {
         sys::raise_descriptor_limit()?;
         (self.act)(field)
     }
+}
+
+fn busy(field: &Field) -> io::Result<Deeds> {
+    field.begun();
+    let mut looks = 0;
+    while !field.over() {
+        looks += 1;
+    }
+    Ok(vec![("looks", looks)])
 }
 
 /// Where an attack happens, and for how long.

@@ -41,6 +41,9 @@ impl Directory {
     fn make(&self, name: &str) -> PathBuf {
         let path = self.0.join(name);
         std::fs::create_dir(&path).unwrap();
+        // As /tmp: some servers are those of other users.
+        let everyone = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        std::fs::set_permissions(&path, everyone).unwrap();
         path
     }
 }
@@ -253,6 +256,21 @@ fn freebsd() {
             "locked instructions",
         ],
         &["packets"],
+    );
+}
+
+#[test]
+fn attacks() {
+    whole(
+        "attacks",
+        "attacks",
+        &[
+            "busy: round trip p99.9, attacked to undisturbed",
+            "doorbell-splice: round trip p99.9, attacked to undisturbed",
+            "linger: attach p99.9, attacked to undisturbed",
+            "small-memories: attach worst, undisturbed",
+        ],
+        &[],
     );
 }
 
