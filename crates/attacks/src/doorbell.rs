@@ -17,8 +17,6 @@ use crate::{Deeds, Field, sys};
 const STEP: Duration = Duration::from_millis(20);
 /// Processes of the group that is signalled at each notification.
 const GROUP: u64 = 300;
-/// `SO_PEEK_OFF` of `SOL_SOCKET`.
-const SO_PEEK_OFF: i32 = 42;
 
 /// Splices the doorbell into a full blocking socket: the splice holds the pipe's lock.
 pub(crate) fn splice(field: &Field) -> io::Result<Deeds> {
@@ -122,7 +120,8 @@ pub(crate) fn options(field: &Field) -> io::Result<Deeds> {
         let descriptor = descriptor.as_fd();
         filters += u64::from(sys::attach_filter(descriptor, 4096));
         signals += u64::from(sys::signal_own_group(descriptor));
-        peeks += u64::from(sys::set_option(descriptor, libc::SOL_SOCKET, SO_PEEK_OFF, &1_i32));
+        peeks +=
+            u64::from(sys::set_option(descriptor, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &1_i32));
     }
     field.begun();
     let mut notified = 0;

@@ -175,3 +175,36 @@ pub(crate) fn duplicate_number(number: i32) -> io::Result<OwnedFd> {
     // SAFETY: borrowed for this call alone; a number that is not open is an error of the call.
     duplicate(unsafe { BorrowedFd::borrow_raw(number) }, 3)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+    #[test]
+    fn a_packet_socket_takes_what_a_pipe_does_not() {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (near, far) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        assert!(attach_filter(far.as_fd(), 4096));
+        assert!(set_option(far.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, &1_i32));
+        send(&near, b"through the filter", SendFlags::DONTWAIT).unwrap();
+        let mut bytes = [0; 64];
+        let (_, len) = recv(&far, &mut bytes, rustix::net::RecvFlags::empty()).unwrap();
+        assert_eq!(&bytes[..len], b"through the filter");
+        let locked = 1_i32;
+        assert!(set_option(far.as_fd(), libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &locked));
+        assert!(!attach_filter(far.as_fd(), 4096), "a locked filter is not replaced");
+        let (read, _write) = rustix::pipe::pipe().unwrap();
+        assert!(!attach_filter(read.as_fd(), 4096));
+    }
+
+    #[test]
+    fn a_splice_into_a_full_socket_is_none_from_a_socket() {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = |kind| socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let (_near, doorbell) = pair(SocketType::SEQPACKET);
+        let (full, _unread) = pair(SocketType::STREAM);
+        let refused = splice(doorbell.as_fd(), full.as_fd()).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
+    }
+}
