@@ -233,13 +233,13 @@ fn an_application_sends_descriptors_that_close_slowly() {
 }
 
 #[test]
-fn reports_that_nobody_reads() {
-    stands_and_did("reports_that_nobody_reads", "reports", &[], "asked");
+fn unread_reports() {
+    stands_and_did("unread_reports", "reports", &[], "asked");
 }
 
 #[test]
-fn reports_of_a_large_session_that_nobody_reads() {
-    stands_and_did("reports_of_a_large_session_that_nobody_reads", "reports-large", &[], "asked");
+fn unread_reports_of_a_large_session() {
+    stands_and_did("unread_reports_of_a_large_session", "reports-large", &[], "asked");
 }
 
 #[test]

@@ -31,7 +31,7 @@ const ENDPOINTS: u32 = 16_384;
 /// Large sessions.
 const LARGE_SESSIONS: u64 = 4;
 
-/// Sends connected TCP sockets whose data nobody reads, and which linger, from many threads: the
+/// Sends connected TCP sockets with unsent data, which linger, from many threads: the
 /// server's close of them is the last.
 pub(crate) fn linger(field: &Field) -> io::Result<Deeds> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
