@@ -1,17 +1,45 @@
-//! The control connection: requests and their answers.
+//! The control connection: requests and their answers, each within a time.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{Message, Refusal};
 
 use crate::error::AttachError;
 
-/// Connects to a server's socket.
-pub(crate) fn connect(path: &Path) -> Result<OwnedFd, AttachError> {
+/// How long an operation waits for the server by default.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The end of the time that one operation may take, all of its requests together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    /// `None`: the time is longer than the clock's range, and never over.
+    at: Option<Instant>,
+    after: Duration,
+}
+
+impl Deadline {
+    /// Returns the deadline of an operation that begins now.
+    pub(crate) fn after(after: Duration) -> Deadline {
+        Deadline { at: Instant::now().checked_add(after), after }
+    }
+
+    /// Returns what is left, which is zero when the time is over.
+    fn left(&self) -> Option<Duration> {
+        self.at.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// Connects to a server's socket. A server that accepts no connection keeps the caller waiting until
+/// the deadline.
+pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd, AttachError> {
     let failed = |cause: io::Error| AttachError::NoServer { path: path.to_owned(), cause };
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -21,8 +49,26 @@ pub(crate) fn connect(path: &Path) -> Result<OwnedFd, AttachError> {
     )
     .map_err(|error| failed(error.into()))?;
     let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
-    rustix::net::connect(&socket, &address).map_err(|error| failed(error.into()))?;
-    Ok(socket)
+    // The kernel counts this time while the server's queue of connections is full. Zero would mean
+    // no limit.
+    if let Some(left) = deadline.left() {
+        let left = left.max(Duration::from_millis(1));
+        set_socket_timeout(&socket, Timeout::Send, Some(left))
+            .map_err(|error| failed(error.into()))?;
+    }
+    loop {
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                return Err(AttachError::NoAnswer {
+                    path: Some(path.to_owned()),
+                    after: deadline.after,
+                });
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
 }
 
 /// What a request came to.
@@ -30,11 +76,14 @@ pub(crate) enum Answer {
     Message(Message, Vec<OwnedFd>),
     Refused(Refusal, String),
     HungUp,
+    /// None came within this time, and the connection is shut down.
+    Missing(Duration),
     Wrong(String),
 }
 
-/// Asks, and waits for the answer.
-pub(crate) fn ask(channel: &Channel, message: &Message) -> Answer {
+/// Asks, and waits for the answer until the deadline. When none has come by then, shuts the
+/// connection down: a late answer would be taken for that of the next request.
+pub(crate) fn ask(channel: &Channel, message: &Message, deadline: Deadline) -> Answer {
     match channel.send(message, &[]) {
         Ok(()) => {}
         // The refusal that came before the hang-up is worth reading.
@@ -44,18 +93,38 @@ pub(crate) fn ask(channel: &Channel, message: &Message) -> Answer {
     }
     // A server that hung up before it read what we sent leaves an error on the socket, which is told
     // before what it said: its refusal, with the reason, comes with the second look.
-    let answer = match channel.receive() {
-        Ok(Incoming::End) => channel.receive(),
+    let answer = match receive(channel, deadline) {
+        Ok(Some(Incoming::End)) => receive(channel, deadline),
         other => other,
     };
     match answer {
-        Ok(Incoming::Message(Message::Error(body), _)) => {
+        Ok(Some(Incoming::Message(Message::Error(body), _))) => {
             Answer::Refused(body.refusal(), body.text())
         }
-        Ok(Incoming::Message(message, descriptors)) => Answer::Message(message, descriptors),
-        Ok(Incoming::End | Incoming::Nothing) => Answer::HungUp,
-        Err(ChannelError::Socket(_)) => Answer::HungUp,
+        Ok(Some(Incoming::Message(message, descriptors))) => Answer::Message(message, descriptors),
+        Ok(Some(Incoming::End | Incoming::Nothing)) | Err(ChannelError::Socket(_)) => {
+            Answer::HungUp
+        }
+        Ok(None) => {
+            // It fails only when the connection is down already.
+            let _ = rustix::net::shutdown(channel, Shutdown::Both);
+            Answer::Missing(deadline.after)
+        }
         Err(error) => Answer::Wrong(error.to_string()),
+    }
+}
+
+/// Receives a message; `None` when the deadline passes first.
+fn receive(channel: &Channel, deadline: Deadline) -> Result<Option<Incoming>, ChannelError> {
+    loop {
+        let left = deadline.left();
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::new(channel, PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) if left.is_some_and(|left| left.is_zero()) => return Ok(None),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return channel.receive().map(Some),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -66,6 +135,7 @@ impl Answer {
             Answer::Refused(Refusal::Version, text) => AttachError::Protocol(text),
             Answer::Refused(refusal, text) => AttachError::Refused { refusal, text },
             Answer::HungUp => AttachError::HungUp,
+            Answer::Missing(after) => AttachError::NoAnswer { path: None, after },
             Answer::Wrong(text) => AttachError::Protocol(text),
             Answer::Message(..) => {
                 AttachError::Protocol("the server answered with another message".into())

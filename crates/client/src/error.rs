@@ -1,7 +1,8 @@
 //! What can go wrong, by operation, and what the caller can do about it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use towpath_queue::Violation;
 
@@ -19,6 +20,16 @@ pub enum Lost {
     /// The server wrote what cannot be; the memory of the session is not relied on any more.
     #[error("the driver server has gone wrong: {0}")]
     ServerWrong(Violation),
+    /// The server did not answer a request in time ([`crate::Options::answer_timeout`]). The session
+    /// is over, since a late answer could be taken for another request's.
+    #[error(
+        "the driver server did not answer within {after:?}, and the session is over; attach again \
+         when the server's process runs, or allow a longer Options::answer_timeout"
+    )]
+    NoAnswer {
+        /// How long the session waited.
+        after: Duration,
+    },
     /// This is a child made by `fork`: the session is its parent's.
     #[error("this process was forked; the session is its parent's, attach one of your own")]
     Forked,
@@ -51,9 +62,40 @@ pub enum AttachError {
     /// The server ended meanwhile.
     #[error("the driver server hung up while this application attached")]
     HungUp,
+    /// The server did not answer in time ([`crate::Options::answer_timeout`]): it is stopped, or does
+    /// not accept connections. Nothing was attached, asked or set as far as the caller knows; a
+    /// server that goes on later may still follow the request.
+    #[error(
+        "{}the driver server did not answer within {after:?}; see whether its process is stopped, \
+         and try again or restart it",
+        prefix(.path)
+    )]
+    NoAnswer {
+        /// The server's socket, where the caller named it.
+        path: Option<PathBuf>,
+        /// How long the caller waited.
+        after: Duration,
+    },
     /// Memory could not be mapped.
     #[error("mapping the session's memory: {0}")]
     Memory(#[from] io::Error),
+}
+
+/// Returns what stands before an error about the server at `path`.
+fn prefix(path: &Option<PathBuf>) -> String {
+    path.as_ref().map_or_else(String::new, |path| format!("{}: ", path.display()))
+}
+
+impl AttachError {
+    /// Names the server's socket in an error that has no path.
+    pub(crate) fn at(self, path: &Path) -> AttachError {
+        match self {
+            AttachError::NoAnswer { path: None, after } => {
+                AttachError::NoAnswer { path: Some(path.to_owned()), after }
+            }
+            other => other,
+        }
+    }
 }
 
 /// Why an endpoint could not be opened, closed, or a setting or the way of waiting changed.

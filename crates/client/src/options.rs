@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
+use std::time::Duration;
 
 use towpath_protocol::message::{self, Attached};
 
@@ -33,6 +34,10 @@ pub struct Options {
     /// The queue set by which small messages of all endpoints go ([`crate::Session::send_small`]), and
     /// nothing else should; below `queue_sets`. `None`: each endpoint's own.
     pub small_queue_set: Option<u32>,
+    /// How long attaching may take, and later each request of the session (open, close, set), until
+    /// the server has answered. Default 10 s. A request that gets no answer in time ends the session
+    /// with [`crate::Lost::NoAnswer`]. A time beyond the clock's range never ends.
+    pub answer_timeout: Duration,
 }
 
 /// How [`crate::Session::wait`] waits. A program that sleeps in an epoll of its own is not concerned.
@@ -89,6 +94,7 @@ impl Default for Options {
             ipv4: None,
             waiting: Waiting::default(),
             small_queue_set: None,
+            answer_timeout: crate::control::ANSWER_TIMEOUT,
         }
     }
 }

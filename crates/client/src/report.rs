@@ -7,7 +7,7 @@ use towpath_protocol::channel::Channel;
 use towpath_protocol::message::{Cursor, Message, Set};
 use towpath_protocol::settings::Setting;
 
-use crate::control::{Answer, ask, connect};
+use crate::control::{ANSWER_TIMEOUT, Answer, Deadline, ask, connect};
 use crate::error::AttachError;
 
 /// Where the server of a device listens when nothing else is said: `/run/towpath/DEVICE.sock` for
@@ -34,7 +34,8 @@ pub fn default_socket(device: &str) -> PathBuf {
 /// # Errors
 /// As attaching.
 pub fn report(path: impl AsRef<Path>) -> Result<serde_json::Value, AttachError> {
-    report_over(connect(path.as_ref())?)
+    let path = path.as_ref();
+    report_over(connect(path, Deadline::after(ANSWER_TIMEOUT))?).map_err(|error| error.at(path))
 }
 
 /// The same over a connected socket: one that a server in this process gave.
@@ -96,7 +97,9 @@ pub fn set(
     setting: Setting,
     value: u64,
 ) -> Result<(), AttachError> {
-    set_over(connect(path.as_ref())?, endpoint, setting, value)
+    let path = path.as_ref();
+    let socket = connect(path, Deadline::after(ANSWER_TIMEOUT))?;
+    set_over(socket, endpoint, setting, value).map_err(|error| error.at(path))
 }
 
 /// The same over a connected socket: one that a server in this process gave.
@@ -116,7 +119,7 @@ pub fn set_over(
 }
 
 fn expect(channel: &Channel, message: &Message) -> Result<(Message, Vec<OwnedFd>), AttachError> {
-    match ask(channel, message) {
+    match ask(channel, message, Deadline::after(ANSWER_TIMEOUT)) {
         Answer::Message(message, descriptors) => Ok((message, descriptors)),
         other => Err(other.into_attach_error()),
     }

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
@@ -24,7 +25,7 @@ use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 use towpath_queue::{PeerWords, Violation};
 
-use crate::control::{Answer, ask, connect};
+use crate::control::{Answer, Deadline, ask, connect};
 use crate::error::{AttachError, Lost, OpenError};
 use crate::fork::ForkGuard;
 use crate::heap::{ReceiveHeap, TransmitHeap};
@@ -51,6 +52,8 @@ pub(crate) struct QueueSet {
 /// An attachment to a driver server. See the crate's documentation for threads and `fork`.
 pub struct Session {
     pub(crate) channel: Channel,
+    /// How long a request may go unanswered.
+    answer_timeout: Duration,
     pub(crate) doorbell: OwnedFd,
     pub(crate) wake: OwnedFd,
     pub(crate) queue_sets: Vec<QueueSet>,
@@ -100,7 +103,9 @@ impl Session {
     /// # Errors
     /// [`AttachError`] says what is in the way.
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
-        Session::attach_over(connect(path.as_ref())?, options)
+        let (path, deadline) = (path.as_ref(), Deadline::after(options.answer_timeout));
+        let socket = connect(path, deadline)?;
+        Session::attach_by(socket, options, deadline).map_err(|error| error.at(path))
     }
 
     /// Attaches over a connected socket: one that a server in this process gave, or that was
@@ -109,6 +114,14 @@ impl Session {
     /// # Errors
     /// [`AttachError`] says what is in the way.
     pub fn attach_over(socket: OwnedFd, options: &Options) -> Result<Session, AttachError> {
+        Session::attach_by(socket, options, Deadline::after(options.answer_timeout))
+    }
+
+    fn attach_by(
+        socket: OwnedFd,
+        options: &Options,
+        deadline: Deadline,
+    ) -> Result<Session, AttachError> {
         let channel = Channel::new(socket);
         let attach = Attach {
             queue_sets: options.queue_sets,
@@ -146,7 +159,7 @@ impl Session {
                 text: format!("attach: small_queue_set={small}, and there are {sets} queue sets"),
             });
         }
-        let (attached, descriptors) = match ask(&channel, &Message::Attach(attach)) {
+        let (attached, descriptors) = match ask(&channel, &Message::Attach(attach), deadline) {
             Answer::Message(Message::Attached(attached), descriptors) => (attached, descriptors),
             other => return Err(other.into_attach_error()),
         };
@@ -166,7 +179,7 @@ impl Session {
         {
             return Err(AttachError::Protocol("the session's memory is too small".into()));
         }
-        match ask(&channel, &Message::Mapped) {
+        match ask(&channel, &Message::Mapped, deadline) {
             Answer::Message(Message::Done, _) => {}
             other => return Err(other.into_attach_error()),
         }
@@ -193,6 +206,7 @@ impl Session {
             .collect();
         let mut session = Session {
             channel,
+            answer_timeout: options.answer_timeout,
             doorbell,
             wake,
             queue_sets,
@@ -307,10 +321,13 @@ impl Session {
     }
 
     fn ask(&mut self, message: &Message) -> Result<Message, OpenError> {
-        match ask(&self.channel, message) {
+        match ask(&self.channel, message, Deadline::after(self.answer_timeout)) {
             Answer::Message(message, _) => Ok(message),
             Answer::Refused(refusal, text) => Err(OpenError::Refused { refusal, text }),
             Answer::HungUp | Answer::Wrong(_) => Err(self.over().into()),
+            Answer::Missing(after) => {
+                Err((*self.lost.get_or_insert(Lost::NoAnswer { after })).into())
+            }
         }
     }
 
