@@ -97,7 +97,8 @@ pub struct Limits {
     pub reassembly_bytes: usize,
     /// How long a packet's fragments are waited for. Default 30 s (RFC 8200 says 60, Linux 30).
     pub reassembly_time: Duration,
-    /// A UDP socket's receive queue, in bytes, with 64 for each datagram. Default 1 MiB.
+    /// The memory of a UDP socket's receive queue, in bytes. A datagram takes its own bytes and 12
+    /// (IPv4) or 36 (IPv6) for its addresses. Default 1 MiB.
     pub udp_receive_bytes: usize,
     /// Frames of UDP waiting to be sent, in bytes, all sockets together. As much again is for what
     /// the stack itself has to say. Default 2 MiB.

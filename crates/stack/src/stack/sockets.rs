@@ -26,7 +26,7 @@ impl Stack {
     /// # Errors
     /// When there is no such socket.
     pub fn udp_close(&mut self, id: UdpId) -> Result<(), SocketError> {
-        self.udp.close(&mut self.host, id)
+        self.udp.close(id)
     }
 
     /// Sets whom it sends to and alone receives from, or ends that.
@@ -63,7 +63,7 @@ impl Stack {
         buffer: &mut [u8],
         peek: bool,
     ) -> Result<Received, SocketError> {
-        self.udp.recv(&mut self.host, id, buffer, peek)
+        self.udp.recv(id, buffer, peek)
     }
 
     /// What can be done without waiting.

@@ -1,6 +1,7 @@
 //! UDP sockets (RFC 768).
 
-use std::collections::VecDeque;
+mod queue;
+
 use std::net::{IpAddr, SocketAddr};
 
 use crate::bindings::Bindings;
@@ -9,11 +10,10 @@ use crate::host::Host;
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
 use crate::{Instant, Readiness, SocketError, SocketId, UdpId, fragment};
+use queue::Queue;
 
 /// The header's length, in bytes.
 const HEADER_BYTES: usize = 8;
-/// What a datagram in a receive queue costs beside its bytes.
-const OVERHEAD: usize = 64;
 
 /// A datagram taken from a socket's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,21 +28,16 @@ pub struct Received {
     pub to: IpAddr,
 }
 
-struct Datagram {
-    from: SocketAddr,
-    to: IpAddr,
-    bytes: Vec<u8>,
-}
-
 struct Socket {
     generation: u32,
     local: SocketAddr,
     peer: Option<SocketAddr>,
-    queue: VecDeque<Datagram>,
-    queued_bytes: usize,
+    queue: Queue,
     dropped: u64,
     error: Option<SocketError>,
     told: bool,
+    /// It is in the list of those that found no room to send.
+    waits: bool,
 }
 
 /// All of them.
@@ -88,11 +83,11 @@ impl Udp {
             generation,
             local,
             peer: None,
-            queue: VecDeque::new(),
-            queued_bytes: 0,
+            queue: Queue::new(host.config.limits.udp_receive_bytes, local.is_ipv4()),
             dropped: 0,
             error: None,
             told: false,
+            waits: false,
         };
         if self.free.pop().is_some() {
             self.sockets[index as usize] = Some(socket);
@@ -102,10 +97,8 @@ impl Udp {
         Ok(UdpId { index, generation })
     }
 
-    pub(crate) fn close(&mut self, host: &mut Host, id: UdpId) -> Result<(), SocketError> {
-        let socket = self.get(id)?;
-        let local = socket.local;
-        socket.queue.drain(..).for_each(|datagram| host.outbox.recycle(datagram.bytes));
+    pub(crate) fn close(&mut self, id: UdpId) -> Result<(), SocketError> {
+        let local = self.get(id)?.local;
         self.sockets[id.index as usize] = None;
         self.free.push(id.index);
         self.bindings.unbind(local);
@@ -163,7 +156,7 @@ impl Udp {
         let mtu = host.paths.mtu(now, to.ip());
         let local_port = socket.local.port();
         if !host.outbox.has_room(fragment::frame_bytes(&header, len, mtu)) {
-            if !self.waiting.contains(&id) {
+            if !std::mem::replace(&mut socket.waits, true) {
                 self.waiting.push(id);
             }
             return Err(SocketError::WouldBlock);
@@ -182,7 +175,6 @@ impl Udp {
 
     pub(crate) fn recv(
         &mut self,
-        host: &mut Host,
         id: UdpId,
         buffer: &mut [u8],
         peek: bool,
@@ -192,26 +184,31 @@ impl Udp {
         let Some(datagram) = socket.queue.front() else {
             return Err(socket.error.take().unwrap_or(SocketError::WouldBlock));
         };
-        let len = datagram.bytes.len().min(buffer.len());
-        buffer[..len].copy_from_slice(&datagram.bytes[..len]);
         let received = Received {
-            len,
-            datagram_bytes: datagram.bytes.len(),
+            len: datagram.copy_to(buffer),
+            datagram_bytes: datagram.len(),
             from: datagram.from,
             to: datagram.to,
         };
-        if !peek && let Some(datagram) = socket.queue.pop_front() {
-            socket.queued_bytes -= OVERHEAD + datagram.bytes.len();
-            host.outbox.recycle(datagram.bytes);
+        if !peek {
+            socket.queue.pop();
         }
         Ok(received)
     }
 
     /// Frames were sent: tells those who wait for room, once there is some worth waking for.
     pub(crate) fn room(&mut self, host: &mut Host) {
-        if !self.waiting.is_empty() && host.outbox.half_empty() {
-            host.news.extend(self.waiting.drain(..).map(SocketId::Udp));
+        if self.waiting.is_empty() || !host.outbox.half_empty() {
+            return;
         }
+        let mut waiting = std::mem::take(&mut self.waiting);
+        for id in waiting.drain(..) {
+            if let Ok(socket) = self.get(id) {
+                socket.waits = false;
+                host.news.push_back(SocketId::Udp(id));
+            }
+        }
+        self.waiting = waiting;
     }
 
     pub(crate) fn readiness(&mut self, host: &Host, id: UdpId) -> Result<Readiness, SocketError> {
@@ -270,16 +267,11 @@ impl Udp {
             return false;
         }
         let data = &payload[HEADER_BYTES..];
-        let cost = OVERHEAD + data.len();
-        if socket.queued_bytes + cost > host.config.limits.udp_receive_bytes {
+        if !socket.queue.push(from, packet.dst, data) {
             socket.dropped += 1;
             host.counters.udp_queue_full += 1;
             return true;
         }
-        let mut bytes = host.outbox.buffer();
-        bytes.extend_from_slice(data);
-        socket.queue.push_back(Datagram { from, to: packet.dst, bytes });
-        socket.queued_bytes += cost;
         host.counters.udp_received += 1;
         if !socket.told {
             socket.told = true;

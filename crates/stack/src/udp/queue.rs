@@ -1,0 +1,204 @@
+//! The receive queue of a UDP socket: datagrams one behind the other in one ring of bytes, so that
+//! the queue's memory follows its content.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+/// Address, port, address and length, as they stand before a datagram's bytes.
+const V4_RECORD_BYTES: usize = 4 + 2 + 4 + 2;
+const V6_RECORD_BYTES: usize = 16 + 2 + 16 + 2;
+/// The least memory that a queue asks for, and that a queue keeps once it had any.
+const LEAST_BYTES: usize = 4096;
+
+/// A datagram at the head of the queue, its bytes in two parts.
+pub(super) struct Datagram<'a> {
+    pub(super) from: SocketAddr,
+    pub(super) to: IpAddr,
+    parts: (&'a [u8], &'a [u8]),
+}
+
+/// A socket's receive queue. Its memory, not only its content, keeps the limit.
+pub(super) struct Queue {
+    ring: VecDeque<u8>,
+    limit: usize,
+    is_ipv4: bool,
+    /// The most bytes in use since the queue was empty.
+    peak: usize,
+}
+
+impl Queue {
+    /// Returns an empty queue without memory. All of its datagrams are of one IP version.
+    pub(super) fn new(limit: usize, is_ipv4: bool) -> Queue {
+        Queue { ring: VecDeque::new(), limit, is_ipv4, peak: 0 }
+    }
+
+    fn record_bytes(&self) -> usize {
+        if self.is_ipv4 { V4_RECORD_BYTES } else { V6_RECORD_BYTES }
+    }
+
+    /// Appends a datagram. `false`, and nothing changes, if the limit leaves no room.
+    pub(super) fn push(&mut self, from: SocketAddr, to: IpAddr, data: &[u8]) -> bool {
+        let Ok(len) = u16::try_from(data.len()) else { return false };
+        let used = self.ring.len() + self.record_bytes() + data.len();
+        if used > self.limit || from.is_ipv4() != self.is_ipv4 || to.is_ipv4() != self.is_ipv4 {
+            return false;
+        }
+        if used > self.ring.capacity() {
+            // Twice as much each time, so that the copies add up to no more than what came.
+            let wanted = used.max(2 * self.ring.capacity()).max(LEAST_BYTES).min(self.limit);
+            self.ring.reserve_exact(wanted - self.ring.len());
+        }
+        self.push_address(from.ip());
+        self.ring.extend(&from.port().to_be_bytes());
+        self.push_address(to);
+        self.ring.extend(&len.to_be_bytes());
+        self.ring.extend(data);
+        self.peak = self.peak.max(used);
+        true
+    }
+
+    fn push_address(&mut self, address: IpAddr) {
+        match address {
+            IpAddr::V4(v4) => self.ring.extend(&v4.octets()),
+            IpAddr::V6(v6) => self.ring.extend(&v6.octets()),
+        }
+    }
+
+    /// Returns the oldest datagram.
+    pub(super) fn front(&self) -> Option<Datagram<'_>> {
+        let mut at = 0;
+        let (from, port) = (self.address(&mut at)?, self.be16(&mut at)?);
+        let (to, len) = (self.address(&mut at)?, usize::from(self.be16(&mut at)?));
+        let (first, second) = self.ring.as_slices();
+        let split = first.len().clamp(at, at + len);
+        let before = first.get(at..split).unwrap_or_default();
+        let rest = split.saturating_sub(first.len())..(at + len).saturating_sub(first.len());
+        let parts = (before, second.get(rest).unwrap_or_default());
+        Some(Datagram { from: SocketAddr::new(from, port), to, parts })
+    }
+
+    fn address(&self, at: &mut usize) -> Option<IpAddr> {
+        if self.is_ipv4 {
+            self.bytes::<4>(at).map(IpAddr::from)
+        } else {
+            self.bytes::<16>(at).map(IpAddr::from)
+        }
+    }
+
+    fn be16(&self, at: &mut usize) -> Option<u16> {
+        self.bytes(at).map(u16::from_be_bytes)
+    }
+
+    fn bytes<const LEN: usize>(&self, at: &mut usize) -> Option<[u8; LEN]> {
+        let mut bytes = [0; LEN];
+        for byte in &mut bytes {
+            *byte = *self.ring.get(*at)?;
+            *at += 1;
+        }
+        Some(bytes)
+    }
+
+    /// Drops the oldest datagram. A queue that is empty then gives memory back, unless it needed a
+    /// quarter of what it has since the last time: bursts that come again and again allocate nothing.
+    pub(super) fn pop(&mut self) {
+        let Some(len) = self.front().map(|datagram| datagram.len()) else { return };
+        self.ring.drain(..self.record_bytes() + len);
+        if self.ring.is_empty() {
+            if self.peak <= self.ring.capacity() / 4 {
+                self.ring.shrink_to((2 * self.peak).max(LEAST_BYTES));
+            }
+            self.peak = 0;
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+}
+
+impl Datagram<'_> {
+    /// Returns how many bytes the datagram has.
+    pub(super) fn len(&self) -> usize {
+        self.parts.0.len() + self.parts.1.len()
+    }
+
+    /// Copies as much as `buffer` holds, and returns how much that is.
+    pub(super) fn copy_to(&self, buffer: &mut [u8]) -> usize {
+        let first = self.parts.0.len().min(buffer.len());
+        let (head, tail) = buffer.split_at_mut(first);
+        head.copy_from_slice(&self.parts.0[..first]);
+        let second = self.parts.1.len().min(tail.len());
+        tail[..second].copy_from_slice(&self.parts.1[..second]);
+        first + second
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(is_ipv4: bool, number: u16) -> (SocketAddr, IpAddr) {
+        let ip = |last| -> IpAddr {
+            if is_ipv4 {
+                [10, 0, 0, last].into()
+            } else {
+                [0xfe80, 0, 0, 0, 1, 2, 3, last.into()].into()
+            }
+        };
+        (SocketAddr::new(ip(number as u8), number), ip(200))
+    }
+
+    /// Against a plain list, with lengths that make the ring turn over at every place.
+    #[test]
+    fn what_went_in_comes_out() {
+        for is_ipv4 in [true, false] {
+            let mut queue = Queue::new(10_000, is_ipv4);
+            let mut list: VecDeque<(u16, Vec<u8>)> = VecDeque::new();
+            let mut refused = 0;
+            for number in 1..5_000u16 {
+                let data = vec![number as u8; usize::from(number) * 37 % 1009];
+                let (from, to) = addresses(is_ipv4, number);
+                if queue.push(from, to, &data) {
+                    list.push_back((number, data));
+                } else {
+                    refused += 1;
+                }
+                assert!(queue.ring.capacity() <= 10_000, "{}", queue.ring.capacity());
+                if number % 3 == 0 || number % 1000 > 900 {
+                    let (number, data) = list.pop_front().unwrap();
+                    let got = queue.front().unwrap();
+                    let (from, to) = addresses(is_ipv4, number);
+                    assert_eq!((got.from, got.to, got.len()), (from, to, data.len()));
+                    let mut buffer = [0; 2000];
+                    assert_eq!(got.copy_to(&mut buffer), data.len());
+                    assert_eq!(buffer[..data.len()], data);
+                    let short = got.copy_to(&mut buffer[..data.len() / 2]);
+                    assert_eq!(short, data.len() / 2);
+                    queue.pop();
+                }
+                assert_eq!(queue.is_empty(), list.is_empty());
+            }
+            assert!(refused > 100, "the limit was never met");
+        }
+    }
+
+    #[test]
+    fn bursts_keep_their_memory_and_a_trickle_gives_it_back() {
+        let mut queue = Queue::new(1 << 20, true);
+        let (from, to) = addresses(true, 7);
+        let mut burst = |count: usize| {
+            for _ in 0..count {
+                assert!(queue.push(from, to, &[1; 1000]));
+            }
+            let held = queue.ring.capacity();
+            (0..count).for_each(|_| queue.pop());
+            (held, queue.ring.capacity())
+        };
+        let (first, kept) = burst(500);
+        assert!(first >= 500_000 && kept == first);
+        assert_eq!(burst(400), (kept, kept), "the same memory again");
+        let (held, after) = burst(1);
+        assert_eq!((held, after), (kept, LEAST_BYTES));
+        assert_eq!(burst(1), (LEAST_BYTES, LEAST_BYTES));
+    }
+}
