@@ -89,7 +89,8 @@ pub struct Limits {
     pub sockets: usize,
     /// Neighbours (ARP, NDP). Default 1 024.
     pub neighbours: usize,
-    /// Frames that wait for one neighbour's address; the oldest gives way. Default 16.
+    /// Frames that wait for one neighbour's address; the oldest gives way. Default 16. Those of all
+    /// neighbours together take at most `transmit_bytes`, or 256 KiB if that is more.
     pub pending_frames: usize,
     /// Packets being put together from fragments. Default 64.
     pub reassemblies: usize,

@@ -58,7 +58,11 @@ impl Host {
             ipv6,
             counters: Counters::default(),
             outbox: Outbox::new(limits.transmit_bytes),
-            neighbours: Neighbours::new(limits.neighbours, limits.pending_frames),
+            neighbours: Neighbours::new(
+                limits.neighbours,
+                limits.pending_frames,
+                limits.transmit_bytes,
+            ),
             paths: PathMtus::new(config.mtu),
             random: Random::new(config.seed),
             errors: Rate::new(limits.errors_per_second, now),

@@ -53,7 +53,7 @@ impl Outbox {
     }
 
     /// What a frame of `len` bytes costs of the limit.
-    fn cost(len: usize) -> usize {
+    pub(crate) fn cost(len: usize) -> usize {
         len.max(SPARE_BYTES)
     }
 

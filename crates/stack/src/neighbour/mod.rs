@@ -1,0 +1,257 @@
+//! Who on the link has which IP address: one table for ARP and NDP (RFC 826, RFC 4861).
+
+//!
+//! A packet, an answer and a timer each cost the same, whether the table holds one neighbour or as
+//! many as it may: entries are found by their address, leave in the order of their last use, and
+//! are asked for in the order of their time.
+
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::outbox::{Frame, Outbox};
+use crate::{Counters, Instant, TcpId};
+use table::Table;
+
+/// How long a neighbour's word is taken without asking again (RFC 4861, 10: 30 s).
+const REACHABLE: Duration = Duration::from_secs(30);
+/// Between two questions.
+const RETRY: Duration = Duration::from_secs(1);
+/// Questions before giving up.
+const TRIES: u8 = 3;
+/// Neighbours asked for or given up in one poll.
+const BUDGET: usize = 64;
+/// However little may wait to be sent, so many bytes may wait for neighbours.
+const LEAST_HELD_BYTES: usize = 1 << 18;
+
+#[derive(Default)]
+struct Entry {
+    mac: Option<[u8; 6]>,
+    confirmed: Instant,
+    /// Questions asked since the last answer, and when the next is due.
+    probe: Option<(u8, Instant)>,
+    pending: VecDeque<Frame>,
+    waiting: BTreeSet<TcpId>,
+}
+
+/// What the table knows about a neighbour.
+pub(crate) enum Lookup {
+    /// Its station.
+    Station([u8; 6]),
+    /// It is being asked for.
+    Asked,
+}
+
+/// A question to be sent.
+pub(crate) struct Question {
+    pub(crate) address: IpAddr,
+    /// The station that is thought to have it; everybody when it is not known.
+    pub(crate) station: Option<[u8; 6]>,
+}
+
+/// What became of those who waited for a neighbour.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    /// Connections that may go on.
+    pub(crate) resume: Vec<TcpId>,
+    /// Connections whose next hop does not answer.
+    pub(crate) failed: Vec<TcpId>,
+}
+
+/// The table.
+pub(crate) struct Neighbours {
+    table: Table<Entry>,
+    /// Those with a question open, by when the next is due.
+    probing: BTreeSet<(Instant, u32)>,
+    limit: usize,
+    /// Frames that wait for one neighbour, at most.
+    pending_limit: usize,
+    /// What all frames cost that wait for a neighbour, and the most that they may.
+    held_bytes: usize,
+    held_limit: usize,
+}
+
+impl Neighbours {
+    pub(crate) fn new(limit: usize, pending_limit: usize, held_limit: usize) -> Self {
+        Neighbours {
+            table: Table::new(),
+            probing: BTreeSet::new(),
+            limit,
+            pending_limit,
+            held_bytes: 0,
+            held_limit: held_limit.max(LEAST_HELD_BYTES),
+        }
+    }
+
+    /// Looks up a neighbour that something is to be sent to, and asks if need be.
+    pub(crate) fn lookup(
+        &mut self,
+        now: Instant,
+        address: IpAddr,
+        outbox: &mut Outbox,
+        counters: &mut Counters,
+    ) -> Lookup {
+        let Some(index) = self.table.find(address) else {
+            if self.table.len() >= self.limit
+                && let Some(oldest) = self.table.oldest()
+            {
+                counters.neighbour_limit += 1;
+                self.remove(oldest, outbox, counters);
+            }
+            let index = self.table.insert(address, Entry::default());
+            self.set_probe(index, Some((0, now)));
+            return Lookup::Asked;
+        };
+        self.table.touch(index);
+        let Some((_, entry)) = self.table.get(index) else { return Lookup::Asked };
+        let mac = entry.mac;
+        let stale = mac.is_none() || now.since(entry.confirmed) > REACHABLE;
+        if entry.probe.is_none() && stale {
+            self.set_probe(index, Some((0, now)));
+        }
+        mac.map_or(Lookup::Asked, Lookup::Station)
+    }
+
+    /// Says when a neighbour is to be asked for next, if at all.
+    fn set_probe(&mut self, index: u32, probe: Option<(u8, Instant)>) {
+        let Some((_, entry)) = self.table.get(index) else { return };
+        if let Some((_, at)) = std::mem::replace(&mut entry.probe, probe) {
+            self.probing.remove(&(at, index));
+        }
+        if let Some((_, at)) = probe {
+            self.probing.insert((at, index));
+        }
+    }
+
+    /// Forgets a neighbour and drops the frames that wait for it. Returns the connections that do.
+    fn remove(
+        &mut self,
+        index: u32,
+        outbox: &mut Outbox,
+        counters: &mut Counters,
+    ) -> BTreeSet<TcpId> {
+        self.set_probe(index, None);
+        let Some(entry) = self.table.remove(index) else { return BTreeSet::new() };
+        counters.neighbour_dropped += entry.pending.len() as u64;
+        for frame in entry.pending {
+            self.held_bytes -= Outbox::cost(frame.bytes.len());
+            outbox.recycle(frame.bytes);
+        }
+        entry.waiting
+    }
+
+    /// Lets a frame wait for its neighbour's address: in place of the oldest that does, if there are
+    /// too many, and not at all if all neighbours' frames together are too many.
+    pub(crate) fn hold(
+        &mut self,
+        address: IpAddr,
+        frame: Frame,
+        outbox: &mut Outbox,
+        counters: &mut Counters,
+    ) {
+        let found = self.table.find(address).and_then(|index| self.table.get(index));
+        let Some((_, entry)) = found else {
+            counters.neighbour_dropped += 1;
+            return outbox.recycle(frame.bytes);
+        };
+        if entry.pending.len() >= self.pending_limit
+            && let Some(oldest) = entry.pending.pop_front()
+        {
+            counters.neighbour_dropped += 1;
+            self.held_bytes -= Outbox::cost(oldest.bytes.len());
+            outbox.recycle(oldest.bytes);
+        }
+        let cost = Outbox::cost(frame.bytes.len());
+        if self.held_bytes + cost > self.held_limit {
+            counters.neighbour_dropped += 1;
+            return outbox.recycle(frame.bytes);
+        }
+        self.held_bytes += cost;
+        entry.pending.push_back(frame);
+    }
+
+    /// Lets a connection wait for its neighbour's address.
+    pub(crate) fn wait(&mut self, address: IpAddr, id: TcpId) {
+        if let Some((_, entry)) = self.table.find(address).and_then(|index| self.table.get(index)) {
+            entry.waiting.insert(id);
+        }
+    }
+
+    /// A neighbour told its station. With `insert`, it is kept even if it was not known, as long as
+    /// there is room.
+    pub(crate) fn learn(
+        &mut self,
+        now: Instant,
+        address: IpAddr,
+        mac: [u8; 6],
+        insert: bool,
+        outbox: &mut Outbox,
+        outcome: &mut Outcome,
+    ) {
+        if mac[0] & 1 != 0 || mac == [0; 6] {
+            return;
+        }
+        let Some(index) = self.table.find(address) else {
+            if insert && self.table.len() < self.limit {
+                let entry = Entry { mac: Some(mac), confirmed: now, ..Entry::default() };
+                self.table.insert(address, entry);
+            }
+            return;
+        };
+        self.set_probe(index, None);
+        let Some((_, entry)) = self.table.get(index) else { return };
+        entry.mac = Some(mac);
+        entry.confirmed = now;
+        // Those that waited go first: they are older than what waits in the outbox.
+        for frame in entry.pending.drain(..).rev() {
+            self.held_bytes -= Outbox::cost(frame.bytes.len());
+            outbox.unpop(frame);
+        }
+        outcome.resume.extend(std::mem::take(&mut entry.waiting));
+    }
+
+    /// Returns the questions that are due, and gives up neighbours that did not answer: a bounded
+    /// number. Whether there are more shows in [`Neighbours::poll_at`].
+    pub(crate) fn due(
+        &mut self,
+        now: Instant,
+        outbox: &mut Outbox,
+        counters: &mut Counters,
+        outcome: &mut Outcome,
+    ) -> Vec<Question> {
+        let mut questions = Vec::new();
+        for _ in 0..BUDGET {
+            let Some(&(_, index)) = self.probing.first().filter(|(at, _)| *at <= now) else {
+                break;
+            };
+            let Some((address, entry)) = self.table.get(index) else { break };
+            let tries = entry.probe.map_or(0, |(tries, _)| tries);
+            let next = if tries < TRIES {
+                tries + 1
+            } else if entry.mac.take().is_some() {
+                // It moved or left: ask everybody before giving it up.
+                1
+            } else {
+                counters.neighbour_failures += 1;
+                outcome.failed.extend(self.remove(index, outbox, counters));
+                continue;
+            };
+            questions.push(Question { address, station: entry.mac });
+            self.set_probe(index, Some((next, now + RETRY)));
+        }
+        questions
+    }
+
+    /// When the next question is due.
+    pub(crate) fn poll_at(&self) -> Option<Instant> {
+        self.probing.first().map(|&(at, _)| at)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+}

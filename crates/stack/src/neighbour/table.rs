@@ -1,0 +1,176 @@
+//! A bounded table of entries by address, also in the order of their last use: each operation costs
+//! the same however many entries there are.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+const NONE: u32 = u32::MAX;
+
+struct Slot<T> {
+    address: IpAddr,
+    entry: T,
+    /// The slots used next after and next before this one.
+    newer: u32,
+    older: u32,
+}
+
+/// The table. A small number names an entry until the entry is removed.
+pub(super) struct Table<T> {
+    by_address: HashMap<IpAddr, u32>,
+    slots: Vec<Option<Slot<T>>>,
+    free: Vec<u32>,
+    newest: u32,
+    oldest: u32,
+    /// Slots looked at: the work done.
+    #[cfg(test)]
+    pub(super) visits: u64,
+}
+
+impl<T> Table<T> {
+    pub(super) fn new() -> Self {
+        Table {
+            by_address: HashMap::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            newest: NONE,
+            oldest: NONE,
+            #[cfg(test)]
+            visits: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_address.len()
+    }
+
+    /// Returns the number of an address' entry.
+    pub(super) fn find(&self, address: IpAddr) -> Option<u32> {
+        self.by_address.get(&address).copied()
+    }
+
+    /// Returns the entry that was not used for the longest time.
+    pub(super) fn oldest(&self) -> Option<u32> {
+        (self.oldest != NONE).then_some(self.oldest)
+    }
+
+    fn slot(&mut self, index: u32) -> Option<&mut Slot<T>> {
+        #[cfg(test)]
+        {
+            self.visits += 1;
+        }
+        self.slots.get_mut(index as usize).and_then(Option::as_mut)
+    }
+
+    /// Returns an entry and its address.
+    pub(super) fn get(&mut self, index: u32) -> Option<(IpAddr, &mut T)> {
+        self.slot(index).map(|slot| (slot.address, &mut slot.entry))
+    }
+
+    /// Adds an entry as the one used last, in place of the address' former one. Returns its number.
+    pub(super) fn insert(&mut self, address: IpAddr, entry: T) -> u32 {
+        if let Some(former) = self.find(address) {
+            self.remove(former);
+        }
+        let slot = Some(Slot { address, entry, newer: NONE, older: NONE });
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                self.slots.len() as u32 - 1
+            }
+        };
+        self.by_address.insert(address, index);
+        self.link(index);
+        index
+    }
+
+    /// Removes an entry.
+    pub(super) fn remove(&mut self, index: u32) -> Option<T> {
+        self.unlink(index);
+        let slot = self.slots.get_mut(index as usize)?.take()?;
+        self.by_address.remove(&slot.address);
+        self.free.push(index);
+        Some(slot.entry)
+    }
+
+    /// Makes an entry the one used last.
+    pub(super) fn touch(&mut self, index: u32) {
+        if self.newest != index {
+            self.unlink(index);
+            self.link(index);
+        }
+    }
+
+    fn link(&mut self, index: u32) {
+        let older = std::mem::replace(&mut self.newest, index);
+        if let Some(slot) = self.slot(index) {
+            (slot.newer, slot.older) = (NONE, older);
+        }
+        match older {
+            NONE => self.oldest = index,
+            older => self.slot(older).into_iter().for_each(|slot| slot.newer = index),
+        }
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Some(&mut Slot { newer, older, .. }) = self.slot(index) else { return };
+        match newer {
+            NONE => self.newest = older,
+            newer => self.slot(newer).into_iter().for_each(|slot| slot.older = older),
+        }
+        match older {
+            NONE => self.oldest = newer,
+            older => self.slot(older).into_iter().for_each(|slot| slot.newer = newer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(number: u64) -> IpAddr {
+        [10, 0, (number >> 8) as u8, number as u8].into()
+    }
+
+    /// Against a plain list, the one used last at its end.
+    #[test]
+    fn the_order_is_that_of_use() {
+        let mut table = Table::new();
+        let mut list: Vec<u64> = Vec::new();
+        let mut state = 1_u64;
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let number = (state >> 33) % 50;
+            let found = table.find(address(number));
+            assert_eq!(found.is_some(), list.contains(&number));
+            match ((state >> 50) % 4, found) {
+                (0, Some(index)) => {
+                    assert_eq!(table.remove(index), Some(number));
+                    list.retain(|other| *other != number);
+                }
+                (1, Some(index)) => {
+                    table.touch(index);
+                    assert_eq!(
+                        table.get(index).map(|(ip, entry)| (ip, *entry)),
+                        Some((address(number), number))
+                    );
+                    list.retain(|other| *other != number);
+                    list.push(number);
+                }
+                (2 | 3, _) => {
+                    table.insert(address(number), number);
+                    list.retain(|other| *other != number);
+                    list.push(number);
+                }
+                _ => {}
+            }
+            assert_eq!(table.len(), list.len());
+            let oldest = table.oldest().and_then(|index| table.get(index)).map(|(_, entry)| *entry);
+            assert_eq!(oldest, list.first().copied());
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What each operation costs, what gives way, and what is held at most.
+
+use super::*;
+use crate::Meta;
+use crate::outbox::NextHop;
+
+const LIMIT: usize = 1024;
+
+struct Bench {
+    neighbours: Neighbours,
+    outbox: Outbox,
+    counters: Counters,
+    outcome: Outcome,
+    now: Instant,
+}
+
+fn ip(number: usize) -> IpAddr {
+    [10, 1, (number >> 8) as u8, number as u8].into()
+}
+
+impl Bench {
+    fn new(held_limit: usize) -> Bench {
+        Bench {
+            neighbours: Neighbours::new(LIMIT, 16, held_limit),
+            outbox: Outbox::new(1 << 20),
+            counters: Counters::default(),
+            outcome: Outcome::default(),
+            now: Instant::from_millis(1),
+        }
+    }
+
+    fn lookup(&mut self, number: usize) -> Lookup {
+        let Bench { neighbours, outbox, counters, now, .. } = self;
+        neighbours.lookup(*now, ip(number), outbox, counters)
+    }
+
+    fn hold(&mut self, number: usize) {
+        let Bench { neighbours, outbox, counters, .. } = self;
+        let to = NextHop::Neighbour(ip(number));
+        let frame = Frame { bytes: vec![0; 60], meta: Meta::FINISHED, to };
+        neighbours.hold(ip(number), frame, outbox, counters);
+    }
+
+    fn learn(&mut self, number: usize) {
+        let Bench { neighbours, outbox, outcome, now, .. } = self;
+        neighbours.learn(*now, ip(number), [2, 0, 0, 0, 0, 1], true, outbox, outcome);
+    }
+
+    fn due(&mut self) -> usize {
+        let Bench { neighbours, outbox, counters, outcome, now } = self;
+        neighbours.due(*now, outbox, counters, outcome).len()
+    }
+
+    /// How many entries `work` looks at.
+    fn visits<T>(&mut self, work: impl FnOnce(&mut Bench) -> T) -> (T, u64) {
+        let before = self.neighbours.table.visits;
+        let result = work(self);
+        (result, self.neighbours.table.visits - before)
+    }
+}
+
+/// What each operation looks at in a table of `known` neighbours, a third of them asked for.
+fn costs(known: usize) -> Vec<(&'static str, u64)> {
+    let mut bench = Bench::new(1 << 20);
+    for number in 0..known {
+        bench.learn(number);
+    }
+    bench.now = bench.now + REACHABLE + Duration::from_secs(1);
+    for number in (0..known).step_by(3) {
+        bench.lookup(number);
+    }
+    while bench.due() > 0 {}
+    assert_eq!(bench.neighbours.probing.len(), known.div_ceil(3));
+    let id = TcpId { index: 1, generation: 1 };
+    let middle = known / 2 / 3 * 3;
+    let mut costs = Vec::new();
+    let mut cost = |name, work: &mut dyn FnMut(&mut Bench)| {
+        let ((), visits) = bench.visits(work);
+        costs.push((name, visits));
+    };
+    cost("a packet to a neighbour", &mut |bench| {
+        bench.lookup(middle);
+    });
+    cost("another to the same", &mut |bench| {
+        bench.lookup(middle);
+    });
+    cost("a poll with nothing due", &mut |bench| {
+        assert_eq!((bench.due(), bench.neighbours.poll_at()), (0, Some(bench.now + RETRY)));
+    });
+    cost("a frame held", &mut |bench| bench.hold(middle));
+    cost("a connection that waits", &mut |bench| bench.neighbours.wait(ip(middle), id));
+    cost("an answer", &mut |bench| bench.learn(middle));
+    cost("an unasked word", &mut |bench| bench.learn(middle));
+    cost("a packet to a new neighbour", &mut |bench| {
+        bench.lookup(60_000);
+    });
+    cost("its question", &mut |bench| assert_eq!(bench.due(), 1));
+    costs
+}
+
+#[test]
+fn the_cost_does_not_grow_with_the_table() {
+    let (one, full) = (costs(1), costs(LIMIT));
+    for ((name, one), (_, full)) in one.into_iter().zip(full) {
+        // An entry itself, the ones before and after it in the order of use, and for a new one
+        // the same of the one that gives way.
+        assert!(one <= 8 && full <= 8, "{name}: {one} at 1, {full} at {LIMIT}");
+    }
+}
+
+#[test]
+fn the_one_not_used_for_the_longest_time_gives_way() {
+    let mut bench = Bench::new(1 << 20);
+    for number in 0..LIMIT {
+        bench.learn(number);
+    }
+    bench.lookup(0);
+    for number in 0..LIMIT - 1 {
+        bench.lookup(50_000 + number);
+    }
+    assert_eq!((bench.neighbours.len(), bench.counters.neighbour_limit), (LIMIT, 1023));
+    assert!(matches!(bench.lookup(0), Lookup::Station(_)), "the one in use was forgotten");
+    assert!(bench.neighbours.table.find(ip(1)).is_none());
+    assert_eq!(bench.neighbours.probing.len(), LIMIT - 1);
+}
+
+#[test]
+fn held_frames_are_bounded_in_sum() {
+    let mut bench = Bench::new(0);
+    let most = LEAST_HELD_BYTES / Outbox::cost(60);
+    for number in 0..LIMIT {
+        bench.lookup(number);
+        bench.hold(number);
+    }
+    assert_eq!(bench.neighbours.held_bytes, most * Outbox::cost(60));
+    assert_eq!(bench.counters.neighbour_dropped, (LIMIT - most) as u64);
+    // An answer lets its frames go and makes room for another's.
+    bench.learn(0);
+    assert_eq!(bench.outbox.len(), 1);
+    bench.hold(LIMIT - 1);
+    assert_eq!(bench.neighbours.held_bytes, most * Outbox::cost(60));
+    // The rest is given up, a bounded number in each poll.
+    let mut polls = 0;
+    while bench.neighbours.poll_at().is_some() {
+        bench.now = bench.now.max(bench.neighbours.poll_at().unwrap());
+        assert!(bench.due() <= BUDGET);
+        polls += 1;
+    }
+    assert_eq!(bench.counters.neighbour_failures, LIMIT as u64 - 1);
+    assert_eq!((bench.neighbours.held_bytes, bench.neighbours.len()), (0, 1));
+    assert!(polls >= 4 * LIMIT / BUDGET, "{polls}");
+}
