@@ -82,7 +82,7 @@ counters! {
     icmp_errors_sent,
     /// ICMP errors or TCP resets not sent: too many this second.
     errors_limited,
-    /// ICMP errors received that belong to no socket.
+    /// ICMP errors ignored: they quote no packet that a socket has under way, or contradict it.
     icmp_errors_unmatched,
     /// Path MTUs lowered.
     path_mtu_lowered,

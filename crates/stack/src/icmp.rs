@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::ip;
+use crate::{ip, path};
 
 /// What an error says, as far as a host cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,19 @@ pub(crate) enum Problem {
     Unreachable,
     /// The packet was larger than the path carries; how much it carries, 0 when not said.
     TooBig(usize),
+}
+
+impl Problem {
+    /// Returns whether an error cannot be about the packet that it quotes: the packet was no larger
+    /// than what the path is said to carry (RFC 5927, 7.2), or the path to be narrower than IPv6
+    /// allows (RFC 8201, 4).
+    pub(crate) fn contradicts(self, quoted: &Quoted) -> bool {
+        let Problem::TooBig(said) = self else { return false };
+        if quoted.dst.is_ipv6() && said < path::LEAST_V6 {
+            return true;
+        }
+        said != 0 && quoted.len <= said
+    }
 }
 
 /// The packet that an error is about: one that we sent, if the error is honest.
@@ -36,6 +49,8 @@ pub(crate) enum Message {
     EchoRequest,
     /// About a packet of ours.
     Error(Problem, Quoted),
+    /// An error that quotes no packet, too little of one, or a fragment without ports.
+    Unreadable,
     /// Nothing that concerns a host.
     Other,
 }
@@ -66,10 +81,11 @@ pub(crate) fn parse(of: IpAddr, message: &[u8]) -> Message {
         (IpAddr::V4(_), 3, _) | (IpAddr::V6(_), 1, _) => Problem::Unreachable,
         _ => return Message::Other,
     };
-    quoted(of, &message[8..]).map_or(Message::Other, |quoted| Message::Error(problem, quoted))
+    quoted(of, &message[8..]).map_or(Message::Unreadable, |quoted| Message::Error(problem, quoted))
 }
 
-/// Reads the start of a quoted packet: addresses, ports, sequence number.
+/// Reads the start of a quoted packet: addresses, ports, sequence number. Only the first of its
+/// fragments has ports.
 fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
     let array4 = |at: usize| bytes.get(at..at + 4).and_then(|b| <[u8; 4]>::try_from(b).ok());
     let array16 = |at: usize| bytes.get(at..at + 16).and_then(|b| <[u8; 16]>::try_from(b).ok());
@@ -81,6 +97,9 @@ fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
         }
         let (src, dst) = (Ipv4Addr::from(array4(12)?), Ipv4Addr::from(array4(16)?));
         let len = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+        if u16::from_be_bytes([bytes[6], bytes[7]]) & 0x1fff != 0 {
+            return None;
+        }
         (src.into(), dst.into(), bytes[9], header, len)
     } else {
         if bytes.first()? >> 4 != 6 {
@@ -89,7 +108,15 @@ fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
         let (src, dst) = (Ipv6Addr::from(array16(8)?), Ipv6Addr::from(array16(24)?));
         let len = usize::from(u16::from_be_bytes([bytes[4], bytes[5]])) + 40;
         // Of our own packets only those cut have a header between.
-        let (protocol, at) = if bytes[6] == 44 { (*bytes.get(40)?, 48) } else { (bytes[6], 40) };
+        let (protocol, at) = if bytes[6] == 44 {
+            let [protocol, _, offset, low] = array4(40)?;
+            if u16::from_be_bytes([offset, low]) >> 3 != 0 {
+                return None;
+            }
+            (protocol, 48)
+        } else {
+            (bytes[6], 40)
+        };
         (src.into(), dst.into(), protocol, at, len)
     };
     let [a, b, c, d] = array4(transport)?;

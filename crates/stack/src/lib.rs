@@ -34,8 +34,15 @@
 //!
 //! # Limits
 //! Whatever the wire or the application can make grow has a limit in [`Limits`]: connections,
-//! half-open connections, neighbours and the frames that wait for them, reassembly, receive queues,
-//! frames waiting to be sent. What goes over is dropped and counted in [`Counters`].
+//! half-open connections, neighbours and the frames that wait for them, reassembly, the memory of
+//! receive queues, frames waiting to be sent. What goes over is dropped and counted in [`Counters`].
+//! The MTUs of at most 1024 paths are remembered, each for ten minutes.
+//!
+//! # ICMP errors
+//! An error is believed only if it quotes a packet that a socket has under way (RFC 5927). A word
+//! about the path's MTU must quote a TCP segment in flight, a datagram of a connected UDP socket to
+//! its peer, or of another UDP socket to where that sent a large datagram in the last ten seconds;
+//! and the quoted packet must be larger than the path is said to carry. All other errors count as `icmp_errors_unmatched`.
 //!
 //! # Memory of a connection
 //! Each connection's buffers are asked for at their full size when it starts, but untouched pages

@@ -1,29 +1,36 @@
 //! The largest packets that paths carry, as routers told (RFC 1191, RFC 8201).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::Instant;
 
-/// Paths remembered; beyond that one gives way.
+/// Paths remembered; beyond that the one learned first gives way.
 const LIMIT: usize = 1024;
 /// How long a router's word is taken (RFC 1191, 6.3: ten minutes).
 const LIFETIME: Duration = Duration::from_secs(600);
 /// Less than this no IPv4 router has a reason to say (RFC 1191 has 68; 552 is what Linux takes).
 const LEAST_V4: usize = 552;
 /// What every IPv6 link carries (RFC 8200, 5).
-const LEAST_V6: usize = 1280;
+pub(crate) const LEAST_V6: usize = 1280;
+
+/// Returns the least that a path to `address` is taken to carry, in bytes.
+pub(crate) fn least(address: IpAddr) -> usize {
+    if address.is_ipv4() { LEAST_V4 } else { LEAST_V6 }
+}
 
 /// The table.
 pub(crate) struct PathMtus {
     link: usize,
     paths: HashMap<IpAddr, (usize, Instant)>,
+    /// The same addresses by when their entries end.
+    ends: BTreeSet<(Instant, IpAddr)>,
 }
 
 impl PathMtus {
     pub(crate) fn new(link: usize) -> Self {
-        PathMtus { link, paths: HashMap::new() }
+        PathMtus { link, paths: HashMap::new(), ends: BTreeSet::new() }
     }
 
     /// The largest packet to `address`, in bytes.
@@ -36,20 +43,59 @@ impl PathMtus {
 
     /// A router said that packets to `address` may be `mtu` bytes at most. Whether that is news.
     pub(crate) fn lower(&mut self, now: Instant, address: IpAddr, mtu: usize) -> bool {
-        let least = if address.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
-        let mtu = mtu.max(least);
+        let mtu = mtu.max(least(address));
         if mtu >= self.mtu(now, address) {
             return false;
         }
-        if self.paths.len() >= LIMIT && !self.paths.contains_key(&address) {
-            self.paths.retain(|_, (_, until)| now < *until);
-            if self.paths.len() >= LIMIT
-                && let Some(any) = self.paths.keys().next().copied()
-            {
-                self.paths.remove(&any);
-            }
+        if let Some((_, until)) = self.paths.remove(&address) {
+            self.ends.remove(&(until, address));
         }
-        self.paths.insert(address, (mtu, now + LIFETIME));
+        // Those whose time is over, and one more if there are too many.
+        while let Some(&(until, oldest)) = self.ends.first()
+            && (until <= now || self.paths.len() >= LIMIT)
+        {
+            self.ends.pop_first();
+            self.paths.remove(&oldest);
+        }
+        let until = now + LIFETIME;
+        self.paths.insert(address, (mtu, until));
+        self.ends.insert((until, address));
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(number: usize) -> IpAddr {
+        [10, 1, (number >> 8) as u8, number as u8].into()
+    }
+
+    #[test]
+    fn entries_are_bounded_in_number_and_time() {
+        let mut paths = PathMtus::new(1500);
+        let at = |millis: usize| Instant::from_millis(millis as u64);
+        for number in 0..5000 {
+            assert!(paths.lower(at(number), ip(number), 1400));
+            assert!(paths.lower(at(number), ip(number), 1300), "said again");
+            assert!(paths.paths.len() <= LIMIT && paths.ends.len() == paths.paths.len());
+        }
+        // The first ones gave way.
+        assert_eq!(paths.mtu(at(5000), ip(5000 - LIMIT - 1)), 1500);
+        assert_eq!(paths.mtu(at(5000), ip(5000 - LIMIT)), 1300);
+        assert_eq!(paths.mtu(at(5000), ip(4999)), 1300);
+        // All of them end, and the next one takes what ended with it.
+        assert_eq!(paths.mtu(at(604_999), ip(4999)), 1500);
+        assert!(paths.lower(at(604_999), ip(1), 1400));
+        assert_eq!((paths.paths.len(), paths.ends.len()), (1, 1));
+    }
+
+    #[test]
+    fn no_path_is_narrower_than_its_ip_version_allows() {
+        let mut paths = PathMtus::new(1500);
+        assert!(paths.lower(Instant::ZERO, ip(1), 68));
+        assert_eq!(paths.mtu(Instant::ZERO, ip(1)), LEAST_V4);
+        assert!(!paths.lower(Instant::ZERO, ip(1), 600), "a path does not widen");
     }
 }

@@ -281,8 +281,12 @@ fn a_narrow_path_is_learned() {
         let mut world = World::new(10, [make(0), make(1)]);
         world.cuts = true;
         let (client, server) = world.connected(80, false);
-        // A router between the two says that it carries 1000 bytes.
-        let sent = world.heard.iter().rfind(|(frame, to)| *to == 1 && frame[23] == 6).unwrap();
+        // A router between the two says of a segment in flight that it carries 1000 bytes.
+        assert_eq!(world.nodes[0].stack.tcp_send(client, &[7; 1460]), Ok(1460));
+        let until = world.now + Duration::from_secs(1);
+        let is_full = |(frame, to): &&(Vec<u8>, usize)| *to == 1 && frame.len() == 1514;
+        assert!(world.run(until, |world| world.heard.iter().any(|heard| is_full(&heard))));
+        let sent = world.heard.iter().find(is_full).unwrap();
         let mut message = vec![3, 4, 0, 0, 0, 0, 0x03, 0xe8];
         message.extend_from_slice(&sent.0[14..54]);
         let value = !sum(&message);
@@ -296,6 +300,10 @@ fn a_narrow_path_is_learned() {
         let now = world.now;
         world.nodes[0].stack.input(now, &frame, Meta::FINISHED);
         assert_eq!(world.nodes[0].stack.counters().path_mtu_lowered, 1);
+        world.idle(Duration::from_secs(1));
+        let now = world.now;
+        let got = world.nodes[1].stack.tcp_recv(now, server, &mut [0; 2000]);
+        assert_eq!(got, Ok(1460));
         world.heard.clear();
         let bytes = world.numbers.bytes(300_000);
         let until = world.now + Duration::from_secs(60);

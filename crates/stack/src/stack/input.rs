@@ -195,13 +195,8 @@ impl Stack {
         match icmp::parse(packet.src, message) {
             // An answer to a broadcast would be a smurf (RFC 1122, 3.2.2.6).
             Message::EchoRequest if unicast => self.echo(now, packet),
-            Message::Error(problem, quoted) => {
-                if !self.host.is_ours(quoted.src) {
-                    self.host.counters.icmp_errors_unmatched += 1;
-                    return;
-                }
-                self.problem(now, problem, &quoted);
-            }
+            Message::Error(problem, quoted) => self.problem(now, problem, &quoted),
+            Message::Unreadable => self.host.counters.icmp_errors_unmatched += 1,
             Message::EchoRequest | Message::Other => {}
         }
     }
@@ -229,13 +224,16 @@ impl Stack {
 
     /// An error about a packet of ours.
     fn problem(&mut self, now: Instant, problem: Problem, quoted: &icmp::Quoted) {
-        // What a forger could say to lower every path's MTU is believed only of what a socket has
-        // under way, so the socket is asked first and the path changed after.
-        let known = match quoted.protocol {
-            ip::TCP => self.tcp.problem(now, &mut self.host, problem, quoted),
-            ip::UDP => self.udp.problem(&mut self.host, problem, quoted),
-            _ => false,
-        };
+        // A forger that does not see our packets could lower every path's MTU. So the message is
+        // believed only about what a socket has under way (RFC 5927, 4.1; RFC 8201, 4): the socket
+        // is asked first and the path changed after.
+        let possible = self.host.is_ours(quoted.src) && !problem.contradicts(quoted);
+        let known = possible
+            && match quoted.protocol {
+                ip::TCP => self.tcp.problem(now, &mut self.host, problem, quoted),
+                ip::UDP => self.udp.problem(now, &mut self.host, problem, quoted),
+                _ => false,
+            };
         if !known {
             self.host.counters.icmp_errors_unmatched += 1;
             return;

@@ -26,11 +26,7 @@ impl Tcp {
         };
         let Some(&index) = self.by_tuple.get(&tuple) else { return false };
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return false };
-        // It must be about something that is in flight (RFC 5927, 4.1).
-        let window = host.config.tcp.send_buffer_bytes as u32 + 2;
-        let inside =
-            connection.path.sent_to.is_some_and(|to| to.wrapping_sub(quoted.sequence) <= window);
-        if !inside {
+        if !connection.in_flight(quoted.sequence, &host.config.tcp) {
             return false;
         }
         match problem {

@@ -168,6 +168,19 @@ impl Connection {
         }
     }
 
+    /// Returns whether a segment with this sequence number was sent and is not acknowledged, as far
+    /// as an ICMP error about it is concerned (RFC 5927, 4.1).
+    pub(super) fn in_flight(&self, sequence: u32, config: &TcpConfig) -> bool {
+        let Some(end) = self.path.sent_to else { return false };
+        // As much as is ever in flight, with SYN and FIN: all there is before the peer's first word.
+        let most = config.send_buffer_bytes as u32 + 2;
+        let flight = match self.path.edge {
+            Some(_) => end.wrapping_sub(self.acknowledged_to).min(most),
+            None => most,
+        };
+        (1..=flight).contains(&end.wrapping_sub(sequence))
+    }
+
     /// Notes what was sent. True when it had been sent before.
     pub(super) fn note_sent(&mut self, now: Instant, sent: &Sent) -> bool {
         self.window.note_sent(sent);

@@ -1,6 +1,7 @@
 //! UDP sockets (RFC 768).
 
 mod queue;
+mod recent;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,8 +10,9 @@ use crate::checksum::Sum;
 use crate::host::Host;
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
-use crate::{Instant, Readiness, SocketError, SocketId, UdpId, fragment};
+use crate::{Instant, Readiness, SocketError, SocketId, UdpId, fragment, path};
 use queue::Queue;
+use recent::Recent;
 
 /// The header's length, in bytes.
 const HEADER_BYTES: usize = 8;
@@ -48,12 +50,19 @@ pub(crate) struct Udp {
     bindings: Bindings<u32>,
     /// Sockets that found no room to send, each at most once.
     waiting: Vec<UdpId>,
+    recent: Recent,
 }
 
 impl Udp {
     pub(crate) fn new() -> Self {
-        let bindings = Bindings::new();
-        Udp { sockets: Vec::new(), free: Vec::new(), generation: 0, bindings, waiting: Vec::new() }
+        Udp {
+            sockets: Vec::new(),
+            free: Vec::new(),
+            generation: 0,
+            bindings: Bindings::new(),
+            waiting: Vec::new(),
+            recent: Recent::new(),
+        }
     }
 
     fn get(&mut self, id: UdpId) -> Result<&mut Socket, SocketError> {
@@ -165,6 +174,10 @@ impl Udp {
         head[..2].copy_from_slice(&local_port.to_be_bytes());
         head[2..4].copy_from_slice(&to.port().to_be_bytes());
         head[4..6].copy_from_slice(&(len as u16).to_be_bytes());
+        // No path that any host may have is too narrow for less.
+        if socket.peer != Some(to) && header.len() + len > path::least(to.ip()) {
+            self.recent.note(now, &host.random, id, SocketAddr::new(to.ip(), to.port()));
+        }
         host.counters.udp_sent += 1;
         if host.send(now, header, route.to, &mut head, data, 6) {
             Ok(())
@@ -281,27 +294,36 @@ impl Udp {
         true
     }
 
-    /// An ICMP error about a datagram of ours came. Whether it is a socket's.
-    pub(crate) fn problem(&mut self, host: &mut Host, problem: Problem, quoted: &Quoted) -> bool {
+    /// Handles an ICMP error about a datagram of ours. Returns whether it is a socket's, which is
+    /// connected to the destination, or of [`Problem::TooBig`] sent a large datagram there lately.
+    pub(crate) fn problem(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        problem: Problem,
+        quoted: &Quoted,
+    ) -> bool {
         let Some(&index) = self.bindings.find(quoted.src, quoted.src_port) else { return false };
         let Some(socket) = self.sockets[index as usize].as_mut() else { return false };
-        let connected = socket
-            .peer
-            .is_some_and(|peer| (peer.ip(), peer.port()) == (quoted.dst, quoted.dst_port));
+        let id = UdpId { index, generation: socket.generation };
+        let to = SocketAddr::new(quoted.dst, quoted.dst_port);
+        let connected =
+            socket.peer.is_some_and(|peer| (peer.ip(), peer.port()) == (to.ip(), to.port()));
+        let error = match problem {
+            Problem::Refused => SocketError::Refused,
+            Problem::Unreachable => SocketError::Unreachable,
+            Problem::TooBig(_) => {
+                return connected || self.recent.contains(now, &host.random, id, to);
+            }
+        };
         // Only a connected socket can know which of its datagrams is meant (RFC 1122, 4.1.3.3).
         if connected {
-            let error = match problem {
-                Problem::Refused => SocketError::Refused,
-                Problem::Unreachable => SocketError::Unreachable,
-                Problem::TooBig(_) => return true,
-            };
             socket.error = Some(error);
             if !socket.told {
                 socket.told = true;
-                let generation = socket.generation;
-                host.news.push_back(SocketId::Udp(UdpId { index, generation }));
+                host.news.push_back(SocketId::Udp(id));
             }
         }
-        connected || matches!(problem, Problem::TooBig(_))
+        connected
     }
 }

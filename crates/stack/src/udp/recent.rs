@@ -1,0 +1,47 @@
+//! The destinations of the large datagrams that sockets without a peer sent lately. For such a
+//! socket the stack believes an ICMP "too big" only about one of them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::random::Random;
+use crate::{Instant, UdpId};
+
+/// How long a destination is remembered: longer than any round trip.
+const LIFETIME: Duration = Duration::from_secs(10);
+/// Places; a destination that falls on another's place replaces it.
+const PLACES: usize = 1024;
+
+/// The table. A secret number stands for a socket and its destination, so that the wire cannot
+/// choose which of them share a place.
+pub(super) struct Recent {
+    places: Vec<Option<(u64, Instant)>>,
+}
+
+impl Recent {
+    pub(super) fn new() -> Recent {
+        Recent { places: Vec::new() }
+    }
+
+    /// Notes that a socket sent a datagram.
+    pub(super) fn note(&mut self, now: Instant, random: &Random, id: UdpId, to: SocketAddr) {
+        if self.places.is_empty() {
+            self.places = vec![None; PLACES];
+        }
+        let key = random.keyed(&(id, to));
+        self.places[key as usize % PLACES] = Some((key, now + LIFETIME));
+    }
+
+    /// Returns whether a socket sent a datagram there lately.
+    pub(super) fn contains(
+        &self,
+        now: Instant,
+        random: &Random,
+        id: UdpId,
+        to: SocketAddr,
+    ) -> bool {
+        let key = random.keyed(&(id, to));
+        let place = self.places.get(key as usize % PLACES).copied().flatten();
+        place.is_some_and(|(of, until)| of == key && now < until)
+    }
+}
