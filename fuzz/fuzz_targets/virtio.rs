@@ -14,6 +14,6 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(usize::from(start) + usize::from(offset) + 2 <= packet.len());
     }
     if let Ok(headers) = Headers::parse(packet, packet.len()) {
-        let _ = offload::check(&read, &headers);
+        let _ = offload::check(&read, &headers, packet.len());
     }
 });

@@ -15,8 +15,14 @@ use crate::transport::{Transport, tcp_flags};
 /// what one large packet can be blown up to.
 pub const MIN_SEGMENT_BYTES: u16 = 88;
 
-/// The most segments that a large packet is cut into.
+/// The most segments that a large packet is cut into, whatever the network or an application says.
 pub const MAX_SEGMENTS: usize = 0xffff_usize.div_ceil(MIN_SEGMENT_BYTES as usize);
+
+/// The most segments of a packet that an application sends. Each segment costs the engine a copy of
+/// its own, so this bounds the work that one packet makes. The largest IP packet needs 123 segments at
+/// the size that TCP assumes of a peer that states none (536 bytes, RFC 9293, 3.7.1), so the limit
+/// concerns only connections to peers that state less.
+pub const MAX_SENT_SEGMENTS: usize = 128;
 
 /// What a sender asks for and cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -48,6 +54,9 @@ pub enum OffloadError {
     /// Flags that cannot be repeated in segments: SYN, RST, URG.
     #[error("a large packet with SYN, RST or URG")]
     Flags,
+    /// The large packet is longer than its IP header states: the rest would be copied for nothing.
+    #[error("a large packet that is longer than its IP header states")]
+    Length,
 }
 
 /// A TCP packet's shape, found good for cutting.
@@ -64,18 +73,23 @@ pub(crate) struct Large {
     pub(crate) segmentation: Segmentation,
 }
 
-/// Checks what is asked for against the packet's own headers. What passes may be handed to a
-/// device as it is, and to [`Segmenter::new`](crate::segment::Segmenter::new) or
+/// Checks what is asked for against the headers of the packet, which has `packet_len` bytes. A large
+/// packet has exactly the length that its IP header states: the total length of IPv4 (RFC 791, 3.1), the
+/// payload length of IPv6 (RFC 8200, 3). A large packet that states a length of 0 is refused, although
+/// some stacks make such packets beyond 64 KiB. What passes may be handed to a device as it is, and to [`Segmenter::new`](crate::segment::Segmenter::new) or
 /// [`finish`](crate::checksum::finish).
 ///
 /// # Errors
 /// When they disagree.
 #[inline]
-pub fn check(meta: &Meta, headers: &Headers) -> Result<(), OffloadError> {
+pub fn check(meta: &Meta, headers: &Headers, packet_len: usize) -> Result<(), OffloadError> {
     match (meta.checksum, meta.segmentation) {
         (Checksum::Finished | Checksum::Verified, None) => Ok(()),
         (Checksum::Unfinished { start, offset }, None) => check_place(headers, start, offset),
-        (_, Some(_)) => check_large(meta, headers).map(|_| ()),
+        (_, Some(_)) => match check_large(meta, headers)?.end {
+            end if end == packet_len => Ok(()),
+            _ => Err(OffloadError::Length),
+        },
     }
 }
 

@@ -155,7 +155,7 @@ fn payload_in_pieces_headers_alone_in_the_prefix() {
         let mut left = [&header[..header_bytes], bytes].concat();
         let Checksum::Unfinished { start, offset } = meta.checksum else { panic!("{meta:?}") };
         let headers = Headers::parse(&left, left.len()).unwrap();
-        assert_eq!(check(&meta, &headers), Ok(()));
+        assert_eq!(check(&meta, &headers, left.len()), Ok(()));
         finish(&mut left, start, offset).unwrap();
         assert_eq!(&left, want);
 
@@ -198,6 +198,31 @@ fn finish_into_does_what_is_left() {
     let outside =
         Meta { checksum: Checksum::Unfinished { start: 60, offset: 60 }, segmentation: None };
     assert!(matches!(all(&packet[..100], &outside), Err(FinishError::Outside(_))));
+}
+
+/// What comes behind a large packet's IP packet would be copied, and never sent.
+#[test]
+fn a_large_packet_has_the_length_that_its_ip_header_states() {
+    for flow in [Flow::v4(), Flow::v6(), Flow::v6().vlan(7)] {
+        let (packet, meta) = flow.tcp_large(&Tcp::default(), &pattern(3000), 1000);
+        let checked = |packet: &[u8]| {
+            check(&meta, &Headers::parse(packet, packet.len()).unwrap(), packet.len())
+        };
+        assert_eq!(checked(&packet), Ok(()));
+        for more in [1, 100, 60_000, 12_500_000] {
+            let longer = [&packet[..], &vec![0; more]].concat();
+            assert_eq!(checked(&longer), Err(OffloadError::Length), "{flow:?} {more}");
+        }
+        // As much less in the header: IPv4's total length, IPv6's payload length.
+        let mut less = packet.clone();
+        let l3 = usize::from(Headers::parse(&packet, packet.len()).unwrap().l3_offset);
+        let at = if flow.source.is_ipv4() { l3 + 2 } else { l3 + 4 };
+        less[at] -= 1;
+        assert_eq!(checked(&less), Err(OffloadError::Length), "{flow:?}");
+        // No length at all: some stacks say so of what is over 64 KiB.
+        less[at..at + 2].fill(0);
+        assert_eq!(checked(&less), Err(OffloadError::Headers), "{flow:?}");
+    }
 }
 
 #[test]
@@ -246,7 +271,7 @@ fn what_the_headers_deny_is_refused() {
         if let Ok(headers) = Headers::parse(packet, packet.len())
             && meta.segmentation.is_some()
         {
-            assert_eq!(check(&meta, &headers), Err(expected), "{meta:?}");
+            assert_eq!(check(&meta, &headers, packet.len()), Err(expected), "{meta:?}");
         }
     }
     assert!(Segmenter::new(&packet, packet.len(), &with(|s| s.header_bytes = 0)).is_ok());
@@ -282,11 +307,11 @@ fn checksum_places_are_the_protocols_own() {
         (first_fragment, None),
     ] {
         let headers = Headers::parse(&frame, frame.len()).unwrap();
-        assert_eq!(check(&Meta::FINISHED, &headers), Ok(()));
+        assert_eq!(check(&Meta::FINISHED, &headers, frame.len()), Ok(()));
         for start in 0..90 {
             for offset in 0..90 {
                 let checksum = Checksum::Unfinished { start, offset };
-                let found = check(&Meta { checksum, segmentation: None }, &headers);
+                let found = check(&Meta { checksum, segmentation: None }, &headers, frame.len());
                 assert_eq!(found.is_ok(), Some((start, offset)) == good, "{start} {offset}");
             }
         }

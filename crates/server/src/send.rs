@@ -134,7 +134,7 @@ impl Engine {
         if let Err(count) = endpoint.rights.check(&headers) {
             return Ok(self.refuse(one, count));
         }
-        if meta != Meta::FINISHED && offload::check(&meta, &headers).is_err() {
+        if meta != Meta::FINISHED && offload::check(&meta, &headers, one.len).is_err() {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
         let meta = match meta.checksum {
