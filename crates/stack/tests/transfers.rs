@@ -54,6 +54,31 @@ fn large_frames_save_segments() {
     assert!(large.carried * 4 < plain.carried, "{} {}", large.carried, plain.carried);
 }
 
+/// However small the segments are that a peer takes, no packet is one that the link refuses: too many
+/// segments, or too small ones, which the simulation asserts of each. (smoltcp takes no size under 48.)
+#[test]
+fn peers_with_small_segments_get_smaller_large_frames() {
+    for v6 in [false, true] {
+        for segment_bytes in [1, 48, 87, 88, 100, 159, 160, 300, 511, 512, 536, 1000] {
+            let mut world = World::new(7, [offloaded(config(0)), offloaded(config(1))]);
+            (world.cuts, world.segment_bytes) = (true, Some(segment_bytes));
+            let (client, server) = world.connected(80, v6);
+            let bytes = world.numbers.bytes(200_000);
+            let until = world.now + Duration::from_secs(3600);
+            world.echo(client, server, &bytes, until);
+            for node in &world.nodes {
+                let counters = node.stack.counters();
+                assert_eq!(counters.tcp_retransmitted, 0, "{v6} {segment_bytes} {counters:#?}");
+                assert_eq!(counters.tcp_transmit_refused, 0);
+                // Fewer packets than segments, wherever the link cuts at all.
+                let segments = 200_000 / u64::from(segment_bytes.max(48));
+                let large = counters.tcp_sent < segments;
+                assert_eq!(large, segment_bytes >= 88, "{v6} {segment_bytes} {counters:#?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn one_side_cuts_and_the_other_does_not() {
     transfer(3, false, [offloaded(config(0)), config(1)], Faults::default(), true, 500_000);

@@ -165,7 +165,8 @@ impl Tcp {
                     counters: &mut host.counters,
                     sent: None,
                 };
-                let polled = self.interface.poll_egress(at, &mut port, connection.sockets());
+                let interface = self.narrow.of(path.mss).unwrap_or(&mut self.interface);
+                let polled = interface.poll_egress(at, &mut port, connection.sockets());
                 let sent = port.sent;
                 if let Some(sent) = sent {
                     host.counters.tcp_sent += 1;

@@ -21,6 +21,7 @@ mod connection;
 mod egress;
 mod lifecycle;
 mod listener;
+mod narrow;
 mod port;
 mod recovery;
 mod segment;
@@ -45,6 +46,7 @@ use crate::{Instant, SocketError, SocketId, TcpId};
 pub use api::{Shutdown, TcpState};
 use connection::{Connection, Owner, Tuple};
 use listener::Listeners;
+use narrow::Narrow;
 use port::{Ingress, Path};
 use segment::{ACK, RST, SYN, Segment};
 use time_wait::TimeWait;
@@ -57,6 +59,7 @@ struct Slot {
 /// See the module.
 pub(crate) struct Tcp {
     interface: Interface,
+    narrow: Narrow,
     capabilities: DeviceCapabilities,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -97,6 +100,7 @@ impl Tcp {
         Tcp {
             time_wait: TimeWait::new(limits.time_wait, host.config.tcp.time_wait),
             interface: interface(host, &capabilities, now, 0),
+            narrow: Narrow::new(host, &capabilities, now),
             capabilities,
             slots: Vec::new(),
             free: Vec::new(),

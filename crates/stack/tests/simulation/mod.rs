@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use towpath_packet::offload::{MAX_SENT_SEGMENTS, MIN_SEGMENT_BYTES};
 use towpath_stack::{
     Checksum, Config, Instant, Meta, Shutdown, SocketError, SocketId, Stack, TcpId, Transmit,
 };
@@ -92,6 +93,9 @@ pub struct World {
     pub cuts: bool,
     /// The largest packet that passes without being cut, asserted.
     pub mtu: usize,
+    /// What SYNs of stacks that leave their checksums to the link state as their segment size, whatever
+    /// the stack wrote.
+    pub segment_bytes: Option<u16>,
     queue: BinaryHeap<Reverse<(Instant, u64, usize)>>,
     frames: BTreeMap<u64, (Vec<u8>, Meta)>,
     serial: u64,
@@ -130,6 +134,7 @@ impl World {
             delay_us: 100,
             cuts: false,
             mtu,
+            segment_bytes: None,
             queue: BinaryHeap::new(),
             frames: BTreeMap::new(),
             serial: 0,
@@ -183,8 +188,17 @@ impl World {
             while let Some(news) = node.stack.next_news() {
                 node.news.push(news);
             }
-            for (frame, meta) in std::mem::take(&mut self.nodes[index].end.sent) {
+            for (mut frame, meta) in std::mem::take(&mut self.nodes[index].end.sent) {
                 let limit = self.mtu + 14;
+                if let Some(segment_bytes) = self.segment_bytes {
+                    state_segment_bytes(&mut frame, meta, segment_bytes);
+                }
+                if let Some(large) = meta.segmentation {
+                    let payload = frame.len() - usize::from(large.header_bytes);
+                    assert!(large.segment_bytes >= MIN_SEGMENT_BYTES, "{large:?}");
+                    let segments = payload.div_ceil(large.segment_bytes.into());
+                    assert!(segments <= MAX_SENT_SEGMENTS, "{segments} of {large:?}");
+                }
                 assert!(meta.segmentation.is_some() || frame.len() <= limit, "{}", frame.len());
                 for (frame, meta) in if self.cuts { cut(frame, meta) } else { vec![(frame, meta)] }
                 {
@@ -342,6 +356,19 @@ pub fn sum(bytes: &[u8]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     sum as u16
+}
+
+/// Writes another segment size into the SYN of a connection.
+fn state_segment_bytes(frame: &mut [u8], meta: Meta, segment_bytes: u16) {
+    const SYN: u8 = 2;
+    const SEGMENT_SIZE_OPTION: [u8; 2] = [2, 4];
+    let Checksum::Unfinished { start, offset: 16 } = meta.checksum else { return };
+    let tcp = &mut frame[usize::from(start)..];
+    if tcp[13] & SYN == 0 {
+        return;
+    }
+    assert_eq!(tcp[20..22], SEGMENT_SIZE_OPTION, "it comes first");
+    tcp[22..24].copy_from_slice(&segment_bytes.to_be_bytes());
 }
 
 /// Cuts a large frame as a device does, and finishes the checksums: an implementation apart from
