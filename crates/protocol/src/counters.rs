@@ -21,11 +21,12 @@ pub enum Endpoint {
     TxBytes,
     /// Dropped on receive: the application had provided too few frames.
     RxNoFrames,
-    /// Dropped on receive: over the endpoint's budget for one turn.
+    /// Dropped on receive: packets, or segments of large ones, over the endpoint's budget for one turn.
     RxOverBudget,
     /// Dropped on receive: metadata that contradict the packet, or a packet that cannot be cut.
     RxUnusable,
-    /// Not sent: mangled headers, or metadata that contradict them.
+    /// Not sent: mangled headers, or metadata that contradict them; a large packet of another length than
+    /// its IP header states, or for a group.
     TxMalformed,
     /// Not sent: a source MAC address that is not the endpoint's.
     TxSourceMac,
@@ -34,7 +35,7 @@ pub enum Endpoint {
     TxSourceAddress,
     /// Not sent: a VLAN, ethertype, protocol or port that is not the endpoint's.
     TxOutsideRule,
-    /// Not sent: longer than the MTU allows.
+    /// Not sent: longer than the MTU allows, or cut into more than 128 segments.
     TxTooLong,
     /// Copies made on receive, one a packet.
     RxCopies,

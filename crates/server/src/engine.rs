@@ -42,6 +42,7 @@ use crate::transmit::{EVENTS, Group};
 use crate::wait::clock_ns;
 use crate::waiter::{Counted, Waiter};
 use crate::watchdog::Watchdog;
+use crate::work::Spent;
 use towpath_protocol::counters::{self, Device as Count};
 
 /// How the engine waits.
@@ -84,11 +85,12 @@ impl From<Mode> for Values {
 pub struct Budgets {
     /// Packets taken from the device in one turn.
     pub batch: usize,
-    /// Packets that an endpoint may receive in one turn.
+    /// Packets, and segments of large ones, that an endpoint may receive in one turn.
     pub receive_budget: u32,
-    /// Packets taken in one turn for each queue set in line.
+    /// Packets taken in one turn for each queue set in line. A packet that is copied several times, or
+    /// cut, counts as often.
     pub transmit_budget: usize,
-    /// Packets taken from all queue sets in one turn.
+    /// Packets taken from all queue sets in one turn, counted so.
     pub turn_budget: usize,
 }
 
@@ -141,12 +143,18 @@ pub struct Engine {
     pub(crate) touched: Vec<(u32, u32)>,
     pub(crate) finished: Vec<Finished>,
     pub(crate) received: Vec<Received>,
+    /// Of the received packets, those that are done with: the rest waits for the next turn.
+    pub(crate) received_done: usize,
     pub(crate) tokens: Vec<u64>,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) segment: SegmentPieces,
     pub(crate) found: Vec<Destination>,
     /// Taken out while packets are sent.
     pub(crate) group: Option<Box<Group>>,
+    /// What the group that is sent costs beyond its own bytes.
+    pub(crate) spent: Spent,
+    /// Bytes that this turn may still send, by what they cost.
+    pub(crate) turn_bytes: i64,
     pub(crate) counters: OwnWords,
     pub(crate) budgets: Budgets,
     pub(crate) turn: u64,
@@ -310,11 +318,14 @@ impl Engine {
             touched: Vec::with_capacity(1024),
             finished: Vec::with_capacity(budgets.turn_budget + MOST_SMALL),
             received: Vec::with_capacity(budgets.batch),
+            received_done: 0,
             tokens: Vec::with_capacity(STAGE_SLOTS as usize),
             pieces: Vec::with_capacity(MAX_CHAIN + 1),
             segment: SegmentPieces::new(),
             found: Vec::with_capacity(64),
             group: None,
+            spent: Spent::default(),
+            turn_bytes: 0,
             counters,
             budgets,
             turn: 0,

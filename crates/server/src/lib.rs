@@ -72,6 +72,7 @@ mod transmit;
 mod wait;
 mod waiter;
 pub mod watchdog;
+mod work;
 mod worker;
 
 pub use addresses::Subnets;

@@ -12,10 +12,21 @@ use crate::engine::Engine;
 use crate::publish::touch;
 use crate::session::Session;
 use crate::source::{Piece, SegmentPieces, Source};
+use crate::work::{TURN_BYTES, Work};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
 /// Headers are read from a copy of this many bytes first, and of 256 where they are longer.
 const FIRST_LOOK_BYTES: usize = 128;
+
+/// How a packet was received.
+enum Path {
+    /// The short way.
+    Short,
+    /// The short way, and it was to be cut.
+    Large(Work),
+    /// Not the short way.
+    Long,
+}
 
 impl Engine {
     /// Has packets go the way that they go while somebody captures or is promiscuous, though nobody
@@ -26,22 +37,33 @@ impl Engine {
 
     /// Takes a batch from the device and gives each packet to those it is for.
     pub(crate) fn receive(&mut self) -> Result<usize, DeviceError> {
-        self.provide();
+        let mut outcome = Ok(());
         let mut received = std::mem::take(&mut self.received);
-        received.clear();
-        let outcome = self.device.rx_return(&self.spaces, &mut received, self.batch);
+        if self.received_done == received.len() {
+            self.provide();
+            received.clear();
+            self.received_done = 0;
+            outcome = self.device.rx_return(&self.spaces, &mut received, self.batch).map(|_| ());
+        }
+        let left = &received[self.received_done..];
         // Nobody begins to capture in the middle of a batch: orders are followed before it.
-        let bytes = if self.flows.has_no_taps() {
-            self.receive_batch::<false>(&received)
+        let (packets, bytes) = if self.flows.has_no_taps() {
+            self.receive_batch::<false>(left)
         } else {
-            self.receive_batch::<true>(&received)
+            self.receive_batch::<true>(left)
         };
-        if !received.is_empty() {
-            counters::add(&mut self.counters, Count::RxPackets as usize, received.len() as u64);
+        if packets > 0 {
+            counters::add(&mut self.counters, Count::RxPackets as usize, packets as u64);
             counters::add(&mut self.counters, Count::RxBytes as usize, bytes);
         }
+        self.received_done += packets;
         self.received = received;
-        outcome
+        outcome.map(|()| packets)
+    }
+
+    /// Whether packets of the last batch wait for the next turn, since this one had enough of them.
+    pub(crate) fn has_received_left(&self) -> bool {
+        self.received_done < self.received.len()
     }
 
     /// Gives the device empty frames, those used last first.
@@ -64,39 +86,50 @@ impl Engine {
         }
     }
 
-    /// Gives each packet to those it is for, and its frame back. Answers how many bytes they were.
-    /// There is one routine for when somebody taps and one for when nobody does, so that taps which
+    /// Gives each packet to those it is for, and its frame back, until the turn has done as much for them
+    /// as it may ([`TURN_BYTES`]). Answers how many packets and bytes they were. There is one routine for when somebody taps and one for when nobody does, so that taps which
     /// are not there cost nothing.
-    fn receive_batch<const TAPS: bool>(&mut self, received: &[Received]) -> u64 {
-        let mut bytes = 0;
-        for one in received {
+    fn receive_batch<const TAPS: bool>(&mut self, received: &[Received]) -> (usize, u64) {
+        let (mut bytes, mut beyond) = (0, 0);
+        let mut waiting = received.iter();
+        for one in waiting.by_ref() {
             bytes += u64::from(one.len);
-            if TAPS || !self.receive_plain(one) {
-                self.receive_one::<TAPS>(one);
-            }
+            let way = if TAPS { Path::Long } else { self.receive_plain(one) };
+            let work = match way {
+                Path::Short => None,
+                Path::Large(work) => Some(work),
+                Path::Long => Some(self.receive_one::<TAPS>(one)),
+            };
             self.empty.give_back(one.frame / self.pool_frame_bytes);
+            // What goes the short way is one copy of at most the MTU: the batch bounds that.
+            if let Some(work) = work {
+                beyond += work.beyond_one(one.len as usize).cost();
+                if bytes + beyond >= TURN_BYTES {
+                    break;
+                }
+            }
         }
-        bytes
+        (received.len() - waiting.as_slice().len(), bytes)
     }
 
     /// The short way of most packets: plain, and for one endpoint. Answers whether it was one. As
     /// in `pass.rs`, nothing is decided here otherwise than by the long way.
     #[inline]
-    fn receive_plain(&mut self, received: &Received) -> bool {
+    fn receive_plain(&mut self, received: &Received) -> Path {
         let mut prefix = [0; FIRST_LOOK_BYTES];
         let looked = (received.len as usize).min(FIRST_LOOK_BYTES);
         if !self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
-            return false;
+            return Path::Long;
         }
         let Some(plain) = plain::read(&prefix[..looked], received.len as usize) else {
-            return false;
+            return Path::Long;
         };
         if plain.is_for_group() {
-            return false;
+            return Path::Long;
         }
         let Some(destination) = self.flows.lookup_plain(Way::Received, &plain) else {
             self.count(Count::RxNobody);
-            return true;
+            return Path::Short;
         };
         let piece = [Piece { offset: received.offset, len: received.len }];
         let source = Source { prefix: &[], memory: &self.pool, pieces: &piece };
@@ -109,19 +142,25 @@ impl Engine {
         };
         if received.meta == Meta::FINISHED {
             deliverer.deliver_finished(destination, source);
-        } else {
-            let packet = Packet { source, looked: &prefix[..looked], meta: received.meta };
-            deliverer.deliver_to(destination, &packet, 0);
+            return Path::Short;
         }
-        true
+        let packet = Packet { source, looked: &prefix[..looked], meta: received.meta };
+        if received.meta.segmentation.is_none() {
+            deliverer.deliver_to(destination, &packet, 0);
+            return Path::Short;
+        }
+        Path::Large(deliverer.deliver_to(destination, &packet, 0))
     }
 
-    fn receive_one<const TAPS: bool>(&mut self, received: &Received) {
+    /// The long way of all others. Answers the copies that it made.
+    fn receive_one<const TAPS: bool>(&mut self, received: &Received) -> Work {
+        let mut work = Work::default();
         let mut prefix = [0; PREFIX_BYTES];
         let len = received.len as usize;
         let mut looked = len.min(FIRST_LOOK_BYTES);
         if !self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
-            return self.count(Count::RxMalformed);
+            self.count(Count::RxMalformed);
+            return work;
         }
         let mut headers = Headers::parse(&prefix[..looked], len);
         if let Ok(first) = &headers
@@ -144,12 +183,15 @@ impl Engine {
         };
         if TAPS {
             for destination in &self.flows.captures {
-                deliverer.deliver_to(*destination, &packet, 0);
+                work += deliverer.deliver_to(*destination, &packet, 0);
             }
         }
         let headers = match headers {
             Ok(headers) if headers.malformed.is_none() => headers,
-            _ => return self.count(Count::RxMalformed),
+            _ => {
+                self.count(Count::RxMalformed);
+                return work;
+            }
         };
         self.found.clear();
         if is_group(headers.destination) {
@@ -161,11 +203,12 @@ impl Engine {
             self.found.extend_from_slice(&self.flows.promiscuous);
         }
         for destination in &self.found {
-            deliverer.deliver_to(*destination, &packet, 0);
+            work += deliverer.deliver_to(*destination, &packet, 0);
         }
         if self.found.is_empty() {
             self.count(Count::RxNobody);
         }
+        work
     }
 
     pub(crate) fn count(&mut self, count: Count) {
@@ -183,18 +226,27 @@ pub(crate) struct Deliverer<'a> {
 }
 
 impl Deliverer<'_> {
-    /// Delivers to one endpoint, finished and cut where it did not ask for less.
+    /// Delivers to one endpoint, finished and cut where it did not ask for less. Answers the copies
+    /// that it made. What was dropped before it was copied counts as a copy of nothing, so that an
+    /// endpoint without frames is no way to work that nobody is charged for.
     #[inline(always)]
-    pub(crate) fn deliver_to(&mut self, destination: Destination, packet: &Packet<'_>, flags: u16) {
+    pub(crate) fn deliver_to(
+        &mut self,
+        destination: Destination,
+        packet: &Packet<'_>,
+        flags: u16,
+    ) -> Work {
         let Some((mut to, offload)) =
             admit(self.sessions, destination, self.receive_budget, self.turn)
         else {
-            return;
+            return Work::copy(0);
         };
         to.flags = flags;
-        let outcome = to.hand_over(packet, offload, self.segment);
+        let mut work = Work::copy(0);
+        let outcome = to.hand_over(packet, offload, self.segment, &mut work);
         to.count(outcome);
         touch(self.touched, to.session, destination.session, to.queue_set);
+        work
     }
 
     /// The same for a packet that needs nothing done to it.
@@ -232,7 +284,8 @@ fn admit(
         return None;
     }
     let (queue_set, offload) = (endpoint.queue_set, endpoint.offload);
-    Some((To { session, endpoint: destination.endpoint, queue_set, flags: 0 }, offload))
+    let left = receive_budget - endpoint.received;
+    Some((To { session, endpoint: destination.endpoint, queue_set, flags: 0, left }, offload))
 }
 
 /// Marks a packet as captured on its way out.
@@ -251,6 +304,8 @@ struct To<'a> {
     endpoint: u32,
     queue_set: u32,
     flags: u16,
+    /// Of the endpoint's budget for this turn, what is left beside this packet.
+    left: u32,
 }
 
 impl To<'_> {
@@ -260,31 +315,56 @@ impl To<'_> {
         packet: &Packet<'_>,
         offload: bool,
         segment: &mut SegmentPieces,
+        work: &mut Work,
     ) -> Delivered {
         let meta = packet.meta;
         if offload || meta.segmentation.is_none() {
             let (meta, finish) =
                 if offload { (meta, None) } else { (Meta::FINISHED, unfinished(&meta)) };
-            return self.one(packet.source, meta, finish);
+            let outcome = self.one(packet.source, meta, finish);
+            if outcome == Delivered::Yes {
+                work.bytes = packet.source.len() as u64;
+            }
+            return outcome;
         }
         match Segmenter::new(packet.looked, packet.source.len(), &meta) {
-            Ok(segmenter) => self.segments(packet, segmenter, segment),
+            Ok(segmenter) => self.segments(packet, segmenter, segment, work),
             Err(_) => Delivered::Unusable,
         }
     }
 
-    /// Bounded by what the segmenter makes of 64 KiB. A packet whose segments do not all fit is
+    /// Each segment is a packet of the endpoint's budget. A packet whose segments do not all fit is
     /// delivered up to there, as a wire would have it.
     fn segments(
         &mut self,
         packet: &Packet<'_>,
         mut segmenter: Segmenter,
         pieces: &mut SegmentPieces,
+        work: &mut Work,
+    ) -> Delivered {
+        work.copies = 0;
+        let outcome = self.copy_segments(packet, &mut segmenter, pieces, work);
+        let made = u32::try_from(work.copies).unwrap_or(u32::MAX).max(1);
+        if let Some(Some(endpoint)) = self.session.endpoints.get_mut(self.endpoint as usize) {
+            endpoint.received += made - 1;
+        }
+        outcome
+    }
+
+    fn copy_segments(
+        &mut self,
+        packet: &Packet<'_>,
+        segmenter: &mut Segmenter,
+        pieces: &mut SegmentPieces,
+        work: &mut Work,
     ) -> Delivered {
         let whole = packet.source;
         let inside = whole.prefix.len();
         let mut header = [0; MAX_HEADER_BYTES];
-        while let Some(one) = segmenter.next(&mut header) {
+        while work.copies <= u64::from(self.left)
+            && let Some(one) = segmenter.next(&mut header)
+        {
+            work.copies += 1;
             let payload = one.payload.clone();
             let (header_bytes, meta) = one.leave_unfinished(&mut header);
             // The payload may start within the private beginning and go on behind it.
@@ -303,7 +383,11 @@ impl To<'_> {
             if outcome != Delivered::Yes {
                 return outcome;
             }
+            work.bytes += source.len() as u64;
         }
+        let over = segmenter.remaining() as u64;
+        let word = session_word(self.endpoint, EndpointCount::RxOverBudget);
+        counters::add(&mut self.session.counters, word, over);
         Delivered::Yes
     }
 

@@ -133,7 +133,7 @@ impl Engine {
     /// that rest ring whether or not it sleeps. An order that came meanwhile has made `wake`
     /// readable, or is among those that are left.
     pub(crate) fn is_idle(&mut self) -> bool {
-        let mut idle = !self.has_orders_left();
+        let mut idle = !self.has_orders_left() && !self.has_received_left();
         let mut at = 0;
         while let Some(place) = self.watch.at(at) {
             idle &= self.has_no_news(place);

@@ -6,7 +6,7 @@ use towpath_packet::offload;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_packet::transport::Transport;
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
-use towpath_queue::descriptor::{META, SMALL};
+use towpath_queue::descriptor::{MAX_PACKET_BYTES, META, SMALL};
 use towpath_queue::{OwnWords, Violation};
 
 use crate::copy::session_word;
@@ -17,6 +17,7 @@ use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
 use crate::source::{Piece, Source};
 use crate::stage::WHOLE_BYTES;
 use crate::transmit::Group;
+use crate::work::Work;
 
 /// What became of it.
 pub(crate) enum Sent {
@@ -24,6 +25,11 @@ pub(crate) enum Sent {
     Now,
     /// On its way to the device.
     Later,
+    /// Either, and it needed more than one copy: see [`Engine::spent`].
+    Costly {
+        /// It is on its way to the device.
+        later: bool,
+    },
     /// No room for it now.
     NoRoom,
     /// No correct application sends it.
@@ -137,6 +143,18 @@ impl Engine {
         if meta != Meta::FINISHED && offload::check(&meta, &headers, one.len).is_err() {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
+        if meta.segmentation.is_some() {
+            // No TCP packet is for a group (RFC 9293, 3.9.2.3), and each of its segments would be copied to
+            // each member.
+            if is_group(headers.destination) {
+                return Ok(self.refuse(one, EndpointCount::TxMalformed));
+            }
+            if one.len > MAX_PACKET_BYTES
+                || segments(&meta, &headers, one.len) > offload::MAX_SENT_SEGMENTS
+            {
+                return Ok(self.refuse(one, EndpointCount::TxTooLong));
+            }
+        }
         let meta = match meta.checksum {
             // That a device found it right is for devices to say.
             Checksum::Verified => Meta::FINISHED,
@@ -174,10 +192,13 @@ impl Engine {
         if let Some(destination) = destination {
             self.found.push(destination);
             if !TAPS {
-                self.deliver_here::<TAPS>(one, meta);
+                let (work, _) = self.deliver_here::<TAPS>(one, meta, 1);
                 self.count(Count::LocalPackets);
                 self.count_sent(one);
-                return Ok(Sent::Now);
+                if meta.segmentation.is_none() {
+                    return Ok(Sent::Now);
+                }
+                return Ok(self.spend(one, work, Work::default(), Sent::Now));
             }
         }
         let sender =
@@ -188,11 +209,8 @@ impl Engine {
         }
         let to_device = group || self.found.is_empty();
         let software = to_device && !self.device_takes(&meta);
+        let packets = if software { segments(&meta, headers, one.len) } else { 1 };
         if to_device {
-            let packets = if software { segments(&meta, headers, one.len) } else { 1 };
-            if packets > STAGE_SLOTS as usize / 2 || packets > BACKLOG / 2 {
-                return Ok(self.refuse(one, EndpointCount::TxTooLong));
-            }
             let room = if one.small {
                 self.has_small_room()
             } else {
@@ -205,25 +223,49 @@ impl Engine {
                 return Ok(Sent::NoRoom);
             }
         }
+        let members = self.found.len();
         if TAPS {
             self.found.extend(self.flows.promiscuous.iter().filter(|found| !sender(found)));
         }
         let local = self.found.len();
+        let (mut work, mut taps) = (Work::default(), Work::default());
         if local > 0 || TAPS && !self.flows.captures.is_empty() {
-            self.deliver_here::<TAPS>(one, meta);
+            (work, taps) = self.deliver_here::<TAPS>(one, meta, members);
         }
         if !group && local > 0 {
             self.count(Count::LocalPackets);
         }
         self.count_sent(one);
-        if !to_device {
-            return Ok(Sent::Now);
+        if !software && to_device && local == 0 && !TAPS {
+            return self.send_as_it_is(one, meta);
         }
-        if software {
+        let sent = if software {
             self.count(Count::TxSoftware);
-            self.send_by_software(one, meta)
+            self.send_by_software(one, meta)?
+        } else if to_device {
+            self.send_as_it_is(one, meta)?
         } else {
-            self.send_as_it_is(one, meta)
+            Sent::Now
+        };
+        if to_device {
+            work += Work { copies: packets as u64, bytes: one.len as u64 };
+        }
+        Ok(self.spend(one, work, taps, sent))
+    }
+
+    /// Notes what a packet needed: `work` in place of the one copy that it is charged for by itself, and
+    /// `taps` for captures and promiscuous endpoints.
+    fn spend(&mut self, one: &Outgoing, work: Work, taps: Work, sent: Sent) -> Sent {
+        let beyond = work.beyond_one(one.len);
+        if beyond == Work::default() && taps == Work::default() {
+            return sent;
+        }
+        self.spent.unit += beyond;
+        self.spent.taps += taps;
+        match sent {
+            Sent::Now => Sent::Costly { later: false },
+            Sent::Later => Sent::Costly { later: true },
+            other => other,
         }
     }
 
@@ -235,9 +277,17 @@ impl Engine {
         }
     }
 
-    /// Delivers to the endpoints of this host in `found`, and to those that capture.
-    fn deliver_here<const TAPS: bool>(&mut self, one: &Outgoing, meta: Meta) {
-        let Some((memory, _)) = &self.heaps[one.place as usize] else { return };
+    /// Delivers to the endpoints of this host in `found`, of which the first `members` are those that
+    /// the packet is for, and to those that capture. Answers the copies for the former, and for all
+    /// others.
+    fn deliver_here<const TAPS: bool>(
+        &mut self,
+        one: &Outgoing,
+        meta: Meta,
+        members: usize,
+    ) -> (Work, Work) {
+        let (mut work, mut taps) = (Work::default(), Work::default());
+        let Some((memory, _)) = &self.heaps[one.place as usize] else { return (work, taps) };
         let looked = self.stage.bytes(one.slot);
         let source = Source { prefix: looked, memory, pieces: &self.pieces };
         let packet = Packet { source, looked, meta };
@@ -250,12 +300,19 @@ impl Engine {
         };
         if TAPS {
             for destination in &self.flows.captures {
-                deliverer.deliver_to(*destination, &packet, CAPTURED_OUTGOING);
+                taps += deliverer.deliver_to(*destination, &packet, CAPTURED_OUTGOING);
             }
         }
-        for destination in &self.found {
-            deliverer.deliver_to(*destination, &packet, 0);
+        let (members, promiscuous) = self.found.split_at(members.min(self.found.len()));
+        for destination in members {
+            work += deliverer.deliver_to(*destination, &packet, 0);
         }
+        if TAPS {
+            for destination in promiscuous {
+                taps += deliverer.deliver_to(*destination, &packet, 0);
+            }
+        }
+        (work, taps)
     }
 
     fn device_takes(&self, meta: &Meta) -> bool {
@@ -412,3 +469,7 @@ fn segments(meta: &Meta, headers: &Headers, len: usize) -> usize {
         _ => 1,
     }
 }
+
+// A packet that is cut in software has room behind those that wait, and in the stage.
+const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BACKLOG / 2);
+const _: () = assert!(offload::MAX_SENT_SEGMENTS <= STAGE_SLOTS as usize / 2);

@@ -14,6 +14,7 @@ use crate::schedule::shape::Class;
 use crate::schedule::{Due, Stop, Turn};
 use crate::send::Sent;
 use crate::take::{Allowance, Ended};
+use crate::work::{Share, Spent, TURN_BYTES};
 
 /// Packets of one queue set that are fetched together, so that the processor waits for their
 /// memory once.
@@ -74,6 +75,8 @@ pub(crate) struct Group {
     pub(crate) run: u64,
     /// How much of a message is kept together, in bytes.
     pub(crate) max_run: u64,
+    /// How much they may cost.
+    pub(crate) share: Share,
 }
 
 impl Default for Group {
@@ -92,8 +95,18 @@ impl Default for Group {
             bytes: 0,
             run: 0,
             max_run: 0,
+            share: Share::default(),
         }
     }
+}
+
+/// A unit's turn.
+struct Round {
+    /// Packets that were taken.
+    taken: usize,
+    /// The same, and copies beyond the first of each.
+    used: usize,
+    served: Served,
 }
 
 /// How a unit's turn ended.
@@ -126,6 +139,7 @@ impl Engine {
             return Ok(0);
         }
         self.schedule.begin();
+        self.turn_bytes = TURN_BYTES as i64;
         let mut group = self.group.take().unwrap_or_default();
         let small = self.transmit_small(&mut group);
         let outcome = small.and_then(|small| Ok(small + self.transmit_units(&mut group)?));
@@ -165,9 +179,9 @@ impl Engine {
         // Each turn that sends nothing takes a unit out of its line, or leaves it to wait for room.
         let mut vain = 2 * ready;
         let mut work = 0;
-        while left > 0 && vain > 0 {
+        while left > 0 && vain > 0 && self.turn_bytes > 0 {
             let Some(turn) = self.schedule.next(self.has_room()) else { break };
-            let (taken, served) = self.serve(group, &turn, left, false)?;
+            let Round { taken, used, served } = self.serve(group, &turn, left, false)?;
             match served {
                 Served::Idle => self.schedule.idle(turn.unit),
                 Served::More(stop, run) => self.schedule.more(turn.unit, stop, run),
@@ -176,7 +190,8 @@ impl Engine {
             }
             vain -= usize::from(taken == 0);
             work += taken;
-            left -= taken.min(left);
+            // Copies come out of the unit's own part of the turn's packets, and not out of the others'.
+            left -= used.min(taken.max(self.budgets.transmit_budget)).min(left);
         }
         Ok(work)
     }
@@ -187,10 +202,13 @@ impl Engine {
         let mut left = self.small_share;
         // Who says that a packet is small, and has another one there when it is taken, says so once.
         let mut vain = self.schedule.small(self.has_small_room());
-        while left > 0 && vain > 0 {
+        let mut work = 0;
+        while left > 0 && vain > 0 && self.turn_bytes > 0 {
             let Some(turn) = self.schedule.next_small(self.has_small_room()) else { break };
-            let (taken, served) = self.serve(group, &turn, left.min(SMALL_TURN), true)?;
-            left -= taken;
+            let Round { taken, used, served } =
+                self.serve(group, &turn, left.min(SMALL_TURN), true)?;
+            work += taken;
+            left -= used.min(left);
             vain -= usize::from(taken == 0);
             match served {
                 Served::Idle => self.schedule.idle(turn.unit),
@@ -203,7 +221,7 @@ impl Engine {
                 Served::Gone => self.end_if_violated(turn.place),
             }
         }
-        Ok(self.small_share - left)
+        Ok(work)
     }
 
     /// Small packets have a line of their own, and the others that of their class: a queue set that was
@@ -271,20 +289,24 @@ impl Engine {
         }
     }
 
-    /// Sends from one queue set. Answers how many packets were taken, and how it ended.
+    /// Sends from one queue set, until its share of the turn, or the turn, is used up: by packets, or by
+    /// what they cost beyond themselves. What was fetched and is not sent goes back into its queue.
     fn serve(
         &mut self,
         group: &mut Group,
         turn: &Turn,
         left: usize,
         small: bool,
-    ) -> Result<(usize, Served), DeviceError> {
+    ) -> Result<Round, DeviceError> {
         let Turn { unit, place, queue_set, .. } = *turn;
         (group.place, group.queue_set, group.unit, group.small) = (place, queue_set, unit, small);
         let budget = turn.packets.min(left);
-        let (mut done, mut bytes, mut run) = (0, turn.bytes, turn.run);
+        let (mut taken, mut used, mut bytes, mut run) = (0, 0, turn.bytes, turn.run);
         loop {
-            let allowance = Allowance { packets: budget - done, bytes, run };
+            let turn_bytes = self.turn_bytes;
+            group.share = Share { packets: budget - used, bytes, turn_bytes };
+            self.spent = Spent::default();
+            let allowance = Allowance { packets: budget - used, bytes: bytes.min(turn_bytes), run };
             let ended = self.take_group(group, allowance);
             // What was passed over is to be told as well.
             if let Some(session) = &mut self.sessions[place as usize]
@@ -294,45 +316,62 @@ impl Engine {
             }
             self.fetch_group(group);
             let (sent, outcome) = self.send_group(group)?;
-            done += sent;
+            let Spent { unit: beyond, taps, .. } = self.spent;
+            taken += sent;
+            used += sent + (beyond.copies + taps.copies) as usize;
             let sent_bytes;
             (sent_bytes, run) = group.sent(sent, run);
-            self.schedule.charge(unit, sent_bytes);
-            bytes = bytes.saturating_sub(sent_bytes as i64);
-            let no_room = sent < group.count && outcome.is_none();
-            if no_room {
+            let cost = sent_bytes + beyond.cost();
+            self.schedule.charge(unit, cost);
+            bytes = bytes.saturating_sub(cost as i64);
+            self.turn_bytes -= (cost + taps.cost()) as i64;
+            let left = sent < group.count && outcome.is_none();
+            if left {
                 self.put_back(group, sent);
             }
+            let served = |served| Ok(Round { taken, used, served });
             let Some(session) = &mut self.sessions[place as usize] else {
-                return Ok((done, Served::Gone));
+                return served(Served::Gone);
             };
             if let Some(violation) = outcome.or(ended.err()) {
                 session.violation.get_or_insert(violation);
-                return Ok((done, Served::Gone));
+                return served(Served::Gone);
             }
             if group.shaped {
                 self.charge(group, sent);
             }
-            if no_room {
+            if left && self.has_used_share(group, sent) {
+                // No message keeps others waiting for copies: it goes on when it is its turn again.
+                return served(Served::More(Stop::Over, 0));
+            }
+            if left {
                 // What is longer than a frame may be cut.
                 let large = group.packets[sent].len as usize > self.device.info().mtu + 18;
-                let stop = Stop::Blocked { at_once: done == 0, large };
-                return Ok((done, Served::More(stop, run)));
+                let stop = Stop::Blocked { at_once: taken == 0, large };
+                return served(Served::More(stop, run));
             }
-            let served = match ended {
+            let over = used >= budget || self.turn_bytes <= 0 || bytes <= 0 && run == 0;
+            return served(match ended {
                 Ok(Ended::Empty) => Served::Idle,
                 Ok(Ended::OtherLine) => Served::OtherLine,
                 Ok(Ended::Stop(stop)) => Served::More(stop, 0),
                 Ok(Ended::Over) => Served::More(Stop::Over, run),
-                _ if done >= budget || bytes <= 0 && run == 0 => Served::More(Stop::Over, run),
+                _ if over => Served::More(Stop::Over, run),
                 _ => continue,
-            };
-            return Ok((done, served));
+            });
         }
     }
 
+    /// Whether the first `sent` packets of a group have used up its share by what they cost beyond
+    /// themselves.
+    fn has_used_share(&mut self, group: &Group, sent: usize) -> bool {
+        let charged = |one: &Taken| if one.late { 0 } else { one.len };
+        self.spent.has_used(&group.share, group.packets[..sent].iter().map(charged))
+    }
+
     /// Sends what was fetched, one after the other. Answers how many are done with or on their way,
-    /// and the violation that ended it; fewer than there are and none: there is no room.
+    /// and the violation that ended it; fewer than there are and none: there is no room, or those that
+    /// were sent have used up the group's share.
     fn send_group(&mut self, group: &mut Group) -> Result<(usize, Option<Violation>), DeviceError> {
         // Nobody begins to capture in the middle of a turn: orders are followed before it.
         if self.flows.has_no_taps() {
@@ -366,6 +405,17 @@ impl Engine {
                 }
                 // A packet on its way keeps its slot.
                 Sent::Later => group.slots[place] = NO_SLOT,
+                Sent::Costly { later } => {
+                    if later {
+                        group.slots[place] = NO_SLOT;
+                    } else {
+                        let one = group.packets[place];
+                        self.finish(group, one.first, one.chain);
+                    }
+                    if self.has_used_share(group, place + 1) {
+                        return Ok((place + 1, None));
+                    }
+                }
                 Sent::NoRoom => return Ok((place, None)),
                 Sent::Violates(violation) => return Ok((place + 1, Some(violation))),
             }

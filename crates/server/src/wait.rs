@@ -36,6 +36,7 @@ impl Engine {
         // A batch that was not full took what there was; so did a look at the events of a session.
         let left = self.watch.has_left();
         let drained = self.received.len() < self.batch
+            && !self.has_received_left()
             && !self.can_transmit()
             && !left
             && !self.has_orders_left();
