@@ -334,6 +334,68 @@ fn workers_notify_where_that_is_set() {
     server.stop();
 }
 
+/// Packets by which a session would play a part in the network, from its own addresses; and the counter
+/// that each raises.
+fn parts_in_the_network(session: &Session) -> Vec<(&'static str, Vec<u8>, &'static str)> {
+    let own = |flow: Flow, ip: IpAddr| Flow { source_mac: session.info().mac, source: ip, ..flow };
+    let own6 = session.info().ipv6.unwrap().0;
+    let v4 = own(Flow::v4(), session.info().ipv4.unwrap().0.into());
+    let v6 = own(Flow::v6(), own6.into());
+    let icmpv6 = |kind: u8| v6.icmp([&[kind][..], &[0; 39]].concat());
+    let anothers = |kind, option| {
+        // The address in the option, at the frame's end.
+        let mut frame = v6.neighbour(kind, 0, own6, option);
+        *frame.last_mut().unwrap() ^= 1;
+        frame
+    };
+    let (rule, mac) = ("tx_dropped_outside_rule", "tx_dropped_source_mac");
+    let bridges = Flow { destination_mac: [1, 0x80, 0xc2, 0, 0, 0], ..v4 };
+    vec![
+        ("DHCP", v4.ports(67, 68).udp(&[2; 240]), rule),
+        ("DHCPv6", v6.ports(547, 546).udp(&[7; 60]), rule),
+        ("an IGMP query", v4.ip(2, &[0x11, 0, 0, 0, 0, 0, 0, 0]), rule),
+        ("an MLD query", icmpv6(130), rule),
+        ("a router advertisement", icmpv6(134), rule),
+        ("a redirect", icmpv6(137), rule),
+        ("VRRP", v4.ip(112, &[0x21; 20]), rule),
+        ("VRRP over IPv6", v6.ip(112, &[0x31; 20]), rule),
+        ("a PAUSE frame", v4.ethernet(0x8808, &[0; 46]), rule),
+        ("a frame for bridges", bridges.ethernet(0x88b5, &[0; 46]), rule),
+        ("a neighbour solicitation with another's address", anothers(135, 1), mac),
+        ("a neighbour advertisement with another's address", anothers(136, 2), mac),
+    ]
+}
+
+#[test]
+fn only_administrators_play_a_part_in_the_network() {
+    let Some(users) = two_users("only_administrators_play_a_part_in_the_network") else { return };
+    let [granted, _] = users.applications;
+    let option = format!("users={}", granted.uid);
+    let server = Served::start_as(&PEER, &[&option], Some(users.server));
+    let options = Options::default();
+    let ordinary = attach_as(granted, server.socket(), &options).unwrap();
+    let administrator = Session::attach(server.socket(), &options).unwrap();
+    for (mut session, may) in [(ordinary, false), (administrator, true)] {
+        let endpoint = session.open(&Rule::new().any_vlan()).unwrap();
+        let mut expected = BTreeMap::new();
+        for (what, frame, counter) in parts_in_the_network(&session) {
+            let counter = if may { "tx_packets" } else { counter };
+            *expected.entry(counter).or_insert(0) += 1;
+            session.send_bytes(endpoint, &frame).unwrap();
+            session.flush().unwrap();
+            eventually(what, || {
+                let counters: BTreeMap<_, _> = session.counters(endpoint).into_iter().collect();
+                counters[counter] == expected[counter]
+            });
+        }
+        let counters: BTreeMap<_, _> = session.counters(endpoint).into_iter().collect();
+        let all = counters.iter().filter(|(name, _)| name.starts_with("tx_dropped"));
+        let refused: u64 = all.map(|(_, count)| count).sum();
+        assert_eq!((refused, counters["tx_packets"]), if may { (0, 12) } else { (12, 0) });
+    }
+    server.stop();
+}
+
 #[test]
 fn who_is_not_named_is_refused_with_the_remedy() {
     let Some(users) = two_users("who_is_not_named_is_refused_with_the_remedy") else { return };

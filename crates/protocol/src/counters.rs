@@ -28,12 +28,14 @@ pub enum Endpoint {
     /// Not sent: mangled headers, or metadata that contradict them; a large packet of another length than
     /// its IP header states, or for a group.
     TxMalformed,
-    /// Not sent: a source MAC address that is not the endpoint's.
+    /// Not sent: a source MAC address, or one claimed in ARP or neighbour discovery, that is not the
+    /// endpoint's.
     TxSourceMac,
     /// Not sent: a source IP address, or an address claimed in ARP or neighbour discovery, that is
     /// not the endpoint's.
     TxSourceAddress,
-    /// Not sent: a VLAN, ethertype, protocol or port that is not the endpoint's.
+    /// Not sent: a VLAN, ethertype, protocol or port that is not the endpoint's, or what only routers, DHCP
+    /// servers, queriers and switches send.
     TxOutsideRule,
     /// Not sent: longer than the MTU allows, or cut into more than 128 segments.
     TxTooLong,

@@ -171,7 +171,8 @@ impl Control {
         let Some(lease) = connection.lease else { return Ok(()) };
         let rights = match opened.tap {
             Some(Tap::Capture) => Rights::nothing(),
-            _ => Rights::new(opened.rule, lease.mac, lease.addresses()),
+            _ => Rights::new(opened.rule, lease.mac, lease.addresses())
+                .with_any_role(connection.standing == Standing::Administrator),
         };
         let endpoint = Endpoint {
             queue_set: opened.queue_set,

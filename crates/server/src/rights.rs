@@ -2,8 +2,10 @@
 //!
 //! Checked on the server's own copy of the headers, and that copy is what is sent. The default is
 //! nothing: an endpoint sends from the addresses that its session was given and inside of its flow
-//! rule, and never what would speak for a router, a bridge or a neighbour. What a rule leaves out
+//! rule, and never what would speak for a router, a bridge or a neighbour ([`roles`]). What a rule leaves out
 //! widens what is received; a source address that it leaves out is the session's own.
+
+mod roles;
 
 use std::net::IpAddr;
 
@@ -47,6 +49,8 @@ pub struct Rights {
     mac: [u8; 6],
     addresses: Addresses,
     nothing: bool,
+    /// It may also send what makes others believe that it runs the network.
+    any_role: bool,
     plain: PlainRights,
 }
 
@@ -105,7 +109,14 @@ impl Rights {
             Some(IpAddr::V4(ip)) => Addresses { ipv4: Some(ip.to_bits()), ipv6: [None; 2] },
             Some(IpAddr::V6(ip)) => Addresses { ipv4: None, ipv6: [Some(ip.to_bits()), None] },
         };
-        Rights { rule, mac, addresses, nothing: false, plain: PlainRights::new(&rule, mac) }
+        let plain = PlainRights::new(&rule, mac);
+        Rights { rule, mac, addresses, nothing: false, any_role: false, plain }
+    }
+
+    /// The same, and, where `any_role`, also what routers, DHCP servers, queriers and switches send.
+    #[must_use]
+    pub fn with_any_role(self, any_role: bool) -> Rights {
+        Rights { any_role, ..self }
     }
 
     /// Nothing at all: endpoints that only capture.
@@ -115,7 +126,7 @@ impl Rights {
         Rights { nothing: true, ..rights }
     }
 
-    /// Whether a plain packet may be sent; why not is [`Rights::check`]'s to say.
+    /// Whether a plain packet may be sent. Where not, [`Rights::check`] says why, or that it may after all.
     #[inline]
     #[must_use]
     pub fn allow(&self, packet: &Plain) -> bool {
@@ -130,14 +141,15 @@ impl Rights {
             && kind & self.plain.mask == self.plain.kind
             && packet.destination[1] & self.plain.remote_mask == self.plain.remote_kind
             && self.plain.remote_ip.is_none_or(|ip| packet.destination[2..] == ip)
+            && (!roles::may_concern(packet) || self.any_role)
     }
 
-    /// Checks a packet by its headers.
+    /// Checks a packet by its headers, which were read from its first bytes.
     ///
     /// # Errors
     /// The counter of what is wrong.
     #[inline]
-    pub fn check(&self, headers: &Headers) -> Result<(), Refused> {
+    pub fn check(&self, headers: &Headers, bytes: &[u8]) -> Result<(), Refused> {
         if self.nothing {
             return Err(Refused::TxOutsideRule);
         }
@@ -158,6 +170,9 @@ impl Rights {
             || self.rule.ethertype.is_some_and(|ethertype| ethertype != headers.ethertype)
         {
             return Err(Refused::TxOutsideRule);
+        }
+        if !self.any_role {
+            roles::check(headers, bytes, self.mac)?;
         }
         let (protocol, fragment, transport, remote) = match &headers.network {
             Network::Arp(arp) => {
@@ -209,8 +224,6 @@ impl Rights {
     }
 
     fn check_icmpv6(&self, source: u128, transport: &Transport) -> Result<(), Refused> {
-        const ROUTER_ADVERTISEMENT: u8 = 134;
-        const REDIRECT: u8 = 137;
         let ours = self.addresses.ipv6.contains(&Some(source));
         let allowed = match transport {
             // `::` asks whether anybody has the address (RFC 4862, 5.4.2).
@@ -220,11 +233,6 @@ impl Rights {
             Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
                 ours && self.addresses.ipv6.contains(&Some(*target))
             }
-            Transport::Icmp { kind: ROUTER_ADVERTISEMENT | REDIRECT, .. } => {
-                return Err(Refused::TxOutsideRule);
-            }
-            // Fragments could be put together to any of the above, which hosts ignore in
-            // fragments (RFC 6980).
             _ => ours,
         };
         if allowed { Ok(()) } else { Err(Refused::TxSourceAddress) }
@@ -235,6 +243,7 @@ impl Rights {
 mod tests {
     use super::*;
     use towpath_packet::build::Flow;
+    use towpath_packet::headers::PREFIX_BYTES;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
@@ -254,7 +263,8 @@ mod tests {
     }
 
     fn check(rights: &Rights, frame: &[u8]) -> Result<(), Refused> {
-        rights.check(&Headers::parse(frame, frame.len()).unwrap())
+        let looked = &frame[..frame.len().min(PREFIX_BYTES)];
+        rights.check(&Headers::parse(looked, frame.len()).unwrap(), looked)
     }
 
     #[test]
