@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 use towpath_protocol::channel::Channel;
-use towpath_protocol::message::{Attach, Message, Open, RULE_PORT, RULE_PROTOCOL};
+use towpath_protocol::message::{Attach, Cursor, Message, Open, RULE_PORT, RULE_PROTOCOL};
 
 use crate::session::{ask, channel, connect, small};
 use crate::{Deeds, Field};
@@ -78,7 +78,7 @@ fn send_lingering(field: &Field, address: SocketAddr) -> io::Result<()> {
     while rustix::io::write(&near, &bytes).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&near, Some(LINGER))?;
     let control = Channel::new(connect(&field.socket)?);
-    control.send(&Message::Report, &[near.as_fd()]).map_err(io::Error::other)?;
+    control.send(&Message::Report(Cursor::default()), &[near.as_fd()]).map_err(io::Error::other)?;
     // Before the server's, which is the last one then. Where it is not, this thread lingers.
     drop(near);
     Ok(())
@@ -101,7 +101,7 @@ pub(crate) fn reports(field: &Field) -> io::Result<Deeds> {
             if *unread == UNREAD_EACH {
                 return !is_cut(one);
             }
-            match one.send(&Message::Report, &[]) {
+            match one.send(&Message::Report(Cursor::default()), &[]) {
                 Ok(()) => {
                     asked += 1;
                     *unread += 1;
@@ -165,7 +165,9 @@ pub(crate) fn large_reports(field: &Field) -> io::Result<Deeds> {
     let mut asked = 0;
     field.begun();
     while !field.over() {
-        if asked < field.size_or(LARGE_REPORTS) && session.send(&Message::Report, &[]).is_ok() {
+        if asked < field.size_or(LARGE_REPORTS)
+            && session.send(&Message::Report(Cursor::default()), &[]).is_ok()
+        {
             asked += 1;
         } else {
             std::thread::sleep(Duration::from_millis(1));
