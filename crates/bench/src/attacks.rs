@@ -81,6 +81,12 @@ fn add_rows(outcome: &mut Outcome, name: &str, pairs: &Pairs) {
         let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
         let row = format!("{name}: {what} p99.9, attacked to undisturbed");
         let row = Row::new(&row, &[], "ratio", &ratios);
+        if let Some(busy) = outcome.context.iter().find(|row| row.name == busy_row(what)) {
+            let ratio = |[_, attacked]: &[Seen; 2]| times(attacked).p999 as f64 / 1e3 / busy.value;
+            let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
+            let row = format!("{name}: {what} p99.9, attacked to busy");
+            outcome.context.push(Row::new(&row, &[], "ratio", &ratios));
+        }
         // What the scheduler alone does is no attack, and has no limit.
         let limited = name != Attack::BUSY.name;
         outcome.rows.push(if limited { row.at_most(AT_MOST) } else { row });
@@ -100,6 +106,11 @@ fn add_rows(outcome: &mut Outcome, name: &str, pairs: &Pairs) {
             }
         }
     }
+}
+
+/// The row of what a program that only computes takes, which is measured first.
+fn busy_row(what: &str) -> String {
+    format!("{}: {what} p99.9, attacked", Attack::BUSY.name)
 }
 
 /// A server and a neighbour. The order of the fields is that of their end.

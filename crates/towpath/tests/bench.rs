@@ -268,6 +268,7 @@ fn attacks() {
             "busy: round trip p99.9, attacked to undisturbed",
             "doorbell-splice: round trip p99.9, attacked to undisturbed",
             "linger: attach p99.9, attacked to undisturbed",
+            "linger: attach p99.9, attacked to busy",
             "small-memories: attach worst, undisturbed",
         ],
         &[],
