@@ -27,9 +27,10 @@ use crate::copy::session_word;
 use crate::demux::{Rule, Vlan};
 use crate::engine::{Budgets, Engine, Link, Mode};
 use crate::orders::{Event, Order};
-use crate::prepare::Prepared;
+use crate::prepare::{Prepared, Relay};
+use crate::relays::Relays;
 use crate::rights::{Addresses, Rights};
-use crate::session::Endpoint;
+use crate::session::{Endpoint, Session};
 
 const BUDGETS: Budgets =
     Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, turn_budget: 512 };
@@ -95,7 +96,9 @@ impl World {
         let (orders, engine_orders) = channel();
         let (engine_events, events) = channel();
         let (wake, control_wake) = (event(), event());
-        let link = Link { orders: engine_orders, events: engine_events, wake, control_wake };
+        let relays = Relays::none().unwrap();
+        let link =
+            Link { orders: engine_orders, events: engine_events, wake, control_wake, relays };
         let state = Arc::new(Mapping::private(STATE_WORDS * 8).unwrap());
         let mut values = Values::from(mode);
         values.set(Setting::ClockHz, 1).unwrap();
@@ -119,15 +122,14 @@ impl World {
         let endpoints = opens.len() as u32;
         let shape =
             SessionShape::new(1, endpoints, transmit.0, receive.0, transmit.1, receive.1).unwrap();
-        let (prepared, handed) = Prepared::new(number, shape, &mut MemoryStore::default()).unwrap();
-        let state = SharedFile::create("state", 4096).unwrap().read_only().unwrap();
-        let files = prepared
-            .descriptors(&handed, &state)
-            .map(|file| SharedFile::adopt(file.try_clone_to_owned().unwrap()));
-        let [server, _, _, application, heap, _, _] = files;
-        let server = Arc::new(server.unwrap().map_readable().unwrap());
-        let application = Arc::new(application.unwrap().map_writable().unwrap());
-        let heap = Arc::new(heap.unwrap().map_writable().unwrap());
+        let state = SharedFile::create("state", 4096).unwrap().into();
+        let (prepared, mut handed) =
+            Prepared::new(number, shape, &state, &mut MemoryStore::default()).unwrap();
+        let mut file = |place| SharedFile::adopt(handed.remove(place)).unwrap();
+        let [heap, application, server] = [4, 3, 0].map(&mut file);
+        let server = Arc::new(server.map_readable().unwrap());
+        let application = Arc::new(application.map_writable().unwrap());
+        let heap = Arc::new(heap.map_writable().unwrap());
         let pages = shape.server_peer(&peer_words(&server));
         let mut own = shape.application_own(own_words(&application));
         let sets = own.queue_sets.remove(0);
@@ -138,7 +140,7 @@ impl World {
         }
         receive.publish();
         let marker = Marker::new(shape.events(), own.events, &pages.acknowledgements);
-        let mut orders = vec![Order::AddSession(prepared.finish(number).unwrap().0)];
+        let mut orders = vec![Order::AddSession(self.map(prepared, number))];
         let addresses = Addresses { ipv4: Some(ip(number).to_bits()), ipv6: [None; 2] };
         for (endpoint_number, open) in opens.iter().enumerate() {
             let own = Rule { mac: Some(mac(number)), vlan: Vlan::Untagged, ..Rule::default() };
@@ -164,6 +166,11 @@ impl World {
         }
         self.ordered(orders);
         App { number, shape, heap, transmit, _receive: receive, marker, next: 0 }
+    }
+
+    fn map(&self, prepared: Prepared, number: u32) -> Box<Session> {
+        let relay = Relay { number: 0, worker: self.engine.wake.clone(), trusted: true };
+        prepared.map(number, relay).unwrap().0.session
     }
 
     fn count(&self, app: &App, endpoint: u32, count: Count) -> u64 {
