@@ -37,11 +37,12 @@ pub(crate) fn linger(field: &Field) -> io::Result<Deeds> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let threads = field.size_or(LINGERING);
-    let sent = AtomicU64::new(0);
+    let (tried, sent) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 while !field.over() {
+                    tried.fetch_add(1, Ordering::Relaxed);
                     if send_lingering(field, address).is_ok() {
                         sent.fetch_add(1, Ordering::Relaxed);
                     }
@@ -52,7 +53,8 @@ pub(crate) fn linger(field: &Field) -> io::Result<Deeds> {
         field.begun();
         accept_until_over(field, &listener);
     });
-    Ok(vec![("sent", sent.into_inner())])
+    // Since Linux 6.16 the kernel refuses to send them.
+    Ok(vec![("tried", tried.into_inner()), ("sent", sent.into_inner())])
 }
 
 /// Keeps the other ends, and reads nothing from them. Their reset at the end ends all lingering.

@@ -92,9 +92,11 @@ impl Connections {
         let connections = |held: Option<&Held>| held.map_or(0, |held| held.connections);
         let theirs = connections(self.users.get(&account.uid));
         let groups = account.group.and_then(|group| self.groups.get(&group));
+        // However many users a group's member has at hand, half is left for others.
+        let most = (policy.sessions_per_group * 2).min(policy.connections.div_ceil(2));
         self.all.len() < policy.connections
             && theirs < policy.sessions_per_user * 2
-            && connections(groups) < policy.sessions_per_group * 2
+            && connections(groups) < most
     }
 
     /// Why there is no room for one more session of this account, of so many bytes.
