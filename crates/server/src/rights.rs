@@ -2,7 +2,7 @@
 //!
 //! Checked on the server's own copy of the headers, and that copy is what is sent. The default is
 //! nothing: an endpoint sends from the addresses that its session was given and inside of its flow
-//! rule, and never what would speak for a router, a bridge or a neighbour ([`roles`]). What a rule leaves out
+//! rule, and never what would speak for a router, a bridge or a neighbour (`roles.rs`). What a rule leaves out
 //! widens what is received; a source address that it leaves out is the session's own.
 
 mod roles;
