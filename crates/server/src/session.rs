@@ -166,8 +166,8 @@ impl Doorbell {
     }
 }
 
-/// Bytes of the server's own memory for an endpoint: in the engine's tables, the control thread's and
-/// the flow table, as `what_an_endpoint_takes` counts them.
+/// Bytes of the server's own memory that an endpoint counts as: in the engine's tables, the control
+/// thread's and the flow table, some 900 without settings of its own, and as much again with them.
 pub(crate) const ENDPOINT_BYTES: usize = 2560;
 /// The same for a queue set.
 pub(crate) const QUEUE_SET_BYTES: usize = 1024;
