@@ -354,6 +354,9 @@ impl Control {
         let whose = self.workers.to_turn_away(whose);
         // Without a process or descriptors for that worker, the connection is closed here, unheard.
         let Ok(worker) = self.workers.of(whose) else { return };
+        if self.workers.is_flooded(worker) {
+            return;
+        }
         let body = Message::Error(Box::new(ErrorBody::new(refusal, &text))).encode();
         let refuse = Packet::new(command::REFUSE, 0, 0).with(vec![socket]).saying(body);
         self.workers.tell(worker, whose, refuse);

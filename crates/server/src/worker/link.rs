@@ -81,6 +81,11 @@ impl Link {
         self.queue.is_empty() && self.sent == self.handled
     }
 
+    /// How much waits for room.
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Until when the worker has to carry something out.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         (!self.is_idle()).then(|| self.since + PATIENCE)

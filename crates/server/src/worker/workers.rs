@@ -16,6 +16,8 @@ use super::wire::{MAX_PACKET_BYTES, command};
 const IDLE: usize = 16;
 /// Workers that hang and are waited for. Others are given up.
 const LOST: usize = 64;
+/// Connections that wait to be turned away. More are closed unheard.
+const WAITING: usize = 4096;
 /// At the server's end, workers have so long to carry out what they were told.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -90,6 +92,12 @@ impl Workers {
     /// The worker that serves a user or, where there is none, the one of all that may not attach.
     pub(crate) fn to_turn_away(&self, whose: Whose) -> Whose {
         if self.serving.contains_key(&whose) { whose } else { Whose::Strangers }
+    }
+
+    /// Returns `true` if so much waits for a worker that no more should: its user connects again and
+    /// again, and makes each end last.
+    pub(crate) fn is_flooded(&self, id: u64) -> bool {
+        self.all.get(&id).is_some_and(|one| one.link.waiting() >= WAITING)
     }
 
     /// Whose worker it is.
