@@ -13,7 +13,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`word`] | the views of shared words, the only loads and stores |
+//! | [`word`] | the views of shared words, the only loads and stores of words |
+//! | [`copy`](mod@copy) | payload into and out of shared memory, the only copies |
 //! | [`layout`] | where a queue set's words are |
 //! | [`descriptor`] | what a queue holds, and its check |
 //! | [`spsc`] | the two indices of a queue, published and observed |
@@ -27,6 +28,7 @@
 
 extern crate alloc;
 
+pub mod copy;
 pub mod descriptor;
 pub mod doorbell;
 pub mod events;

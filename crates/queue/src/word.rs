@@ -1,13 +1,20 @@
 //! Words of shared memory, each with one writer. Bytes within words are in little-endian order, the
 //! only one that this project runs on.
 //!
-//! Unsafe lives here because shared memory is an address from outside. Whoever makes a view
-//! promises that the memory is mapped for as long as what it hands along lives; from then on
-//! everything is atomics, and no reference to plain data is ever formed. (A second writer of a word
-//! would break the protocol, not the memory.)
+//! Unsafe lives here because shared memory is an address from outside. The maker of a view promises
+//! that the memory is mapped for as long as what it hands along lives, and that this process makes
+//! no plain access to it that would race with one of the view's. From then on everything is atomics,
+//! and no reference to plain data is ever formed. (A second writer of a word would break the
+//! protocol, not the memory.)
+//!
+//! A word that this process fetches may be written meanwhile by another process, by accesses of any
+//! size, or here by [`crate::copy`]. Rust's model of memory says nothing of atomics of different sizes
+//! that race. The processor does: each byte of the word is the old one or a new one.
 
 use alloc::sync::Arc;
 use core::ptr::NonNull;
+
+use crate::copy::copy;
 
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -106,8 +113,8 @@ impl PeerWords {
     /// A view of `len` words.
     ///
     /// # Safety
-    /// The memory is readable and stays mapped for as long as `keep` lives, `first` is aligned to
-    /// 8 bytes, and this process makes no plain accesses to it.
+    /// The memory is readable and stays mapped for as long as `keep` lives, and `first` is aligned to
+    /// 8 bytes. While the view fetches, no plain access of this process writes the memory.
     #[must_use]
     pub unsafe fn new(first: NonNull<AtomicU64>, len: usize, keep: Keep) -> PeerWords {
         PeerWords { first, len, keep }
@@ -211,7 +218,60 @@ impl PeerWords {
         true
     }
 
-    /// The same from a whole word on, where frames' data usually starts.
+    /// As [`PeerWords::fetch_bytes`], into memory that others may read meanwhile.
+    ///
+    /// # Safety
+    /// `to` is aligned to 8 bytes and writable for `len` bytes during the call. In this process no
+    /// plain access reads or writes these bytes at the same time.
+    #[inline]
+    #[must_use]
+    pub unsafe fn fetch_into(&self, offset: usize, to: NonNull<u8>, len: usize) -> bool {
+        if offset > self.len * 8 || len > self.len * 8 - offset {
+            return false;
+        }
+        if !offset.is_multiple_of(8) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.fetch_shifted_into(offset, to, len) };
+        }
+        let (first, whole) = (offset / 8, len / 8);
+        let words = to.cast::<core::sync::atomic::AtomicU64>();
+        for index in 0..whole {
+            // SAFETY: both words are inside: first + index < (offset + len) / 8, as checked above, and
+            // index * 8 + 8 <= len. Mapped, and touched by nothing but atomics, as promised to `new`
+            // and by the caller.
+            let (word, place) =
+                unsafe { (self.first.add(first + index).as_ref(), words.add(index).as_ref()) };
+            place.store(word.load(Ordering::Relaxed), core::sync::atomic::Ordering::Relaxed);
+        }
+        let rest = len % 8;
+        if rest > 0 {
+            let word = self.fetch(first + whole).to_le_bytes();
+            // SAFETY: the caller's promise; `rest` bytes are left.
+            unsafe { copy(word.as_ptr(), to.add(whole * 8).as_ptr(), rest) };
+        }
+        true
+    }
+
+    /// Fetches from within a word on.
+    ///
+    /// # Safety
+    /// As [`PeerWords::fetch_into`], but for the alignment.
+    unsafe fn fetch_shifted_into(&self, offset: usize, to: NonNull<u8>, len: usize) -> bool {
+        let mut piece = [0; 64];
+        let mut at = 0;
+        while at < len {
+            let now = piece.len().min(len - at);
+            if !self.fetch_bytes(offset + at, &mut piece[..now]) {
+                return false;
+            }
+            // SAFETY: the caller's promise; at + now <= len.
+            unsafe { copy(piece.as_ptr(), to.add(at).as_ptr(), now) };
+            at += now;
+        }
+        true
+    }
+
+    /// Fetches bytes from a whole word on, where frames' data usually starts.
     #[inline]
     fn fetch_words(&self, first: usize, to: &mut [u8]) -> bool {
         let (whole, rest) = to.as_chunks_mut::<8>();
@@ -251,7 +311,8 @@ impl OwnWords {
     /// A view of `len` words.
     ///
     /// # Safety
-    /// As [`PeerWords::new`], and writable.
+    /// As [`PeerWords::new`], and writable. While the view stores, no plain access of this process
+    /// reads or writes the memory.
     #[must_use]
     pub unsafe fn new(first: NonNull<AtomicU64>, len: usize, keep: Keep) -> OwnWords {
         OwnWords { first, len, keep }

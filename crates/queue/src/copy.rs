@@ -1,0 +1,99 @@
+//! Copies of payload into and out of shared memory.
+//!
+//! A peer may write what is copied at any moment, or read it. A plain copy (`memcpy`) of such memory
+//! is a data race, which is undefined behaviour, and the compiler may read its source twice. Relaxed
+//! atomic loads and stores of the bytes are neither, but the compiler does not make vector moves of
+//! them. So on x86-64 the copy is assembly: the compiler sees that memory is read and written, and
+//! assumes nothing about what was found there. The processor moves each byte with one load and one
+//! store, as it does for relaxed atomics; a peer that writes meanwhile makes the bytes arbitrary, and
+//! nothing more. Elsewhere, and where a tool has to see each access (loom, Miri, sanitizers), the copy
+//! is atomic loads and stores.
+//!
+//! Bytes are copied once, in no particular order. What decides something is fetched as words by
+//! [`PeerWords`](crate::PeerWords), not copied.
+//!
+//! Unsafe lives here because the copy works on addresses.
+
+#[cfg(any(
+    test,
+    loom,
+    miri,
+    towpath_sanitize,
+    not(all(target_arch = "x86_64", target_feature = "sse2"))
+))]
+mod atomic;
+#[cfg(all(
+    target_arch = "x86_64",
+    target_feature = "sse2",
+    not(any(loom, miri, towpath_sanitize))
+))]
+mod vector;
+
+// The two conditions are each other's opposites.
+#[cfg(not(all(
+    target_arch = "x86_64",
+    target_feature = "sse2",
+    not(any(loom, miri, towpath_sanitize))
+)))]
+use atomic::copy as copy_bytes;
+#[cfg(all(
+    target_arch = "x86_64",
+    target_feature = "sse2",
+    not(any(loom, miri, towpath_sanitize))
+))]
+use vector::copy as copy_bytes;
+
+/// Copies `len` bytes. Others may read and write both ranges meanwhile by this routine, by atomics,
+/// or in another process by any means. Where the ranges overlap, the bytes written are arbitrary.
+///
+/// # Safety
+/// `from` is readable and `to` is writable for `len` bytes during the call. In this process no
+/// plain access writes `from`, and no plain access reads or writes `to`, at the same time as the call.
+#[inline(always)]
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise, handed on.
+    unsafe { copy_bytes(from, to, len) }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    type Copy = unsafe fn(*const u8, *mut u8, usize);
+
+    /// Every length up to a few of the longest loop's rounds, from and to every alignment that
+    /// matters: the bytes come over, and those around them stay.
+    fn copies_what_it_should_and_nothing_else(copy: Copy, lengths: core::ops::Range<usize>) {
+        let from: Vec<u8> =
+            (0..2048).map(|place: u32| (place * 7 + place / 256) as u8 | 1).collect();
+        for len in lengths {
+            for (start, end) in [(0, 0), (1, 0), (0, 1), (3, 5), (8, 16), (33, 62), (63, 31)] {
+                let mut to = vec![0; 2048];
+                // SAFETY: start + len and end + len are at most 2048, and the vectors are apart.
+                unsafe { copy(from.as_ptr().add(start), to.as_mut_ptr().add(end), len) };
+                assert_eq!(to[end..end + len], from[start..start + len], "{len} bytes");
+                assert!(to[..end].iter().all(|byte| *byte == 0), "before {len} bytes");
+                assert!(to[end + len..].iter().all(|byte| *byte == 0), "behind {len} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn any_length_is_copied() {
+        copies_what_it_should_and_nothing_else(super::copy, 0..1100);
+    }
+
+    #[test]
+    fn any_length_is_copied_by_atomics() {
+        copies_what_it_should_and_nothing_else(super::atomic::copy, 0..600);
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(any(miri, towpath_sanitize))))]
+    #[test]
+    fn any_length_is_copied_by_each_loop_that_the_processor_has() {
+        use super::vector::{ROUND_BYTES, long_routines};
+        let routines = long_routines();
+        assert!(!routines.is_empty(), "every x86-64 has SSE2");
+        for routine in routines {
+            copies_what_it_should_and_nothing_else(routine, ROUND_BYTES + 1..1100);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The copy as relaxed atomic loads and stores: slow, and understood by every tool.
+//!
+//! Unsafe lives here because the copy works on addresses.
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+const WORD_BYTES: usize = 8;
+
+/// Copies `len` bytes: whole words where both ranges are aligned alike, else bytes.
+///
+/// # Safety
+/// As [`super::copy`].
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    if from.addr() % WORD_BYTES == to.addr() % WORD_BYTES {
+        let head = from.align_offset(WORD_BYTES).min(len);
+        while at < head {
+            // SAFETY: at < head <= len; the rest is the caller's promise.
+            unsafe { copy_byte(from.add(at), to.add(at)) };
+            at += 1;
+        }
+        while len - at >= WORD_BYTES {
+            // SAFETY: at + 8 <= len, and both addresses are aligned to 8 bytes since `head`.
+            let (word, place) = unsafe {
+                let from = from.add(at).cast_mut().cast::<u64>();
+                (AtomicU64::from_ptr(from), AtomicU64::from_ptr(to.add(at).cast()))
+            };
+            place.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+            at += WORD_BYTES;
+        }
+    }
+    while at < len {
+        // SAFETY: at < len; the rest is the caller's promise.
+        unsafe { copy_byte(from.add(at), to.add(at)) };
+        at += 1;
+    }
+}
+
+/// # Safety
+/// As [`super::copy`], for one byte.
+unsafe fn copy_byte(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's promise. The source is only read, by a relaxed load.
+    let (byte, place) = unsafe { (AtomicU8::from_ptr(from.cast_mut()), AtomicU8::from_ptr(to)) };
+    place.store(byte.load(Ordering::Relaxed), Ordering::Relaxed);
+}

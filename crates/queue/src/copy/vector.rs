@@ -1,0 +1,334 @@
+//! The copy as vector moves of x86-64.
+//!
+//! Up to 128 bytes are moves of SSE2, which every x86-64 has: from the front and from the end,
+//! overlapping in the middle, as glibc's `memcpy` makes them. All loads come before all stores.
+//! Longer copies are loops over moves as wide as the processor has them, chosen at the first of them.
+//!
+//! Unsafe lives here for assembly on addresses.
+
+use core::arch::asm;
+use core::arch::x86_64::{__cpuid, __cpuid_count};
+use core::sync::atomic::{AtomicU8, Ordering};
+
+/// The loops move so many bytes a round, and need more than that.
+pub(super) const ROUND_BYTES: usize = 128;
+
+/// Copies `len` bytes.
+///
+/// # Safety
+/// As [`super::copy`].
+#[inline(always)]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    if len > ROUND_BYTES {
+        // SAFETY: the caller's promise; longer than a round.
+        return unsafe { long(from, to, len) };
+    }
+    if len < 16 {
+        // SAFETY: the caller's promise.
+        return unsafe { short(from, to, len) };
+    }
+    let (from_end, to_end) = (from.wrapping_add(len), to.wrapping_add(len));
+    if len <= 32 {
+        // SAFETY: both moves of 16 bytes are inside, since 16 <= len <= 32; the rest is the caller's
+        // promise.
+        unsafe {
+            asm!(
+                "movups {a}, [{from}]",
+                "movups {b}, [{from_end} - 16]",
+                "movups [{to}], {a}",
+                "movups [{to_end} - 16], {b}",
+                from = in(reg) from, from_end = in(reg) from_end,
+                to = in(reg) to, to_end = in(reg) to_end,
+                a = out(xmm_reg) _, b = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    } else if len <= 64 {
+        // SAFETY: all moves are inside, since 32 < len; the rest is the caller's promise.
+        unsafe {
+            asm!(
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from_end} - 32]",
+                "movups {d}, [{from_end} - 16]",
+                "movups [{to}], {a}",
+                "movups [{to} + 16], {b}",
+                "movups [{to_end} - 32], {c}",
+                "movups [{to_end} - 16], {d}",
+                from = in(reg) from, from_end = in(reg) from_end,
+                to = in(reg) to, to_end = in(reg) to_end,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    } else {
+        // SAFETY: all moves are inside, since 64 < len; the rest is the caller's promise.
+        unsafe {
+            asm!(
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + 32]",
+                "movups {d}, [{from} + 48]",
+                "movups {e}, [{from_end} - 64]",
+                "movups {f}, [{from_end} - 48]",
+                "movups {g}, [{from_end} - 32]",
+                "movups {h}, [{from_end} - 16]",
+                "movups [{to}], {a}",
+                "movups [{to} + 16], {b}",
+                "movups [{to} + 32], {c}",
+                "movups [{to} + 48], {d}",
+                "movups [{to_end} - 64], {e}",
+                "movups [{to_end} - 48], {f}",
+                "movups [{to_end} - 32], {g}",
+                "movups [{to_end} - 16], {h}",
+                from = in(reg) from, from_end = in(reg) from_end,
+                to = in(reg) to, to_end = in(reg) to_end,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                e = out(xmm_reg) _, f = out(xmm_reg) _, g = out(xmm_reg) _, h = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+/// Copies fewer than 16 bytes.
+///
+/// # Safety
+/// As [`super::copy`], and `len` is below 16.
+#[inline(never)]
+unsafe fn short(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: every move is inside: two of 8 bytes from 8 on, two of 4 from 4 on, two of 2 from 2 on,
+    // and one of 1; the rest is the caller's promise.
+    unsafe {
+        match len {
+            8.. => asm!(
+                "mov {a}, [{from}]",
+                "mov {b}, [{from} + {len} - 8]",
+                "mov [{to}], {a}",
+                "mov [{to} + {len} - 8], {b}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                a = out(reg) _, b = out(reg) _,
+                options(nostack, preserves_flags),
+            ),
+            4.. => asm!(
+                "mov {a:e}, [{from}]",
+                "mov {b:e}, [{from} + {len} - 4]",
+                "mov [{to}], {a:e}",
+                "mov [{to} + {len} - 4], {b:e}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                a = out(reg) _, b = out(reg) _,
+                options(nostack, preserves_flags),
+            ),
+            2.. => asm!(
+                "movzx {a:e}, word ptr [{from}]",
+                "movzx {b:e}, word ptr [{from} + {len} - 2]",
+                "mov [{to}], {a:x}",
+                "mov [{to} + {len} - 2], {b:x}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                a = out(reg) _, b = out(reg) _,
+                options(nostack, preserves_flags),
+            ),
+            1 => asm!(
+                "movzx {a:e}, byte ptr [{from}]",
+                "mov [{to}], {a:l}",
+                from = in(reg) from, to = in(reg) to, a = out(reg) _,
+                options(nostack, preserves_flags),
+            ),
+            0 => {}
+        }
+    }
+}
+
+/// What [`LOOP`] holds: nothing is known yet, or how wide the processor's moves are.
+const UNKNOWN: u8 = 0;
+const SSE2: u8 = 1;
+const AVX: u8 = 2;
+const AVX512: u8 = 3;
+
+/// Which loop is used. Every thread that finds out finds the same.
+static LOOP: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// Copies more than [`ROUND_BYTES`] bytes.
+///
+/// # Safety
+/// As [`super::copy`], and `len` is more than [`ROUND_BYTES`].
+#[inline(never)]
+unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise; the processor was asked for the instructions.
+    unsafe {
+        match LOOP.load(Ordering::Relaxed) {
+            AVX512 => by_64(from, to, len),
+            AVX => by_32(from, to, len),
+            SSE2 => by_16(from, to, len),
+            _ => {
+                LOOP.store(widest(), Ordering::Relaxed);
+                long(from, to, len);
+            }
+        }
+    }
+}
+
+/// Asks the processor, and whether the operating system keeps its wide registers. Moves of 64 bytes
+/// only where `rep movsb` is fast for short copies, which came with Ice Lake: processors before it run
+/// slower for a while after them.
+#[cold]
+fn widest() -> u8 {
+    let basic = __cpuid(1);
+    const OSXSAVE: u32 = 1 << 27;
+    const AVX_THERE: u32 = 1 << 28;
+    if basic.ecx & (OSXSAVE | AVX_THERE) != OSXSAVE | AVX_THERE {
+        return SSE2;
+    }
+    let kept: u32;
+    // SAFETY: the instruction is there, as OSXSAVE says; it reads a register of the processor's.
+    unsafe {
+        asm!(
+            "xgetbv", in("ecx") 0, out("eax") kept, out("edx") _,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    // XCR0: bits 1 and 2 for SSE and AVX; 5 to 7 for what AVX-512 adds (Intel SDM volume 1, 13.3).
+    if kept & 0b110 != 0b110 {
+        return SSE2;
+    }
+    let more = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0) } else { return AVX };
+    const AVX512F: u32 = 1 << 16;
+    const FAST_SHORT_REP_MOVSB: u32 = 1 << 4;
+    let wide = more.ebx & AVX512F != 0 && more.edx & FAST_SHORT_REP_MOVSB != 0;
+    if wide && kept & 0b1110_0110 == 0b1110_0110 { AVX512 } else { AVX }
+}
+
+/// All loops that this processor can run.
+#[cfg(test)]
+pub(super) fn long_routines() -> Vec<unsafe fn(*const u8, *mut u8, usize)> {
+    let all: [unsafe fn(*const u8, *mut u8, usize); 3] = [by_16, by_32, by_64];
+    all[..usize::from(widest())].to_vec()
+}
+
+/// # Safety
+/// As [`long`].
+unsafe fn by_16(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the loop stores at `to` from its start on, up to 64 bytes a round, while it is before
+    // `end`, 64 bytes before the end; the rest is stored from `end` on. It loads likewise.
+    unsafe {
+        asm!(
+            "movups {e}, [{from} + {len} - 64]",
+            "movups {f}, [{from} + {len} - 48]",
+            "movups {g}, [{from} + {len} - 32]",
+            "movups {h}, [{from} + {len} - 16]",
+            "lea {end}, [{to} + {len} - 64]",
+            ".p2align 4",
+            "2:",
+            "movups {a}, [{from}]",
+            "movups {b}, [{from} + 16]",
+            "movups {c}, [{from} + 32]",
+            "movups {d}, [{from} + 48]",
+            "add {from}, 64",
+            "movups [{to}], {a}",
+            "movups [{to} + 16], {b}",
+            "movups [{to} + 32], {c}",
+            "movups [{to} + 48], {d}",
+            "add {to}, 64",
+            "cmp {to}, {end}",
+            "jb 2b",
+            "movups [{end}], {e}",
+            "movups [{end} + 16], {f}",
+            "movups [{end} + 32], {g}",
+            "movups [{end} + 48], {h}",
+            from = inout(reg) from => _, to = inout(reg) to => _,
+            len = in(reg) len, end = out(reg) _,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            e = out(xmm_reg) _, f = out(xmm_reg) _, g = out(xmm_reg) _, h = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+}
+
+/// # Safety
+/// As [`long`], and the processor has AVX.
+unsafe fn by_32(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the first 32 and the last 128 bytes are moved by themselves. Between them `to` is
+    // rounded up to 32 bytes, at most 32 further, and the loop stores 128 bytes a round while it is
+    // before `end`, 128 bytes before the end. It loads likewise.
+    unsafe {
+        asm!(
+            "vmovups ymm8, [{from}]",
+            "vmovups ymm4, [{from} + {len} - 128]",
+            "vmovups ymm5, [{from} + {len} - 96]",
+            "vmovups ymm6, [{from} + {len} - 64]",
+            "vmovups ymm7, [{from} + {len} - 32]",
+            "lea {end}, [{to} + {len} - 128]",
+            "vmovups [{to}], ymm8",
+            "sub {from}, {to}",
+            "or {to}, 31",
+            "inc {to}",
+            "add {from}, {to}",
+            "cmp {to}, {end}",
+            "jae 3f",
+            ".p2align 4",
+            "2:",
+            "vmovups ymm0, [{from}]",
+            "vmovups ymm1, [{from} + 32]",
+            "vmovups ymm2, [{from} + 64]",
+            "vmovups ymm3, [{from} + 96]",
+            "sub {from}, -128",
+            "vmovaps [{to}], ymm0",
+            "vmovaps [{to} + 32], ymm1",
+            "vmovaps [{to} + 64], ymm2",
+            "vmovaps [{to} + 96], ymm3",
+            "sub {to}, -128",
+            "cmp {to}, {end}",
+            "jb 2b",
+            "3:",
+            "vmovups [{end}], ymm4",
+            "vmovups [{end} + 32], ymm5",
+            "vmovups [{end} + 64], ymm6",
+            "vmovups [{end} + 96], ymm7",
+            "vzeroupper",
+            from = inout(reg) from => _, to = inout(reg) to => _,
+            len = in(reg) len, end = out(reg) _,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
+            out("xmm5") _, out("xmm6") _, out("xmm7") _, out("xmm8") _,
+            options(nostack),
+        );
+    }
+}
+
+/// # Safety
+/// As [`long`], and the processor has AVX-512F.
+unsafe fn by_64(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as in `by_32`, with 64 in place of 32 bytes.
+    unsafe {
+        asm!(
+            "vmovups zmm4, [{from}]",
+            "vmovups zmm2, [{from} + {len} - 128]",
+            "vmovups zmm3, [{from} + {len} - 64]",
+            "lea {end}, [{to} + {len} - 128]",
+            "vmovups [{to}], zmm4",
+            "sub {from}, {to}",
+            "or {to}, 63",
+            "inc {to}",
+            "add {from}, {to}",
+            "cmp {to}, {end}",
+            "jae 3f",
+            ".p2align 4",
+            "2:",
+            "vmovups zmm0, [{from}]",
+            "vmovups zmm1, [{from} + 64]",
+            "sub {from}, -128",
+            "vmovaps [{to}], zmm0",
+            "vmovaps [{to} + 64], zmm1",
+            "sub {to}, -128",
+            "cmp {to}, {end}",
+            "jb 2b",
+            "3:",
+            "vmovups [{end}], zmm2",
+            "vmovups [{end} + 64], zmm3",
+            "vzeroupper",
+            from = inout(reg) from => _, to = inout(reg) to => _,
+            len = in(reg) len, end = out(reg) _,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
+            options(nostack),
+        );
+    }
+}
