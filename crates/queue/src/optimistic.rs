@@ -15,17 +15,19 @@
 //! ```
 //!
 //! Both fences are needed: with either taken out, something may be left that both believe the
-//! other to do. The memory of a slot is the caller's; here are only their numbers.
+//! other to do. A slot may have memory, which only the thread that took the slot writes.
 //!
 //! The queue of slots has a sequence word for each, after Vyukov's bounded queue: a thread that is
 //! stopped between taking a slot and publishing it holds up what was left behind it, and that
 //! alone: others go on until the slots are used up, and it looks after it by itself when it goes on.
 //!
-//! Unsafe lives here, and in `entered`, for the state inside: the flag alone says who may touch it.
+//! Unsafe lives here, and in `entered`, for the state inside, which the thread that took the flag
+//! touches; and for the slots' memory, which the thread that took the slot writes.
 
 mod entered;
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 #[cfg(not(loom))]
 use core::cell::UnsafeCell;
 #[cfg(loom)]
@@ -39,13 +41,19 @@ pub use entered::{Entered, Left};
 /// was being left meanwhile is done, too: at most a slot for each other thread.
 const ROUNDS: u32 = 4;
 
-/// What one thread at a time may touch: `S`, and a bounded queue of what others left.
-pub struct Optimistic<S> {
+/// The most slots of a section.
+const MOST_SLOTS: u32 = 1 << 16;
+
+/// What one thread at a time may touch: `S`, and a bounded queue of what others left. Each slot of the
+/// queue has an `M`, which its taker writes.
+pub struct Optimistic<S, M = ()> {
     door: Apart<Door>,
     /// The next slot to be taken, free-running.
     tail: Apart<AtomicU64>,
     /// For each slot whose turn it is; see [`word`].
     sequence: Box<[AtomicU64]>,
+    /// For each slot what its taker writes.
+    memory: Box<[UnsafeCell<M>]>,
     inside: Apart<UnsafeCell<Inside<S>>>,
 }
 
@@ -67,19 +75,25 @@ struct Inside<S> {
     head: u64,
     /// Times that somebody went in.
     entered: u64,
-    /// For each slot the place in the queue for which it was handed out.
+    /// For each slot the place in the queue for which it was handed out; [`NOT_OUT`] when it is not.
     places: Box<[u64]>,
     state: S,
 }
 
-// SAFETY: `inside` is touched by who took the flag, alone, and everything before its release is
-// seen by whoever takes it next (`try_enter`, `Entered::exit`). The rest are atomics. So the state
-// moves between threads, and is never shared.
-unsafe impl<S: Send> Sync for Optimistic<S> {}
+// SAFETY: only the thread that took the flag touches `inside`, and the next thread that takes it sees
+// everything before its release (`try_enter`, `Entered::exit`). Only the thread that took a slot touches
+// the slot's memory, and its next taker sees everything before its publication: by way of the thread
+// that is inside, which takes each slot as often as it releases it (`take_slot`, `Leaving`'s end,
+// `Entered::take`, `Entered::release`). The rest are atomics. So the state and the memory move between
+// threads, and no two threads have them at once.
+unsafe impl<S: Send, M: Send> Sync for Optimistic<S, M> {}
 // SAFETY: as above; all that is inside may move.
-unsafe impl<S: Send> Send for Optimistic<S> {}
+unsafe impl<S: Send, M: Send> Send for Optimistic<S, M> {}
 
-impl<S> core::fmt::Debug for Optimistic<S> {
+/// No place: the slot was not handed out by [`Entered::take`], or was released since.
+const NOT_OUT: u64 = u64::MAX;
+
+impl<S, M> core::fmt::Debug for Optimistic<S, M> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Optimistic").field("slots", &self.sequence.len()).finish_non_exhaustive()
     }
@@ -98,7 +112,19 @@ impl<S> Optimistic<S> {
     /// up to 65 536.
     #[must_use]
     pub fn new(slots: u32, state: S) -> Option<Optimistic<S>> {
-        if !slots.is_power_of_two() || slots > 1 << 16 {
+        if slots > MOST_SLOTS {
+            return None;
+        }
+        Optimistic::with_memory((0..slots).map(|_| ()).collect(), state)
+    }
+}
+
+impl<S, M> Optimistic<S, M> {
+    /// As [`Optimistic::new`], with as many slots as there are memories: each slot has one.
+    #[must_use]
+    pub fn with_memory(memory: Vec<M>, state: S) -> Option<Optimistic<S, M>> {
+        let slots = u32::try_from(memory.len()).ok()?;
+        if !slots.is_power_of_two() || slots > MOST_SLOTS {
             return None;
         }
         let slots = u64::from(slots);
@@ -110,10 +136,11 @@ impl<S> Optimistic<S> {
             }),
             tail: Apart(AtomicU64::new(0)),
             sequence: (0..slots).map(|place| AtomicU64::new(word(place, FREE))).collect(),
+            memory: memory.into_iter().map(UnsafeCell::new).collect(),
             inside: Apart(UnsafeCell::new(Inside {
                 head: 0,
                 entered: 0,
-                places: (0..slots).collect(),
+                places: (0..slots).map(|_| NOT_OUT).collect(),
                 state,
             })),
         })
@@ -126,7 +153,7 @@ impl<S> Optimistic<S> {
     /// Goes in, if nobody is inside.
     #[inline]
     #[must_use]
-    pub fn try_enter(&self) -> Option<Entered<'_, S>> {
+    pub fn try_enter(&self) -> Option<Entered<'_, S, M>> {
         // Who only looks does not take the flag's line from who is inside.
         if self.door.0.flag.load(Ordering::Relaxed) != 0 {
             return None;
@@ -140,11 +167,11 @@ impl<S> Optimistic<S> {
     /// enough for others: that is back pressure.
     #[inline]
     #[must_use]
-    pub fn leave(&self) -> Option<Leaving<'_, S>> {
+    pub fn leave(&self) -> Option<Leaving<'_, S, M>> {
         if self.door.0.closed.load(Ordering::Relaxed) != 0 { None } else { self.take_slot() }
     }
 
-    fn take_slot(&self) -> Option<Leaving<'_, S>> {
+    fn take_slot(&self) -> Option<Leaving<'_, S, M>> {
         let mut place = self.tail.0.load(Ordering::Relaxed);
         // Each time round somebody else has taken a slot, or all are in use.
         loop {
@@ -183,7 +210,7 @@ impl<S> Optimistic<S> {
     /// [`Entered::take`]), and answers whether it could: if not, because a device has no room, work
     /// that is left waits for the next call; requests do not. To be called after everything that
     /// was left. Answers how often it went in.
-    pub fn drive(&self, mut work: impl FnMut(&mut Entered<'_, S>) -> bool) -> u32 {
+    pub fn drive(&self, mut work: impl FnMut(&mut Entered<'_, S, M>) -> bool) -> u32 {
         // SYNC: what was left is there before the flag is looked at. Partner: `HolderLooks`.
         full_fence(Barrier::LeaverLooks);
         let mut rounds = 0;
@@ -213,21 +240,34 @@ impl<S> Optimistic<S> {
     }
 }
 
-/// A slot that was taken: its memory is the caller's until it is published. Dropped without, it is
+/// A slot that was taken: its memory is the taker's until it is published. Dropped without, it is
 /// given up. Either is to be followed by [`Optimistic::drive`]: who was inside may have gone out at
 /// this slot, with others published behind it.
 #[derive(Debug)]
-pub struct Leaving<'a, S> {
-    section: &'a Optimistic<S>,
+pub struct Leaving<'a, S, M = ()> {
+    section: &'a Optimistic<S, M>,
     place: u64,
     what: u64,
 }
 
-impl<S> Leaving<'_, S> {
+impl<S, M> Leaving<'_, S, M> {
     /// Which slot.
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.section.slot(self.place) as u32
+    }
+
+    /// Lets `write` write the slot's memory.
+    pub fn write<R>(&mut self, write: impl FnOnce(&mut M) -> R) -> R {
+        let memory = &self.section.memory[self.section.slot(self.place)];
+        #[cfg(loom)]
+        // SAFETY: as below; the model checks it.
+        return memory.with_mut(|memory| write(unsafe { &mut *memory }));
+        #[cfg(not(loom))]
+        // SAFETY: this value took the slot for its place in the queue, alone, and has not published it:
+        // the slot's word says FREE for no other place meanwhile, so there is no other `Leaving` of the
+        // slot. `&mut self` keeps two of these references from living at once.
+        write(unsafe { &mut *memory.get() })
     }
 
     /// Its memory is written. To be followed by [`Optimistic::drive`].
@@ -236,7 +276,7 @@ impl<S> Leaving<'_, S> {
     }
 }
 
-impl<S> Drop for Leaving<'_, S> {
+impl<S, M> Drop for Leaving<'_, S, M> {
     fn drop(&mut self) {
         // SYNC: what was written is there for whoever gets the slot. Partner: `Entered::take`.
         let slot = &self.section.sequence[self.section.slot(self.place)];
@@ -296,6 +336,32 @@ mod tests {
         inside.release(1);
         assert!(section.leave().is_some(), "and is given up at once");
         assert_eq!(inside.exit(), Left::Work);
+    }
+
+    #[test]
+    fn a_slot_that_is_not_out_is_not_released() {
+        let section = Optimistic::with_memory(vec![0, 0], 0).unwrap();
+        let mut first = section.leave().unwrap();
+        first.write(|memory| *memory = 7);
+        let mut inside = section.try_enter().unwrap();
+        // Neither one that is being written, nor one that is free.
+        inside.release(0);
+        inside.release(1);
+        inside.release(2);
+        let second = section.leave().unwrap();
+        assert_eq!(
+            (second.slot(), section.leave().is_none()),
+            (1, true),
+            "each slot has one taker"
+        );
+        first.publish();
+        second.publish();
+        assert_eq!(inside.take(), Some(0));
+        inside.release(0);
+        assert_eq!(section.leave().unwrap().write(|memory| *memory), 7);
+        inside.release(0);
+        let slot = section.leave().map(|leaving| leaving.slot());
+        assert_eq!(slot, None, "the first was given up, and is not free yet; it was released once");
     }
 
     #[test]

@@ -9,14 +9,14 @@ use crate::optimistic::{Entered, Left, Optimistic};
 use crate::word::Barrier;
 
 /// What one brings, in its order: what was left is done before. Slots hold their number's work in
-/// `memory`, one value each.
-type Section = Optimistic<Vec<u64>>;
+/// `memory`, one value each, and in the section's own, where the model checks that each has one taker.
+type Section = Optimistic<Vec<u64>, u64>;
 
 fn slots(count: usize) -> Arc<Vec<AtomicU64>> {
     Arc::new((0..count).map(|_| AtomicU64::new(0)).collect())
 }
 
-fn do_what_was_left(entered: &mut Entered<'_, Vec<u64>>, memory: &[AtomicU64]) -> bool {
+fn do_what_was_left(entered: &mut Entered<'_, Vec<u64>, u64>, memory: &[AtomicU64]) -> bool {
     while let Some(slot) = entered.take() {
         let value = memory[slot as usize].load(Ordering::Relaxed);
         entered.state().push(value);
@@ -32,7 +32,8 @@ fn bring(section: &Section, memory: &[AtomicU64], value: u64) -> bool {
         let mut brought = true;
         if entered.is_nothing_left() {
             entered.state().push(value);
-        } else if let Some(leaving) = entered.leave() {
+        } else if let Some(mut leaving) = entered.leave() {
+            leaving.write(|own| *own = value);
             memory[leaving.slot() as usize].store(value, Ordering::Relaxed);
             leaving.publish();
             do_what_was_left(&mut entered, memory);
@@ -44,7 +45,8 @@ fn bring(section: &Section, memory: &[AtomicU64], value: u64) -> bool {
         }
         return brought;
     }
-    let Some(leaving) = section.leave() else { return false };
+    let Some(mut leaving) = section.leave() else { return false };
+    leaving.write(|own| *own = value);
     memory[leaving.slot() as usize].store(value, Ordering::Relaxed);
     leaving.publish();
     section.drive(|entered| do_what_was_left(entered, memory));
@@ -54,7 +56,7 @@ fn bring(section: &Section, memory: &[AtomicU64], value: u64) -> bool {
 /// Several threads bring work; when all have gone, all of it is done, each one's in its order.
 /// That one at a time is inside is checked by the model at every access of the state.
 fn all_is_done(threads: u64, each: u64, room: u32) {
-    let section = Arc::new(Section::new(room, Vec::new()).unwrap());
+    let section = Arc::new(Section::with_memory(vec![0; room as usize], Vec::new()).unwrap());
     let memory = slots(room as usize);
     let mut brought = Vec::new();
     let others: Vec<_> = (1..threads)

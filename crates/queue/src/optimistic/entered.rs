@@ -3,7 +3,7 @@
 //! Unsafe lives here for the one reference to the state, which lives as long as its thread has the
 //! flag.
 
-use super::{FREE, GIVEN_UP, Inside, Leaving, Optimistic, PUBLISHED, word};
+use super::{FREE, GIVEN_UP, Inside, Leaving, NOT_OUT, Optimistic, PUBLISHED, word};
 use crate::word::{Barrier, Ordering, full_fence};
 
 /// What was left for whoever goes in next.
@@ -24,22 +24,22 @@ type Access<S> = loom::cell::MutPtr<Inside<S>>;
 
 /// Being inside. Ends with [`Entered::exit`]; who only drops it forgets what was left meanwhile
 /// until somebody comes again.
-pub struct Entered<'a, S> {
-    section: &'a Optimistic<S>,
+pub struct Entered<'a, S, M = ()> {
+    section: &'a Optimistic<S, M>,
     /// Taken at the end, before the flag is released.
     inside: Option<Access<S>>,
 }
 
-impl<S> core::fmt::Debug for Entered<'_, S> {
+impl<S, M> core::fmt::Debug for Entered<'_, S, M> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("Entered")
     }
 }
 
-impl<'a, S> Entered<'a, S> {
+impl<'a, S, M> Entered<'a, S, M> {
     /// Of a thread that has just taken the flag.
     #[inline]
-    pub(super) fn begin(section: &'a Optimistic<S>) -> Entered<'a, S> {
+    pub(super) fn begin(section: &'a Optimistic<S, M>) -> Entered<'a, S, M> {
         #[cfg(not(loom))]
         let inside = section.inside.0.get();
         #[cfg(loom)]
@@ -100,13 +100,18 @@ impl<'a, S> Entered<'a, S> {
         }
     }
 
-    /// A slot that [`Entered::take`] answered is done with; in any order.
+    /// A slot that [`Entered::take`] answered is done with; in any order. Any other slot stays as it is:
+    /// its memory may be another thread's.
     #[inline]
     pub fn release(&mut self, slot: u32) {
         let section = self.section;
         let slots = section.sequence.len() as u64;
         let slot = slot as usize;
-        let Some(place) = self.inside().places.get(slot).copied() else { return };
+        let Some(out) = self.inside().places.get_mut(slot) else { return };
+        let place = core::mem::replace(out, NOT_OUT);
+        if place == NOT_OUT {
+            return;
+        }
         // SYNC: what was read from its memory is read. Partner: `Optimistic::leave`.
         section.sequence[slot].store(word(place.wrapping_add(slots), FREE), Ordering::Release);
     }
@@ -122,7 +127,7 @@ impl<'a, S> Entered<'a, S> {
     /// Takes a slot for what this thread brings itself, when something is left that is still being
     /// written: also while others may leave no more.
     #[must_use]
-    pub fn leave(&self) -> Option<Leaving<'a, S>> {
+    pub fn leave(&self) -> Option<Leaving<'a, S, M>> {
         self.section.take_slot()
     }
 
@@ -154,7 +159,7 @@ impl<'a, S> Entered<'a, S> {
     }
 }
 
-impl<S> Drop for Entered<'_, S> {
+impl<S, M> Drop for Entered<'_, S, M> {
     fn drop(&mut self) {
         self.inside = None;
         // SYNC: what was done inside is seen by whoever goes in next. Partner: `try_enter`.
