@@ -23,7 +23,7 @@ use towpath_protocol::layout::{
     MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_SETS, SessionShape, ShapeError, own_words,
     peer_words,
 };
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 use towpath_protocol::message::{
     Attach, MAGIC, MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError, Refusal, shown_name,
 };
@@ -155,26 +155,26 @@ fn attached(attach: &Attach) {
 /// the last one, the other reads there.
 fn taken_apart(shape: &SessionShape) {
     let sets = shape.queue_sets as usize;
-    let server = Arc::new(Mapping::private(shape.server_words() * 8).expect("memory"));
-    let mut own = shape.server_own(own_words(&server));
-    let peer = shape.server_peer(&peer_words(&server));
+    let server = Region::private(shape.server_words() * 8).expect("memory");
+    let peer = shape.server_peer(&peer_words(server.mapping()));
+    let mut own = shape.server_own(own_words(server));
     let last = shape.queues.server_words() - 1;
     own.queue_sets[sets - 1].store(last, 1);
     own.header.store(0, 2);
     assert_eq!((peer.queue_sets[sets - 1].fetch(last), peer.header.fetch(0)), (1, 2));
     assert_eq!((own.queue_sets.len(), peer.queue_sets.len()), (sets, sets));
 
-    let application = Arc::new(Mapping::private(shape.application_words() * 8).expect("memory"));
-    let mut own = shape.application_own(own_words(&application));
-    let peer = shape.application_peer(&peer_words(&application));
+    let application = Region::private(shape.application_words() * 8).expect("memory");
+    let peer = shape.application_peer(&peer_words(application.mapping()));
+    let mut own = shape.application_own(own_words(application));
     let last = shape.queues.application_words() - 1;
     own.queue_sets[sets - 1].store(last, 3);
     own.header.store(0, 4);
     assert_eq!((peer.queue_sets[sets - 1].fetch(last), peer.header.fetch(0)), (3, 4));
     assert_eq!((own.queue_sets.len(), peer.queue_sets.len()), (sets, sets));
 
-    let ledger = Arc::new(Mapping::private(shape.ledger_words() * 8).expect("memory"));
-    assert_eq!(shape.ledger(own_words(&ledger)).queue_sets.len(), sets);
+    let ledger = Region::private(shape.ledger_words() * 8).expect("memory");
+    assert_eq!(shape.ledger(own_words(ledger)).queue_sets.len(), sets);
 }
 
 /// A peer's end, from which anything may come, and ours.

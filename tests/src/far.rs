@@ -1,10 +1,8 @@
 //! The far end of a loopback device that sends everything back to where it came from, without
 //! allocating, so that it can stand in a process whose allocations are counted.
 
-use std::sync::Arc;
-
 use towpath_device::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 
 const FRAMES: u32 = 256;
 
@@ -40,8 +38,8 @@ impl Echo {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).expect("the far end starts");
         let frame_bytes = device.info().rx_frame_bytes.next_multiple_of(128) as u32;
-        let memory = Mapping::private((FRAMES * frame_bytes) as usize).expect("memory");
-        let pool = spaces.add(Space::new(Arc::new(memory)));
+        let memory = Region::private((FRAMES * frame_bytes) as usize).expect("memory");
+        let pool = spaces.add(Space::writable(memory));
         let empty = (0..FRAMES).map(|index| index * frame_bytes).collect();
         Echo {
             device,
@@ -64,7 +62,7 @@ impl Echo {
         let taken = self.device.rx_provide(&self.spaces, self.pool, &self.empty);
         self.empty.drain(..taken);
         self.received.clear();
-        self.device.rx_return(&self.spaces, &mut self.received, 64).ok()?;
+        self.device.rx_return(&mut self.spaces, &mut self.received, 64).ok()?;
         let mut work = self.received.len();
         for one in &self.received {
             let mut addresses = [0; 12];
@@ -77,7 +75,7 @@ impl Echo {
             let parts = [Part { space: self.pool, offset: one.offset, len: one.len }];
             let token = u64::from(one.frame / self.frame_bytes * self.frame_bytes);
             let packet = Packet { parts: &parts, meta: Meta::FINISHED, token };
-            if self.device.tx_provide(&self.spaces, &[packet]).ok()? == 0 {
+            if self.device.tx_provide(&mut self.spaces, &[packet]).ok()? == 0 {
                 break;
             }
             self.echoed += 1;

@@ -47,7 +47,7 @@ impl Device for Breaks {
     }
     fn rx_return(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
@@ -56,7 +56,7 @@ impl Device for Breaks {
     }
     fn tx_provide(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         self.inner.tx_provide(spaces, packets)
@@ -113,7 +113,7 @@ struct Hand {
     pages: OwnWords,
     /// How many events the server took.
     taken: PeerWords,
-    heap: towpath_protocol::memory::Mapping,
+    heap: towpath_protocol::memory::Region,
     places: Places,
     shape: SessionShape,
     wake: OwnedFd,
@@ -130,7 +130,7 @@ impl Hand {
         };
         let server_pages =
             SharedFile::adopt(files[0].try_clone().unwrap()).unwrap().map_readable().unwrap();
-        let pages = own_words(&Arc::new(map(&files[3])));
+        let pages = own_words(map(&files[3]));
         let heap = map(&files[4]);
         let reply = raw.ask(&Message::Mapped).unwrap();
         assert!(matches!(reply, Reply::Message(Message::Done, _)), "{reply:?}");

@@ -1,12 +1,11 @@
 //! A bare single-producer single-consumer ring: what a queue costs that trusts everybody.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::{Mapping, Region};
 use towpath_rig::pin;
 
 /// Descriptors in a ring, and frames behind it.
@@ -20,7 +19,7 @@ pub(crate) fn frame_stride(frame_bytes: usize) -> usize {
 }
 
 /// What both sides of a measured queue do with a frame's bytes: all are written, all are read.
-pub(crate) fn write_frame(memory: &Mapping, offset: usize, payload: &[u8]) {
+pub(crate) fn write_frame(memory: &mut Region, offset: usize, payload: &[u8]) {
     assert!(memory.copy_in(offset, payload), "a frame outside of its memory");
 }
 
@@ -91,17 +90,17 @@ pub(crate) fn run(
     window: Duration,
 ) -> anyhow::Result<f64> {
     let stride = frame_stride(frame_bytes);
-    let memory = Arc::new(Mapping::private(SLOTS * stride)?);
+    let mut here = Region::private(SLOTS * stride)?;
     let (mut producer, mut consumer) = rtrb::RingBuffer::<[u64; 2]>::new(SLOTS);
     let payload = vec![0x5a; frame_bytes];
     let mut into = vec![0; frame_bytes];
-    let (here, there) = (memory.clone(), memory);
+    let there = here.mapping().clone();
     let mut next = 0u64;
     let produce = move || {
         let Ok(chunk) = producer.write_chunk_uninit(BATCH) else { return 0 };
         let descriptors = (next..next + BATCH as u64).map(|number| {
             let frame = number as usize % SLOTS;
-            write_frame(&here, frame * stride, &payload);
+            write_frame(&mut here, frame * stride, &payload);
             [frame as u64, frame_bytes as u64]
         });
         chunk.fill_from_iter(descriptors);

@@ -377,7 +377,7 @@ impl Device for Sink {
 
     fn rx_return(
         &mut self,
-        _: &Spaces,
+        _: &mut Spaces,
         _: &mut Vec<Received>,
         _: usize,
     ) -> Result<usize, DeviceError> {
@@ -386,7 +386,7 @@ impl Device for Sink {
 
     fn tx_provide(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         for packet in packets {

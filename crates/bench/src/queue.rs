@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_protocol::layout::{own_words, peer_words};
-use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::memory::{Mapping, Region, SharedFile};
 use towpath_queue::descriptor::{
     Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN, prefetch_distance,
 };
@@ -58,7 +58,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
 /// The two sides of a queue in shared memory, each with mappings of its own.
 struct Sides {
     producer: TransmitProducer,
-    producer_heap: Mapping,
+    producer_heap: Region,
     consumer: TransmitConsumer,
     consumer_heap: Mapping,
     ledger: Ledger,
@@ -76,21 +76,20 @@ impl Sides {
         let application = SharedFile::create("bench-application", shape.application_words() * 8)?;
         let server = SharedFile::create("bench-server", shape.server_words() * 8)?;
         let frames = SharedFile::create("bench-heap", heap.heap_bytes())?;
-        let ledger = Arc::new(Mapping::private(
+        let mut ledger_words = own_words(Region::private(
             (shape.ledger_words() + Ledger::words_for(slots)).next_multiple_of(8) * 8,
         )?);
-        let mut ledger_words = own_words(&ledger);
         let done = ledger_words.split_off_front(shape.ledger_words());
         let (producer, _receive) = application_side(
             &shape,
             heap,
-            own_words(&Arc::new(application.map_writable()?)),
+            own_words(application.map_writable()?),
             &peer_words(&Arc::new(server.map_readable()?)),
         );
         let (consumer, _receive) = server_side(
             &shape,
             heap,
-            own_words(&Arc::new(server.map_writable()?)),
+            own_words(server.map_writable()?),
             &peer_words(&Arc::new(application.map_readable()?)),
             done,
         );
@@ -107,7 +106,7 @@ impl Sides {
 
 /// One run, in millions of packets a second.
 fn run(cores: (usize, usize), frame_bytes: usize, window: Duration) -> anyhow::Result<f64> {
-    let Sides { mut producer, producer_heap, mut consumer, consumer_heap, mut ledger, heap } =
+    let Sides { mut producer, mut producer_heap, mut consumer, consumer_heap, mut ledger, heap } =
         Sides::new(frame_bytes)?;
     let payload = vec![0x5a; frame_bytes];
     let mut into = vec![0; frame_bytes];
@@ -134,7 +133,7 @@ fn run(cores: (usize, usize), frame_bytes: usize, window: Duration) -> anyhow::R
                 endpoint: 0,
                 flags: 0,
             };
-            write_frame(&producer_heap, descriptor.heap_offset(&heap), &payload);
+            write_frame(&mut producer_heap, descriptor.heap_offset(&heap), &payload);
             assert!(producer.push(&[descriptor]), "there are as many slots as frames");
         }
         producer.publish();

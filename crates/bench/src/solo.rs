@@ -14,7 +14,7 @@ use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::{STATE_WORDS, SessionShape, own_words, peer_words};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 use towpath_protocol::memory::SharedFile;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
 use towpath_queue::events::{self, Marker};
@@ -71,7 +71,7 @@ pub(crate) struct Solo {
     transmit: TransmitProducer,
     receive: ReceiveConsumer,
     marker: Marker,
-    transmit_heap: Arc<Mapping>,
+    transmit_heap: Region,
     transmit_free: FreeFrames,
     shape: SessionShape,
     inward: Vec<Vec<u8>>,
@@ -102,14 +102,14 @@ impl Solo {
             control_wake: Arc::new(event()?),
             relays: Relays::none()?,
         };
-        let state = Arc::new(Mapping::private(STATE_WORDS * 8)?);
+        let state = Region::private(STATE_WORDS * 8)?;
         let budgets = Budgets {
             batch: BATCH,
             receive_budget: 1024,
             transmit_budget: BATCH,
             turn_budget: 8 * BATCH,
         };
-        let engine = Engine::new(Box::new(near), &state, 1, 1, values, budgets, link)?;
+        let engine = Engine::new(Box::new(near), state, 1, 1, values, budgets, link)?;
 
         let shape = SessionShape::new(1, u32::from(ENDPOINTS), SLOTS, SLOTS, 2048, 2048)?;
         let file = |name: &str, words: usize| SharedFile::create(name, words * 8);
@@ -119,15 +119,15 @@ impl Solo {
         let receive_heap = SharedFile::create("solo-receive", shape.receive_heap.heap_bytes())?;
         let transmit_heap = SharedFile::create("solo-transmit", shape.transmit_heap.heap_bytes())?;
         let memories = Memories {
-            server: Arc::new(server.map_writable()?),
+            server: server.map_writable()?,
             application: Arc::new(application.map_readable()?),
-            ledger: Arc::new(ledger.map_writable()?),
-            receive_heap: Arc::new(receive_heap.map_writable()?),
+            ledger: ledger.map_writable()?,
+            receive_heap: receive_heap.map_writable()?,
             transmit_heap: Arc::new(transmit_heap.map_readable()?),
         };
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let (_bell, doorbell) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
-        let session = Session::new(1, shape, &memories, Doorbell::direct(doorbell), event()?);
+        let session = Session::new(1, shape, memories, Doorbell::direct(doorbell), event()?);
         give(&orders, Order::AddSession(Box::new(session)))?;
         let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC);
         let addresses = Addresses { ipv4: Some(ip(&flow)?), ipv6: [None; 2] };
@@ -155,7 +155,7 @@ impl Solo {
         }
 
         let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
-        let mut own = shape.application_own(own_words(&Arc::new(application.map_writable()?)));
+        let mut own = shape.application_own(own_words(application.map_writable()?));
         let words = own.queue_sets.pop().context("one queue set")?;
         let (transmit, mut receive) =
             application_side(&shape.queues, shape.receive_heap, words, &pages.queue_sets[0]);
@@ -177,7 +177,7 @@ impl Solo {
             transmit,
             receive,
             marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
-            transmit_heap: Arc::new(transmit_heap.map_writable()?),
+            transmit_heap: transmit_heap.map_writable()?,
             transmit_free: FreeFrames::new(0, SLOTS),
             shape,
             inward: (0..ENDPOINTS).map(inward).collect(),

@@ -1,10 +1,9 @@
 //! Tells a child made by `fork` from its parent, without a system call.
 
 use std::io;
-use std::sync::Arc;
 
 use towpath_protocol::layout::{own_words, peer_words};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 use towpath_queue::PeerWords;
 
 /// A page that children find wiped.
@@ -15,10 +14,11 @@ pub(crate) struct ForkGuard {
 
 impl ForkGuard {
     pub(crate) fn new() -> io::Result<ForkGuard> {
-        let page = Arc::new(Mapping::private(1)?);
-        page.wipe_in_children()?;
-        own_words(&page).store(0, 1);
-        Ok(ForkGuard { words: peer_words(&page) })
+        let page = Region::private(1)?;
+        page.mapping().wipe_in_children()?;
+        let words = peer_words(page.mapping());
+        own_words(page).store(0, 1);
+        Ok(ForkGuard { words })
     }
 
     /// Whether this process is the one that made the guard.

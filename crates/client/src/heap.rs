@@ -1,14 +1,22 @@
 //! Frames as bytes.
 //!
-//! Unsafe lives here because frames are read and written in place. Each side's promise makes that
-//! sound: a received frame belongs to the application until it is provided again, and the server,
-//! which the application trusts in this, does not write it meanwhile; a frame to be sent is
-//! written by the application alone until it is pushed.
+//! Unsafe lives here because frames are read and written in place.
+//!
+//! A received packet is a `&[u8]` into memory that another process, the server, has mapped writable.
+//! This is the one place of the project where a reference rests on a peer's promise, and it is the
+//! server's promise alone: the server writes a receive frame only while the frame is provided. The
+//! queue gives the frame to the application, and the session provides the frame again only after the
+//! borrow of the packet has ended. An application trusts its server in this as it trusts the kernel:
+//! the server could as well forge what it delivers. No application is such a peer of another one, since
+//! a receive heap has one writer, the server, and one reader.
+//!
+//! A frame to be sent is written by the application alone until it is pushed: the server has it mapped
+//! for reading, and looks at no frame that is in no queue.
 
 use std::sync::Arc;
 
 use towpath_packet::Meta;
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::{Mapping, Region};
 use towpath_queue::HeapShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
 
@@ -124,9 +132,10 @@ impl ReceiveHeap {
     #[inline]
     fn bytes(&self, descriptor: &Descriptor) -> &[u8] {
         let offset = descriptor.heap_offset(&self.shape);
-        // SAFETY: the descriptor was checked against the heap's shape and the frame is ours: the
-        // queue gave it to us, and it is provided again only after the borrow of the session that
-        // this slice hangs on has ended.
+        // SAFETY: the queue gave us the frame, and the session provides it again only after its borrow
+        // that this slice hangs on has ended. The server writes no frame that is not provided: that is
+        // its contract, which the application trusts (see the module). This process does not write the
+        // heap: it is mapped for reading.
         unsafe { self.memory.bytes(offset, descriptor.len as usize) }.unwrap_or(&[])
     }
 
@@ -145,15 +154,15 @@ impl ReceiveHeap {
 /// The transmit heap: written here alone.
 #[derive(Debug)]
 pub(crate) struct TransmitHeap {
-    memory: Arc<Mapping>,
+    memory: Region,
     shape: HeapShape,
 }
 
 impl TransmitHeap {
     /// `None` when the memory is smaller than the shape says.
-    pub(crate) fn new(memory: Mapping, shape: HeapShape) -> Option<TransmitHeap> {
+    pub(crate) fn new(memory: Region, shape: HeapShape) -> Option<TransmitHeap> {
         let fits = memory.len() >= shape.heap_bytes();
-        fits.then(|| TransmitHeap { memory: Arc::new(memory), shape })
+        fits.then(|| TransmitHeap { memory, shape })
     }
 
     pub(crate) fn data_bytes(&self) -> usize {

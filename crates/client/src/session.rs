@@ -14,7 +14,7 @@ use towpath_protocol::layout::{
     CLOSED_WORD, ENDPOINT_COUNTERS, REST_WORD, STATE_SLEEP_WORD, SessionShape, own_words,
     peer_words,
 };
-use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::memory::{Mapping, Region, SharedFile};
 use towpath_protocol::message::{self, Attach, Message};
 use towpath_protocol::settings::Setting;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
@@ -168,11 +168,10 @@ impl Session {
         else {
             return Err(AttachError::Protocol("the memory came without its descriptors".into()));
         };
-        let readable = |file: OwnedFd| map(file, false);
-        let (server, state) = (Arc::new(readable(server)?), Arc::new(readable(state)?));
-        let receive_heap = readable(receive_heap)?;
-        let application = Arc::new(map(application, true)?);
-        let transmit_heap = map(transmit_heap, true)?;
+        let (server, state) = (Arc::new(map_readable(server)?), Arc::new(map_readable(state)?));
+        let receive_heap = map_readable(receive_heap)?;
+        let application = map_writable(application)?;
+        let transmit_heap = map_writable(transmit_heap)?;
         if server.len() < shape.server_words() * 8
             || application.len() < shape.application_words() * 8
             || state.len() < towpath_protocol::layout::STATE_WORDS * 8
@@ -185,7 +184,7 @@ impl Session {
         }
         let small = || AttachError::Protocol("a heap is too small".into());
         let pages = shape.server_peer(&peer_words(&server));
-        let own = shape.application_own(own_words(&application));
+        let own = shape.application_own(own_words(application));
         let queue_sets: Vec<QueueSet> = own
             .queue_sets
             .into_iter()
@@ -366,9 +365,14 @@ impl Session {
     }
 }
 
-fn map(file: OwnedFd, writable: bool) -> std::io::Result<Mapping> {
-    let file = SharedFile::adopt(file)?;
-    let mapping = if writable { file.map_writable() } else { file.map_readable() }?;
+fn map_readable(file: OwnedFd) -> std::io::Result<Mapping> {
+    let mapping = SharedFile::adopt(file)?.map_readable()?;
     mapping.keep_from_children()?;
     Ok(mapping)
+}
+
+fn map_writable(file: OwnedFd) -> std::io::Result<Region> {
+    let region = SharedFile::adopt(file)?.map_writable()?;
+    region.mapping().keep_from_children()?;
+    Ok(region)
 }

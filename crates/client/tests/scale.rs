@@ -282,12 +282,12 @@ fn raw(server: &Server) -> Raw {
     };
     let wake = memory.pop().unwrap();
     let application = SharedFile::adopt(memory[3].try_clone().unwrap()).unwrap();
-    let application = std::sync::Arc::new(application.map_writable().unwrap());
+    let application = application.map_writable().unwrap();
     channel.send(&Message::Mapped, &[]).unwrap();
     let Incoming::Message(Message::Done, _) = channel.receive().unwrap() else {
         panic!("not mapped")
     };
-    let application = shape.application_own(own_words(&application));
+    let application = shape.application_own(own_words(application));
     Raw { _channel: channel, wake, _memory: memory, application }
 }
 

@@ -290,14 +290,14 @@ impl Device for Stuck {
 
     fn rx_return(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
         self.inner.rx_return(spaces, out, budget)
     }
 
-    fn tx_provide(&mut self, _: &Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
+    fn tx_provide(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
         Ok(packets.len())
     }
 

@@ -203,7 +203,7 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
 
     fn rx_return(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
@@ -221,7 +221,7 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
 
     fn tx_provide(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         let taken = self.inner.tx_provide(spaces, packets)?;

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use towpath_packet::offload::MAX_SEGMENTS;
 use towpath_packet::segment::finish_into;
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 
 use crate::check::Limits;
 use crate::sleeper::Sleeper;
@@ -147,7 +147,12 @@ impl FaultDevice {
     }
 
     /// Fetches frames from the device, and cuts and keeps them.
-    fn fetch(&mut self, spaces: &Spaces, budget: usize, now: Instant) -> Result<(), DeviceError> {
+    fn fetch(
+        &mut self,
+        spaces: &mut Spaces,
+        budget: usize,
+        now: Instant,
+    ) -> Result<(), DeviceError> {
         let most = self.places_to_fetch();
         let mut left = budget;
         while left > 0 {
@@ -206,7 +211,7 @@ impl FaultDevice {
     }
 
     /// Takes one packet: `false` when there is no room for it now.
-    fn take(&mut self, spaces: &Spaces, packet: &Packet<'_>, now: Instant) -> bool {
+    fn take(&mut self, spaces: &mut Spaces, packet: &Packet<'_>, now: Instant) -> bool {
         let limits = Limits {
             can: self.info.can,
             frame_bytes: self.place_bytes,
@@ -254,8 +259,8 @@ impl Device for FaultDevice {
             cause,
         };
         let bytes = self.place_bytes.next_multiple_of(64);
-        let mapping = Mapping::private(2 * PLACES * bytes).map_err(failed)?;
-        let space = spaces.add(Space::new(Arc::new(mapping)));
+        let region = Region::private(2 * PLACES * bytes).map_err(failed)?;
+        let space = spaces.add(Space::writable(region));
         let place = |index: usize| Place { space, offset: (index * bytes) as u32 };
         self.rx.reserve(PLACES);
         self.tx.reserve(PLACES);
@@ -278,7 +283,7 @@ impl Device for FaultDevice {
             let is_missing = self.empty.len() < self.rx.waiting();
             if (keeps && is_share) || is_missing {
                 let frame = frames[taken];
-                if spaces.writable(space, frame, self.info.rx_frame_bytes as u32).is_err() {
+                if !spaces.is_writable(space, frame, self.info.rx_frame_bytes as u32) {
                     break;
                 }
                 if keeps_place && !is_missing {
@@ -309,7 +314,7 @@ impl Device for FaultDevice {
 
     fn rx_return(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
@@ -352,7 +357,7 @@ impl Device for FaultDevice {
 
     fn tx_provide(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         let now = Instant::now();

@@ -204,7 +204,7 @@ pub trait Device: Send {
     /// When the device as a whole fails.
     fn rx_return(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError>;
@@ -218,8 +218,11 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// When the device as a whole fails and nothing was taken by this call.
-    fn tx_provide(&mut self, spaces: &Spaces, packets: &[Packet<'_>])
-    -> Result<usize, DeviceError>;
+    fn tx_provide(
+        &mut self,
+        spaces: &mut Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError>;
 
     /// Appends at most `budget` tokens of packets that are done with to `out`, in any order.
     ///

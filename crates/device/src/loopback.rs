@@ -233,7 +233,7 @@ impl Device for LoopbackDevice {
         self.pool = Some(space);
         let room = (self.ring_packets - self.frames.len()).min(frames.len());
         let len = self.info.rx_frame_bytes as u32;
-        let good = |frame: &&u32| spaces.writable(space, **frame, len).is_ok();
+        let good = |frame: &&u32| spaces.is_writable(space, **frame, len);
         let before = self.frames.len();
         self.frames.extend(frames[..room].iter().take_while(good).map(|frame| (space, *frame)));
         self.frames.len() - before
@@ -241,7 +241,7 @@ impl Device for LoopbackDevice {
 
     fn rx_return(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
@@ -291,7 +291,7 @@ impl Device for LoopbackDevice {
 
     fn tx_provide(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         if self.other_is_gone() {
@@ -396,11 +396,11 @@ impl Drop for LoopbackDevice {
 mod tests {
     use super::*;
     use crate::Space;
-    use towpath_protocol::memory::Mapping;
+    use towpath_protocol::memory::Region;
 
     fn spaces(len: usize) -> (Spaces, SpaceId) {
         let mut spaces = Spaces::default();
-        let id = spaces.add(Space::new(Arc::new(Mapping::private(len).unwrap())));
+        let id = spaces.add(Space::writable(Region::private(len).unwrap()));
         (spaces, id)
     }
 
@@ -408,18 +408,18 @@ mod tests {
     fn a_frame_crosses() {
         let (mut a, mut b) = pair(&Config::default()).unwrap();
         let frame = b.info().rx_frame_bytes as u32;
-        let (sender, from) = spaces(4096);
-        let (receiver, pool) = spaces(2 * frame as usize);
+        let (mut sender, from) = spaces(4096);
+        let (mut receiver, pool) = spaces(2 * frame as usize);
         sender.copy_in(from, 100, b"hello").unwrap();
         assert_eq!(b.rx_provide(&receiver, pool, &[0, frame]), 2);
         assert_eq!(b.arm(false).unwrap(), Armed::Sleep);
         let parts = [2u32, 3].map(|len| Part { space: from, offset: 98 + len, len });
         let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
-        assert_eq!(a.tx_provide(&sender, &[packet]).unwrap(), 1);
+        assert_eq!(a.tx_provide(&mut sender, &[packet]).unwrap(), 1);
         assert_eq!(b.arm(false).unwrap(), Armed::Work);
         let (mut tokens, mut got) = (Vec::new(), Vec::new());
         assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 1);
-        assert_eq!(b.rx_return(&receiver, &mut got, 9).unwrap(), 1);
+        assert_eq!(b.rx_return(&mut receiver, &mut got, 9).unwrap(), 1);
         assert_eq!(tokens, [7]);
         let mut text = [0; 5];
         receiver.copy_out(pool, got[0].offset, &mut text).unwrap();
@@ -430,16 +430,16 @@ mod tests {
     fn a_dropped_end_is_told_after_what_it_sent() {
         let (mut a, mut b) = pair(&Config::default()).unwrap();
         let frame = b.info().rx_frame_bytes as u32;
-        let (receiver, pool) = spaces(frame as usize);
+        let (mut receiver, pool) = spaces(frame as usize);
         b.rx_provide(&receiver, pool, &[0]);
         let parts = [Part { space: pool, offset: 0, len: 60 }];
         let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
-        a.tx_provide(&receiver, &[packet]).unwrap();
+        a.tx_provide(&mut receiver, &[packet]).unwrap();
         drop(a);
         let mut got = Vec::new();
-        assert_eq!(b.rx_return(&receiver, &mut got, 9).unwrap(), 1);
-        assert!(matches!(b.rx_return(&receiver, &mut got, 9), Err(DeviceError::Gone { .. })));
-        assert!(matches!(b.tx_provide(&receiver, &[packet]), Err(DeviceError::Gone { .. })));
+        assert_eq!(b.rx_return(&mut receiver, &mut got, 9).unwrap(), 1);
+        assert!(matches!(b.rx_return(&mut receiver, &mut got, 9), Err(DeviceError::Gone { .. })));
+        assert!(matches!(b.tx_provide(&mut receiver, &[packet]), Err(DeviceError::Gone { .. })));
     }
 
     #[test]
@@ -447,20 +447,20 @@ mod tests {
         let config = Config { tx_asynchronous: true, ..Config::default() };
         let (mut a, mut b) = pair(&config).unwrap();
         let frame = b.info().rx_frame_bytes as u32;
-        let (memory, pool) = spaces(2 * frame as usize);
+        let (mut memory, pool) = spaces(2 * frame as usize);
         b.rx_provide(&memory, pool, &[0]);
         memory.copy_in(pool, frame, b"early").unwrap();
         let parts = [Part { space: pool, offset: frame, len: 5 }];
         let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
-        assert_eq!(a.tx_provide(&memory, &[packet]).unwrap(), 1);
+        assert_eq!(a.tx_provide(&mut memory, &[packet]).unwrap(), 1);
         let mut tokens = Vec::new();
         assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 0);
         assert_eq!(a.arm(false).unwrap(), Armed::Work);
         memory.copy_in(pool, frame, b"later").unwrap();
-        a.rx_return(&memory, &mut Vec::new(), 9).unwrap();
+        a.rx_return(&mut memory, &mut Vec::new(), 9).unwrap();
         assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 1);
         let mut got = Vec::new();
-        b.rx_return(&memory, &mut got, 9).unwrap();
+        b.rx_return(&mut memory, &mut got, 9).unwrap();
         let mut text = [0; 5];
         memory.copy_out(pool, got[0].offset, &mut text).unwrap();
         assert_eq!(&text, b"later");
@@ -471,7 +471,7 @@ mod tests {
         let config = Config { mtu: 1000, ring_packets: 3, offloads: false, ..Config::default() };
         let (mut a, mut b) = pair(&config).unwrap();
         let frame = b.info().rx_frame_bytes as u32;
-        let (memory, pool) = spaces(3 * frame as usize);
+        let (mut memory, pool) = spaces(3 * frame as usize);
         let mut tokens = Vec::new();
         for round in 0..500u32 {
             let len = 1 + round * 37 % 1000;
@@ -480,10 +480,10 @@ mod tests {
             b.rx_provide(&memory, pool, &[0]);
             let parts = [Part { space: pool, offset: 2 * frame, len }];
             let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
-            assert_eq!(a.tx_provide(&memory, &[packet]).unwrap(), 1);
+            assert_eq!(a.tx_provide(&mut memory, &[packet]).unwrap(), 1);
             a.tx_return(&mut tokens, 9).unwrap();
             let mut got = Vec::new();
-            assert_eq!(b.rx_return(&memory, &mut got, 9).unwrap(), 1);
+            assert_eq!(b.rx_return(&mut memory, &mut got, 9).unwrap(), 1);
             let mut seen = vec![0; len as usize];
             memory.copy_out(pool, got[0].offset, &mut seen).unwrap();
             assert_eq!((got[0].len, seen), (len, sent));

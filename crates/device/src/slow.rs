@@ -77,7 +77,7 @@ impl SlowDevice {
     }
 
     /// Sends what is due.
-    fn advance(&mut self, spaces: &Spaces, now: Instant) -> Result<(), DeviceError> {
+    fn advance(&mut self, spaces: &mut Spaces, now: Instant) -> Result<(), DeviceError> {
         self.blocked = false;
         while let Some(first) = self.waiting.front()
             && first.due <= now
@@ -122,7 +122,7 @@ impl Device for SlowDevice {
 
     fn rx_return(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
@@ -134,7 +134,7 @@ impl Device for SlowDevice {
 
     fn tx_provide(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         let now = Instant::now();

@@ -1,22 +1,25 @@
 //! Data spaces: the memories that a device may reach.
 //!
-//! Unsafe lives here because the memory may be written by a peer at any moment: it is reached by
-//! plain copies through addresses, never through references. What is copied is payload; whatever
-//! decides something is fetched by the queue crate before.
+//! A peer may write the memory at any moment: it is reached by the copies of
+//! [`towpath_protocol::memory`] and by addresses, never through references. What is copied is payload;
+//! the queue crate fetches before what decides something.
 
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::{Mapping, Region};
 
 /// Names a data space. Names are given again after [`Spaces::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpaceId(pub u32);
 
-/// A memory: mapped here for as long as this lives.
-#[derive(Clone, Debug)]
+/// A memory: mapped here for as long as this lives. All of it is read; written is what the space was
+/// given a region of.
+#[derive(Debug)]
 pub struct Space {
     mapping: Arc<Mapping>,
+    region: Option<Region>,
 }
 
 /// A range outside of a data space, or a write to one that is read-only here.
@@ -32,10 +35,16 @@ pub struct SpaceError {
 }
 
 impl Space {
-    /// A data space over a whole mapping.
+    /// A data space over a whole mapping, for reading alone.
     #[must_use]
     pub fn new(mapping: Arc<Mapping>) -> Space {
-        Space { mapping }
+        Space { mapping, region: None }
+    }
+
+    /// A data space over the whole mapping that the region is in; the region can be written.
+    #[must_use]
+    pub fn writable(region: Region) -> Space {
+        Space { mapping: region.mapping().clone(), region: Some(region) }
     }
 }
 
@@ -70,58 +79,85 @@ impl Spaces {
     /// When they are not all inside.
     #[inline]
     pub fn readable(&self, id: SpaceId, offset: u32, len: u32) -> Result<NonNull<u8>, SpaceError> {
-        self.address(id, offset, len, false)
+        let outside = SpaceError { space: id, offset, len };
+        let space = self.table.get(id.0 as usize).and_then(Option::as_ref).ok_or(outside)?;
+        space.mapping.range(offset as usize, len as usize).ok_or(outside)
     }
 
     /// The address of `len` writable bytes; good for as long as the space is in the table.
     ///
     /// # Errors
-    /// When they are not all inside, or the space is mapped for reading alone.
+    /// When they are not all inside, or the space cannot be written there.
     #[inline]
-    pub fn writable(&self, id: SpaceId, offset: u32, len: u32) -> Result<NonNull<u8>, SpaceError> {
-        self.address(id, offset, len, true)
-    }
-
-    #[inline]
-    fn address(
-        &self,
+    pub fn writable(
+        &mut self,
         id: SpaceId,
         offset: u32,
         len: u32,
-        write: bool,
     ) -> Result<NonNull<u8>, SpaceError> {
         let outside = SpaceError { space: id, offset, len };
-        let space = self.table.get(id.0 as usize).and_then(Option::as_ref).ok_or(outside)?;
-        let end = u64::from(offset) + u64::from(len);
-        if end > space.mapping.len() as u64 || (write && !space.mapping.is_writable()) {
-            return Err(outside);
-        }
-        // SAFETY: offset <= end <= the mapping's length, so the sum stays inside the mapping.
-        Ok(unsafe { space.mapping.start().add(offset as usize) })
+        let (region, at) = self.region(id, offset, outside)?;
+        region.range(at, len as usize).ok_or(outside)
     }
 
-    /// Copies bytes out of a space into private memory.
+    /// Whether `len` bytes can be written.
+    #[must_use]
+    pub fn is_writable(&self, id: SpaceId, offset: u32, len: u32) -> bool {
+        let space = self.table.get(id.0 as usize).and_then(Option::as_ref);
+        let region = space.and_then(|space| space.region.as_ref());
+        let at = |region: &Region| (offset as usize).checked_sub(region.offset());
+        region.is_some_and(|one| at(one).is_some_and(|at| one.range(at, len as usize).is_some()))
+    }
+
+    /// The region of a space that can be written, and where in it an offset of the space is.
+    #[inline]
+    fn region(
+        &mut self,
+        id: SpaceId,
+        offset: u32,
+        outside: SpaceError,
+    ) -> Result<(&mut Region, usize), SpaceError> {
+        let space = self.table.get_mut(id.0 as usize).and_then(Option::as_mut).ok_or(outside)?;
+        let region = space.region.as_mut().ok_or(outside)?;
+        let at = (offset as usize).checked_sub(region.offset()).ok_or(outside)?;
+        Ok((region, at))
+    }
+
+    /// Copies bytes out of a space into private memory. A peer that writes meanwhile makes the bytes
+    /// arbitrary, and they are payload: nothing is decided from the source again.
     ///
     /// # Errors
     /// When they are not all inside.
     pub fn copy_out(&self, id: SpaceId, offset: u32, to: &mut [u8]) -> Result<(), SpaceError> {
-        let from = self.readable(id, offset, to.len() as u32)?;
-        // SAFETY: `from` is good for `to.len()` bytes, just checked; `to` is private memory, so
-        // they do not overlap. A peer that writes meanwhile makes the bytes arbitrary, and they
-        // are payload: nothing is decided from the source again.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
-        Ok(())
+        let outside = SpaceError { space: id, offset, len: to.len() as u32 };
+        let space = self.table.get(id.0 as usize).and_then(Option::as_ref).ok_or(outside)?;
+        if space.mapping.copy_out(offset as usize, to) { Ok(()) } else { Err(outside) }
+    }
+
+    /// As [`Spaces::copy_out`], into memory that was not written before; all of it is then.
+    ///
+    /// # Errors
+    /// When the bytes are not all inside; nothing was written then.
+    #[inline]
+    pub fn copy_into(
+        &self,
+        id: SpaceId,
+        offset: u32,
+        to: &mut [MaybeUninit<u8>],
+    ) -> Result<(), SpaceError> {
+        let outside = SpaceError { space: id, offset, len: to.len() as u32 };
+        let space = self.table.get(id.0 as usize).and_then(Option::as_ref).ok_or(outside)?;
+        if space.mapping.copy_into(offset as usize, to) { Ok(()) } else { Err(outside) }
     }
 
     /// Copies private bytes into a space.
     ///
     /// # Errors
-    /// When they do not fit inside, or the space is read-only here.
-    pub fn copy_in(&self, id: SpaceId, offset: u32, from: &[u8]) -> Result<(), SpaceError> {
-        let to = self.writable(id, offset, from.len() as u32)?;
-        // SAFETY: `to` is good for `from.len()` bytes, just checked; `from` is private memory.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
-        Ok(())
+    /// When they do not fit inside, or the space cannot be written there.
+    pub fn copy_in(&mut self, id: SpaceId, offset: u32, from: &[u8]) -> Result<(), SpaceError> {
+        let outside = SpaceError { space: id, offset, len: from.len() as u32 };
+        let (region, at) = self.region(id, offset, outside)?;
+        if region.copy_in(at, from) { Ok(()) } else { Err(outside) }
     }
 }
 
@@ -130,9 +166,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_written_is_the_region() {
+        let mut spaces = Spaces::default();
+        let mut region = Region::private(4096).unwrap();
+        let before = region.split_off_front(1024);
+        let rest = region.split_off_front(1024);
+        let id = spaces.add(Space::writable(rest));
+        assert!(spaces.copy_in(id, 1023, b"a").is_err() && !spaces.is_writable(id, 1023, 1));
+        assert!(spaces.copy_in(id, 2048, b"a").is_err() && !spaces.is_writable(id, 2047, 2));
+        assert!(spaces.writable(id, 1024, 1025).is_err() && spaces.writable(id, 1023, 9).is_err());
+        assert!(spaces.writable(id, 1024, 1024).is_ok() && spaces.is_writable(id, 1024, 1024));
+        spaces.copy_in(id, 2047, b"a").unwrap();
+        let mut all = [0; 4096];
+        spaces.copy_out(id, 0, &mut all).unwrap();
+        assert!(all.iter().enumerate().all(|(at, byte)| (*byte == b'a') == (at == 2047)));
+        let reader = spaces.add(Space::new(before.mapping().clone()));
+        assert!(spaces.copy_in(reader, 0, b"a").is_err() && !spaces.is_writable(reader, 0, 1));
+        assert!(
+            spaces.readable(reader, 0, 4096).is_ok() && spaces.readable(reader, 1, 4096).is_err()
+        );
+    }
+
+    #[test]
     fn ranges_are_checked() {
         let mut spaces = Spaces::default();
-        let id = spaces.add(Space::new(Arc::new(Mapping::private(4096).unwrap())));
+        let id = spaces.add(Space::writable(Region::private(4096).unwrap()));
         spaces.copy_in(id, 4092, b"wxyz").unwrap();
         let mut out = [0; 4];
         spaces.copy_out(id, 4092, &mut out).unwrap();
@@ -142,6 +200,6 @@ mod tests {
         assert!(spaces.copy_out(SpaceId(9), 0, &mut out).is_err());
         assert!(spaces.remove(id).is_some());
         assert!(spaces.copy_out(id, 0, &mut out).is_err());
-        assert_eq!(spaces.add(Space::new(Arc::new(Mapping::private(1).unwrap()))), id);
+        assert_eq!(spaces.add(Space::writable(Region::private(1).unwrap())), id);
     }
 }

@@ -157,7 +157,7 @@ impl TapDevice {
     /// a packet to be dropped, whose frame can be used again.
     fn read_into(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         space: SpaceId,
         frame: u32,
     ) -> io::Result<Option<(usize, crate::Meta)>> {
@@ -242,7 +242,7 @@ impl Device for TapDevice {
     fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
         let room = (RX_FRAMES - self.frames.len()).min(frames.len());
         let len = self.info.rx_frame_bytes as u32;
-        let good = |frame: &&u32| spaces.writable(space, **frame, len).is_ok();
+        let good = |frame: &&u32| spaces.is_writable(space, **frame, len);
         let before = self.frames.len();
         self.frames.extend(frames[..room].iter().take_while(good).map(|frame| (space, *frame)));
         self.frames.len() - before
@@ -250,7 +250,7 @@ impl Device for TapDevice {
 
     fn rx_return(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
@@ -290,7 +290,7 @@ impl Device for TapDevice {
 
     fn tx_provide(
         &mut self,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         let room = TX_TOKENS - self.tokens.len();
@@ -392,11 +392,10 @@ impl Device for TapDevice {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    use towpath_protocol::memory::Mapping;
+    use towpath_protocol::memory::Region;
 
     use super::*;
     use crate::{Meta, Part, Space};
@@ -442,14 +441,14 @@ mod tests {
     fn no_room_is_back_pressure_and_room_wakes() {
         let (mut device, other) = on_sockets();
         let mut spaces = Spaces::default();
-        let memory = spaces.add(Space::new(Arc::new(Mapping::private(8192).unwrap())));
+        let memory = spaces.add(Space::writable(Region::private(8192).unwrap()));
         assert_eq!(device.rx_provide(&spaces, memory, &[0]), 1);
-        assert_eq!(device.rx_return(&spaces, &mut Vec::new(), 9).unwrap(), 0);
+        assert_eq!(device.rx_return(&mut spaces, &mut Vec::new(), 9).unwrap(), 0);
         let parts = [Part { space: memory, offset: 4096, len: 1000 }];
         let packets = [Packet { parts: &parts, meta: Meta::FINISHED, token: 1 }; 32];
         let mut sent = 0;
         while !device.full {
-            sent += device.tx_provide(&spaces, &packets).unwrap();
+            sent += device.tx_provide(&mut spaces, &packets).unwrap();
             while device.tx_return(&mut Vec::new(), 32).unwrap() > 0 {}
             assert!(sent < 10_000, "never full");
         }
@@ -463,7 +462,7 @@ mod tests {
             assert_eq!(rustix::io::read(&other, &mut packet[..]).unwrap(), 1012);
         }
         assert!(wakes(&device), "not woken by room");
-        assert_eq!(device.tx_provide(&spaces, &packets[..3]).unwrap(), 3);
+        assert_eq!(device.tx_provide(&mut spaces, &packets[..3]).unwrap(), 3);
         device.tx_return(&mut Vec::new(), 9).unwrap();
 
         // Nobody waits for room: room does not wake.
@@ -471,19 +470,19 @@ mod tests {
         assert!(!wakes(&device), "woken by room that nobody waits for");
         rustix::io::write(&other, &[0; 100]).unwrap();
         assert!(wakes(&device), "not woken by a packet");
-        assert_eq!(device.rx_return(&spaces, &mut Vec::new(), 9).unwrap(), 1);
+        assert_eq!(device.rx_return(&mut spaces, &mut Vec::new(), 9).unwrap(), 1);
     }
 
     #[test]
     fn tokens_are_bounded() {
         let (mut device, other) = on_sockets();
         let mut spaces = Spaces::default();
-        let memory = spaces.add(Space::new(Arc::new(Mapping::private(4096).unwrap())));
+        let memory = spaces.add(Space::writable(Region::private(4096).unwrap()));
         let parts = [Part { space: memory, offset: 0, len: 60 }];
         let packets = [Packet { parts: &parts, meta: Meta::FINISHED, token: 1 }; 32];
         let (mut sent, mut packet) = (0, [0; 128]);
         loop {
-            let taken = device.tx_provide(&spaces, &packets).unwrap();
+            let taken = device.tx_provide(&mut spaces, &packets).unwrap();
             sent += taken;
             for _ in 0..taken {
                 rustix::io::read(&other, &mut packet[..]).unwrap();

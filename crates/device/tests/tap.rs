@@ -16,7 +16,7 @@ use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::tap::{Options, TapDevice, TapError};
 use towpath_device::{Armed, Device, DeviceError, Meta, Packet, Part, Space, Spaces};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 
 const TESTS: [(&str, fn()); 17] = [
     ("conformance", conformance),
@@ -159,8 +159,8 @@ impl Rig {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).unwrap();
         let size = device.info().rx_frame_bytes as u32;
-        let mapping = Mapping::private(((frames + 1) * size) as usize).unwrap();
-        let memory = spaces.add(Space::new(mapping.into()));
+        let region = Region::private(((frames + 1) * size) as usize).unwrap();
+        let memory = spaces.add(Space::writable(region));
         let list: Vec<u32> = (0..frames).map(|index| index * size).collect();
         assert_eq!(device.rx_provide(&spaces, memory, &list), frames as usize);
         Rig { device, spaces, memory, outgoing: frames * size }
@@ -169,7 +169,7 @@ impl Rig {
     fn send(&mut self, len: u32) -> Result<usize, DeviceError> {
         let parts = [Part { space: self.memory, offset: self.outgoing, len }];
         let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 1 };
-        let taken = self.device.tx_provide(&self.spaces, &[packet]);
+        let taken = self.device.tx_provide(&mut self.spaces, &[packet]);
         self.device.tx_return(&mut Vec::new(), 9).unwrap();
         taken
     }
@@ -181,7 +181,7 @@ fn down_and_up() {
     assert_eq!(rig.send(60).unwrap(), 1, "taken, as on a wire that is cut");
     let counters = rig.device.counters();
     assert_eq!((counters.tx_dropped, counters.tx_packets), (1, 0));
-    assert_eq!(rig.device.rx_return(&rig.spaces, &mut Vec::new(), 9).unwrap(), 0);
+    assert_eq!(rig.device.rx_return(&mut rig.spaces, &mut Vec::new(), 9).unwrap(), 0);
     assert_eq!(rig.device.arm(false).unwrap(), Armed::Sleep);
     ip("link set down0 up");
     rig.send(60).unwrap();
@@ -193,7 +193,7 @@ fn gone() {
         let mut rig = Rig::new(open("gone0", true), frames);
         // What the kernel sends at the beginning, if it does.
         let deadline = Instant::now() + Duration::from_secs(5);
-        while rig.device.rx_return(&rig.spaces, &mut Vec::new(), 9).unwrap() > 0
+        while rig.device.rx_return(&mut rig.spaces, &mut Vec::new(), 9).unwrap() > 0
             || rig.device.arm(false).unwrap() == Armed::Work
         {
             assert!(Instant::now() < deadline, "never at rest");
@@ -201,7 +201,7 @@ fn gone() {
         ip("link del gone0");
         assert!(wakes(&rig, 5000), "not woken");
         assert!(matches!(rig.send(60), Err(DeviceError::Gone { .. })));
-        let told = match rig.device.rx_return(&rig.spaces, &mut Vec::new(), 9) {
+        let told = match rig.device.rx_return(&mut rig.spaces, &mut Vec::new(), 9) {
             Ok(_) => rig.device.arm(false).map(|_| ()),
             Err(error) => Err(error),
         };
@@ -219,7 +219,7 @@ fn out_of_frames() {
     assert!(far.send(&[0x02; 100], Meta::FINISHED));
     let mut received = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(5);
-    while rig.device.rx_return(&rig.spaces, &mut received, 9).unwrap() == 0 {
+    while rig.device.rx_return(&mut rig.spaces, &mut received, 9).unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
     assert!(far.send(&[0x02; 200], Meta::FINISHED));
@@ -227,7 +227,7 @@ fn out_of_frames() {
     assert!(!wakes(&rig, 50), "woken for a packet that cannot be read");
     assert_eq!(rig.device.rx_provide(&rig.spaces, rig.memory, &[0]), 1);
     assert!(rig.device.arm(false).unwrap() == Armed::Work || wakes(&rig, 5000));
-    assert_eq!(rig.device.rx_return(&rig.spaces, &mut received, 9).unwrap(), 1);
+    assert_eq!(rig.device.rx_return(&mut rig.spaces, &mut received, 9).unwrap(), 1);
     assert_eq!(received[1].len, 200);
 }
 
@@ -270,7 +270,7 @@ fn too_long_for_its_frame() {
     assert!(far.send(&frame, Meta::FINISHED));
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut received = Vec::new();
-    while rig.device.rx_return(&rig.spaces, &mut received, 9).unwrap() == 0 {
+    while rig.device.rx_return(&mut rig.spaces, &mut received, 9).unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
     assert_eq!((received.len(), received[0].len), (1, 1000));

@@ -14,7 +14,7 @@ use towpath_device::{Armed, Device, Meta, Packet, Part, Space, SpaceId, Spaces};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::headers::Headers;
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 
 fn configurations() -> [(&'static str, Config); 4] {
     let config = Config::default();
@@ -75,18 +75,22 @@ fn a_slow_device_refuses_what_it_has_no_place_for() {
     let packets: [Packet<'_>; 5] =
         std::array::from_fn(|at| Packet { parts: &parts, meta: Meta::FINISHED, token: at as u64 });
     let start = Instant::now();
-    assert_eq!(rig.device.tx_provide(&rig.spaces, &packets).unwrap(), 3);
-    assert_eq!(rig.device.tx_provide(&rig.spaces, &packets[3..]).unwrap(), 0, "no place is free");
+    assert_eq!(rig.device.tx_provide(&mut rig.spaces, &packets).unwrap(), 3);
+    assert_eq!(
+        rig.device.tx_provide(&mut rig.spaces, &packets[3..]).unwrap(),
+        0,
+        "no place is free"
+    );
     assert_eq!(rig.device.arm(true).unwrap(), Armed::Sleep);
     let (mut tokens, mut received) = (Vec::new(), Vec::new());
     let mut next = 3;
     while tokens.len() < 5 {
         assert!(start.elapsed() < Duration::from_secs(10), "only {tokens:?} came back");
-        rig.device.rx_return(&rig.spaces, &mut received, 1).unwrap();
+        rig.device.rx_return(&mut rig.spaces, &mut received, 1).unwrap();
         rig.device.tx_return(&mut tokens, 8).unwrap();
         assert!(start.elapsed() >= packet_time * tokens.len() as u32, "{tokens:?} came early");
         if next < 5 {
-            next += rig.device.tx_provide(&rig.spaces, &packets[next..]).unwrap();
+            next += rig.device.tx_provide(&mut rig.spaces, &packets[next..]).unwrap();
         }
     }
     assert_eq!(tokens, [0, 1, 2, 3, 4]);
@@ -134,8 +138,8 @@ impl<D: Device> Rig<D> {
         device.start(&mut spaces).unwrap();
         let size = device.info().rx_frame_bytes as u32;
         let free: Vec<u32> = (0..count).map(|index| index * size).collect();
-        let mapping = Mapping::private((count + 1) as usize * size as usize).unwrap();
-        let memory = spaces.add(Space::new(Arc::new(mapping)));
+        let region = Region::private((count + 1) as usize * size as usize).unwrap();
+        let memory = spaces.add(Space::writable(region));
         let far = DeviceFarEnd::new(Box::new(far));
         let mut rig = Rig { device, spaces, memory, outgoing: count * size, free, far };
         rig.provide();
@@ -150,7 +154,7 @@ impl<D: Device> Rig<D> {
     /// Takes what comes in.
     fn turn(&mut self) -> Vec<(Vec<u8>, Meta)> {
         let mut received = Vec::new();
-        self.device.rx_return(&self.spaces, &mut received, 64).unwrap();
+        self.device.rx_return(&mut self.spaces, &mut received, 64).unwrap();
         let mut frames = Vec::new();
         for got in received {
             let mut frame = vec![0; got.len as usize];
@@ -169,7 +173,7 @@ impl<D: Device> Rig<D> {
         let parts = [Part { space: self.memory, offset: self.outgoing, len }];
         let packet = Packet { parts: &parts, meta, token: 1 };
         let deadline = Instant::now() + Duration::from_secs(5);
-        while self.device.tx_provide(&self.spaces, &[packet]).unwrap() == 0 {
+        while self.device.tx_provide(&mut self.spaces, &[packet]).unwrap() == 0 {
             self.turn();
             assert!(Instant::now() < deadline, "no room");
         }

@@ -175,37 +175,31 @@ pub fn field_at(start: u16, offset: u16, len: usize) -> Result<usize, OutsidePac
 /// When the field is outside of the packet; nothing was written.
 #[inline]
 pub fn finish(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutsidePacket> {
-    let field = field_at(start, offset, frame.len())?;
-    let mut sum = Sum::default();
-    sum.add(&frame[usize::from(start)..]);
-    frame[field..field + 2].copy_from_slice(&sum.nonzero_checksum().to_be_bytes());
+    let (field, value) = finished(&[frame], start, offset)?;
+    frame[field..field + 2].copy_from_slice(&value);
     Ok(())
 }
 
-/// As [`finish`], of a packet in several parts; the field may lie across two of them.
+/// Sums a packet as [`finish`] does, in one part or several, and writes nothing: returns where the
+/// checksum goes, and its bytes. The field may lie across two of the parts.
 ///
 /// # Errors
-/// When the field is outside of the packet; nothing was written.
-pub fn finish_parts(parts: &mut [&mut [u8]], start: u16, offset: u16) -> Result<(), OutsidePacket> {
+/// When the field is outside of the packet.
+#[inline]
+pub fn finished(
+    parts: &[&[u8]],
+    start: u16,
+    offset: u16,
+) -> Result<(usize, [u8; 2]), OutsidePacket> {
     let len = parts.iter().map(|part| part.len()).sum();
     let field = field_at(start, offset, len)?;
     let mut sum = Sum::default();
     let mut skip = usize::from(start);
-    for part in parts.iter() {
+    for part in parts {
         sum.add(part.get(skip..).unwrap_or_default());
         skip = skip.saturating_sub(part.len());
     }
-    let mut at = 0;
-    let value = sum.nonzero_checksum().to_be_bytes();
-    for part in parts {
-        for (index, byte) in value.iter().enumerate() {
-            if let Some(place) = (field + index).checked_sub(at).and_then(|i| part.get_mut(i)) {
-                *place = *byte;
-            }
-        }
-        at += part.len();
-    }
-    Ok(())
+    Ok((field, sum.nonzero_checksum().to_be_bytes()))
 }
 
 /// Whether an IPv4 header's own checksum is right. `header`: the header with its options.

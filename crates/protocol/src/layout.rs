@@ -19,7 +19,7 @@ use towpath_queue::layout::{QueueShape, lines};
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{HeapShape, OwnWords, PeerWords};
 
-use crate::memory::Mapping;
+use crate::memory::{Mapping, Region};
 
 /// Words of counters that each endpoint has.
 pub const ENDPOINT_COUNTERS: usize = LINE_WORDS;
@@ -294,24 +294,25 @@ pub struct LedgerPages {
     pub queue_sets: Vec<OwnWords>,
 }
 
-/// The words of a mapping that this side writes. A second view of the same words would break the
-/// protocol, which gives each word one writer.
+/// The words of a region, which this side writes from now on: a word has one writer.
 ///
 /// # Panics
-/// When the mapping is read-only here.
+/// When the region does not start at a word: a mistake in the layout, which no peer decides.
 #[must_use]
-pub fn own_words(mapping: &Arc<Mapping>) -> OwnWords {
-    assert!(mapping.is_writable(), "own words in a read-only mapping");
-    let first: NonNull<AtomicU64> = mapping.start().cast();
-    // SAFETY: a mapping starts at a page, is as long as it says, and lives as long as its `Arc`.
-    unsafe { OwnWords::new(first, mapping.len() / 8, mapping.clone()) }
+pub fn own_words(mut region: Region) -> OwnWords {
+    let first: NonNull<AtomicU64> = region.start().cast();
+    assert!(first.is_aligned(), "own words from within a word on");
+    // SAFETY: a region is mapped and writable for as long as its mapping lives. The region is used up
+    // here, so plain accesses to it are over: the slices that it lends have ended, and no more are lent.
+    unsafe { OwnWords::new(first, region.len() / 8, region.mapping().clone()) }
 }
 
 /// The words of a mapping that the other side writes.
 #[must_use]
 pub fn peer_words(mapping: &Arc<Mapping>) -> PeerWords {
     let first: NonNull<AtomicU64> = mapping.start().cast();
-    // SAFETY: a mapping starts at a page, is as long as it says, and lives as long as its `Arc`.
+    // SAFETY: a mapping starts at a page, is as long as it says, and lives as long as its `Arc`. Only
+    // `Region::bytes_mut` makes plain writes to it, whose caller promises that nothing reads meanwhile.
     unsafe { PeerWords::new(first, mapping.len() / 8, mapping.clone()) }
 }
 
@@ -322,8 +323,9 @@ mod tests {
     #[test]
     fn both_sides_find_the_same_places() {
         let shape = SessionShape::new(3, 5, 16, 32, 2048, 2048).unwrap();
-        let server = Arc::new(Mapping::private(shape.server_words() * 8).unwrap());
-        let (own, peer) = (own_words(&server), peer_words(&server));
+        let server = Region::private(shape.server_words() * 8).unwrap();
+        let peer = peer_words(server.mapping());
+        let own = own_words(server);
         let mut own = shape.server_own(own);
         let peer = shape.server_peer(&peer);
         own.header.store(CLOSED_WORD, 1);
@@ -336,8 +338,9 @@ mod tests {
         assert_eq!(peer.acknowledgements.fetch(0), 3);
         assert_eq!(peer.counters.fetch(4 * ENDPOINT_COUNTERS), 4);
         assert_eq!(peer.queue_sets[2].fetch(shape.queues.server_words() - 1), 5);
-        let application = Arc::new(Mapping::private(shape.application_words() * 8).unwrap());
-        let (own, peer) = (own_words(&application), peer_words(&application));
+        let application = Region::private(shape.application_words() * 8).unwrap();
+        let peer = peer_words(application.mapping());
+        let own = own_words(application);
         let mut own = shape.application_own(own);
         let peer = shape.application_peer(&peer);
         own.header.store(0, 6);
@@ -348,8 +351,8 @@ mod tests {
         assert_eq!(peer.events.fetch(0), 7);
         assert_eq!(peer.acknowledgements.fetch(0), 8);
         assert_eq!(peer.queue_sets[1].fetch(0), 9);
-        let ledger = Arc::new(Mapping::private(shape.ledger_words() * 8).unwrap());
-        let parts = shape.ledger(own_words(&ledger));
+        let ledger = Region::private(shape.ledger_words() * 8).unwrap();
+        let parts = shape.ledger(own_words(ledger));
         assert_eq!(parts.queue_sets.len(), 3);
     }
 

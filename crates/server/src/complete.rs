@@ -10,7 +10,7 @@ impl Engine {
     pub(crate) fn complete(&mut self) -> Result<usize, DeviceError> {
         // A device that had no room is asked again in the next turn.
         if !self.handoff.is_blocked() {
-            self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
+            self.handoff.flush(&self.stage, &mut self.spaces, self.device.as_mut())?;
         }
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.clear();

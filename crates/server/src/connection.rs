@@ -19,7 +19,7 @@ use crate::demux::{Rule, Vlan};
 use crate::orders::Tap;
 use crate::policy::Standing;
 use crate::prepare::Prepared;
-use crate::session::Memories;
+use crate::session::Mappings;
 
 /// A refusal: what the peer is told.
 pub(crate) type Refused = (Refusal, String);
@@ -69,7 +69,7 @@ pub(crate) struct Connection {
     /// What its session consists of.
     pub(crate) shape: Option<SessionShape>,
     /// Its session's memories, for reading counters, and for unmapping.
-    pub(crate) memories: Option<Memories>,
+    pub(crate) mappings: Option<Mappings>,
     /// Its session's memory files: when they are closed last, their memory is given back, which is
     /// the worker's to do.
     pub(crate) files: Vec<OwnedFd>,

@@ -338,7 +338,7 @@ impl Control {
             name: String::new(),
             lease: None,
             shape: None,
-            memories: None,
+            mappings: None,
             files: Vec::new(),
             counter: None,
             endpoints: Vec::new(),

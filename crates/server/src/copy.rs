@@ -2,12 +2,12 @@
 //! server writes. (On transmit it is the [`crate::stage`].) Copies are counted by the
 //! routines that make them, here and there, and nowhere else.
 //!
-//! Unsafe lives here because checksums are finished in place, in receive heaps, which applications
+//! Unsafe lives here because checksums are summed in place, in receive heaps, which applications
 //! have mapped for reading alone.
 
 use towpath_device::Meta;
 use towpath_packet::checksum;
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 use towpath_queue::Violation;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, prefetch_distance};
 use towpath_queue::frames::Ledger;
@@ -72,7 +72,7 @@ fn deliver_frame(
     if available == 0 && !observe(set, &mut session.receive_ledger, &mut session.violation, 1) {
         return Delivered::NoFrames;
     }
-    let memory: &Mapping = &session.receive_heap;
+    let memory = &mut session.receive_heap;
     let ahead = prefetch_distance(len);
     if available > ahead {
         let start = heap.frame_offset(set.receive.frame(ahead)) + HEADROOM_BYTES as usize;
@@ -134,7 +134,7 @@ fn deliver_chain(
     {
         return Delivered::NoFrames;
     }
-    let memory: &Mapping = &session.receive_heap;
+    let memory = &mut session.receive_heap;
     let mut reader = Reader::new(source);
     for place in 0..frames {
         let offset = heap.frame_offset(set.receive.frame(place as u32)) + HEADROOM_BYTES as usize;
@@ -180,8 +180,9 @@ pub fn session_word(endpoint: u32, count: Count) -> usize {
     endpoint as usize * towpath_protocol::layout::ENDPOINT_COUNTERS + count as usize
 }
 
+/// Finishes the checksum of a packet of `len` bytes in the frames that `frame` names.
 fn finish_in_heap(
-    memory: &Mapping,
+    memory: &mut Region,
     heap: &towpath_queue::HeapShape,
     len: usize,
     start: u16,
@@ -190,23 +191,23 @@ fn finish_in_heap(
 ) -> bool {
     let data_bytes = heap.data_bytes() as usize;
     let frames = len.div_ceil(data_bytes);
-    let slice = |place: usize| {
-        let at = heap.frame_offset(frame(place as u32)) + HEADROOM_BYTES as usize;
-        let now = data_bytes.min(len - place * data_bytes);
-        // SAFETY: a receive heap is written by the engine's thread alone, and these are frames
-        // that it has not given to the application yet. The frames of a packet are distinct: the
-        // ledger took each of them once.
-        unsafe { memory.bytes_mut(at, now) }
-    };
-    if frames == 1 {
-        return slice(0).is_some_and(|bytes| checksum::finish(bytes, start, offset).is_ok());
-    }
-    let mut parts: [&mut [u8]; MAX_CHAIN] = std::array::from_fn(|_| &mut [][..]);
+    let at = |place: usize| heap.frame_offset(frame(place as u32)) + HEADROOM_BYTES as usize;
+    let mut parts: [&[u8]; MAX_CHAIN] = [&[]; MAX_CHAIN];
     for (place, part) in parts.iter_mut().enumerate().take(frames) {
-        match slice(place) {
+        let now = data_bytes.min(len - place * data_bytes);
+        // SAFETY: a receive heap's file is mapped writable here alone, by this region: the server made
+        // it, and hands it out for reading (`prepare.rs`).
+        match unsafe { memory.bytes_of_file(at(place), now) } {
             Some(bytes) => *part = bytes,
             None => return false,
         }
     }
-    checksum::finish_parts(&mut parts[..frames], start, offset).is_ok()
+    let Ok((field, value)) = checksum::finished(&parts[..frames], start, offset) else {
+        return false;
+    };
+    // It may lie across two frames.
+    value.iter().enumerate().all(|(index, byte)| {
+        let byte_at = field + index;
+        memory.copy_in(at(byte_at / data_bytes) + byte_at % data_bytes, &[*byte])
+    })
 }

@@ -34,10 +34,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use towpath_device::{Armed, Device, DeviceError, Meta};
+use towpath_protocol::memory::Region;
 use towpath_queue::optimistic::{Entered, Left, Optimistic};
 
 pub use driver::Driver;
-use driver::Frames;
+use driver::write;
 
 /// The one request that can be left.
 const RESET: u64 = 1;
@@ -102,8 +103,9 @@ pub struct Counts {
 /// A device that any thread of the program may use.
 #[derive(Debug)]
 pub struct Embedded {
-    section: Optimistic<Driver>,
-    frames: Frames,
+    section: Optimistic<Driver, Region>,
+    /// The longest packet that is sent, in bytes.
+    longest: usize,
     /// What a thread sleeps on.
     sleep: Option<OwnedFd>,
 }
@@ -115,8 +117,8 @@ impl Embedded {
     /// As [`Driver::new`], or when the system has no descriptor left.
     pub fn new(device: Box<dyn Device>, config: Config) -> Result<Embedded, DeviceError> {
         let name = device.info().name.clone();
-        let mut driver = Driver::new(device, config)?;
-        let frames = driver.frames.clone();
+        let (mut driver, left) = Driver::with_left(device, config)?;
+        let longest = driver.frames.longest;
         let mut sleep = None;
         if let Some(device) = driver.sleep_fd() {
             let (both, bell) = sleep::over(device).map_err(|cause| DeviceError::Failed {
@@ -126,11 +128,11 @@ impl Embedded {
             })?;
             (sleep, driver.bell) = (Some(both), Some(bell));
         }
-        let section = Optimistic::new(config.left, driver).ok_or_else(|| {
+        let section = Optimistic::with_memory(left, driver).ok_or_else(|| {
             let cause = io::Error::from(io::ErrorKind::InvalidInput);
             DeviceError::Failed { name, what: "numbers of frames", cause }
         })?;
-        Ok(Embedded { section, frames, sleep })
+        Ok(Embedded { section, longest, sleep })
     }
 
     /// Sends a packet: by itself when nobody is inside, else by leaving it to who is. Never waits.
@@ -141,13 +143,13 @@ impl Embedded {
     /// # Errors
     /// [`SendError`]; the packet is not sent then, and not left.
     pub fn send(&self, packet: &[u8]) -> Result<(), SendError> {
-        let most = self.frames.longest;
+        let most = self.longest;
         if packet.len() > most {
             return Err(SendError::TooLong { len: packet.len(), most });
         }
         let Some(mut entered) = self.section.try_enter() else {
-            let leaving = self.section.leave().ok_or(SendError::WouldBlock)?;
-            self.frames.write(leaving.slot(), packet);
+            let mut leaving = self.section.leave().ok_or(SendError::WouldBlock)?;
+            leaving.write(|frame| write(frame, 0, packet));
             leaving.publish();
             self.section.drive(pump);
             return Ok(());
@@ -155,10 +157,10 @@ impl Embedded {
         let mut could = pump(&mut entered);
         let outcome = if entered.is_nothing_left() {
             entered.state().send(packet)
-        } else if let Some(leaving) = entered.leave() {
+        } else if let Some(mut leaving) = entered.leave() {
             // Something is being written that a packet of this thread may be behind: this one goes
             // behind it as well.
-            self.frames.write(leaving.slot(), packet);
+            leaving.write(|frame| write(frame, 0, packet));
             leaving.publish();
             could = pump(&mut entered);
             Ok(())
@@ -258,7 +260,7 @@ impl Embedded {
 
 /// What whoever is inside does before all else: requests, what the device is done with, what was
 /// left, and what it has room for. Answers whether all went.
-fn pump(entered: &mut Entered<'_, Driver>) -> bool {
+fn pump(entered: &mut Entered<'_, Driver, Region>) -> bool {
     if entered.requests() & RESET != 0 {
         entered.state().reset();
     }

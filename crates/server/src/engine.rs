@@ -17,7 +17,7 @@ use towpath_protocol::layout::{
     DEVICE_COUNTERS, STATE_COUNTERS_WORD, STATE_EPOCH_WORD, STATE_HEARTBEAT_WORD, STATE_SLEEP_WORD,
     own_words,
 };
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::{Mapping, Region};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::descriptor::MAX_CHAIN;
 use towpath_queue::doorbell::Sleeper;
@@ -109,6 +109,7 @@ pub(crate) struct Flight {
 pub struct Engine {
     pub(crate) device: Box<dyn Device>,
     pub(crate) spaces: Spaces,
+    /// Pool and stage, for reading.
     pub(crate) pool: Arc<Mapping>,
     pub(crate) pool_space: SpaceId,
     pub(crate) empty: FreeFrames,
@@ -243,7 +244,7 @@ impl Engine {
     /// When memory, or the device's start, fails.
     pub fn new(
         mut device: Box<dyn Device>,
-        state: &Arc<Mapping>,
+        state: Region,
         epoch: u64,
         seed: u64,
         values: &Values,
@@ -267,11 +268,12 @@ impl Engine {
         };
         // One space for both: a device that does not send in place sends out of this one alone.
         let pool_bytes = pool_frames as usize * pool_frame_bytes as usize;
-        let pool = Mapping::private(pool_bytes + STAGE_SLOTS as usize * slot_bytes)
+        let mut memory = Region::private(pool_bytes + STAGE_SLOTS as usize * slot_bytes)
             .map_err(failed("memory for its packets"))?;
-        let pool = Arc::new(pool);
-        let pool_space = spaces.add(Space::new(pool.clone()));
-        let stage = Stage::new(pool.clone(), pool_space, pool_bytes, STAGE_SLOTS, slot_bytes);
+        let pool = memory.mapping().clone();
+        // The device writes the pool, and only reads the stage behind it.
+        let pool_space = spaces.add(Space::writable(memory.split_off_front(pool_bytes)));
+        let stage = Stage::new(memory, pool_space, STAGE_SLOTS, slot_bytes);
         device.start(&mut spaces)?;
         let mut words = own_words(state);
         let mut header = words.split_off_front(LINE_WORDS);

@@ -158,7 +158,7 @@ impl Handoff {
         slot: u32,
         small: bool,
         stage: &Stage,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
         if self.mode == HandoffMode::Direct && !self.blocked && !self.is_waiting() {
@@ -201,7 +201,7 @@ impl Handoff {
     pub fn flush(
         &mut self,
         stage: &Stage,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
         let was_blocked = std::mem::replace(&mut self.blocked, false);

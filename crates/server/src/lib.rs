@@ -65,7 +65,6 @@ pub mod session;
 mod shaping;
 mod slow;
 pub mod source;
-#[allow(unsafe_code)]
 pub mod stage;
 mod take;
 mod transmit;

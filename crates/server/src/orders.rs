@@ -246,6 +246,7 @@ impl Engine {
         });
         session.transmit_space = self.spaces.add(Space::new(session.transmit_heap.clone()));
         let words = peer_words(&session.transmit_heap);
+        // Both views read by atomics: headers are fetched as words, payload is copied.
         self.heaps[place as usize] = Some((session.transmit_heap.clone(), words));
         for (number, set) in session.queue_sets.iter_mut().enumerate() {
             set.unit = self.schedule.add(place, number as u32);

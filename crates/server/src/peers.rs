@@ -13,7 +13,7 @@ use crate::connection::{Progress, Refused};
 use crate::control::{Control, Reply};
 use crate::orders::Order;
 use crate::prepare::{Relay, stored_name};
-use crate::session::{Memories, Session};
+use crate::session::{Mappings, Session};
 use crate::slow::Job;
 use crate::worker::link::{Packet, Report};
 use crate::worker::wire::{command, report};
@@ -173,7 +173,7 @@ impl Control {
         };
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Populating;
-        connection.memories = Some(mapped.memories.clone());
+        connection.mappings = Some(mapped.mappings.clone());
         connection.files = files;
         self.slow.push(uid, Job::Populate { token, mapped });
     }
@@ -192,7 +192,7 @@ impl Control {
         match self.slow.go_on() {
             None => {}
             Some(Job::Populate { token, mapped }) => {
-                self.lock(&mapped.memories);
+                self.lock(&mapped.mappings);
                 let Some(connection) = self.connections.get_mut(token) else { return };
                 connection.progress = Progress::Lives;
                 let uid = connection.account.uid;
@@ -211,19 +211,19 @@ impl Control {
                 self.decide_who_notifies(token);
                 self.order(Order::AddSession(mapped.session), Reply::Done(token));
             }
-            Some(Job::Release { token, memories, session }) => {
+            Some(Job::Release { token, mappings, session }) => {
                 self.released(token, session);
-                drop(memories);
+                drop(mappings);
             }
         }
     }
 
     /// Keeps the engine from waiting for a swap device, where there is one.
-    fn lock(&mut self, memories: &Memories) {
+    fn lock(&mut self, mappings: &Mappings) {
         if !self.slow.populates_all {
             return;
         }
-        let outcome = memories.all().into_iter().try_for_each(|mapping| mapping.lock());
+        let outcome = mappings.all.iter().try_for_each(|mapping| mapping.lock());
         if let Err(error) = outcome
             && !std::mem::replace(&mut self.says_it_cannot_lock, true)
         {
@@ -239,9 +239,9 @@ impl Control {
         let Some(token) = self.connections.token_of(session.number) else { return };
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Over;
-        let Some(memories) = connection.memories.take() else { return };
+        let Some(mappings) = connection.mappings.take() else { return };
         let uid = connection.account.uid;
-        self.slow.push(uid, Job::Release { token, memories, session: Some(session) });
+        self.slow.push(uid, Job::Release { token, mappings, session: Some(session) });
     }
 
     /// A session's memory is unmapped.
@@ -254,7 +254,7 @@ impl Control {
             self.close_doorbell(number, doorbell);
         }
         let Some(connection) = self.connections.get_mut(token) else { return };
-        connection.memories = None;
+        connection.mappings = None;
         left.append(&mut connection.files);
         let (worker, uid) = (connection.worker, connection.account.uid);
         // Where the session was ended by the server, its application may still read why.
@@ -307,7 +307,7 @@ impl Control {
     pub(crate) fn end_all(&mut self) {
         for token in self.connections.of_all() {
             let Some(connection) = self.connections.get_mut(token) else { continue };
-            connection.memories = None;
+            connection.mappings = None;
             let files = std::mem::take(&mut connection.files);
             let (worker, uid) = (connection.worker, connection.account.uid);
             let mut files = files;

@@ -17,7 +17,7 @@ use towpath_protocol::layout::SessionShape;
 use towpath_protocol::memory::SharedFile;
 use towpath_protocol::store::Store;
 
-use crate::session::{Doorbell, ENDPOINT_BYTES, Memories, QUEUE_SET_BYTES, Session};
+use crate::session::{Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_SET_BYTES, Session};
 
 /// The memory files of a session. Whoever holds them last gives their memory back, which takes time.
 #[derive(Debug)]
@@ -144,21 +144,22 @@ impl Prepared {
             Err(error) => return Err((error, self.into_descriptors())),
         };
         let Prepared { shape, files, doorbell, wake } = self;
+        let mappings = memories.mappings();
         let doorbell = Doorbell::new(doorbell, relay);
-        let session = Session::new(number, shape, &memories, doorbell, wake);
-        Ok((Mapped { session: Box::new(session), memories }, files.into_descriptors()))
+        let session = Session::new(number, shape, memories, doorbell, wake);
+        Ok((Mapped { session: Box::new(session), mappings }, files.into_descriptors()))
     }
 
     fn memories(&self) -> io::Result<Memories> {
         let files = &self.files;
         let memories = Memories {
-            server: Arc::new(files.server.map_writable()?),
+            server: files.server.map_writable()?,
             application: Arc::new(files.application.map_readable()?),
-            ledger: Arc::new(files.ledger.map_writable()?),
-            receive_heap: Arc::new(files.receive_heap.map_writable()?),
+            ledger: files.ledger.map_writable()?,
+            receive_heap: files.receive_heap.map_writable()?,
             transmit_heap: Arc::new(files.transmit_heap.map_readable()?),
         };
-        for mapping in memories.all() {
+        for mapping in memories.mappings().all {
             mapping.keep_from_children()?;
         }
         Ok(memories)
@@ -194,7 +195,7 @@ pub(crate) struct Relay {
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) session: Box<Session>,
-    pub(crate) memories: Memories,
+    pub(crate) mappings: Mappings,
 }
 
 /// A doorbell: the server's end and the application's. The application can neither send through its

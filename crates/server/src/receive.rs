@@ -43,7 +43,8 @@ impl Engine {
             self.provide();
             received.clear();
             self.received_done = 0;
-            outcome = self.device.rx_return(&self.spaces, &mut received, self.batch).map(|_| ());
+            outcome =
+                self.device.rx_return(&mut self.spaces, &mut received, self.batch).map(|_| ());
         }
         let left = &received[self.received_done..];
         // Nobody begins to capture in the middle of a batch: orders are followed before it.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use towpath_protocol::layout::{own_words, peer_words};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 use towpath_queue::{OwnWords, PeerWords};
 
 use crate::prepare::Relay;
@@ -29,9 +29,10 @@ impl Relays {
     /// # Errors
     /// What `mmap` answers.
     pub fn new(sessions: usize) -> std::io::Result<(Relays, PeerWords)> {
-        let memory = Arc::new(Mapping::shared_with_forks(sessions * 8)?);
-        let counters = own_words(&memory);
-        Ok((Relays { counters, called: Vec::with_capacity(64) }, peer_words(&memory)))
+        let memory = Region::shared_with_forks(sessions * 8)?;
+        let seen = peer_words(memory.mapping());
+        let counters = own_words(memory);
+        Ok((Relays { counters, called: Vec::with_capacity(64) }, seen))
     }
 
     /// None at all, for an engine whose sessions are all notified directly.

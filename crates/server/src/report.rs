@@ -185,12 +185,12 @@ pub(crate) fn page<'a>(
 
 /// A session's part of the report, and its endpoints; `None` for a connection that has no session.
 fn session(connection: &Connection) -> Option<(Session, impl Iterator<Item = Endpoint> + '_)> {
-    let (Progress::Lives, Some(lease), Some(shape), Some(memories)) =
-        (&connection.progress, &connection.lease, &connection.shape, &connection.memories)
+    let (Progress::Lives, Some(lease), Some(shape), Some(mappings)) =
+        (&connection.progress, &connection.lease, &connection.shape, &connection.mappings)
     else {
         return None;
     };
-    let words = shape.server_peer(&peer_words(&memories.server)).counters;
+    let words = shape.server_peer(&peer_words(&mappings.server)).counters;
     let endpoints = connection.endpoints.iter().enumerate().filter_map(move |(number, opened)| {
         let opened = opened.as_ref()?;
         let start = number * ENDPOINT_COUNTERS;

@@ -355,7 +355,13 @@ impl Engine {
         }
         entry.meta = meta;
         entry.flight = flight;
-        self.handoff.give(one.slot, one.small, &self.stage, &self.spaces, self.device.as_mut())?;
+        self.handoff.give(
+            one.slot,
+            one.small,
+            &self.stage,
+            &mut self.spaces,
+            self.device.as_mut(),
+        )?;
         Ok(Sent::Later)
     }
 
@@ -423,7 +429,7 @@ impl Engine {
                 continue;
             }
             if let Err(error) =
-                self.handoff.give(slot, false, &self.stage, &self.spaces, self.device.as_mut())
+                self.handoff.give(slot, false, &self.stage, &mut self.spaces, self.device.as_mut())
             {
                 failed = Some(error);
                 break;

@@ -191,7 +191,8 @@ impl Server {
         let state = SharedFile::create("towpath-state", STATE_WORDS * 8)
             .map_err(resources("the state page"))?;
         state.seal_seals().map_err(resources("the state page"))?;
-        let state_mapping = Arc::new(state.map_writable().map_err(resources("the state page"))?);
+        let state_region = state.map_writable().map_err(resources("the state page"))?;
+        let state_mapping = state_region.mapping().clone();
         store.put("state", state.as_fd()).map_err(resources("keeping the state page"))?;
         if let Some(listener) = &listener {
             store.put("listener", listener.as_fd()).map_err(resources("keeping the socket"))?;
@@ -231,7 +232,7 @@ impl Server {
         };
         // Measured while nothing runs yet that would be in its way.
         let _ = towpath_waiting::Costs::of_this_machine();
-        let engine = Engine::new(device, &state_mapping, epoch, seed, &settings, budgets, link)?;
+        let engine = Engine::new(device, state_region, epoch, seed, &settings, budgets, link)?;
         let engine_epoll = engine.epoll().try_clone().map_err(resources("an epoll"))?;
         let parts = Parts {
             listener,

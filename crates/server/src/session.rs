@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use towpath_device::SpaceId;
 use towpath_protocol::layout::{CLOSED_WORD, REST_WORD, SessionShape, own_words, peer_words};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::{Mapping, Region};
 use towpath_protocol::settings::Setting;
 use towpath_queue::doorbell::{Ringer, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
@@ -80,7 +80,7 @@ pub struct Session {
     /// What it consists of.
     pub shape: SessionShape,
     /// Where received packets go. Only the engine writes it.
-    pub receive_heap: Arc<Mapping>,
+    pub receive_heap: Region,
     /// Where packets to be sent come from. Only the application writes it.
     pub transmit_heap: Arc<Mapping>,
     /// The transmit heap as a data space; given by the engine.
@@ -173,24 +173,38 @@ pub(crate) const ENDPOINT_BYTES: usize = 2560;
 pub(crate) const QUEUE_SET_BYTES: usize = 1024;
 
 /// The memories that a session is made of, mapped.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Memories {
     /// Server pages, writable.
-    pub server: Arc<Mapping>,
+    pub server: Region,
     /// Application pages, read-only.
     pub application: Arc<Mapping>,
     /// Ledger, writable.
-    pub ledger: Arc<Mapping>,
+    pub ledger: Region,
     /// Receive heap, writable.
-    pub receive_heap: Arc<Mapping>,
+    pub receive_heap: Region,
     /// Transmit heap, read-only.
     pub transmit_heap: Arc<Mapping>,
 }
 
-impl Memories {
+/// A session's memories, for reading: counters, and what concerns the mappings themselves.
+#[derive(Clone, Debug)]
+pub struct Mappings {
+    /// Server pages.
+    pub server: Arc<Mapping>,
     /// All: first those that the server writes.
-    pub(crate) fn all(&self) -> [&Arc<Mapping>; 5] {
-        [&self.server, &self.ledger, &self.receive_heap, &self.application, &self.transmit_heap]
+    pub(crate) all: [Arc<Mapping>; 5],
+}
+
+impl Memories {
+    /// Their mappings.
+    #[must_use]
+    pub fn mappings(&self) -> Mappings {
+        let written = [&self.server, &self.ledger, &self.receive_heap].map(Region::mapping);
+        let [server, ledger, receive_heap] = written.map(Arc::clone);
+        let (application, transmit_heap) = (self.application.clone(), self.transmit_heap.clone());
+        let all = [server.clone(), ledger, receive_heap, application, transmit_heap];
+        Mappings { server, all }
     }
 }
 
@@ -227,14 +241,14 @@ impl Session {
     pub fn new(
         number: u32,
         shape: SessionShape,
-        memories: &Memories,
+        memories: Memories,
         doorbell: Doorbell,
         wake: OwnedFd,
     ) -> Session {
-        let mut server = shape.server_own(own_words(&memories.server));
+        let mut server = shape.server_own(own_words(memories.server));
         let header = server.header.split_off_front(REST_WORD);
         let application = shape.application_peer(&peer_words(&memories.application));
-        let ledger = shape.ledger(own_words(&memories.ledger));
+        let ledger = shape.ledger(own_words(memories.ledger));
         let queue_sets = server
             .queue_sets
             .into_iter()
@@ -267,8 +281,8 @@ impl Session {
         Session {
             number,
             shape,
-            receive_heap: memories.receive_heap.clone(),
-            transmit_heap: memories.transmit_heap.clone(),
+            receive_heap: memories.receive_heap,
+            transmit_heap: memories.transmit_heap,
             transmit_space: SpaceId(u32::MAX),
             marker: Marker::new(shape.events(), server.events, &application.acknowledgements),
             work: Acknowledger::new(shape.events(), server.acknowledgements, &application.events),

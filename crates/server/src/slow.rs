@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use crate::prepare::Mapped;
-use crate::session::{Memories, Session};
+use crate::session::{Mappings, Session};
 
 /// Bytes of page tables that one slice fills or empties: some 0.1 ms.
 const SLICE_BYTES: usize = 2 << 20;
@@ -16,7 +16,7 @@ pub(crate) enum Job {
     /// A session that is to be served when the server's part of its memory is populated.
     Populate { token: u64, mapped: Mapped },
     /// A session that has ended, or will not be served, is unmapped. Then these are disposed of.
-    Release { token: u64, memories: Memories, session: Option<Box<Session>> },
+    Release { token: u64, mappings: Mappings, session: Option<Box<Session>> },
 }
 
 /// A job and how much of it is done.
@@ -62,8 +62,8 @@ impl Slow {
                 continue;
             }
             let Job::Populate { mapped, .. } = &begun.job else { continue };
-            let memories = mapped.memories.clone();
-            let release = Job::Release { token: ended, memories, session: None };
+            let mappings = mapped.mappings.clone();
+            let release = Job::Release { token: ended, mappings, session: None };
             if let Job::Populate { mapped, .. } = std::mem::replace(&mut begun.job, release)
                 && let Job::Release { session, .. } = &mut begun.job
             {
@@ -96,12 +96,12 @@ impl Slow {
 impl Begun {
     /// Does a slice. Returns `true` when everything is done.
     fn slice(&mut self, populates_all: bool) -> bool {
-        let (memories, populates) = match &self.job {
-            Job::Populate { mapped, .. } => (&mapped.memories, true),
-            Job::Release { memories, .. } => (memories, false),
+        let (mappings, populates) = match &self.job {
+            Job::Populate { mapped, .. } => (&mapped.mappings, true),
+            Job::Release { mappings, .. } => (mappings, false),
         };
         // The application's memory is left, where it can be: it may never use most of it.
-        let parts = &memories.all()[..if populates && !populates_all { 3 } else { 5 }];
+        let parts = &mappings.all[..if populates && !populates_all { 3 } else { 5 }];
         let mut left = SLICE_BYTES;
         while left > 0 {
             let Some(mapping) = parts.get(self.part) else { return true };

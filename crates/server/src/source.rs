@@ -1,7 +1,7 @@
 //! Where a packet's bytes are before they are copied: a checked beginning in private memory, and
 //! pieces of one other memory.
 
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::{Mapping, Region};
 use towpath_queue::descriptor::MAX_CHAIN;
 
 /// Bytes in one memory.
@@ -50,7 +50,7 @@ impl<'a> Reader<'a> {
     /// Copies the next `len` bytes to a place; `false` when there are not so many, or no such
     /// place.
     #[inline]
-    pub(crate) fn copy(&mut self, mut len: usize, to: &Mapping, mut offset: usize) -> bool {
+    pub(crate) fn copy(&mut self, mut len: usize, to: &mut Region, mut offset: usize) -> bool {
         if self.at < self.source.prefix.len() {
             let now = len.min(self.source.prefix.len() - self.at);
             if !to.copy_in(offset, &self.source.prefix[self.at..self.at + now]) {
@@ -138,29 +138,28 @@ impl SegmentPieces {
 mod tests {
     use super::*;
 
-    fn mapping(bytes: &[u8]) -> Mapping {
-        let mapping = Mapping::private(4096).unwrap();
-        assert!(mapping.copy_in(0, bytes));
-        mapping
+    fn region(bytes: &[u8]) -> Region {
+        let mut region = Region::private(4096).unwrap();
+        assert!(region.copy_in(0, bytes));
+        region
     }
 
     #[test]
     fn a_source_is_read_in_order() {
-        let memory = mapping(b"0123456789");
+        let region = region(b"0123456789");
         let pieces = [Piece { offset: 8, len: 2 }, Piece { offset: 0, len: 3 }];
-        let source = Source { prefix: b"ab", memory: &memory, pieces: &pieces };
+        let source = Source { prefix: b"ab", memory: region.mapping(), pieces: &pieces };
         assert_eq!(source.len(), 7);
-        let to = Mapping::private(4096).unwrap();
+        let mut to = Region::private(4096).unwrap();
         let mut reader = Reader::new(source);
-        assert!(reader.copy(1, &to, 0) && reader.copy(3, &to, 1) && reader.copy(3, &to, 4));
-        assert!(!reader.copy(1, &to, 7), "past the end");
-        let mut out = [0; 7];
-        assert!(to.copy_out(0, &mut out));
-        assert_eq!(&out, b"ab89012");
+        assert!(
+            reader.copy(1, &mut to, 0) && reader.copy(3, &mut to, 1) && reader.copy(3, &mut to, 4)
+        );
+        assert!(!reader.copy(1, &mut to, 7), "past the end");
+        assert_eq!(to.bytes(0, 7), Some(b"ab89012".as_slice()));
         let mut reader = Reader::new(source);
-        assert!(reader.skip(3) && reader.copy(2, &to, 0));
-        assert!(to.copy_out(0, &mut out[..2]));
-        assert_eq!(&out[..2], b"90");
+        assert!(reader.skip(3) && reader.copy(2, &mut to, 0));
+        assert_eq!(to.bytes(0, 2), Some(b"90".as_slice()));
         let mut cut = SegmentPieces::new();
         let got: Vec<_> =
             cut.cut(&source, 3, 6).unwrap().iter().map(|p| (p.offset, p.len)).collect();

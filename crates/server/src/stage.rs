@@ -2,15 +2,10 @@
 //!
 //! A packet's headers, or all of a small packet, are fetched from the application's memory into a
 //! slot, checked there and sent from there.
-//!
-//! Unsafe lives here because the slots are read and checksums finished in place; the stage is
-//! private memory.
-
-use std::sync::Arc;
 
 use towpath_device::{Meta, Part, SpaceId};
 use towpath_packet::checksum;
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 use towpath_queue::descriptor::Descriptor;
 use towpath_queue::{HeapShape, PeerWords};
 
@@ -40,9 +35,8 @@ pub struct Slot {
 /// done with it.
 #[derive(Debug)]
 pub struct Stage {
-    memory: Arc<Mapping>,
-    /// Where in the memory the first slot is.
-    base: usize,
+    /// The slots' memory. The device reads it too.
+    memory: Region,
     slot_bytes: usize,
     /// The slots.
     pub slots: Vec<Slot>,
@@ -51,16 +45,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A stage of `slots` slots of `slot_bytes` each, in private memory from `base` on that nothing
-    /// else uses; the memory is the data space `space`.
+    /// A stage of `slots` slots of `slot_bytes` each, in a region of private memory; the mapping that it
+    /// is in is the data space `space`.
     #[must_use]
-    pub fn new(
-        memory: Arc<Mapping>,
-        space: SpaceId,
-        base: usize,
-        slots: u32,
-        slot_bytes: usize,
-    ) -> Stage {
+    pub fn new(memory: Region, space: SpaceId, slots: u32, slot_bytes: usize) -> Stage {
         let slot = || Slot {
             len: 0,
             copies: 0,
@@ -70,7 +58,6 @@ impl Stage {
         };
         Stage {
             memory,
-            base,
             slot_bytes,
             slots: (0..slots).map(|_| slot()).collect(),
             free: towpath_queue::frames::FreeFrames::new(0, slots),
@@ -98,7 +85,7 @@ impl Stage {
 
     #[inline]
     fn start(&self, slot: u32) -> usize {
-        self.base + slot as usize * self.slot_bytes
+        slot as usize * self.slot_bytes
     }
 
     /// Fetches the first `len` bytes of a packet into a slot; what was there before is not kept.
@@ -118,16 +105,11 @@ impl Stage {
         }
         let entry = &mut self.slots[slot as usize];
         (entry.len, entry.copies) = (len as u32, 1);
-        // SAFETY: the slots are private memory that nothing else uses (`new`), and `&mut self` is
-        // the only way to them here. The device does not have this one: it was taken for this
-        // packet. What else is in the mapping, the pool, lies before them.
-        let Some(bytes) = (unsafe { self.memory.bytes_mut(self.start(slot), len) }) else {
-            return false;
-        };
+        let start = self.start(slot);
         let mut at = 0;
         for one in packet {
             let now = (one.len as usize).min(len - at);
-            if !from.fetch_bytes(one.heap_offset(heap), &mut bytes[at..at + now]) {
+            if !self.memory.fetch(start + at, from, one.heap_offset(heap), now) {
                 return false;
             }
             at += now;
@@ -159,7 +141,8 @@ impl Stage {
         let start = self.start(slot);
         let held = self.slots[slot as usize].len as usize;
         let len = held + rest.len();
-        if len > self.slot_bytes || !Reader::new(rest).copy(len - held, &self.memory, start + held)
+        if len > self.slot_bytes
+            || !Reader::new(rest).copy(len - held, &mut self.memory, start + held)
         {
             return false;
         }
@@ -169,10 +152,8 @@ impl Stage {
 
     fn finish(&mut self, slot: u32, finish: Option<(u16, u16)>) -> bool {
         let Some((checksum_start, offset)) = finish else { return true };
-        let len = self.slots[slot as usize].len as usize;
-        // SAFETY: as in `fetch`.
-        unsafe { self.memory.bytes_mut(self.start(slot), len) }
-            .is_some_and(|bytes| checksum::finish(bytes, checksum_start, offset).is_ok())
+        let finished = checksum::finished(&[self.bytes(slot)], checksum_start, offset);
+        finished.is_ok_and(|(field, value)| self.memory.copy_in(self.start(slot) + field, &value))
     }
 
     /// What is in a slot.
@@ -180,8 +161,7 @@ impl Stage {
     #[must_use]
     pub fn bytes(&self, slot: u32) -> &[u8] {
         let len = self.slots[slot as usize].len as usize;
-        // SAFETY: as in `fetch`; the slots are written only through `&mut self`.
-        unsafe { self.memory.bytes(self.start(slot), len) }.unwrap_or(&[])
+        self.memory.bytes(self.start(slot), len).unwrap_or(&[])
     }
 
     /// Makes a slot a frame of `header` and of `payload` bytes of the source from `from` on, and
@@ -201,7 +181,7 @@ impl Stage {
             return false;
         }
         let mut reader = Reader::new(source);
-        if !reader.skip(from) || !reader.copy(payload, &self.memory, start + header.len()) {
+        if !reader.skip(from) || !reader.copy(payload, &mut self.memory, start + header.len()) {
             return false;
         }
         self.slots[slot as usize].len = len as u32;
@@ -214,7 +194,7 @@ impl Stage {
     pub fn part(&self, slot: u32) -> Part {
         Part {
             space: self.space,
-            offset: self.start(slot) as u32,
+            offset: (self.memory.offset() + self.start(slot)) as u32,
             len: self.slots[slot as usize].len,
         }
     }
@@ -227,17 +207,17 @@ mod tests {
 
     use crate::source::Piece;
 
-    fn mapping(bytes: &[u8]) -> Mapping {
-        let mapping = Mapping::private(4096).unwrap();
-        assert!(mapping.copy_in(0, bytes));
-        mapping
+    fn region(bytes: &[u8]) -> Region {
+        let mut region = Region::private(4096).unwrap();
+        assert!(region.copy_in(0, bytes));
+        region
     }
 
     #[test]
     fn a_slot_holds_what_was_put_there() {
-        let memory = Arc::new(mapping(b"0123456789"));
+        let memory = region(b"0123456789");
         let pieces = [Piece { offset: 0, len: 10 }];
-        let source = Source { prefix: &[], memory: &memory, pieces: &pieces };
+        let source = Source { prefix: &[], memory: memory.mapping(), pieces: &pieces };
         let heap = HeapShape::new(4, 256).unwrap();
         let chain = [(0, 4), (1, 6)].map(|(frame, len)| Descriptor {
             frame,
@@ -249,11 +229,12 @@ mod tests {
         for (one, text) in chain.iter().zip([b"0123".as_slice(), b"456789"]) {
             heap_bytes[one.heap_offset(&heap)..][..text.len()].copy_from_slice(text);
         }
-        let frames = Arc::new(mapping(&heap_bytes));
-        let memory = Arc::new(Mapping::private(4096).unwrap());
-        let mut stage = Stage::new(memory, SpaceId(0), 1024, 2, 256);
+        let frames = region(&heap_bytes);
+        let mut slots = Region::private(4096).unwrap();
+        let _pool = slots.split_off_front(1024);
+        let mut stage = Stage::new(slots, SpaceId(0), 2, 256);
         let slot = stage.take().unwrap();
-        let words = towpath_protocol::layout::peer_words(&frames);
+        let words = towpath_protocol::layout::peer_words(frames.mapping());
         assert!(stage.fetch(slot, &words, &heap, &chain, 9));
         assert_eq!(stage.bytes(slot), b"012345678");
         assert!(!stage.fetch(slot, &words, &heap, &chain, 257));
@@ -266,6 +247,9 @@ mod tests {
         assert!(stage.build(slot, b"head", source, 8, 2, None));
         assert_eq!(stage.bytes(slot), b"head89");
         assert!(!stage.build(slot, b"head", source, 8, 3, None));
+        assert!(stage.build(slot, &[0, 1, 0, 2, 0, 0], source, 8, 0, Some((0, 4))));
+        assert_eq!(stage.bytes(slot), [0, 1, 0, 2, 0xff, 0xfc], "its checksum is finished");
+        assert_eq!(stage.part(slot).offset, 1024 + slot * 256);
         stage.give_back(slot);
         assert_eq!(stage.free(), 2);
     }

@@ -132,7 +132,7 @@ impl Engine {
         }
         self.discover()?;
         if self.handoff.is_waiting() {
-            self.handoff.flush(&self.stage, &self.spaces, self.device.as_mut())?;
+            self.handoff.flush(&self.stage, &mut self.spaces, self.device.as_mut())?;
         }
         let small = self.schedule.small(self.has_small_room());
         if self.schedule.ready(self.has_room()) + small == 0 {

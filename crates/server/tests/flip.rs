@@ -12,7 +12,7 @@ use towpath_device::loopback;
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::layout::{SessionShape, own_words, peer_words};
-use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::memory::{Region, SharedFile};
 use towpath_protocol::message::{self, Attach, Message, Open};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
@@ -28,7 +28,7 @@ struct Raw {
     _doorbell: std::os::fd::OwnedFd,
     wake: std::os::fd::OwnedFd,
     shape: SessionShape,
-    heap: Arc<Mapping>,
+    heap: Option<Region>,
     transmit: TransmitProducer,
     marker: Marker,
     ringer: Ringer,
@@ -66,13 +66,13 @@ impl Raw {
         let [server, _receive_heap, state, application, heap, doorbell, wake] =
             <[_; 7]>::try_from(descriptors).unwrap();
         let readable = |file| Arc::new(SharedFile::adopt(file).unwrap().map_readable().unwrap());
-        let writable = |file| Arc::new(SharedFile::adopt(file).unwrap().map_writable().unwrap());
+        let writable = |file| SharedFile::adopt(file).unwrap().map_writable().unwrap();
         let (server, state) = (readable(server), readable(state));
         let (application, heap) = (writable(application), writable(heap));
         assert_eq!(answer(&channel, &Message::Mapped).0, Message::Done);
         assert!(matches!(answer(&channel, &Message::Open(open)).0, Message::Opened(_)));
         let pages = shape.server_peer(&peer_words(&server));
-        let mut own = shape.application_own(own_words(&application));
+        let mut own = shape.application_own(own_words(application));
         let (transmit, _) = application_side(
             &shape.queues,
             shape.receive_heap,
@@ -84,7 +84,7 @@ impl Raw {
             _doorbell: doorbell,
             wake,
             shape,
-            heap,
+            heap: Some(heap),
             transmit,
             marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
             ringer: Ringer::new(
@@ -164,13 +164,13 @@ fn flip(open: Open, rule: &Rule, frame: impl Fn(&Raw, &Session, usize) -> (Vec<u
     // Small ones are copied whole, of larger ones the beginning.
     let length = |frame: usize| if frame.is_multiple_of(2) { 60 } else { 1400 };
     let mut flips = Vec::new();
+    let mut heap = raw.heap.take().unwrap();
     for (number, start) in starts.iter().enumerate() {
         let (bytes, all) = frame(&raw, &receiver, length(number));
-        assert!(raw.heap.copy_in(*start, &bytes));
+        assert!(heap.copy_in(*start, &bytes));
         flips = all;
     }
     let stop = AtomicBool::new(false);
-    let heap = raw.heap.clone();
     let (mut arrived, mut wrong) = (0u64, 0u64);
     std::thread::scope(|scope| {
         scope.spawn(|| {

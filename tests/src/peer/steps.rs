@@ -11,7 +11,7 @@ use towpath_tests::raw::{self, Raw};
 pub(crate) fn run(socket: &Path, step: u64) {
     let raw = Raw::connect(socket).expect("connects");
     let mut kept = Vec::new();
-    let mut mapped = Vec::new();
+    let (mut mapped, mut written) = (Vec::new(), Vec::new());
     for now in 0..step {
         match now {
             0 => raw.say(&Message::Attach(raw::attach("step"))).expect("speaks"),
@@ -26,7 +26,7 @@ pub(crate) fn run(socket: &Path, step: u64) {
                 }
                 for file in kept.iter().skip(3).take(2) {
                     let file = SharedFile::adopt(file.try_clone().expect("room")).expect("sealed");
-                    mapped.push(file.map_writable().expect("maps"));
+                    written.push(file.map_writable().expect("maps"));
                 }
             }
             3 => raw.say(&Message::Mapped).expect("speaks"),

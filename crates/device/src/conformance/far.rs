@@ -1,9 +1,8 @@
 //! The other end of the wire.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 
 use crate::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
 
@@ -46,8 +45,8 @@ impl DeviceFarEnd {
         device.start(&mut spaces).expect("the far end starts");
         let frame_bytes = device.info().rx_frame_bytes as u32;
         let bytes = (FRAMES + PLACES) as usize * frame_bytes as usize;
-        let mapping = Mapping::private(bytes).expect("memory");
-        let memory = spaces.add(Space::new(Arc::new(mapping)));
+        let region = Region::private(bytes).expect("memory");
+        let memory = spaces.add(Space::writable(region));
         let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
         device.rx_provide(&spaces, memory, &frames);
         let places =
@@ -59,7 +58,7 @@ impl DeviceFarEnd {
         let mut received = Vec::new();
         let budget = 64usize.saturating_sub(self.received.len());
         // A device that is gone has nothing more to tell.
-        let _ = self.device.rx_return(&self.spaces, &mut received, budget);
+        let _ = self.device.rx_return(&mut self.spaces, &mut received, budget);
         self.received.extend(received);
         let _ = self.device.tx_return(&mut self.places, PLACES as usize);
     }
@@ -74,7 +73,7 @@ impl FarEnd for DeviceFarEnd {
         self.spaces.copy_in(self.memory, offset, frame).expect("inside");
         let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
         let packet = Packet { parts: &parts, meta, token };
-        let taken = self.device.tx_provide(&self.spaces, &[packet]).expect("the far end sends");
+        let taken = self.device.tx_provide(&mut self.spaces, &[packet]).expect("the far end sends");
         if taken == 0 {
             self.places.push(token);
         }

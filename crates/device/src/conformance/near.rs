@@ -1,10 +1,9 @@
 //! The side of the engine: provides frames, sends packets, and keeps account of both.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 
 use super::FarEnd;
 use crate::{Armed, Device, Info, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
@@ -68,8 +67,8 @@ impl Near {
         let pool_bytes = FRAMES as usize * info.rx_frame_bytes;
         let memory_bytes = (PLACES * PLACE_BYTES + LARGE_BYTES) as usize;
         let mut space = |bytes| {
-            let mapping = Mapping::private(bytes).expect("memory");
-            spaces.add(Space::new(Arc::new(mapping)))
+            let region = Region::private(bytes).expect("memory");
+            spaces.add(Space::writable(region))
         };
         let (pool, memory, memory_start) = if info.can.tx_in_place {
             (space(pool_bytes), space(memory_bytes), 0)
@@ -136,7 +135,8 @@ impl Near {
     /// how many there were of all.
     pub(super) fn receive_up_to(&mut self, budget: usize) -> (Vec<(Vec<u8>, Meta)>, usize) {
         let mut received: Vec<Received> = Vec::new();
-        let count = self.device.rx_return(&self.spaces, &mut received, budget).expect("rx_return");
+        let count =
+            self.device.rx_return(&mut self.spaces, &mut received, budget).expect("rx_return");
         assert_eq!(count, received.len(), "{}: rx_return's answer", self.what);
         assert!(count <= budget, "{}: rx_return over its budget", self.what);
         let mut frames = Vec::new();
@@ -206,7 +206,7 @@ impl Near {
             .zip(self.next_token..)
             .map(|((packet, parts), token)| Packet { parts, meta: packet.meta, token })
             .collect();
-        let taken = self.device.tx_provide(&self.spaces, &list).expect("tx_provide");
+        let taken = self.device.tx_provide(&mut self.spaces, &list).expect("tx_provide");
         assert!(taken <= packets.len(), "{}: took more packets than there are", self.what);
         for (at, place) in placed.iter().enumerate() {
             if at < taken {
@@ -226,7 +226,7 @@ impl Near {
             .zip(self.next_token..)
             .map(|((parts, meta), token)| Packet { parts, meta: *meta, token })
             .collect();
-        let taken = self.device.tx_provide(&self.spaces, &list).expect("tx_provide");
+        let taken = self.device.tx_provide(&mut self.spaces, &list).expect("tx_provide");
         assert_eq!(taken, list.len(), "{}: an empty ring has room", self.what);
         for _ in packets {
             self.outstanding.insert(self.next_token, (u32::MAX, 0));

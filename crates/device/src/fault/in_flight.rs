@@ -49,7 +49,7 @@ impl InFlight {
         &mut self,
         device: &mut dyn Device,
         lane: &mut Lane,
-        spaces: &Spaces,
+        spaces: &mut Spaces,
     ) -> Result<(), DeviceError> {
         loop {
             let mut parts = [Part { space: SpaceId(0), offset: 0, len: 0 }; BATCH];

@@ -139,7 +139,7 @@ impl Lane {
 
     /// Takes a frame of the wire; `false` when it is too long. Without a free place it is lost,
     /// and counted; a duplicate without one does not come to be.
-    pub(super) fn admit(&mut self, spaces: &Spaces, bytes: &[u8], now: Instant) -> bool {
+    pub(super) fn admit(&mut self, spaces: &mut Spaces, bytes: &[u8], now: Instant) -> bool {
         if bytes.is_empty() || bytes.len() > self.place_bytes {
             return false;
         }
@@ -188,7 +188,7 @@ impl Lane {
         true
     }
 
-    fn store(&mut self, spaces: &Spaces, bytes: &[u8], bit: Option<u64>) -> Option<Frame> {
+    fn store(&mut self, spaces: &mut Spaces, bytes: &[u8], bit: Option<u64>) -> Option<Frame> {
         let place = self.free.pop()?;
         let mut stored = spaces.copy_in(place.space, place.offset, bytes);
         if let Some(bit) = bit {

@@ -1,11 +1,10 @@
 //! One direction of the pair: its rings, a batch being written into them, and the bell that wakes
 //! who waits for them.
 //!
-//! Unsafe lives here because packets are copied out of memory that a peer may be writing: straight
-//! from the address into the ring, never through a reference.
+//! Unsafe lives here because packets are copied straight into the ring's uninitialised memory, and
+//! published there.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 
@@ -112,21 +111,25 @@ impl<'a> Batch<'a> {
         let (first, second) = self.bytes.as_mut_slices();
         let mut at = self.used_bytes;
         for part in parts {
-            let Ok(from) = spaces.readable(part.space, part.offset, part.len) else {
-                // What was copied so far lies behind `used_bytes` and is written over.
+            // What was copied so far lies behind `used_bytes` and is written over.
+            if spaces.readable(part.space, part.offset, part.len).is_err() {
                 return Sent::Bad;
-            };
+            }
             let len = part.len as usize;
             // The free part of the ring may wrap: up to two pieces.
             let split = first.len().saturating_sub(at).min(len);
+            let mut copied = true;
             if split > 0 {
-                copy(from.as_ptr(), &mut first[at..at + split]);
+                let to = &mut first[at..at + split];
+                copied &= spaces.copy_into(part.space, part.offset, to).is_ok();
             }
             if split < len {
                 let start = at + split - first.len();
-                // SAFETY: split < len, so the sum stays inside the part's range.
-                let rest = unsafe { from.as_ptr().add(split) };
-                copy(rest, &mut second[start..start + len - split]);
+                let to = &mut second[start..start + len - split];
+                copied &= spaces.copy_into(part.space, part.offset + split as u32, to).is_ok();
+            }
+            if !copied {
+                return Sent::Bad;
             }
             at += len;
         }
@@ -153,11 +156,4 @@ impl<'a> Batch<'a> {
         unsafe { self.packets.commit(self.used_packets) };
         true
     }
-}
-
-fn copy(from: *const u8, to: &mut [MaybeUninit<u8>]) {
-    // SAFETY: the caller took `from` from `Spaces::readable` for at least `to.len()` bytes; `to`
-    // is ring memory of this process. A peer that writes meanwhile makes the bytes arbitrary, and
-    // they are payload.
-    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), to.len()) };
 }

@@ -13,7 +13,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, finish, verify};
 use towpath_packet::headers::{Headers, Network};
 use towpath_packet::transport::{Transport, tcp_flags};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 
 pub(crate) const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x77];
 
@@ -90,8 +90,8 @@ impl Host {
         device.start(&mut spaces).expect("the device starts");
         let frame_bytes = device.info().rx_frame_bytes as u32;
         // One frame more than is provided: replies are sent out of it.
-        let mapping = Mapping::private(((FRAMES + 1) * frame_bytes) as usize).expect("memory");
-        let memory = spaces.add(Space::new(Arc::new(mapping)));
+        let region = Region::private(((FRAMES + 1) * frame_bytes) as usize).expect("memory");
+        let memory = spaces.add(Space::writable(region));
         let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
         assert_eq!(device.rx_provide(&spaces, memory, &frames), FRAMES as usize);
         let seen = Seen::default();
@@ -112,7 +112,7 @@ impl Host {
     fn run(&mut self, stop: &AtomicBool) -> Result<(), DeviceError> {
         let mut received: Vec<Received> = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            if self.device.rx_return(&self.spaces, &mut received, 32)? == 0
+            if self.device.rx_return(&mut self.spaces, &mut received, 32)? == 0
                 && self.device.arm(false)? == Armed::Sleep
             {
                 self.seen.sleeps += 1;
@@ -138,7 +138,7 @@ impl Host {
         let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
         let packet = Packet { parts: &parts, meta, token: 1 };
         let mut tokens = Vec::new();
-        while self.device.tx_provide(&self.spaces, &[packet])? == 0 {
+        while self.device.tx_provide(&mut self.spaces, &[packet])? == 0 {
             std::thread::yield_now();
         }
         while self.device.tx_return(&mut tokens, 1)? == 0 {}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use towpath_device::{
     Armed, Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
 };
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::{Mapping, Region};
 use towpath_queue::frames::FreeFrames;
 
 use super::sleep::Bell;
@@ -28,6 +28,8 @@ pub struct Driver {
     space: SpaceId,
     pub(super) frames: Frames,
     own: FreeFrames,
+    /// The memory of the own frames.
+    own_memory: Region,
     receive: FreeFrames,
     /// Frames with packets that the device had no room for, in order.
     pub(super) waiting: VecDeque<u32>,
@@ -45,10 +47,11 @@ pub struct Driver {
     counts: Counts,
 }
 
-/// Where frames are: first those of packets that were left, then those of who was inside, then
-/// those to receive into.
+/// Where frames are: first those of packets that threads left, then those of threads that were inside,
+/// then those to receive into.
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
+    /// For reading. To write a packet takes its frame's [`Region`].
     memory: Arc<Mapping>,
     left: u32,
     own: u32,
@@ -60,15 +63,6 @@ pub(super) struct Frames {
 impl Frames {
     fn start(&self, frame: u32) -> usize {
         frame as usize * self.transmit_bytes
-    }
-
-    /// Writes a packet into a frame that is the caller's.
-    pub(super) fn write(&self, frame: u32, packet: &[u8]) {
-        let start = self.start(frame);
-        let len = (packet.len() as u32).to_ne_bytes();
-        let written =
-            self.memory.copy_in(start, &len) && self.memory.copy_in(start + LENGTH_BYTES, packet);
-        debug_assert!(written, "frames are as long as the longest packet");
     }
 
     fn part(&self, frame: u32, space: SpaceId) -> Part {
@@ -90,6 +84,13 @@ impl Frames {
     }
 }
 
+/// Writes a packet, and its length in front, into a frame that starts somewhere in a region.
+pub(super) fn write(region: &mut Region, start: usize, packet: &[u8]) {
+    let len = (packet.len() as u32).to_ne_bytes();
+    let written = region.copy_in(start, &len) && region.copy_in(start + LENGTH_BYTES, packet);
+    debug_assert!(written, "frames are as long as the longest packet");
+}
+
 impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Driver").field("device", &self.device.info().name).finish_non_exhaustive()
@@ -101,7 +102,15 @@ impl Driver {
     ///
     /// # Errors
     /// When memory, or the device's start, fails; a number out of its range among it.
-    pub fn new(mut device: Box<dyn Device>, config: Config) -> Result<Driver, DeviceError> {
+    pub fn new(device: Box<dyn Device>, config: Config) -> Result<Driver, DeviceError> {
+        Driver::with_left(device, config).map(|(driver, _)| driver)
+    }
+
+    /// Starts a device, and returns the memory of each frame that threads may leave packets in.
+    pub(super) fn with_left(
+        mut device: Box<dyn Device>,
+        config: Config,
+    ) -> Result<(Driver, Vec<Region>), DeviceError> {
         let info = device.info().clone();
         let failed = |what: &'static str, cause: io::Error| DeviceError::Failed {
             name: info.name.clone(),
@@ -116,31 +125,37 @@ impl Driver {
             return Err(failed("numbers of frames", cause));
         }
         let longest = info.mtu + AROUND_BYTES;
-        let mut frames = Frames {
-            memory: Arc::new(Mapping::private(4096).map_err(|cause| failed("memory", cause))?),
-            left: config.left,
-            own: config.own,
-            transmit_bytes: (LENGTH_BYTES + longest).next_multiple_of(128),
-            receive_bytes: info.rx_frame_bytes.next_multiple_of(128),
-            longest,
-        };
-        let bytes = (config.left + config.own) as usize * frames.transmit_bytes
-            + config.receive as usize * frames.receive_bytes;
+        let transmit_bytes = (LENGTH_BYTES + longest).next_multiple_of(128);
+        let receive_bytes = info.rx_frame_bytes.next_multiple_of(128);
+        let bytes = (config.left + config.own) as usize * transmit_bytes
+            + config.receive as usize * receive_bytes;
         if u32::try_from(bytes).is_err() {
             let cause = io::Error::from(io::ErrorKind::OutOfMemory);
             return Err(failed("memory for its packets", cause));
         }
-        let memory = Mapping::private(bytes.next_multiple_of(4096));
-        frames.memory = Arc::new(memory.map_err(|cause| failed("memory for its packets", cause))?);
+        let mut memory =
+            Region::private(bytes).map_err(|cause| failed("memory for its packets", cause))?;
+        let frames = Frames {
+            memory: memory.mapping().clone(),
+            left: config.left,
+            own: config.own,
+            transmit_bytes,
+            receive_bytes,
+            longest,
+        };
+        let left = (0..config.left).map(|_| memory.split_off_front(transmit_bytes)).collect();
+        let own_memory = memory.split_off_front(config.own as usize * transmit_bytes);
         let mut spaces = Spaces::default();
-        let space = spaces.add(Space::new(frames.memory.clone()));
+        // The device writes the frames to receive into, and only reads the others.
+        let space = spaces.add(Space::writable(memory));
         device.start(&mut spaces)?;
         let packets = (config.left + config.own) as usize;
-        Ok(Driver {
+        let driver = Driver {
             device,
             spaces,
             space,
             own: FreeFrames::new(config.left, config.left + config.own),
+            own_memory,
             receive: FreeFrames::new(0, config.receive),
             waiting: VecDeque::with_capacity(packets),
             tokens: Vec::with_capacity(packets),
@@ -148,12 +163,13 @@ impl Driver {
             slots: Vec::with_capacity(config.left as usize),
             received: Vec::with_capacity(BATCH),
             returned_frames: Vec::with_capacity(config.receive as usize),
-            bytes: vec![0; frames.receive_bytes],
+            bytes: vec![0; receive_bytes],
             frames,
             failure: None,
             bell: None,
             counts: Counts::default(),
-        })
+        };
+        Ok((driver, left))
     }
 
     /// Sends a packet of the thread that is inside, behind all that waits.
@@ -169,7 +185,8 @@ impl Driver {
             return Err(SendError::Failed);
         }
         let frame = self.own.take().ok_or(SendError::WouldBlock)?;
-        self.frames.write(frame, packet);
+        let start = (frame - self.frames.left) as usize * self.frames.transmit_bytes;
+        write(&mut self.own_memory, start, packet);
         self.counts.direct += 1;
         self.waiting.push_back(frame);
         self.flush();
@@ -242,7 +259,7 @@ impl Driver {
             meta: Meta::FINISHED,
             token: self.waiting.get(place).map_or(u64::MAX, |frame| u64::from(*frame)),
         });
-        let taken = self.device.tx_provide(&self.spaces, &packets[..count])?;
+        let taken = self.device.tx_provide(&mut self.spaces, &packets[..count])?;
         self.waiting.drain(..taken);
         self.counts.taken += taken as u64;
         Ok(taken == count)
@@ -309,7 +326,7 @@ impl Driver {
         self.provide();
         self.received.clear();
         if let Err(error) =
-            self.device.rx_return(&self.spaces, &mut self.received, budget.min(BATCH))
+            self.device.rx_return(&mut self.spaces, &mut self.received, budget.min(BATCH))
         {
             self.fail(error);
         }

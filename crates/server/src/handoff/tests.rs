@@ -1,10 +1,8 @@
 //! The backlog before a device that has room for two packets.
 
-use std::sync::Arc;
-
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Part, Space, loopback};
-use towpath_protocol::memory::Mapping;
+use towpath_protocol::memory::Region;
 
 use super::*;
 
@@ -25,14 +23,17 @@ impl World {
         let config = loopback::Config { ring_packets: ROOM, ..loopback::Config::default() };
         let (mut near, far) = loopback::pair(&config).unwrap();
         let mut spaces = Spaces::default();
-        let memory = Arc::new(Mapping::private(SLOTS as usize * SLOT_BYTES).unwrap());
-        let space = spaces.add(Space::new(memory.clone()));
+        let mut memory = Region::private(SLOTS as usize * SLOT_BYTES).unwrap();
+        for slot in 0..SLOTS {
+            let offset = slot as usize * SLOT_BYTES;
+            assert!(memory.copy_in(offset, &[slot as u8; SLOT_BYTES]));
+        }
+        let space = spaces.add(Space::new(memory.mapping().clone()));
         near.start(&mut spaces).unwrap();
-        let mut stage = Stage::new(memory.clone(), space, 0, SLOTS, SLOT_BYTES);
+        let mut stage = Stage::new(memory, space, SLOTS, SLOT_BYTES);
         for slot in 0..SLOTS {
             let offset = slot * SLOT_BYTES as u32;
             let len = SLOT_BYTES as u32;
-            assert!(memory.copy_in(offset as usize, &[slot as u8; SLOT_BYTES]));
             stage.slots[slot as usize].parts.push(Part { space, offset, len });
         }
         let handoff = Handoff::new(way, small_share);
@@ -40,11 +41,11 @@ impl World {
     }
 
     fn give(&mut self, slot: u32, small: bool) {
-        self.handoff.give(slot, small, &self.stage, &self.spaces, &mut self.near).unwrap();
+        self.handoff.give(slot, small, &self.stage, &mut self.spaces, &mut self.near).unwrap();
     }
 
     fn flush(&mut self) {
-        self.handoff.flush(&self.stage, &self.spaces, &mut self.near).unwrap();
+        self.handoff.flush(&self.stage, &mut self.spaces, &mut self.near).unwrap();
     }
 
     /// The slots of those that came out. The far end may hold more than the ring.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use towpath_device::loopback;
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
-use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::memory::{Region, SharedFile};
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::MemoryStore;
 
@@ -46,12 +46,12 @@ impl World {
             control_wake: event(),
             relays: Relays::none().unwrap(),
         };
-        let state = Arc::new(Mapping::private(STATE_WORDS * 8).unwrap());
+        let state = Region::private(STATE_WORDS * 8).unwrap();
         let budgets =
             Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, turn_budget: 512 };
         let mut values = Values::from(mode);
         values.set(Setting::ClockHz, 1).unwrap();
-        let engine = Engine::new(Box::new(near), &state, 1, 1, &values, budgets, link).unwrap();
+        let engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
         World { engine, orders, events, _far: far }
     }
 

@@ -12,7 +12,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::offload::MAX_SENT_SEGMENTS;
 use towpath_protocol::counters::{Device as DeviceCount, Endpoint as Count};
 use towpath_protocol::layout::{STATE_WORDS, SessionShape, own_words, peer_words};
-use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::memory::{Region, SharedFile};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{
@@ -48,7 +48,7 @@ struct World {
 struct App {
     number: u32,
     shape: SessionShape,
-    heap: Arc<Mapping>,
+    heap: Region,
     transmit: TransmitProducer,
     _receive: ReceiveConsumer,
     marker: Marker,
@@ -99,10 +99,10 @@ impl World {
         let relays = Relays::none().unwrap();
         let link =
             Link { orders: engine_orders, events: engine_events, wake, control_wake, relays };
-        let state = Arc::new(Mapping::private(STATE_WORDS * 8).unwrap());
+        let state = Region::private(STATE_WORDS * 8).unwrap();
         let mut values = Values::from(mode);
         values.set(Setting::ClockHz, 1).unwrap();
-        let engine = Engine::new(Box::new(near), &state, 1, 1, &values, budgets, link).unwrap();
+        let engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
         World { engine, orders, events, far: DeviceFarEnd::new(Box::new(far)), apps: 0 }
     }
 
@@ -128,10 +128,10 @@ impl World {
         let mut file = |place| SharedFile::adopt(handed.remove(place)).unwrap();
         let [heap, application, server] = [4, 3, 0].map(&mut file);
         let server = Arc::new(server.map_readable().unwrap());
-        let application = Arc::new(application.map_writable().unwrap());
-        let heap = Arc::new(heap.map_writable().unwrap());
+        let application = application.map_writable().unwrap();
+        let heap = heap.map_writable().unwrap();
         let pages = shape.server_peer(&peer_words(&server));
-        let mut own = shape.application_own(own_words(&application));
+        let mut own = shape.application_own(own_words(application));
         let sets = own.queue_sets.remove(0);
         let (transmit, mut receive) =
             application_side(&shape.queues, shape.receive_heap, sets, &pages.queue_sets[0]);

@@ -4,7 +4,6 @@
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
@@ -12,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use towpath_protocol::layout::own_words;
 use towpath_protocol::layout::peer_words;
-use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_protocol::memory::{Region, SharedFile};
 use towpath_protocol::message::{MAX_REQUEST_BYTES, Message};
 use towpath_queue::OwnWords;
 
@@ -39,8 +38,8 @@ impl World {
         let (ours, theirs) = pair().unwrap();
         let engine = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let notified = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let memory = Arc::new(Mapping::private(64).unwrap());
-        let doorbells = Doorbells::new(peer_words(&memory).part(0, 8));
+        let memory = Region::private(64).unwrap();
+        let doorbells = Doorbells::new(peer_words(memory.mapping()).part(0, 8));
         let tables = Tables { entries: Entries::with_room(3), doorbells, step_ns };
         let (epoll, event) = (engine.try_clone().unwrap(), notified.try_clone().unwrap());
         let worker = std::thread::spawn(move || {
@@ -53,7 +52,7 @@ impl World {
             link: Some(Link::new(ours)),
             engine,
             notified,
-            counters: own_words(&memory),
+            counters: own_words(memory),
             buffer: Box::new([0; MAX_PACKET_BYTES]),
             worker: Some(worker),
         }
