@@ -101,6 +101,7 @@ impl Spaces {
     }
 
     /// Whether `len` bytes can be written.
+    #[inline]
     #[must_use]
     pub fn is_writable(&self, id: SpaceId, offset: u32, len: u32) -> bool {
         let space = self.table.get(id.0 as usize).and_then(Option::as_ref);

@@ -47,6 +47,8 @@ use super::mapping::CACHE_LINE_BYTES;
 pub struct Region {
     start: NonNull<u8>,
     len: usize,
+    /// Where in the mapping it starts.
+    offset: usize,
     /// It is memory of this process alone.
     private: bool,
     mapping: Arc<Mapping>,
@@ -90,6 +92,7 @@ impl Region {
         Region {
             start: mapping.start(),
             len: mapping.len(),
+            offset: 0,
             private: false,
             mapping: Arc::new(mapping),
             _one_thread: PhantomData,
@@ -103,9 +106,10 @@ impl Region {
     }
 
     /// Where in the mapping it starts, in bytes.
+    #[inline]
     #[must_use]
     pub fn offset(&self) -> usize {
-        self.start.addr().get() - self.mapping.start().addr().get()
+        self.offset
     }
 
     /// Length in bytes.
@@ -131,6 +135,7 @@ impl Region {
         let front = Region { mapping, len, ..*self };
         // SAFETY: len <= self.len, so the address stays inside of the region or at its end.
         self.start = unsafe { self.start.add(len) };
+        self.offset += len;
         self.len -= len;
         front
     }

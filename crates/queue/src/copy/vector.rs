@@ -19,75 +19,70 @@ pub(super) const ROUND_BYTES: usize = 128;
 /// As [`super::copy`].
 #[inline(always)]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    if len > ROUND_BYTES {
-        // SAFETY: the caller's promise; longer than a round.
-        return unsafe { long(from, to, len) };
-    }
-    if len < 16 {
-        // SAFETY: the caller's promise.
-        return unsafe { short(from, to, len) };
-    }
-    let (from_end, to_end) = (from.wrapping_add(len), to.wrapping_add(len));
-    if len <= 32 {
-        // SAFETY: both moves of 16 bytes are inside, since 16 <= len <= 32; the rest is the caller's
-        // promise.
-        unsafe {
-            asm!(
-                "movups {a}, [{from}]",
-                "movups {b}, [{from_end} - 16]",
-                "movups [{to}], {a}",
-                "movups [{to_end} - 16], {b}",
-                from = in(reg) from, from_end = in(reg) from_end,
-                to = in(reg) to, to_end = in(reg) to_end,
-                a = out(xmm_reg) _, b = out(xmm_reg) _,
-                options(nostack, preserves_flags),
-            );
+    if len > 64 {
+        if len > ROUND_BYTES {
+            // SAFETY: the caller's promise; longer than a round.
+            return unsafe { long(from, to, len) };
         }
-    } else if len <= 64 {
-        // SAFETY: all moves are inside, since 32 < len; the rest is the caller's promise.
-        unsafe {
-            asm!(
-                "movups {a}, [{from}]",
-                "movups {b}, [{from} + 16]",
-                "movups {c}, [{from_end} - 32]",
-                "movups {d}, [{from_end} - 16]",
-                "movups [{to}], {a}",
-                "movups [{to} + 16], {b}",
-                "movups [{to_end} - 32], {c}",
-                "movups [{to_end} - 16], {d}",
-                from = in(reg) from, from_end = in(reg) from_end,
-                to = in(reg) to, to_end = in(reg) to_end,
-                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                options(nostack, preserves_flags),
-            );
-        }
-    } else {
-        // SAFETY: all moves are inside, since 64 < len; the rest is the caller's promise.
+        // SAFETY: all moves are inside, since 64 < len <= 128; the rest is the caller's promise.
         unsafe {
             asm!(
                 "movups {a}, [{from}]",
                 "movups {b}, [{from} + 16]",
                 "movups {c}, [{from} + 32]",
                 "movups {d}, [{from} + 48]",
-                "movups {e}, [{from_end} - 64]",
-                "movups {f}, [{from_end} - 48]",
-                "movups {g}, [{from_end} - 32]",
-                "movups {h}, [{from_end} - 16]",
+                "movups {e}, [{from} + {len} - 64]",
+                "movups {f}, [{from} + {len} - 48]",
+                "movups {g}, [{from} + {len} - 32]",
+                "movups {h}, [{from} + {len} - 16]",
                 "movups [{to}], {a}",
                 "movups [{to} + 16], {b}",
                 "movups [{to} + 32], {c}",
                 "movups [{to} + 48], {d}",
-                "movups [{to_end} - 64], {e}",
-                "movups [{to_end} - 48], {f}",
-                "movups [{to_end} - 32], {g}",
-                "movups [{to_end} - 16], {h}",
-                from = in(reg) from, from_end = in(reg) from_end,
-                to = in(reg) to, to_end = in(reg) to_end,
+                "movups [{to} + {len} - 64], {e}",
+                "movups [{to} + {len} - 48], {f}",
+                "movups [{to} + {len} - 32], {g}",
+                "movups [{to} + {len} - 16], {h}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
                 a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
                 e = out(xmm_reg) _, f = out(xmm_reg) _, g = out(xmm_reg) _, h = out(xmm_reg) _,
                 options(nostack, preserves_flags),
             );
         }
+    } else if len > 32 {
+        // SAFETY: all moves are inside, since 32 < len <= 64; the rest is the caller's promise.
+        unsafe {
+            asm!(
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + {len} - 32]",
+                "movups {d}, [{from} + {len} - 16]",
+                "movups [{to}], {a}",
+                "movups [{to} + 16], {b}",
+                "movups [{to} + {len} - 32], {c}",
+                "movups [{to} + {len} - 16], {d}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    } else if len >= 16 {
+        // SAFETY: both moves of 16 bytes are inside, since 16 <= len <= 32; the rest is the caller's
+        // promise.
+        unsafe {
+            asm!(
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + {len} - 16]",
+                "movups [{to}], {a}",
+                "movups [{to} + {len} - 16], {b}",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                a = out(xmm_reg) _, b = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    } else if len > 0 {
+        // SAFETY: the caller's promise.
+        unsafe { short(from, to, len) };
     }
 }
 
