@@ -16,8 +16,9 @@ pub trait Store: Send {
     /// When it cannot be kept; then the object would not survive, and whoever asked must know.
     fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Forgets everything under a name.
-    fn remove(&mut self, name: &str);
+    /// Forgets everything under a name. Returns the descriptors that the store itself held: the last
+    /// close of one may take long, so when and where that is done is for the caller to say.
+    fn remove(&mut self, name: &str) -> Vec<OwnedFd>;
 
     /// Hands over everything that was there at the start of this server.
     fn take_all(&mut self) -> Vec<(String, OwnedFd)>;
@@ -51,8 +52,8 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn remove(&mut self, name: &str) {
-        self.kept.remove(name);
+    fn remove(&mut self, name: &str) -> Vec<OwnedFd> {
+        self.kept.remove(name).unwrap_or_default()
     }
 
     fn take_all(&mut self) -> Vec<(String, OwnedFd)> {
@@ -75,7 +76,8 @@ mod tests {
         store.put("session-1", b.as_fd()).unwrap();
         store.put("session-2", a.as_fd()).unwrap();
         assert_eq!(store.len(), 3);
-        store.remove("session-2");
+        assert_eq!(store.remove("session-2").len(), 1);
+        assert!(store.remove("session-2").is_empty());
         let names: Vec<_> = store.take_all().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["session-1", "session-1"]);
         assert!(store.is_empty());

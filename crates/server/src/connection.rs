@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::OwnedFd;
 
 use towpath_packet::headers::{
     ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
@@ -70,9 +69,6 @@ pub(crate) struct Connection {
     pub(crate) shape: Option<SessionShape>,
     /// Its session's memories, for reading counters, and for unmapping.
     pub(crate) mappings: Option<Mappings>,
-    /// Its session's memory files: when they are closed last, their memory is given back, which is
-    /// the worker's to do.
-    pub(crate) files: Vec<OwnedFd>,
     /// Its session's notification counter.
     pub(crate) counter: Option<u32>,
     /// Its endpoints by number.

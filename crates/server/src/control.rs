@@ -339,7 +339,6 @@ impl Control {
             lease: None,
             shape: None,
             mappings: None,
-            files: Vec::new(),
             counter: None,
             endpoints: Vec::new(),
             free: (BinaryHeap::new(), 0),

@@ -123,8 +123,9 @@ impl Control {
         match std::mem::replace(&mut connection.progress, Progress::Over) {
             Progress::New => {}
             Progress::Given(prepared) | Progress::Finishing(prepared) => {
-                self.workers.dispose(Whose::User(uid), prepared.into_descriptors());
-                self.forget_session(token);
+                let mut left = prepared.into_descriptors();
+                left.append(&mut self.forget_session(token));
+                self.workers.dispose(Whose::User(uid), left);
             }
             // Its memory is unmapped slice by slice before it is forgotten.
             Progress::Populating if self.slow.give_up(token) => return,
@@ -167,22 +168,21 @@ impl Control {
             Err(error) => return self.not_finished(token, &error, prepared.into_descriptors()),
         };
         let relay = Relay { number: counter, worker, trusted: connection.trusted };
-        let (mapped, files) = match prepared.map(number, relay) {
+        let mapped = match prepared.map(number, relay) {
             Ok(mapped) => mapped,
             Err((error, left)) => return self.not_finished(token, &error, left),
         };
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Populating;
         connection.mappings = Some(mapped.mappings.clone());
-        connection.files = files;
         self.slow.push(uid, Job::Populate { token, mapped });
     }
 
-    fn not_finished(&mut self, token: u64, error: &std::io::Error, left: Vec<OwnedFd>) {
+    fn not_finished(&mut self, token: u64, error: &std::io::Error, mut left: Vec<OwnedFd>) {
         let Some(connection) = self.connections.get(token) else { return };
         let uid = connection.account.uid;
+        left.append(&mut self.forget_session(token));
         self.workers.dispose(Whose::User(uid), left);
-        self.forget_session(token);
         let text = format!("mapped: sealing, allocating or mapping the memory: {error}");
         self.refuse(token, &(Refusal::Limit, text));
     }
@@ -255,11 +255,10 @@ impl Control {
         }
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.mappings = None;
-        left.append(&mut connection.files);
         let (worker, uid) = (connection.worker, connection.account.uid);
+        left.append(&mut self.forget_session(token));
         // Where the session was ended by the server, its application may still read why.
         let dispose = Packet::new(command::DISPOSE, token, command::WIPE).with(left);
-        self.forget_session(token);
         self.workers.tell(worker, Whose::User(uid), dispose);
         self.drop_connection(token);
     }
@@ -276,10 +275,12 @@ impl Control {
         self.free_counters.extend(counter);
     }
 
-    /// Gives back what the control thread holds for a session.
-    pub(crate) fn forget_session(&mut self, token: u64) {
+    /// Gives back what the control thread holds for a session. Returns its memory files, to be disposed
+    /// of.
+    #[must_use]
+    fn forget_session(&mut self, token: u64) -> Vec<OwnedFd> {
         let number = self.connections.take_number(token);
-        let Some(connection) = self.connections.get_mut(token) else { return };
+        let Some(connection) = self.connections.get_mut(token) else { return Vec::new() };
         let endpoints = std::mem::take(&mut connection.endpoints);
         let lease = connection.lease.take();
         let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
@@ -290,8 +291,8 @@ impl Control {
         if let Some(lease) = lease {
             self.parts.pool.release(&lease, holder);
         }
-        self.parts.store.remove(&stored_name(number));
         self.decide_who_notifies(token);
+        self.parts.store.remove(&stored_name(number))
     }
 
     pub(crate) fn log_violation(&mut self, session: u32, violation: Violation) {
@@ -308,9 +309,8 @@ impl Control {
         for token in self.connections.of_all() {
             let Some(connection) = self.connections.get_mut(token) else { continue };
             connection.mappings = None;
-            let files = std::mem::take(&mut connection.files);
             let (worker, uid) = (connection.worker, connection.account.uid);
-            let mut files = files;
+            let mut files = self.parts.store.remove(&stored_name(connection.number));
             if let Progress::Given(prepared) | Progress::Finishing(prepared) =
                 std::mem::replace(&mut connection.progress, Progress::Over)
             {

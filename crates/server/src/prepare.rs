@@ -129,8 +129,7 @@ impl Prepared {
     }
 
     /// The memory is sealed and allocated: maps everything here, and makes the engine's session. The
-    /// server's parts are yet to be populated. Returns the memory files, too, which the session's
-    /// worker closes when it is over.
+    /// server's parts are yet to be populated. The store keeps the memory files.
     ///
     /// # Errors
     /// When mapping fails; with what is to be disposed of.
@@ -138,16 +137,16 @@ impl Prepared {
         self,
         number: u32,
         relay: Relay,
-    ) -> Result<(Mapped, Vec<OwnedFd>), (io::Error, Vec<OwnedFd>)> {
+    ) -> Result<Mapped, (io::Error, Vec<OwnedFd>)> {
         let memories = match self.memories() {
             Ok(memories) => memories,
             Err(error) => return Err((error, self.into_descriptors())),
         };
-        let Prepared { shape, files, doorbell, wake } = self;
+        let Prepared { shape, doorbell, wake, .. } = self;
         let mappings = memories.mappings();
         let doorbell = Doorbell::new(doorbell, relay);
         let session = Session::new(number, shape, memories, doorbell, wake);
-        Ok((Mapped { session: Box::new(session), mappings }, files.into_descriptors()))
+        Ok(Mapped { session: Box::new(session), mappings })
     }
 
     fn memories(&self) -> io::Result<Memories> {

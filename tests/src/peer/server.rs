@@ -29,9 +29,10 @@ impl Store for Counted {
         outcome
     }
 
-    fn remove(&mut self, name: &str) {
-        self.store.remove(name);
+    fn remove(&mut self, name: &str) -> Vec<OwnedFd> {
+        let removed = self.store.remove(name);
         self.count.store(self.store.len(), Ordering::SeqCst);
+        removed
     }
 
     fn take_all(&mut self) -> Vec<(String, OwnedFd)> {

@@ -70,7 +70,7 @@ impl World {
         let state = SharedFile::create("state", 1).unwrap().into();
         let (prepared, _) = Prepared::new(1, shape, &state, &mut MemoryStore::default()).unwrap();
         let worker = self.engine.wake.clone();
-        let (mapped, _) = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
+        let mapped = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
         self.give(Order::AddSession(mapped.session));
         for number in 0..endpoints {
             let rule = Rule {

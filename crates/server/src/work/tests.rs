@@ -170,7 +170,7 @@ impl World {
 
     fn map(&self, prepared: Prepared, number: u32) -> Box<Session> {
         let relay = Relay { number: 0, worker: self.engine.wake.clone(), trusted: true };
-        prepared.map(number, relay).unwrap().0.session
+        prepared.map(number, relay).unwrap().session
     }
 
     fn count(&self, app: &App, endpoint: u32, count: Count) -> u64 {
