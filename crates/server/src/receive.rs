@@ -115,7 +115,7 @@ impl Engine {
 
     /// The short way of most packets: plain, and for one endpoint. Answers whether it was one. As
     /// in `pass.rs`, nothing is decided here otherwise than by the long way.
-    #[inline]
+    #[inline(always)]
     fn receive_plain(&mut self, received: &Received) -> Path {
         let mut prefix = [0; FIRST_LOOK_BYTES];
         let looked = (received.len as usize).min(FIRST_LOOK_BYTES);

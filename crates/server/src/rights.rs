@@ -149,7 +149,11 @@ impl Rights {
     /// # Errors
     /// The counter of what is wrong.
     #[inline]
-    pub fn check(&self, headers: &Headers, bytes: &[u8]) -> Result<(), Refused> {
+    pub fn check<'a>(
+        &self,
+        headers: &Headers,
+        bytes: impl FnOnce() -> &'a [u8],
+    ) -> Result<(), Refused> {
         if self.nothing {
             return Err(Refused::TxOutsideRule);
         }
@@ -171,8 +175,8 @@ impl Rights {
         {
             return Err(Refused::TxOutsideRule);
         }
-        if !self.any_role {
-            roles::check(headers, bytes, self.mac)?;
+        if !self.any_role && roles::concerns(headers) {
+            roles::check(headers, bytes(), self.mac)?;
         }
         let (protocol, fragment, transport, remote) = match &headers.network {
             Network::Arp(arp) => {
@@ -264,7 +268,7 @@ mod tests {
 
     fn check(rights: &Rights, frame: &[u8]) -> Result<(), Refused> {
         let looked = &frame[..frame.len().min(PREFIX_BYTES)];
-        rights.check(&Headers::parse(looked, frame.len()).unwrap(), looked)
+        rights.check(&Headers::parse(looked, frame.len()).unwrap(), || looked)
     }
 
     #[test]

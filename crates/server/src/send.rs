@@ -137,7 +137,7 @@ impl Engine {
         if !readable {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
-        if let Err(count) = endpoint.rights.check(&headers, self.stage.bytes(slot)) {
+        if let Err(count) = endpoint.rights.check(&headers, || self.stage.bytes(slot)) {
             return Ok(self.refuse(one, count));
         }
         if meta != Meta::FINISHED && offload::check(&meta, &headers, one.len).is_err() {

@@ -14,6 +14,7 @@ use towpath_packet::plain::Plain;
 use towpath_packet::transport::Transport;
 
 use super::Refused;
+use crate::demux::is_group;
 
 /// Frames of MAC control, PAUSE among them (IEEE 802.3, 31.4.1.3): they stop the station or the switch at the
 /// other end of a link.
@@ -65,11 +66,19 @@ fn has_dhcp_port(from: u64, to: u64) -> bool {
     [from, to].iter().any(|port| matches!(port, 67 | 68 | 546 | 547))
 }
 
+/// Whether [`check`] could refuse a packet: not what is for one station and has other ports.
+#[inline]
+pub(super) fn concerns(headers: &Headers) -> bool {
+    is_group(headers.destination)
+        || headers.ports().is_none_or(|(from, to)| u64::from(from.min(to)) <= LARGEST_PORT)
+}
+
 /// Checks a packet of which `bytes` are the first, those that its headers were read from; `mac` is its
 /// sender's.
 ///
 /// # Errors
 /// The counter of what is wrong.
+#[inline(never)]
 pub(super) fn check(headers: &Headers, bytes: &[u8], mac: [u8; 6]) -> Result<(), Refused> {
     if headers.ethertype == ETHERTYPE_MAC_CONTROL
         || headers.destination.strip_prefix(&RESERVED_MAC).is_some_and(|last| last[0] < 0x10)

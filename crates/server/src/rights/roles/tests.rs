@@ -49,7 +49,7 @@ fn rights() -> [Rights; 2] {
 fn check(rights: &Rights, frame: &[u8]) -> Result<(), Refused> {
     let looked = &frame[..frame.len().min(PREFIX_BYTES)];
     let headers = Headers::parse(looked, frame.len()).unwrap();
-    let outcome = rights.check(&headers, looked);
+    let outcome = rights.check(&headers, || looked);
     if let Some(plain) = plain::read(frame, frame.len()).filter(|plain| !plain.is_for_group()) {
         assert!(!rights.allow(&plain) || outcome.is_ok(), "{frame:02x?}");
         assert!(rights.allow(&plain) || outcome.is_err() || may_concern(&plain), "{frame:02x?}");
