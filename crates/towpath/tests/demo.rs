@@ -243,7 +243,10 @@ fn without_namespaces_it_is_unavailable() {
 
 /// Starts a demonstration, ends it in the middle, and waits until nothing is left of it.
 fn end_early(signal: Signal) {
-    let mut demonstration: Child = Command::new(program())
+    // A shell without job control starts what is in its background with interrupts ignored.
+    let mut demonstration: Child = Command::new("env")
+        .arg("--default-signal")
+        .arg(program())
         .arg("demo")
         .stdin(Stdio::null())
         .stdout(Stdio::null())

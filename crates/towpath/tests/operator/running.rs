@@ -17,6 +17,20 @@ use towpath_rig::{User, Users};
 /// How long anything may take that should take no time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
+/// What else would come from the environment of whoever starts the tests: how much is said, how wide
+/// and in which colours, and to which service manager.
+const AMBIENT: [&str; 9] = [
+    "RUST_LOG",
+    "RUST_BACKTRACE",
+    "COLUMNS",
+    "LINES",
+    "NO_COLOR",
+    "CLICOLOR",
+    "CLICOLOR_FORCE",
+    "NOTIFY_SOCKET",
+    "XDG_RUNTIME_DIR",
+];
+
 /// A directory that everybody may look into, and that goes with the test.
 pub(crate) struct Directory(PathBuf);
 
@@ -25,6 +39,8 @@ impl Directory {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("towpath-op-{}-{number}", std::process::id()));
+        // What is made in it is for others too, whatever whoever starts the tests is used to.
+        rustix::process::umask(Mode::from_raw_mode(0o022));
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         Directory(path)
@@ -45,22 +61,31 @@ impl Drop for Directory {
     }
 }
 
+/// A command without the settings of whoever starts the tests.
+pub(crate) fn plain(program: &str) -> Command {
+    let mut command = Command::new(program);
+    for variable in AMBIENT {
+        command.env_remove(variable);
+    }
+    command
+}
+
 /// The command, started as `user`, who need not be able to look into the build directory.
 pub(crate) fn towpath_as(user: Option<&User>, arguments: &[&str]) -> Command {
     let flags = OFlags::PATH;
     let file: OwnedFd =
         rustix::fs::open(env!("CARGO_BIN_EXE_towpath"), flags, Mode::empty()).unwrap();
     let mut command = match user {
-        None => Command::new(env!("CARGO_BIN_EXE_towpath")),
+        None => plain(env!("CARGO_BIN_EXE_towpath")),
         Some(user) => {
-            let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            let mut command = plain(&format!("/proc/self/fd/{}", file.as_raw_fd()));
             user.confine(&mut command);
             // Open as long as this process lives: what is started needs it for its exec.
             std::mem::forget(file);
             command
         }
     };
-    command.args(arguments).stdin(Stdio::null()).env_remove("RUST_LOG");
+    command.args(arguments).stdin(Stdio::null());
     command
 }
 
@@ -68,7 +93,16 @@ pub(crate) fn towpath(arguments: &[&str]) -> Command {
     towpath_as(None, arguments)
 }
 
-/// Runs a command to its end; one that does not come to it is killed, and the test fails.
+/// A shell that finds none of this machine's servers: it has a `/run` of its own.
+pub(crate) fn without_servers(script: &str) -> Command {
+    let mut command = plain("unshare");
+    let script = format!("mount -t tmpfs none /run || exit 1\n{script}");
+    command.args(["--mount", "sh", "-c", &script]);
+    command
+}
+
+/// Runs a command to its end; one that does not come to it is killed, and the test fails. So does a
+/// test whose command leaves a process behind that holds its output open.
 pub(crate) fn finish(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -81,6 +115,7 @@ pub(crate) fn finish(command: &mut Command) -> Output {
     }
     let (out, err) = (reading(out), reading(err));
     let status = wait(&mut child);
+    until("the command's output ends", || out.is_finished() && err.is_finished());
     Output { status, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
 }
 
