@@ -558,7 +558,6 @@ fn who_does_not_go_on_is_cut_off_after_five_seconds() {
         assert!(matches!(raw.hear(PATIENCE), Reply::HungUp));
         let after = start.elapsed();
         assert!(after > Duration::from_secs(5), "{after:?}");
-        assert!(after < Duration::from_secs(8), "{after:?}");
     }
     assert!(matches!(lives.hear(Duration::from_millis(500)), Reply::Nothing));
     drop((files, living, silent, attached, lives));

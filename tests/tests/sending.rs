@@ -1,25 +1,24 @@
 //! Whose turn it is to send, seen from both ends: applications on one side, and on the other the far
 //! end of a device that takes as much as a test lets it.
 
+mod senders;
+
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Meta, Options, Rule, SMALL_BYTES, SendError, Session, Setting};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_client::{Rule, SMALL_BYTES, Setting};
+use towpath_device::conformance::DeviceFarEnd;
 use towpath_device::{
     Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces, loopback,
 };
-use towpath_protocol::channel::{Channel, Incoming};
-use towpath_protocol::message::{Message, Set};
-use towpath_protocol::settings::Kind;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Server, Values};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::{PATIENCE, eventually, frames};
 
-/// Packets that the far end holds before it is drained.
-const RING: usize = 8;
+use crate::senders::{RING, Sender, World, world};
+
 /// What the server may have taken and not given to the device: docs/scheduling.md.
 const BACKLOG: usize = 32;
 /// Small packets that may wait for the device.
@@ -27,140 +26,6 @@ const SMALL_PLACES: usize = 32;
 /// Places of the server for packets on their way, and how many of them are for those being checked.
 const STAGE: usize = 1024;
 const CHECKED: usize = 32;
-
-struct World {
-    server: Server,
-    far: DeviceFarEnd,
-}
-
-fn world(mode: Mode) -> World {
-    let config = loopback::Config { ring_packets: RING, ..Default::default() };
-    let (near, far) = loopback::pair(&config).unwrap();
-    let config = Config { settings: mode.into(), ..Config::default() };
-    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
-    World { server, far: DeviceFarEnd::new(Box::new(far)) }
-}
-
-impl World {
-    /// A value that there is not: refused by name, and the old one stands.
-    fn set_wrong(&self, session: u32, endpoint: u32, setting: Setting) {
-        let value = match setting.spec().kind {
-            Kind::Number { most, .. } => most + 1,
-            Kind::Word(words) => words.len() as u64,
-        };
-        let before = self.settings();
-        let channel = Channel::new(self.server.connect().unwrap());
-        let set = Set { setting: setting as u32, session, endpoint, reserved: 0, value };
-        channel.send(&Message::Set(set), &[]).unwrap();
-        let answer = channel.receive().unwrap();
-        let Incoming::Message(Message::Error(error), _) = answer else { panic!("{answer:?}") };
-        let (name, possible, text) = (setting.spec().name, setting.possible(), error.text());
-        assert_eq!(text, format!("set {name}={value}: {possible} is possible"));
-        assert_eq!(self.settings(), before, "{text}");
-    }
-
-    /// What is set, of the device and of each session's first endpoint.
-    fn settings(&self) -> Vec<serde_json::Value> {
-        let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
-        let sessions = report["sessions"].as_array().unwrap().iter();
-        let theirs = sessions.map(|one| one["endpoints"][0]["settings"].clone());
-        theirs.chain([report["device"]["settings"].clone()]).collect()
-    }
-
-    fn set(&self, setting: Setting, value: u64) {
-        let channel = Channel::new(self.server.connect().unwrap());
-        let set = Set { setting: setting as u32, session: 0, endpoint: 0, reserved: 0, value };
-        channel.send(&Message::Set(set), &[]).unwrap();
-        let answer = channel.receive().unwrap();
-        assert!(matches!(answer, Incoming::Message(Message::Done, _)), "{answer:?}");
-    }
-
-    fn sender(&self, name: &str) -> Sender {
-        self.sender_with(name, Some(1))
-    }
-
-    /// One whose small messages go by a queue set of their own, or by their endpoint's.
-    fn sender_with(&self, name: &str, small_queue_set: Option<u32>) -> Sender {
-        let options =
-            Options { name: name.into(), queue_sets: 2, small_queue_set, ..Options::default() };
-        let mut session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
-        let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
-        let mac = session.info().mac;
-        Sender { session, endpoint, mac, next: 0 }
-    }
-
-    /// What came out: who sent it, its number, and how long it is.
-    fn receive(&mut self) -> Option<([u8; 6], u64, usize)> {
-        let (frame, _) = self.far.receive()?;
-        let number = frame[14..22].try_into().unwrap();
-        Some((frames::source(&frame)?, u64::from_le_bytes(number), frame.len()))
-    }
-
-    fn counter(&self, name: &str) -> u64 {
-        let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
-        report["device"]["counters"][name].as_u64().unwrap()
-    }
-}
-
-struct Sender {
-    session: Session,
-    endpoint: Endpoint,
-    mac: [u8; 6],
-    next: u64,
-}
-
-impl Sender {
-    fn set(&mut self, setting: Setting, value: u64) {
-        self.session.set(self.endpoint, setting, value).unwrap();
-    }
-
-    fn frame(&self, to: [u8; 6], len: usize) -> Vec<u8> {
-        let mut frame = vec![0; len];
-        frame[..6].copy_from_slice(&to);
-        frame[6..12].copy_from_slice(&self.mac);
-        frame[12..14].copy_from_slice(&frames::ETHERTYPE.to_be_bytes());
-        frame[14..22].copy_from_slice(&self.next.to_le_bytes());
-        frame
-    }
-
-    /// The next number to the far end, if there is room.
-    fn send(&mut self, len: usize) -> bool {
-        self.put(len, |session, endpoint, frame| session.send_bytes(endpoint, frame))
-    }
-
-    fn send_more(&mut self, len: usize) -> bool {
-        self.put(len, |session, endpoint, frame| {
-            let fill = |parts: &mut [&mut [u8]]| parts[0].copy_from_slice(frame);
-            session.send_more(endpoint, frame.len(), Meta::FINISHED, fill)
-        })
-    }
-
-    fn small(&mut self, len: usize) -> bool {
-        self.put(len, |session, endpoint, frame| session.send_small(endpoint, frame))
-    }
-
-    fn put(
-        &mut self,
-        len: usize,
-        put: impl FnOnce(&mut Session, Endpoint, &[u8]) -> Result<(), SendError>,
-    ) -> bool {
-        let frame = self.frame(frames::ELSEWHERE, len);
-        let sent = put(&mut self.session, self.endpoint, &frame).is_ok();
-        self.next += u64::from(sent);
-        sent
-    }
-
-    /// As many as there is room for.
-    fn fill(&mut self, len: usize) {
-        while self.send(len) {}
-        self.session.flush().unwrap();
-    }
-
-    fn counter(&self, name: &str) -> u64 {
-        let all = self.session.counters(self.endpoint);
-        all.iter().find(|(counter, _)| *counter == name).unwrap().1
-    }
-}
 
 #[test]
 fn weights_share_a_device_in_bytes() {
@@ -413,7 +278,7 @@ fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
             let numbers = came.iter().filter(|one| (one.2 == 100) == small).map(|one| one.1);
             assert!(numbers.is_sorted(), "{mode:?}: {came:?}");
         }
-        assert_eq!(world.counter("tx_small"), 5);
+        eventually("they are counted", || world.counter("tx_small") == 5);
         // Within a message nothing comes that is not of it.
         for _ in 0..3 {
             assert!(sender.send_more(1000));
@@ -425,7 +290,8 @@ fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
             numbers.extend(world.receive().map(|one| one.1));
             numbers.len() == 6
         });
-        assert!(numbers[..4].is_sorted() && world.counter("tx_small") == 6, "{numbers:?}");
+        assert!(numbers[..4].is_sorted(), "{numbers:?}");
+        eventually("it is counted", || world.counter("tx_small") == 6);
     }
 }
 
@@ -539,7 +405,7 @@ fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
         assert!(came.len() <= RING + 5 + 1, "{mode:?}: {} came before the last", came.len());
         let numbers: Vec<u64> = came.iter().filter(|one| one.2 == 128).map(|one| one.1).collect();
         assert_eq!(numbers, [100, 101, 102, 103, 104]);
-        assert!(world.counter("tx_small") >= 5);
+        eventually("they are counted", || world.counter("tx_small") >= 5);
 
         // A flood of small ones leaves most of the device to the others.
         let (mut of_small, mut others, mut last) = (0u64, 0u64, 104);
@@ -561,76 +427,6 @@ fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
         // 8 of each 40, and as much again that gets through while no others wait.
         assert!(of_small >= 400 && others * 2 >= of_small, "{mode:?}: {of_small} and {others}");
     }
-}
-
-#[test]
-fn a_rate_is_kept_by_whatever_queue_and_with_whatever_flags() {
-    let mut world = world(Mode::Interrupt);
-    let mut sender = world.sender("limited");
-    sender.set(Setting::RateFps, 200);
-    sender.set(Setting::Pacing, 1);
-    let start = Instant::now();
-    let mut came = 0u32;
-    while start.elapsed() < Duration::from_millis(1000) {
-        // By both queue sets, as messages without end, as small ones.
-        (0..4).for_each(|_| {
-            sender.send_more(60);
-            sender.small(60);
-        });
-        sender.session.flush().unwrap();
-        while world.receive().is_some() {
-            came += 1;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let most = start.elapsed().as_secs_f64() * 200.0;
-    // A message of the longest run is ahead of its rate once.
-    let ahead = 65_536 / 60 + 2;
-    assert!(f64::from(came) <= most + f64::from(ahead), "{came} in {most}");
-    // And without messages there is nothing ahead.
-    sender.set(Setting::MaxRunBytes, 0);
-    eventually("all is sent, and paid", || {
-        while world.receive().is_some() {}
-        sender.session.unsent(0).unwrap() + sender.session.unsent(1).unwrap() == 0
-    });
-    let (start, mut came) = (Instant::now(), 0u32);
-    while start.elapsed() < Duration::from_millis(1000) {
-        sender.send_more(60);
-        sender.small(60);
-        sender.session.flush().unwrap();
-        while world.receive().is_some() {
-            came += 1;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let most = start.elapsed().as_secs_f64() * 200.0 + 2.0;
-    assert!(f64::from(came) <= most, "{came} in {most}");
-    // Generous to a busy machine.
-    assert!(f64::from(came) >= most * 0.5, "{came} of {most}");
-}
-
-#[test]
-fn ten_megabits_are_ten_megabits() {
-    let mut world = world(Mode::Interrupt);
-    let mut sender = world.sender("limited");
-    sender.set(Setting::RateBps, 10_000_000);
-    // Seconds in which this machine had other things to do are not all.
-    let holds = (0..10).any(|_| {
-        let start = Instant::now();
-        while world.receive().is_some() {}
-        let mut bytes = 0;
-        while start.elapsed() < Duration::from_secs(1) {
-            sender.fill(1500);
-            while let Some((_, _, len)) = world.receive() {
-                bytes += len;
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        let (given, bytes) = (start.elapsed().as_secs_f64() * 1_250_000.0, bytes as f64);
-        assert!(bytes <= given + 16_384.0 + 1500.0, "{bytes} of {given}");
-        (0.98..=1.02).contains(&(bytes / given))
-    });
-    assert!(holds, "in no second within 2 %");
 }
 
 #[test]
@@ -667,7 +463,7 @@ fn what_would_be_too_late_is_dropped_and_counted() {
     });
     numbers.extend(std::iter::from_fn(|| world.receive()).map(|one| one.1));
     // The first at once, and one each 10 ms: a busy machine loses some of them.
-    assert!((2..=8).contains(&numbers.len()), "{numbers:?}");
+    assert!((1..=8).contains(&numbers.len()), "{numbers:?}");
     assert_eq!(sender.counter("tx_dropped_late") + numbers.len() as u64, 200);
     assert_eq!(sender.counter("tx_packets"), numbers.len() as u64);
 }

@@ -238,6 +238,24 @@ fn who_stays_awake_between_ticks_counts_them_and_hears_rings() {
     server.stop().unwrap();
 }
 
+/// A sleep that could end only at whole milliseconds would miss every other tick.
+#[test]
+fn a_fast_clock_keeps_most_of_its_ticks() {
+    let (server, _far) = serve(Mode::Clocked);
+    set(&server, Setting::ClockHz, 2000);
+    let ticks = || (counter(&server, "ticks"), counter(&server, "ticks_missed"));
+    let keeps_most = (0..50).any(|_| {
+        let before = ticks();
+        std::thread::sleep(Duration::from_millis(100));
+        let after = ticks();
+        let (kept, missed) = (after.0 - before.0, after.1 - before.1);
+        assert!(kept + missed <= 1000, "{kept} ticks kept, {missed} missed");
+        kept + missed >= 100 && kept >= 4 * missed
+    });
+    assert!(keeps_most, "{:?} ticks kept and missed", ticks());
+    server.stop().unwrap();
+}
+
 fn comes(what: &str, mut there: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !there() {

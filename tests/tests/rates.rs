@@ -1,0 +1,83 @@
+//! How much is sent in a time: seconds of the clock on the wall, of a machine that has them to give.
+//! `make test-slow` runs it; what the scheduler does with any time it is given is tested in the
+//! server, where time is an argument.
+
+mod senders;
+
+use std::time::{Duration, Instant};
+
+use towpath_client::Setting;
+use towpath_server::Mode;
+use towpath_tests::eventually;
+
+use crate::senders::world;
+
+#[test]
+fn a_rate_is_kept_by_whatever_queue_and_with_whatever_flags() {
+    let mut world = world(Mode::Interrupt);
+    let mut sender = world.sender("limited");
+    sender.set(Setting::RateFps, 200);
+    sender.set(Setting::Pacing, 1);
+    let start = Instant::now();
+    let mut came = 0u32;
+    while start.elapsed() < Duration::from_millis(1000) {
+        // By both queue sets, as messages without end, as small ones.
+        (0..4).for_each(|_| {
+            sender.send_more(60);
+            sender.small(60);
+        });
+        sender.session.flush().unwrap();
+        while world.receive().is_some() {
+            came += 1;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let most = start.elapsed().as_secs_f64() * 200.0;
+    // A message of the longest run is ahead of its rate once.
+    let ahead = 65_536 / 60 + 2;
+    assert!(f64::from(came) <= most + f64::from(ahead), "{came} in {most}");
+    // And without messages there is nothing ahead.
+    sender.set(Setting::MaxRunBytes, 0);
+    eventually("all is sent, and paid", || {
+        while world.receive().is_some() {}
+        sender.session.unsent(0).unwrap() + sender.session.unsent(1).unwrap() == 0
+    });
+    let (start, mut came) = (Instant::now(), 0u32);
+    while start.elapsed() < Duration::from_millis(1000) {
+        sender.send_more(60);
+        sender.small(60);
+        sender.session.flush().unwrap();
+        while world.receive().is_some() {
+            came += 1;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let most = start.elapsed().as_secs_f64() * 200.0 + 2.0;
+    assert!(f64::from(came) <= most, "{came} in {most}");
+    // Generous to a busy machine.
+    assert!(f64::from(came) >= most * 0.5, "{came} of {most}");
+}
+
+#[test]
+fn ten_megabits_are_ten_megabits() {
+    let mut world = world(Mode::Interrupt);
+    let mut sender = world.sender("limited");
+    sender.set(Setting::RateBps, 10_000_000);
+    // Seconds in which this machine had other things to do are not all.
+    let holds = (0..10).any(|_| {
+        let start = Instant::now();
+        while world.receive().is_some() {}
+        let mut bytes = 0;
+        while start.elapsed() < Duration::from_secs(1) {
+            sender.fill(1500);
+            while let Some((_, _, len)) = world.receive() {
+                bytes += len;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let (given, bytes) = (start.elapsed().as_secs_f64() * 1_250_000.0, bytes as f64);
+        assert!(bytes <= given + 16_384.0 + 1500.0, "{bytes} of {given}");
+        (0.98..=1.02).contains(&(bytes / given))
+    });
+    assert!(holds, "in no second within 2 %");
+}
