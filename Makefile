@@ -1,12 +1,27 @@
 # The verbs; each is one command, that can as well be given by itself. See CONTRIBUTING.md.
 
-.PHONY: build test test-ordinary-user loom fuzz bench figures demo manual ci
+.PHONY: build quick test test-slow test-experiments test-beside-a-server test-ordinary-user loom fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
 
+# Between two edits: the unit tests of all crates, and the demonstration.
+quick:
+	cargo test --workspace --lib --bins
+	cargo run -- demo --quick
+
 test:
 	cargo test --workspace
+
+test-slow:
+	cargo test --workspace --test 'slow-*'
+
+test-experiments:
+	cargo test -p towpath --test experiments
+
+test-beside-a-server:
+	cargo build --workspace
+	tests/beside-a-server cargo test -p towpath --bin towpath --test demo --test operator
 
 test-ordinary-user:
 	tests/ordinary-user
