@@ -17,7 +17,7 @@ test-slow:
 	cargo test --workspace --test 'slow-*'
 
 test-experiments:
-	cargo test -p towpath --test experiments
+	cargo test --release -p towpath --test experiments
 
 test-beside-a-server:
 	cargo build --workspace
