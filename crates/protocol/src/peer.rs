@@ -6,6 +6,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use zerocopy::FromBytes;
+
 /// A peer.
 #[derive(Debug)]
 pub struct Peer {
@@ -100,9 +102,9 @@ fn set_option(socket: BorrowedFd<'_>, name: i32, value: i32) -> io::Result<()> {
 }
 
 /// Reads a socket option into `values`; answers how many bytes came.
-fn option<T: Copy>(socket: BorrowedFd<'_>, name: i32, values: &mut [T]) -> io::Result<usize> {
+fn option<T: FromBytes>(socket: BorrowedFd<'_>, name: i32, values: &mut [T]) -> io::Result<usize> {
     let mut len = size_of_val(values) as libc::socklen_t;
-    // SAFETY: the address and the length are those of `values`, which any bit pattern fits.
+    // SAFETY: the address and the length are those of `values`, whose type any bytes fit.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -92,9 +92,11 @@ pub(super) struct Interface {
 /// millisecond would be lost to a reader that looks so seldom.
 const QUEUE_PACKETS: c_int = 4096;
 
-fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> io::Result<()> {
-    // SAFETY: every caller passes a live variable of the type that `request` is documented for
-    // (linux/if_tun.h, netdevice(7)), or, for TUNSETOFFLOAD, a number in the pointer's place.
+/// # Safety
+/// The argument is what `request` is documented for (linux/if_tun.h, netdevice(7)): a live variable of its
+/// type, or, for TUNSETOFFLOAD, a number in the pointer's place.
+unsafe fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> io::Result<()> {
+    // SAFETY: the caller's promise.
     if unsafe { libc::ioctl(fd, request, argument) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -140,14 +142,15 @@ pub(super) fn create(name: &str) -> Result<OwnedFd, TapError> {
     })?;
     let mut request = request(name);
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
-    ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request).map_err(|cause| {
-        match cause.raw_os_error() {
+    // SAFETY: the request takes a live `ifreq`.
+    unsafe { ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }.map_err(
+        |cause| match cause.raw_os_error() {
             Some(libc::EPERM) => TapError::NotPermitted { name: named() },
             Some(libc::EBUSY) => TapError::Busy { name: named() },
             Some(libc::EINVAL) => TapError::NotATap { name: named() },
             _ => TapError::Refused { name: named(), what: "TUNSETIFF", cause },
-        }
-    })?;
+        },
+    )?;
     Ok(fd)
 }
 
@@ -155,7 +158,8 @@ pub(super) fn create(name: &str) -> Result<OwnedFd, TapError> {
 pub(super) fn adopt(fd: &OwnedFd) -> Result<(), TapError> {
     let bad = |cause| TapError::BadDescriptor { cause };
     let mut request = request("");
-    ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request).map_err(bad)?;
+    // SAFETY: the request takes a live `ifreq`.
+    unsafe { ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) }.map_err(bad)?;
     // SAFETY: TUNGETIFF has filled in the flags.
     let flags = c_int::from(unsafe { request.ifr_ifru.ifru_flags });
     let needed = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -169,7 +173,8 @@ pub(super) fn adopt(fd: &OwnedFd) -> Result<(), TapError> {
 /// Whether the interface is still there.
 pub(super) fn name(fd: &OwnedFd) -> io::Result<String> {
     let mut request = request("");
-    ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request)?;
+    // SAFETY: the request takes a live `ifreq`.
+    unsafe { ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) }?;
     Ok(name_of(&request))
 }
 
@@ -179,7 +184,8 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     let name = name(fd).map_err(|cause| TapError::BadDescriptor { cause })?;
     let refused = |what| move |name: String, cause| TapError::Refused { name, what, cause };
     let mut request = request(&name);
-    ioctl(fd.as_raw_fd(), libc::SIOCGIFHWADDR as libc::Ioctl, &raw mut request)
+    // SAFETY: the request takes a live `ifreq`.
+    unsafe { ioctl(fd.as_raw_fd(), libc::SIOCGIFHWADDR as libc::Ioctl, &raw mut request) }
         .map_err(|cause| refused("SIOCGIFHWADDR")(name.clone(), cause))?;
     // SAFETY: SIOCGIFHWADDR has filled in the address.
     let address = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
@@ -193,9 +199,11 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     }
     // SAFETY: a descriptor just opened, and nobody else's.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &raw mut request).map_err(
-        |cause| refused("SIOCGIFMTU (is it in this network namespace?)")(name.clone(), cause),
-    )?;
+    // SAFETY: the request takes a live `ifreq`.
+    unsafe { ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &raw mut request) }
+        .map_err(|cause| {
+            refused("SIOCGIFMTU (is it in this network namespace?)")(name.clone(), cause)
+        })?;
     // SAFETY: SIOCGIFMTU has filled in the MTU.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     let queue_packets = queue(fd, &socket, &mut request).unwrap_or(0);
@@ -206,15 +214,19 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
 /// before keeps what its owner gave it.
 fn queue(fd: &OwnedFd, socket: &OwnedFd, request: &mut ifreq) -> io::Result<usize> {
     let mut flags = *request;
-    ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut flags)?;
+    // SAFETY: the request takes a live `ifreq`.
+    unsafe { ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut flags) }?;
     // SAFETY: TUNGETIFF has filled in the flags.
     if c_int::from(unsafe { flags.ifr_ifru.ifru_flags }) & libc::IFF_PERSIST == 0 {
         // The name stays, behind it stands the number.
         request.ifr_ifru.ifru_metric = QUEUE_PACKETS;
         // Without the right to, it stays as it is.
-        let _ = ioctl(socket.as_raw_fd(), libc::SIOCSIFTXQLEN as libc::Ioctl, &raw mut *request);
+        let set = libc::SIOCSIFTXQLEN as libc::Ioctl;
+        // SAFETY: the request takes a live `ifreq`.
+        let _ = unsafe { ioctl(socket.as_raw_fd(), set, &raw mut *request) };
     }
-    ioctl(socket.as_raw_fd(), libc::SIOCGIFTXQLEN as libc::Ioctl, &raw mut *request)?;
+    // SAFETY: the request takes a live `ifreq`.
+    unsafe { ioctl(socket.as_raw_fd(), libc::SIOCGIFTXQLEN as libc::Ioctl, &raw mut *request) }?;
     // SAFETY: SIOCGIFTXQLEN has filled in the number.
     let packets = unsafe { request.ifr_ifru.ifru_metric };
     Ok(usize::try_from(packets).unwrap_or(0))
@@ -223,7 +235,8 @@ fn queue(fd: &OwnedFd, socket: &OwnedFd, request: &mut ifreq) -> io::Result<usiz
 /// Sets the size of the header in front of each packet.
 pub(super) fn set_header(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut size = virtio::HEADER_BYTES as c_int;
-    ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw mut size)
+    // SAFETY: the request takes a live number.
+    unsafe { ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw mut size) }
 }
 
 /// Asks for large and unfinished packets, as many kinds as the kernel grants; whether any.
@@ -232,13 +245,16 @@ pub(super) fn set_offloads(fd: BorrowedFd<'_>, wanted: bool) -> io::Result<bool>
     let kinds: &[c_uint] =
         if wanted { &[large | libc::TUN_F_TSO_ECN, large, libc::TUN_F_CSUM] } else { &[] };
     for kind in kinds {
-        match ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, *kind as usize as *mut c_uint) {
+        let kind = *kind as usize as *mut c_uint;
+        // SAFETY: the request takes a number in the pointer's place.
+        match unsafe { ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, kind) } {
             Ok(()) => return Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => return Err(error),
         }
     }
-    ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, std::ptr::null_mut::<c_uint>())?;
+    // SAFETY: as above.
+    unsafe { ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, std::ptr::null_mut::<c_uint>()) }?;
     Ok(false)
 }
 
