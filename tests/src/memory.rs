@@ -18,19 +18,22 @@ pub struct Words {
     len: usize,
 }
 
-// SAFETY: an address of atomics, good from every thread for as long as the mapping stays, which
-// whoever keeps the session sees to.
+// SAFETY: an address of atomics, good from every thread for as long as the mapping stays, as promised
+// to `find`.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// The one mapping of this process of a memory file with this name. It is to be used only
-    /// while the session that mapped it lives.
+    /// The one mapping of this process of a memory file with this name.
     ///
     /// # Errors
     /// When there is none, or more than one.
-    pub fn find(name: &str) -> io::Result<Words> {
+    ///
+    /// # Safety
+    /// The words are used only while the session that mapped them lives, and stored to only where it mapped
+    /// them writable.
+    pub unsafe fn find(name: &str) -> io::Result<Words> {
         let wanted = format!("/memfd:{name} ");
         let maps = std::fs::read_to_string("/proc/self/maps")?;
         let mut found = maps.lines().filter(|line| line.contains(&wanted));
@@ -61,7 +64,7 @@ impl Words {
     #[must_use]
     pub fn load(&self, index: usize) -> u64 {
         assert!(index < self.len);
-        // SAFETY: inside of a mapping of this process, as `find` saw it.
+        // SAFETY: inside of a mapping of this process, as `find` saw it and its caller promised.
         unsafe { (*self.first.add(index)).load(Ordering::Acquire) }
     }
 
@@ -71,7 +74,7 @@ impl Words {
     /// When it is not inside.
     pub fn store(&self, index: usize, value: u64) {
         assert!(index < self.len);
-        // SAFETY: inside of a mapping of this process, as `find` saw it, that it may write.
+        // SAFETY: as above; and writable, as promised there.
         unsafe { (*self.first.add(index)).store(value, Ordering::Release) }
     }
 }

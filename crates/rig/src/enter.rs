@@ -129,17 +129,21 @@ pub(crate) fn raise_loopback() -> Result<(), Errno> {
     request.ifr_name[0] = b'l' as libc::c_char;
     request.ifr_name[1] = b'o' as libc::c_char;
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    ioctl(&socket, libc::SIOCSIFFLAGS as libc::Ioctl, &mut request)
+    // SAFETY: the request takes an `ifreq`.
+    unsafe { ioctl(&socket, libc::SIOCSIFFLAGS as libc::Ioctl, &mut request) }
 }
 
 /// An ioctl that takes an `ifreq`. System calls alone.
-pub(crate) fn ioctl(
+///
+/// # Safety
+/// `request` reads and writes one `ifreq`, and nothing else.
+pub(crate) unsafe fn ioctl(
     fd: &std::os::fd::OwnedFd,
     request: libc::Ioctl,
     argument: &mut libc::ifreq,
 ) -> Result<(), Errno> {
     use std::os::fd::AsRawFd;
-    // SAFETY: both requests of this crate (SIOCSIFFLAGS, TUNSETIFF) read and write one ifreq.
+    // SAFETY: the caller's promise.
     if unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut *argument) } == 0 {
         return Ok(());
     }

@@ -30,7 +30,8 @@ fn make_tap() -> io::Result<()> {
     // SAFETY: an ifreq is numbers and bytes, for which zero is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
-    ioctl(&tun, TUNSETIFF, &mut request).map_err(|errno| Step::MakeTap.failed(errno))
+    // SAFETY: the request takes an `ifreq`.
+    unsafe { ioctl(&tun, TUNSETIFF, &mut request) }.map_err(|errno| Step::MakeTap.failed(errno))
 }
 
 pub(crate) fn explain(error: &io::Error) -> Unavailable {

@@ -53,8 +53,10 @@ impl Hostile {
             session,
             endpoint,
             other,
-            pages: Words::find("towpath-application-pages").expect("mapped"),
-            heap: Words::find("towpath-transmit-heap").expect("mapped"),
+            // SAFETY: the session beside them lives as long, and mapped both writable.
+            pages: unsafe { Words::find("towpath-application-pages") }.expect("mapped"),
+            // SAFETY: as above.
+            heap: unsafe { Words::find("towpath-transmit-heap") }.expect("mapped"),
             places: Places::of(&shape),
             shape,
             wake: eventfd(),
