@@ -1,6 +1,6 @@
 # The verbs; each is one command, that can as well be given by itself. See CONTRIBUTING.md.
 
-.PHONY: build quick test test-slow test-experiments test-beside-a-server test-ordinary-user loom fuzz bench figures demo manual ci
+.PHONY: build quick test test-slow test-experiments test-beside-a-server test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -28,6 +28,12 @@ test-ordinary-user:
 
 loom:
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' cargo test --release -p towpath-queue --lib
+
+asan:
+	tests/sanitize asan
+
+tsan:
+	tests/sanitize tsan
 
 fuzz:
 	fuzz/short

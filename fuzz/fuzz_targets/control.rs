@@ -10,7 +10,6 @@ use std::cell::OnceCell;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use rustix::net::{

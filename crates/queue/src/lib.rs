@@ -47,6 +47,8 @@ mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod oracle_tests;
 #[cfg(all(test, not(loom)))]
+mod race_tests;
+#[cfg(all(test, not(loom)))]
 mod stop_tests;
 #[cfg(test)]
 mod test_memory;

@@ -59,9 +59,10 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
     let over = AtomicBool::new(false);
     let mut arrived = Arrived::default();
     std::thread::scope(|scope| {
+        let mut threads = Vec::new();
         for thread in 0..THREADS {
             let (driver, sending, refused) = (&driver, &sending, &refused);
-            scope.spawn(move || {
+            threads.push(scope.spawn(move || {
                 for number in 0..each {
                     let packet = packet(thread, number);
                     wait("room", || match driver.send(&packet) {
@@ -74,16 +75,16 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
                     });
                 }
                 sending.fetch_sub(1, Ordering::Release);
-            });
+            }));
         }
         if resets {
             let (driver, over) = (&driver, &over);
-            scope.spawn(move || {
+            threads.push(scope.spawn(move || {
                 while !over.load(Ordering::Acquire) {
                     driver.reset();
                     std::thread::sleep(Duration::from_micros(200));
                 }
-            });
+            }));
         }
         wait("all that was sent is done with", || {
             while let Some((frame, _)) = far.receive() {
@@ -92,6 +93,8 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
             sending.load(Ordering::Acquire) == 0 && driver.drive() == Some(0)
         });
         over.store(true, Ordering::Release);
+        // ThreadSanitizer sees the end of a thread that is joined, not that of a scope.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     while let Some((frame, _)) = far.receive() {
         arrived.take(&frame);

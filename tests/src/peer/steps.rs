@@ -26,11 +26,7 @@ pub(crate) fn run(socket: &Path, step: u64) {
                 }
                 for file in kept.iter().skip(3).take(2) {
                     let file = SharedFile::adopt(file.try_clone().expect("room")).expect("sealed");
-<<<<<<< ours
                     written.push(file.map_writable().expect("maps"));
-=======
-                    mapped.push(file.map_writable().expect("maps").mapping().clone());
->>>>>>> theirs
                 }
             }
             3 => raw.say(&Message::Mapped).expect("speaks"),

@@ -1,0 +1,203 @@
+//! Both sides of a queue in two threads, over one memory at one address: what ThreadSanitizer has to
+//! see. It finds nothing where two sides map one file at two addresses.
+//!
+//! Frames are written and read plainly here, as an application does: so a queue that hands a frame
+//! over without ordering what was written before is a data race that is reported, and under the
+//! ordinary runs bytes that are wrong.
+//!
+//! Unsafe lives here because frames are shared by address.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::thread;
+
+use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
+use crate::frames::FreeFrames;
+use crate::optimistic::Optimistic;
+use crate::test_memory::Pair;
+
+const SLOTS: u32 = 8;
+const PACKETS: u64 = if cfg!(miri) { 100 } else { 5_000 };
+
+/// One number for each frame, written and read plainly by the side that has the frame.
+struct Frames(Vec<UnsafeCell<u64>>);
+
+// SAFETY: the queue gives each frame to one side at a time, and orders what was done before: that is
+// what these tests try.
+unsafe impl Sync for Frames {}
+
+impl Frames {
+    fn new() -> Arc<Frames> {
+        Arc::new(Frames((0..SLOTS).map(|_| UnsafeCell::new(u64::MAX)).collect()))
+    }
+
+    fn write(&self, frame: u32, value: u64) {
+        // SAFETY: the caller has the frame, see above.
+        unsafe { *self.0[frame as usize].get() = value };
+    }
+
+    fn read(&self, frame: u32) -> u64 {
+        // SAFETY: the caller has the frame, see above.
+        unsafe { *self.0[frame as usize].get() }
+    }
+}
+
+fn descriptor(frame: u32) -> Descriptor {
+    Descriptor { frame, start: HEADROOM_BYTES, len: 8, endpoint: 0, flags: 0 }
+}
+
+#[test]
+fn a_transmit_queue_hands_frames_over_and_back() {
+    let pair = Pair::new(SLOTS, SLOTS);
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let frames = Frames::new();
+    let far = frames.clone();
+    let consumer = thread::spawn(move || {
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut next = 0;
+        while next < PACKETS {
+            if server.transmit.observe().unwrap() == 0 {
+                thread::yield_now();
+                continue;
+            }
+            let ledger = &mut server.transmit_ledger;
+            while let Some((1, first)) = server.transmit.take(ledger, &mut packet).unwrap() {
+                let frame = packet[0].frame;
+                assert_eq!(far.read(frame), next, "the frame came before what was written into it");
+                far.write(frame, u64::MAX);
+                next += 1;
+                server.transmit.complete(ledger, first, 1);
+            }
+            server.transmit.publish();
+        }
+    });
+    let mut free = FreeFrames::new(0, SLOTS);
+    let mut next = 0;
+    while next < PACKETS {
+        producer.reclaim(|frame| free.give_back(frame)).unwrap();
+        if free.is_empty() {
+            thread::yield_now();
+        }
+        while next < PACKETS
+            && let Some(frame) = free.take()
+        {
+            assert_eq!(frames.read(frame), u64::MAX, "the frame came back before it was read");
+            frames.write(frame, next);
+            assert!(producer.push(&[descriptor(frame)]));
+            next += 1;
+        }
+        producer.publish();
+    }
+    consumer.join().unwrap();
+}
+
+#[test]
+fn a_receive_queue_hands_frames_over_and_back() {
+    let pair = Pair::new(SLOTS, SLOTS);
+    let (_, mut application) = pair.application();
+    let mut server = pair.server();
+    let frames = Frames::new();
+    let far = frames.clone();
+    for frame in 0..SLOTS {
+        assert!(application.provide(frame));
+    }
+    application.publish();
+    let producer = thread::spawn(move || {
+        let mut next = 0;
+        while next < PACKETS {
+            let ledger = &mut server.receive_ledger;
+            if server.receive.observe(ledger).unwrap() == 0 {
+                thread::yield_now();
+            }
+            while next < PACKETS && server.receive.available() > 0 {
+                let frame = server.receive.frame(0);
+                assert_eq!(far.read(frame), u64::MAX, "the frame came back before it was read");
+                far.write(frame, next);
+                server.receive.push(ledger, descriptor(frame));
+                next += 1;
+            }
+            server.receive.publish();
+        }
+    });
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    let mut next = 0;
+    while next < PACKETS {
+        application.observe().unwrap();
+        if application.take(&mut packet).unwrap() == 0 {
+            thread::yield_now();
+            continue;
+        }
+        let frame = packet[0].frame;
+        assert_eq!(frames.read(frame), next, "the frame came before what was written into it");
+        frames.write(frame, u64::MAX);
+        next += 1;
+        assert!(application.provide(frame));
+        application.publish();
+    }
+    producer.join().unwrap();
+}
+
+/// A slot's memory goes from the thread that wrote it to the thread that is inside, and on to the next
+/// taker; the state goes from each thread that was inside to the next.
+#[test]
+fn a_section_hands_its_state_and_slots_over() {
+    let section = Arc::new(Optimistic::with_memory(vec![0_u64; 4], (0_u64, 0_u64)).unwrap());
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            let section = section.clone();
+            thread::spawn(move || {
+                let mut left = 0;
+                for _ in 0..PACKETS {
+                    if let Some(mut entered) = section.try_enter() {
+                        entered.state().0 += 1;
+                        let _ = entered.exit();
+                    } else if let Some(mut leaving) = section.leave() {
+                        leaving.write(|memory| *memory += 1);
+                        leaving.publish();
+                        left += 1;
+                    }
+                    section.drive(|entered| {
+                        while let Some(slot) = entered.take() {
+                            entered.state().1 += 1;
+                            entered.release(slot);
+                        }
+                        true
+                    });
+                }
+                left
+            })
+        })
+        .collect();
+    let left: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+    let mut entered = section.try_enter().unwrap();
+    assert_eq!(entered.state().1, left, "each slot that was left was done once");
+    assert!(entered.state().0 > 0);
+}
+
+/// What has to be reported: `tests/sanitize` runs these by themselves, and fails where they pass. They
+/// are left out of every other run.
+#[cfg(towpath_sanitize)]
+mod deliberate {
+    use super::*;
+
+    /// Two threads write a frame, and no queue says whose it is.
+    #[test]
+    fn a_race_is_reported() {
+        let frames = Frames::new();
+        let far = frames.clone();
+        let other = thread::spawn(move || (0..1000).for_each(|value| far.write(0, value)));
+        (0..1000).for_each(|value| frames.write(0, value));
+        other.join().unwrap();
+    }
+
+    /// A copy goes a byte past the end of its memory.
+    #[test]
+    fn an_overrun_is_reported() {
+        let (from, mut to) = (vec![1_u8; 65], vec![0_u8; 64]);
+        let len = std::hint::black_box(65);
+        // SAFETY: none: `to` is a byte too short. AddressSanitizer ends the process before the store.
+        unsafe { crate::copy::copy(from.as_ptr(), to.as_mut_ptr(), len) };
+        std::hint::black_box(to);
+    }
+}

@@ -1,0 +1,217 @@
+//! The engine and an application in two threads of one process, over one mapping of each memory.
+//!
+//! Elsewhere both sides map a memory file each, at two addresses, and ThreadSanitizer finds no race
+//! between them. Here it sees each access of both. The application writes and reads its buffers plainly,
+//! as the client library does, so each packet shows whether the queues order them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+
+use rustix::event::{EventfdFlags, eventfd};
+use towpath_device::loopback;
+use towpath_packet::build::Flow;
+use towpath_protocol::layout::{STATE_WORDS, SessionShape, own_words, peer_words};
+use towpath_protocol::memory::{Mapping, Region};
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
+use towpath_queue::events::{self, Acknowledger, Marker};
+use towpath_queue::frames::FreeFrames;
+use towpath_queue::receive::{ReceiveConsumer, application_side};
+use towpath_queue::transmit::TransmitProducer;
+use towpath_server::demux::{Rule, Vlan};
+use towpath_server::engine::{Budgets, Engine, Link};
+use towpath_server::orders::Order;
+use towpath_server::rights::{Addresses, Rights};
+use towpath_server::session::{Endpoint, Memories, Session};
+use towpath_server::{Mode, Values};
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const PORT: u16 = 2000;
+const SLOTS: u32 = 16;
+const PACKETS: u64 = 5_000;
+/// One that is copied whole, one whose beginning is, and one of several frames.
+const BODY_BYTES: [usize; 3] = [18, 1400, 4000];
+
+struct Application {
+    shape: SessionShape,
+    transmit: TransmitProducer,
+    receive: ReceiveConsumer,
+    marker: Marker,
+    events: Acknowledger,
+    free: FreeFrames,
+    transmit_heap: Region,
+    receive_heap: Arc<Mapping>,
+}
+
+fn region(bytes: usize) -> Region {
+    Region::private(bytes).unwrap()
+}
+
+/// A session with one queue set, and what its application has.
+fn session() -> (Session, Application) {
+    let shape = SessionShape::new(1, 1, SLOTS, SLOTS, 2048, 2048).unwrap();
+    let server = region(shape.server_words() * 8);
+    let application = region(shape.application_words() * 8);
+    let ledger = region(shape.ledger_words() * 8);
+    let receive_heap = region(shape.receive_heap.heap_bytes());
+    let transmit_heap = region(shape.transmit_heap.heap_bytes());
+    let pages = shape.server_peer(&peer_words(server.mapping()));
+    let reader = receive_heap.mapping().clone();
+    let memories = Memories {
+        server,
+        application: application.mapping().clone(),
+        ledger,
+        receive_heap,
+        transmit_heap: transmit_heap.mapping().clone(),
+    };
+    let mut own = shape.application_own(own_words(application));
+    let words = own.queue_sets.remove(0);
+    let (transmit, mut receive) =
+        application_side(&shape.queues, shape.receive_heap, words, &pages.queue_sets[0]);
+    for frame in 0..SLOTS {
+        assert!(receive.provide(frame));
+    }
+    receive.publish();
+    let (_bell, doorbell) = rustix::pipe::pipe().unwrap();
+    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let session = Session::new(1, shape, memories, doorbell, wake);
+    let application = Application {
+        shape,
+        transmit,
+        receive,
+        marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
+        events: Acknowledger::new(shape.events(), own.acknowledgements, &pages.events),
+        free: FreeFrames::new(0, SLOTS),
+        transmit_heap,
+        receive_heap: reader,
+    };
+    (session, application)
+}
+
+impl Application {
+    /// Sends a packet in as many frames as it needs; `false` when there are too few.
+    fn send(&mut self, packet: &[u8]) -> bool {
+        let heap = self.shape.transmit_heap;
+        let pieces = packet.chunks(heap.data_bytes() as usize);
+        if self.free.len() < pieces.len() || (self.transmit.room() as usize) < pieces.len() {
+            return false;
+        }
+        let chain: Vec<Descriptor> = pieces
+            .map(|piece| {
+                let frame = self.free.take().unwrap();
+                let len = piece.len() as u32;
+                let one = Descriptor { frame, start: HEADROOM_BYTES, len, endpoint: 0, flags: 0 };
+                let at = one.heap_offset(&heap);
+                // SAFETY: the frame is free: no queue has it, so the engine does not read it.
+                let bytes = unsafe { self.transmit_heap.bytes_mut(at, piece.len()) };
+                bytes.unwrap().copy_from_slice(piece);
+                one
+            })
+            .collect();
+        assert!(self.transmit.push(&chain));
+        true
+    }
+
+    fn publish(&mut self) {
+        self.transmit.publish();
+        self.receive.publish();
+        self.marker.mark(events::fence(), 0).unwrap();
+        self.marker.publish();
+    }
+
+    /// The next packet that came.
+    fn receive(&mut self) -> Option<Vec<u8>> {
+        self.events.take(1, |_| {}).unwrap();
+        self.receive.observe().unwrap();
+        let mut chain = [Descriptor::default(); MAX_CHAIN];
+        let count = self.receive.take(&mut chain).unwrap();
+        let mut packet = Vec::new();
+        for one in &chain[..count] {
+            let at = one.heap_offset(&self.shape.receive_heap);
+            // SAFETY: the queue gave the frame to this side, and the engine writes it only after it was
+            // provided again.
+            let bytes = unsafe { self.receive_heap.bytes(at, one.len as usize) };
+            packet.extend_from_slice(bytes.unwrap());
+            assert!(self.receive.provide(one.frame));
+        }
+        (count > 0).then_some(packet)
+    }
+}
+
+#[test]
+fn packets_are_handed_over_without_a_race() {
+    let (near, _far) =
+        loopback::pair(&loopback::Config { mtu: 9000, ..loopback::Config::default() }).unwrap();
+    let event = || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+    let (orders, engine_orders) = channel();
+    let (engine_events, _events) = channel();
+    let link =
+        Link { orders: engine_orders, events: engine_events, wake: event(), control_wake: event() };
+    let budgets =
+        Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, turn_budget: 512 };
+    let values = Values::from(Mode::Poll);
+    let state = region(STATE_WORDS * 8);
+    let mut engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
+    let (session, mut application) = session();
+    orders.send((0, Order::AddSession(Box::new(session)))).unwrap();
+    let rule = Rule {
+        mac: Some(MAC),
+        vlan: Vlan::Untagged,
+        protocol: Some(17),
+        port: Some(PORT),
+        ..Rule::default()
+    };
+    let flow = Flow::v4().macs(MAC, MAC).ports(PORT, PORT);
+    let flow = Flow { source: flow.destination, ..flow };
+    let std::net::IpAddr::V4(ip) = flow.source else { unreachable!() };
+    let addresses = Addresses { ipv4: Some(ip.to_bits()), ipv6: [None; 2] };
+    let endpoint = Box::new(Endpoint {
+        queue_set: 0,
+        rule,
+        rights: Rights::new(rule, MAC, addresses),
+        offload: false,
+        tap: false,
+        coalescing: (1, 0),
+        turn: 0,
+        received: 0,
+    });
+    let add = Order::AddEndpoint { session: 1, number: 0, endpoint, tap: None, group: false };
+    orders.send((0, add)).unwrap();
+    engine.turn().unwrap();
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let far_stop = stop.clone();
+    let engine = thread::spawn(move || {
+        while !far_stop.load(Ordering::Relaxed) {
+            if engine.turn().unwrap() == 0 {
+                thread::yield_now();
+            }
+        }
+    });
+    let packet = |number: u64| {
+        let mut body = vec![number as u8; BODY_BYTES[number as usize % BODY_BYTES.len()]];
+        body[..8].copy_from_slice(&number.to_ne_bytes());
+        flow.udp(&body)
+    };
+    let (mut sent, mut received) = (0, 0);
+    while received < PACKETS {
+        while sent < PACKETS && application.send(&packet(sent)) {
+            sent += 1;
+        }
+        application.publish();
+        let mut came = 0;
+        while let Some(bytes) = application.receive() {
+            assert_eq!(bytes, packet(received), "packet {received}");
+            received += 1;
+            came += 1;
+        }
+        let free = &mut application.free;
+        application.transmit.reclaim(|frame| free.give_back(frame)).unwrap();
+        if came == 0 {
+            thread::yield_now();
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    engine.join().unwrap();
+}
