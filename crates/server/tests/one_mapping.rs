@@ -22,8 +22,9 @@ use towpath_queue::transmit::TransmitProducer;
 use towpath_server::demux::{Rule, Vlan};
 use towpath_server::engine::{Budgets, Engine, Link};
 use towpath_server::orders::Order;
+use towpath_server::relays::Relays;
 use towpath_server::rights::{Addresses, Rights};
-use towpath_server::session::{Endpoint, Memories, Session};
+use towpath_server::session::{Doorbell, Endpoint, Memories, Session};
 use towpath_server::{Mode, Values};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -73,7 +74,8 @@ fn session() -> (Session, Application) {
         assert!(receive.provide(frame));
     }
     receive.publish();
-    let (_bell, doorbell) = rustix::pipe::pipe().unwrap();
+    let (_bell, doorbell) = std::os::unix::net::UnixStream::pair().unwrap();
+    let doorbell = Doorbell::direct(doorbell.into());
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let session = Session::new(1, shape, memories, doorbell, wake);
     let application = Application {
@@ -146,8 +148,8 @@ fn packets_are_handed_over_without_a_race() {
     let event = || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
     let (orders, engine_orders) = channel();
     let (engine_events, _events) = channel();
-    let link =
-        Link { orders: engine_orders, events: engine_events, wake: event(), control_wake: event() };
+    let (wake, control_wake, relays) = (event(), event(), Relays::none().unwrap());
+    let link = Link { orders: engine_orders, events: engine_events, wake, control_wake, relays };
     let budgets =
         Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, turn_budget: 512 };
     let values = Values::from(Mode::Poll);

@@ -22,7 +22,7 @@ pub(crate) fn run(socket: &Path, step: u64) {
             2 => {
                 for file in kept.iter().take(3) {
                     let file = SharedFile::adopt(file.try_clone().expect("room")).expect("sealed");
-                    mapped.push(std::sync::Arc::new(file.map_readable().expect("maps")));
+                    mapped.push(file.map_readable().expect("maps"));
                 }
                 for file in kept.iter().skip(3).take(2) {
                     let file = SharedFile::adopt(file.try_clone().expect("room")).expect("sealed");
