@@ -10,8 +10,8 @@ use towpath_packet::{Checksum, Meta};
 use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 use towpath_protocol::VERSION;
 use towpath_protocol::message::{
-    Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, ErrorBody, MAX_BYTES, Message, OPEN_ALL,
-    Open, Opened, RULE_ALL, Refusal, Set, TRUSTED, fixed_name,
+    Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, Cursor, ErrorBody, MAX_BYTES, Message,
+    OPEN_ALL, Open, Opened, RULE_ALL, Refusal, Set, TRUSTED, fixed_name,
 };
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
@@ -182,9 +182,8 @@ fn pdus() -> Vec<(&'static str, Vec<u8>)> {
 
 /// A message after how many descriptors go with it.
 fn control() -> Vec<(&'static str, Vec<u8>)> {
-    let encoded = |message: &Message, descriptors: u8| {
-        [&[descriptors], message.encode().as_slice()].concat()
-    };
+    let encoded =
+        |message: &Message, descriptors: u8| [&[descriptors], message.encode().as_slice()].concat();
     let attach = Attach {
         queue_sets: 2,
         endpoints: 3,

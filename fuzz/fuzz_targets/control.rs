@@ -78,7 +78,9 @@ fn expected(
     }
     match LENGTHS.get(usize::from(kind)) {
         None | Some(0) => Err(MessageError::Kind(kind)),
-        Some(right) if *right != len && (kind != REPORTED || *right > len) => Err(MessageError::Length { kind, len }),
+        Some(right) if *right != len && (kind != REPORTED || *right > len) => {
+            Err(MessageError::Length { kind, len })
+        }
         Some(_) => {
             assert!(decoded.is_ok(), "{decoded:?}");
             decoded.clone()
