@@ -279,7 +279,11 @@ impl Control {
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => self.adopt(socket),
                 Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                    warn!("no descriptors left for a new connection; raise the limit (ulimit -n)");
+                    if self.log.allows(self.own_uid) {
+                        warn!(
+                            "no descriptors left for a new connection; raise the limit (ulimit -n)"
+                        );
+                    }
                     // The listener stays readable: not at once again.
                     std::thread::sleep(Duration::from_millis(10));
                     return;

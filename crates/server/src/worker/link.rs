@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, report};
 
 /// A worker that has carried out nothing for so long, and has something to do, hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is to be sent.
 #[derive(Debug, Default)]

@@ -102,9 +102,10 @@ impl Worker {
             Err(error) => return Err(error.into()),
         };
         let nothing = heard.is_empty();
+        let mut commanded = false;
         for event in &*heard {
             match event.data.u64() {
-                CHANNEL => self.commands(buffer)?,
+                CHANNEL => commanded = true,
                 ENGINE => {
                     let _ = rustix::io::read(&self.notified, &mut [0_u8; 8]);
                     self.tables.doorbells.notify();
@@ -115,6 +116,11 @@ impl Worker {
                     self.heard(place, is_process)?;
                 }
             }
+        }
+        // Last: a connection that comes may get the place of one that has just ended, and of which
+        // something is heard here, too.
+        if commanded {
+            self.commands(buffer)?;
         }
         // What a peer said in time is read before its time counts as over.
         if nothing {
