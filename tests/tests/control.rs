@@ -617,7 +617,7 @@ fn connections_and_sessions_are_limited() {
     let raw = connect(&server);
     let (refusal, text) = cut_off(&raw, raw.hear(PATIENCE));
     assert_eq!(refusal, Refusal::Limit);
-    assert!(text.contains("too many connections"), "{text}");
+    assert!(text.contains("as many control connections"), "{text}");
     drop((raw, more));
     // Those that are there go on.
     for session in &mut sessions {

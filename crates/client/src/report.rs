@@ -50,14 +50,15 @@ pub fn report_over(socket: OwnedFd) -> Result<serde_json::Value, AttachError> {
         let (Message::Reported(next, text), _) = expect(&channel, &Message::Report(cursor))? else {
             return Err(AttachError::Protocol("the server answered with another message".into()));
         };
-        let page = serde_json::from_slice(&text)
-            .map_err(|error| AttachError::Protocol(format!("the report is no JSON: {error}")))?;
+        let page = serde_json::from_slice(&text).map_err(|error| {
+            AttachError::Protocol(format!("the server's report is not JSON: {error}"))
+        })?;
         append(&mut report, page);
         if next == Cursor::END {
             return Ok(report);
         }
         if (next.connection, next.endpoint) <= (cursor.connection, cursor.endpoint) {
-            return Err(AttachError::Protocol("the report does not come to an end".into()));
+            return Err(AttachError::Protocol("the server's report has too many pages".into()));
         }
         cursor = next;
     }

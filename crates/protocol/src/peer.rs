@@ -75,7 +75,7 @@ impl Peer {
 const SO_LOCK_FILTER: i32 = 44;
 const SO_PASSRIGHTS: i32 = 83;
 
-/// Locks a socket's filter as it is: there is none from now on, whoever has the socket.
+/// Locks a socket's filter: no process can attach one afterwards.
 ///
 /// # Errors
 /// What `setsockopt` answers.
@@ -83,8 +83,8 @@ pub fn lock_filter(socket: impl AsFd) -> io::Result<()> {
     set_option(socket.as_fd(), SO_LOCK_FILTER, 1)
 }
 
-/// Refuses descriptors from the other side of a socket, and of those that it accepts
-/// (`SO_PASSRIGHTS`): whoever sends some gets `EPERM`.
+/// Makes the kernel refuse descriptors sent to this socket and to sockets accepted from it
+/// (`SO_PASSRIGHTS`); the sender gets `EPERM`.
 ///
 /// # Errors
 /// What `setsockopt` answers: `ENOPROTOOPT` before Linux 6.16.

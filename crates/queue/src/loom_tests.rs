@@ -9,6 +9,7 @@ mod doorbell;
 mod events;
 mod optimistic;
 mod queues;
+mod relay;
 mod rest;
 mod room;
 
@@ -44,7 +45,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// A ring that persists until it is taken: a pipe or an eventfd.
+/// A ring that persists until it is taken: a socket or an eventfd.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<bool>,

@@ -31,7 +31,7 @@ pub(crate) enum Progress {
     /// It was given memory and has yet to map it.
     Given(Box<Prepared>),
     /// Its memory is being sealed and allocated by its worker.
-    Finishing(Box<Prepared>),
+    Preparing(Box<Prepared>),
     /// Its memory is being mapped.
     Populating,
     /// The engine has its session.

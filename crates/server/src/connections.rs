@@ -16,9 +16,9 @@ pub(crate) struct Account {
     pub(crate) is_limited: bool,
 }
 
-/// What a user or a group has.
+/// What a user or a group uses.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct Usage {
     connections: usize,
     sessions: usize,
     bytes: usize,
@@ -30,8 +30,8 @@ pub(crate) struct Connections {
     all: BTreeMap<u64, Connection>,
     /// Tokens by the numbers of sessions.
     numbers: HashMap<u32, u64>,
-    users: HashMap<u32, Held>,
-    groups: HashMap<u32, Held>,
+    users: HashMap<u32, Usage>,
+    groups: HashMap<u32, Usage>,
 }
 
 impl Connections {
@@ -50,8 +50,8 @@ impl Connections {
     }
 
     /// Changes what a user has, and its group.
-    fn charge(&mut self, account: Account, change: impl Fn(&mut Held)) {
-        let apply = |all: &mut HashMap<u32, Held>, key| {
+    fn charge(&mut self, account: Account, change: impl Fn(&mut Usage)) {
+        let apply = |all: &mut HashMap<u32, Usage>, key| {
             let held = all.entry(key).or_default();
             change(held);
             if held.connections == 0 && held.sessions == 0 {
@@ -89,7 +89,7 @@ impl Connections {
 
     /// Returns `true` if there is room for one more connection of this account.
     pub(crate) fn has_room(&self, policy: &Policy, account: Account) -> bool {
-        let connections = |held: Option<&Held>| held.map_or(0, |held| held.connections);
+        let connections = |held: Option<&Usage>| held.map_or(0, |held| held.connections);
         let theirs = connections(self.users.get(&account.uid));
         let groups = account.group.and_then(|group| self.groups.get(&group));
         // However many users a group's member has at hand, half is left for others.
@@ -110,13 +110,15 @@ impl Connections {
         let held = self.users.get(&uid).copied().unwrap_or_default();
         if held.sessions >= policy.sessions_per_user {
             let count = held.sessions;
-            return Some(format!("user {uid} has {count} sessions, which is the limit"));
-        }
-        if account.is_limited && held.bytes + bytes > policy.user_bytes {
-            let limit = policy.user_bytes;
             return Some(format!(
-                "the sessions of user {uid} would have {} bytes, at most {limit} are allowed; end \
-                 another one, or ask for less",
+                "user {uid} has {count} sessions, the most allowed (--sessions-per-user); end one"
+            ));
+        }
+        if account.is_limited && held.bytes + bytes > policy.bytes_per_user {
+            let limit = policy.bytes_per_user;
+            return Some(format!(
+                "with this session, the sessions of user {uid} would have {} bytes; at most {limit} are \
+                 allowed (--bytes-per-user); end another session, or ask for less",
                 held.bytes + bytes
             ));
         }
@@ -124,7 +126,7 @@ impl Connections {
         let held = self.groups.get(&group).copied().unwrap_or_default();
         (held.sessions >= policy.sessions_per_group).then(|| {
             let count = held.sessions;
-            format!("the users of group {group} have {count} sessions, which is the limit")
+            format!("the users let in by group {group} have {count} sessions, the most allowed (--sessions-per-group); end one")
         })
     }
 

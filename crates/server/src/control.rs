@@ -2,9 +2,9 @@
 //!
 //! It waits in one epoll and wakes for nothing else. It touches no object that an application can reach:
 //! the workers of the applications' users do that for it (`worker`). Each wake-up handles one message of
-//! a user, and a connection's next one is not read before the engine has followed what the last one
-//! ordered, so that a user who floods holds up no other. An application that sends what is no message,
-//! never reads its answers, or attaches and does not go on, is cut off.
+//! each worker. The worker reads a connection's next message only after the control thread has answered
+//! the last one, so a flooding user delays no other. A connection ends when it sends an invalid message,
+//! does not read its answers, or does not finish attaching.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -114,8 +114,8 @@ pub(crate) struct Control {
     pub(crate) free_counters: Vec<u32>,
     /// How the engine was told to notify.
     notifies_directly: bool,
-    /// Users that are not trusted: the first that had a session, and whether there was another one.
-    strangers: (Option<u32>, bool),
+    /// The first user that is not trusted and had a session, and whether a second one had.
+    untrusted: (Option<u32>, bool),
     pub(crate) own_uid: u32,
     all_users_known: bool,
     pub(crate) started: Instant,
@@ -160,7 +160,7 @@ impl Control {
             log: LogLimit::default(),
             free_counters: (0..sessions).rev().collect(),
             notifies_directly: true,
-            strangers: (None, false),
+            untrusted: (None, false),
             own_uid: rustix::process::geteuid().as_raw(),
             all_users_known: every_user_has_a_number(),
             started: Instant::now(),
@@ -254,11 +254,11 @@ impl Control {
         if let Some(connection) = self.connections.get(token)
             && !connection.trusted
         {
-            let (first, several) = &mut self.strangers;
+            let (first, several) = &mut self.untrusted;
             let uid = connection.account.uid;
             *several |= *first.get_or_insert(uid) != uid;
         }
-        let directly = !self.strangers.1 && !self.connections.serve_several();
+        let directly = !self.untrusted.1 && !self.connections.serve_several();
         if directly != self.notifies_directly {
             self.notifies_directly = directly;
             self.order(Order::Notify { directly }, Reply::Nothing);
@@ -300,28 +300,31 @@ impl Control {
             Ok(peer) => peer,
             Err(error) => {
                 let text = format!("the kernel does not say who you are: {error}");
-                return self.turn_away(socket, Whose::Strangers, (Refusal::Permission, text));
+                return self.turn_away(socket, Whose::Refused, (Refusal::Permission, text));
             }
         };
         let policy = &self.parts.policy;
         let (standing, group) = match policy.standing(&peer, self.own_uid, self.all_users_known) {
             Ok(granted) => granted,
-            Err(refused) => return self.turn_away(socket, Whose::Strangers, refused),
+            Err(refused) => return self.turn_away(socket, Whose::Refused, refused),
         };
         let is_limited = standing != Standing::Administrator;
         let account = Account { uid: peer.uid, group, is_limited };
         let whose = Whose::User(peer.uid);
         if !self.connections.has_room(policy, account) {
-            let text = "too many connections to this server; end some applications";
+            let text = "your user, its group or this server has as many control connections as are allowed; end \
+                        some applications, or raise --connections, --sessions-per-user or \
+                        --sessions-per-group";
             return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
         }
-        if self.workers.hangs(whose) {
-            let text = "an application of your user keeps the server's worker for that user waiting; \
-                        end it";
+        if self.workers.has_hung(whose) {
+            let text = "one of your applications blocks the server's worker process for your user; end \
+                        that application, then attach again";
             return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
         }
         let Ok(worker) = self.workers.of(whose) else {
-            let text = "no process or descriptors left for your user's connections";
+            let text = "the server cannot start a worker for your user: no descriptors left; raise the \
+                        server's limit (ulimit -n)";
             return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
         };
         let token = self.next_token;

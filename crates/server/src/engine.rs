@@ -180,7 +180,7 @@ pub struct Engine {
     /// Applications are notified by the engine itself, not by the workers of their users.
     pub(crate) notifies_directly: bool,
     /// Even those that are trusted, or alone, are notified by their workers.
-    pub(crate) notifies_by_workers: bool,
+    pub(crate) always_by_worker: bool,
     pub(crate) relays: Relays,
     /// Packets taken from the device in one turn.
     pub(crate) batch: usize,
@@ -348,7 +348,7 @@ impl Engine {
             batch: budgets.batch.min(values.get(Setting::RxBatch) as usize),
             ring_saving: values.is_on(Setting::RingSaving),
             ring_half: values.is_on(Setting::RingHalf),
-            notifies_by_workers: values.is_on(Setting::Notify),
+            always_by_worker: values.is_on(Setting::Notify),
             orders: link.orders,
             events: link.events,
             control_wake: link.control_wake,

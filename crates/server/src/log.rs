@@ -1,10 +1,10 @@
-//! How many lines the log gets because of one user: at most some at once, then one a second. What is left
-//! out is counted, and the count is logged with the next line.
+//! Limits the log lines that one user can cause: a burst, then one a second. Counts suppressed lines, and
+//! logs the count before the user's next line.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
-use tracing::info;
+use tracing::warn;
 
 /// Lines at once.
 const BURST: u32 = 20;
@@ -13,7 +13,7 @@ const USERS: usize = 1024;
 
 /// What a user's lines have come to.
 #[derive(Debug)]
-struct Account {
+struct LineBudget {
     left: u32,
     since: Instant,
     suppressed: u64,
@@ -22,7 +22,7 @@ struct Account {
 /// The users' lines.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit {
-    users: HashMap<u32, Account>,
+    users: HashMap<u32, LineBudget>,
 }
 
 impl LogLimit {
@@ -32,13 +32,14 @@ impl LogLimit {
             None => false,
             Some(0) => true,
             Some(lines) => {
-                info!(uid, lines, "log lines because of this user were left out");
+                warn!(uid, lines, "log lines because of this user were left out");
                 true
             }
         }
     }
 
-    /// Takes a line. `None`: there is none left; else how many were left out before it.
+    /// Takes a line from the user's budget. Returns how many lines were suppressed before it, or `None` if
+    /// the budget is used up.
     fn take(&mut self, uid: u32, now: Instant) -> Option<u64> {
         if self.users.len() >= USERS && !self.users.contains_key(&uid) {
             self.users.retain(|_, one| !one.is_quiet(now));
@@ -46,24 +47,24 @@ impl LogLimit {
                 return None;
             }
         }
-        let fresh = Account { left: BURST, since: now, suppressed: 0 };
-        let account = self.users.entry(uid).or_insert(fresh);
-        let seconds = now.saturating_duration_since(account.since).as_secs();
+        let fresh = LineBudget { left: BURST, since: now, suppressed: 0 };
+        let budget = self.users.entry(uid).or_insert(fresh);
+        let seconds = now.saturating_duration_since(budget.since).as_secs();
         if seconds > 0 {
-            account.left =
-                account.left.saturating_add(seconds.min(u64::from(BURST)) as u32).min(BURST);
-            account.since = now;
+            budget.left =
+                budget.left.saturating_add(seconds.min(u64::from(BURST)) as u32).min(BURST);
+            budget.since = now;
         }
-        if account.left == 0 {
-            account.suppressed += 1;
+        if budget.left == 0 {
+            budget.suppressed += 1;
             return None;
         }
-        account.left -= 1;
-        Some(std::mem::take(&mut account.suppressed))
+        budget.left -= 1;
+        Some(std::mem::take(&mut budget.suppressed))
     }
 }
 
-impl Account {
+impl LineBudget {
     fn is_quiet(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since).as_secs() >= u64::from(BURST)
     }

@@ -200,7 +200,7 @@ impl Engine {
             Setting::RxBatch => self.batch = (value as usize).min(self.budgets.batch),
             Setting::RingSaving => self.ring_saving = value != 0,
             Setting::RingHalf => self.ring_half = value != 0,
-            Setting::Notify => self.notifies_by_workers = value != 0,
+            Setting::Notify => self.always_by_worker = value != 0,
             Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),
             Setting::Scheduler | Setting::Handoff | Setting::Small => {
                 self.set_sending(setting, value);

@@ -28,8 +28,8 @@ impl Control {
         match self.workers.receive(worker) {
             Some(Report::Heard { token, wrong, body }) => self.heard(token, wrong, &body),
             Some(Report::Ended { token }) => self.connection_ended(token),
-            Some(Report::Finished { token, outcome }) => self.finished(token, outcome),
-            Some(Report::Gone) => {
+            Some(Report::MemoryReady { token, outcome }) => self.memory_ready(token, outcome),
+            Some(Report::Exited) => {
                 self.workers.remove(worker);
                 self.worker_ended(worker);
             }
@@ -39,11 +39,14 @@ impl Control {
 
     /// Workers that hang: their users' connections are over, and nobody else's.
     pub(crate) fn give_up_workers(&mut self) {
-        while let Some(worker) = self.workers.lose_one() {
+        while let Some(worker) = self.workers.declare_one_hung() {
             if let Some(Whose::User(uid)) = self.workers.whose(worker)
                 && self.log.allows(uid)
             {
-                warn!(uid, "closed: an application of this user keeps its worker waiting");
+                warn!(
+                    uid,
+                    "sessions closed: an application of this user blocks the user's worker process"
+                );
             }
             self.worker_ended(worker);
         }
@@ -59,7 +62,7 @@ impl Control {
     fn heard(&mut self, token: u64, wrong: u64, body: &[u8]) {
         let malformed = |text: String| Err((Refusal::Malformed, text));
         let message = match wrong {
-            report::WELL => Message::decode(body).map_err(|error| {
+            report::VALID => Message::decode(body).map_err(|error| {
                 let refusal = match error {
                     MessageError::Version(_) => Refusal::Version,
                     _ => Refusal::Malformed,
@@ -122,7 +125,7 @@ impl Control {
         let (number, uid) = (connection.number, connection.account.uid);
         match std::mem::replace(&mut connection.progress, Progress::Over) {
             Progress::New => {}
-            Progress::Given(prepared) | Progress::Finishing(prepared) => {
+            Progress::Given(prepared) | Progress::Preparing(prepared) => {
                 let mut left = prepared.into_descriptors();
                 left.append(&mut self.forget_session(token));
                 self.workers.dispose(Whose::User(uid), left);
@@ -151,26 +154,26 @@ impl Control {
     }
 
     /// A session's memory is sealed and allocated: maps it.
-    pub(crate) fn finished(&mut self, token: u64, outcome: Result<(), Errno>) {
+    pub(crate) fn memory_ready(&mut self, token: u64, outcome: Result<(), Errno>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let progress = std::mem::replace(&mut connection.progress, Progress::Over);
-        let Progress::Finishing(prepared) = progress else {
+        let Progress::Preparing(prepared) = progress else {
             connection.progress = progress;
             return;
         };
         let (number, worker, uid) = (connection.number, connection.worker, connection.account.uid);
         let outcome = outcome.map_err(std::io::Error::from).and_then(|()| {
             let relay = self.workers.notified(worker).zip(connection.counter);
-            relay.ok_or_else(|| std::io::Error::other("its worker has ended"))
+            relay.ok_or_else(|| std::io::Error::other("the worker process has ended"))
         });
         let (worker, counter) = match outcome {
             Ok(relay) => relay,
-            Err(error) => return self.not_finished(token, &error, prepared.into_descriptors()),
+            Err(error) => return self.memory_failed(token, &error, prepared.into_descriptors()),
         };
         let relay = Relay { number: counter, worker, trusted: connection.trusted };
         let mapped = match prepared.map(number, relay) {
             Ok(mapped) => mapped,
-            Err((error, left)) => return self.not_finished(token, &error, left),
+            Err((error, left)) => return self.memory_failed(token, &error, left),
         };
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Populating;
@@ -178,12 +181,14 @@ impl Control {
         self.slow.push(uid, Job::Populate { token, mapped });
     }
 
-    fn not_finished(&mut self, token: u64, error: &std::io::Error, mut left: Vec<OwnedFd>) {
+    fn memory_failed(&mut self, token: u64, error: &std::io::Error, mut left: Vec<OwnedFd>) {
         let Some(connection) = self.connections.get(token) else { return };
         let uid = connection.account.uid;
         left.append(&mut self.forget_session(token));
         self.workers.dispose(Whose::User(uid), left);
-        let text = format!("mapped: sealing, allocating or mapping the memory: {error}");
+        let text = format!(
+            "mapped: the server could not seal, allocate or map the session's memory: {error}"
+        );
         self.refuse(token, &(Refusal::Limit, text));
     }
 
@@ -270,7 +275,7 @@ impl Control {
         let counter = connection.counter.take();
         let (worker, uid) = (connection.worker, connection.account.uid);
         let value = counter.map_or(u64::MAX, u64::from);
-        let mute = Packet::new(command::MUTE, token, value).with(vec![doorbell]);
+        let mute = Packet::new(command::CLOSE_DOORBELL, token, value).with(vec![doorbell]);
         self.workers.tell(worker, Whose::User(uid), mute);
         self.free_counters.extend(counter);
     }
@@ -311,7 +316,7 @@ impl Control {
             connection.mappings = None;
             let (worker, uid) = (connection.worker, connection.account.uid);
             let mut files = self.parts.store.remove(&stored_name(connection.number));
-            if let Progress::Given(prepared) | Progress::Finishing(prepared) =
+            if let Progress::Given(prepared) | Progress::Preparing(prepared) =
                 std::mem::replace(&mut connection.progress, Progress::Over)
             {
                 files.append(&mut prepared.into_descriptors());

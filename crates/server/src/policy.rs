@@ -13,11 +13,11 @@ pub struct Policy {
     pub groups: Vec<u32>,
     /// Sessions that one user may have at a time.
     pub sessions_per_user: usize,
-    /// Sessions that all users together may have at a time who were let in as members of one group.
+    /// Sessions at a time of all users that are let in as members of one group, taken together.
     pub sessions_per_group: usize,
     /// Bytes of memory that the sessions of one user may have, all together. Administrators have no
     /// such limit.
-    pub user_bytes: usize,
+    pub bytes_per_user: usize,
     /// Bytes of memory that one session may have, all of it together.
     pub session_bytes: usize,
     /// Endpoints that one session may have.
@@ -33,7 +33,7 @@ impl Default for Policy {
             groups: Vec::new(),
             sessions_per_user: 64,
             sessions_per_group: 256,
-            user_bytes: 4 << 30,
+            bytes_per_user: 4 << 30,
             session_bytes: 256 << 20,
             endpoints_per_session: 16_384,
             connections: 2048,

@@ -19,7 +19,7 @@ use towpath_protocol::store::Store;
 
 use crate::session::{Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_SET_BYTES, Session};
 
-/// The memory files of a session. Whoever holds them last gives their memory back, which takes time.
+/// The memory files of a session. The last close of a file frees its memory, which takes time.
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) server: SharedFile,
@@ -115,7 +115,7 @@ impl Prepared {
     ///
     /// # Errors
     /// When descriptors are not to be had.
-    pub(crate) fn to_be_finished(&self) -> io::Result<Vec<OwnedFd>> {
+    pub(crate) fn files_to_prepare(&self) -> io::Result<Vec<OwnedFd>> {
         let files = self.files.all().into_iter().map(AsFd::as_fd);
         files.chain([self.wake.as_fd()]).map(|fd| fd.try_clone_to_owned()).collect()
     }

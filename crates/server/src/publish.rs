@@ -186,9 +186,7 @@ impl Engine {
         self.rings.made += 1;
         self.rings.half += u64::from(full);
         match session.doorbell.relay() {
-            Some(relay)
-                if self.notifies_by_workers || !self.notifies_directly && !relay.trusted =>
-            {
+            Some(relay) if self.always_by_worker || !self.notifies_directly && !relay.trusted => {
                 self.rings.relayed += 1;
                 self.relays.notify(relay);
             }

@@ -130,16 +130,16 @@ impl Control {
         let counter = self.free_counters.pop();
         connection.counter = counter;
         let descriptors =
-            prepared.to_be_finished().and_then(|files| Ok((files, prepared.doorbell()?)));
-        connection.progress = Progress::Finishing(prepared);
+            prepared.files_to_prepare().and_then(|files| Ok((files, prepared.doorbell()?)));
+        connection.progress = Progress::Preparing(prepared);
         let (Ok((files, doorbell)), Some(counter)) = (descriptors, counter) else {
-            self.finished(token, Err(Errno::MFILE));
+            self.memory_ready(token, Err(Errno::MFILE));
             return Ok(());
         };
         let doorbell =
-            Packet::new(command::DOORBELL, token, u64::from(counter)).with(vec![doorbell]);
+            Packet::new(command::OPEN_DOORBELL, token, u64::from(counter)).with(vec![doorbell]);
         self.tell_worker(token, doorbell);
-        self.tell_worker(token, Packet::new(command::FINISH, token, data).with(files));
+        self.tell_worker(token, Packet::new(command::PREPARE_MEMORY, token, data).with(files));
         Ok(())
     }
 

@@ -298,7 +298,7 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["auto", "worker"]),
                 default: 0,
-                help: "which process notifies applications: auto: the engine itself where it serves one user alone, else each user's worker; worker: always the workers",
+                help: "which process notifies applications: auto: the engine for trusted users and while one user alone has had sessions, else the user's worker; worker: always the worker",
             },
         ),
     ];

@@ -49,11 +49,11 @@ pub(crate) enum Report {
     /// A connection has ended.
     Ended { token: u64 },
     /// A session's memory is ready, or why not.
-    Finished { token: u64, outcome: Result<(), Errno> },
+    MemoryReady { token: u64, outcome: Result<(), Errno> },
     /// Commands were carried out.
     Handled,
     /// The worker's process has ended.
-    Gone,
+    Exited,
 }
 
 /// The control thread's end of a worker's channel.
@@ -134,7 +134,7 @@ impl Link {
         let (head, body) = match came {
             Ok(Some(came)) => came,
             Err(Errno::AGAIN) => return None,
-            Ok(None) | Err(_) => return Some(Report::Gone),
+            Ok(None) | Err(_) => return Some(Report::Exited),
         };
         if head.handled != self.handled {
             self.handled = head.handled;
@@ -142,9 +142,9 @@ impl Link {
         }
         let token = head.token;
         Some(match head.kind {
-            report::HEARD => Report::Heard { token, wrong: head.value, body: body.to_vec() },
+            report::MESSAGE => Report::Heard { token, wrong: head.value, body: body.to_vec() },
             report::ENDED => Report::Ended { token },
-            report::FINISHED => Report::Finished {
+            report::MEMORY_READY => Report::MemoryReady {
                 token,
                 outcome: match head.value {
                     0 => Ok(()),

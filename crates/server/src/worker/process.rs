@@ -26,7 +26,7 @@ const CONNECTIONS: u64 = 2;
 /// Commands carried out before other things are looked at.
 const COMMANDS: usize = 64;
 /// A connection whose session was ended by the server may be there for so long.
-const FAREWELL_NS: u64 = 5_000_000_000;
+const DISPOSED_LINGER_NS: u64 = 5_000_000_000;
 
 /// A worker is over: the server has closed its channel, or the kernel refused what it needs.
 pub(crate) struct Over;
@@ -165,16 +165,16 @@ impl Worker {
         };
         if flags.contains(ReturnFlags::CTRUNC) {
             self.silence(place);
-            return self.tell(report::HEARD, token, report::DESCRIPTORS, &[]);
+            return self.tell(report::MESSAGE, token, report::DESCRIPTORS, &[]);
         }
         if len == 0 {
             return self.end(place);
         }
         self.silence(place);
         if len > MAX_REQUEST_BYTES || flags.contains(ReturnFlags::TRUNC) {
-            return self.tell(report::HEARD, token, report::TOO_LONG, &[]);
+            return self.tell(report::MESSAGE, token, report::TOO_LONG, &[]);
         }
-        self.tell(report::HEARD, token, report::WELL, &bytes[..len])
+        self.tell(report::MESSAGE, token, report::VALID, &bytes[..len])
     }
 
     /// It is the server's turn: the peer's time does not run.
@@ -236,25 +236,25 @@ impl Worker {
                 Some(place) => self.answer(place, head.value, body, &descriptors),
                 None => Ok(()),
             },
-            command::HANG_UP => {
+            command::CLOSE_CONNECTION => {
                 if let Some(place) = entries.place_of(head.token) {
                     self.close(place);
                 }
                 Ok(())
             }
-            command::FINISH => {
+            command::PREPARE_MEMORY => {
                 let number = self.finish(head.value, &descriptors).err();
                 let number = number.map_or(0, |errno| errno.raw_os_error() as u64);
                 drop(descriptors);
-                self.tell(report::FINISHED, head.token, number, &[])
+                self.tell(report::MEMORY_READY, head.token, number, &[])
             }
-            command::DOORBELL => {
+            command::OPEN_DOORBELL => {
                 self.tables.doorbells.insert(head.value, descriptors[0].take());
                 // The engine may have used the counter before this came.
                 self.tables.doorbells.notify();
                 Ok(())
             }
-            command::MUTE => {
+            command::CLOSE_DOORBELL => {
                 self.tables.doorbells.remove(head.value);
                 Ok(())
             }
@@ -356,7 +356,7 @@ impl Worker {
 
     fn dispose(&mut self, head: Head, descriptors: Descriptors) -> Result<(), Over> {
         if let Some(place) = self.tables.entries.place_of(head.token) {
-            let deadline = Some(clock_ns() + FAREWELL_NS);
+            let deadline = Some(clock_ns() + DISPOSED_LINGER_NS);
             self.tables.entries.set_deadline(place, deadline);
             if let Some(entry) = self.tables.entries.at(place) {
                 entry.disposed = Some(descriptors);

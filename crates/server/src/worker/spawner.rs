@@ -18,7 +18,7 @@ use super::process::{Tables, Worker};
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES};
 
 /// How long the spawner stays for workers that end, in milliseconds.
-const FAREWELL_MS: u32 = 500;
+const REAP_TIMEOUT_MS: u32 = 500;
 
 /// The server's hold on the spawner.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ fn spawn_workers(socket: OwnedFd, tables: Tables, mut buffer: Box<[u8; MAX_PACKE
 /// Stays until the workers have ended, which they do when the server does: their ends are this
 /// process' to take note of. Workers that hang are left to whatever adopts them.
 fn wait_for_workers() {
-    for _ in 0..FAREWELL_MS {
+    for _ in 0..REAP_TIMEOUT_MS {
         // SAFETY: no address is given; ends of children are taken.
         if unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } < 0 {
             return;

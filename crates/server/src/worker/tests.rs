@@ -123,7 +123,7 @@ fn hear(socket: &OwnedFd) -> Vec<u8> {
 }
 
 fn heard(token: u64, body: &[u8]) -> Report {
-    Report::Heard { token, wrong: report::WELL, body: body.to_vec() }
+    Report::Heard { token, wrong: report::VALID, body: body.to_vec() }
 }
 
 fn pipe() -> (std::fs::File, OwnedFd) {
@@ -157,7 +157,7 @@ fn one_message_of_a_connection_is_heard_until_it_is_answered() {
     assert_eq!(world.hear(), Report::Ended { token: 7 });
     assert_eq!(hear(&peer), Message::Done.encode());
     assert_eq!(hear(&peer), b"");
-    world.tell(command::HANG_UP, 8, 0, Vec::new());
+    world.tell(command::CLOSE_CONNECTION, 8, 0, Vec::new());
     world.settle();
     assert_eq!(hear(&other), b"");
 }
@@ -271,8 +271,8 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     epoll::add(&wake, &event, epoll::EventData::new_u64(0), edge).unwrap();
     let mut handed = copies(&files);
     handed.push(wake.try_clone().unwrap());
-    world.tell(command::FINISH, 1, 42, handed);
-    assert_eq!(world.hear(), Report::Finished { token: 1, outcome: Ok(()) });
+    world.tell(command::PREPARE_MEMORY, 1, 42, handed);
+    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome: Ok(()) });
     let page = [1; 4096];
     for (place, file) in files.iter().enumerate() {
         let is_the_servers = place < 3;
@@ -295,8 +295,8 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     // Sealed once and for all.
     let mut handed = copies(&files);
     handed.push(wake);
-    world.tell(command::FINISH, 1, 42, handed);
-    assert_eq!(world.hear(), Report::Finished { token: 1, outcome: Err(Errno::PERM) });
+    world.tell(command::PREPARE_MEMORY, 1, 42, handed);
+    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome: Err(Errno::PERM) });
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn doorbells_are_rung_for_the_engine_and_closed() {
     // A notification that the engine made before the worker had the doorbell is not lost.
     world.counters.publish(5, 1);
     for (number, (ours, _)) in [(5, &bells[0]), (6, &bells[1])] {
-        world.tell(command::DOORBELL, 0, number, vec![ours.try_clone().unwrap().into()]);
+        world.tell(command::OPEN_DOORBELL, 0, number, vec![ours.try_clone().unwrap().into()]);
     }
     world.settle();
     let mut byte = [0];
@@ -346,7 +346,7 @@ fn doorbells_are_rung_for_the_engine_and_closed() {
     first.set_nonblocking(true).unwrap();
     assert!((&*first).read(&mut byte).is_err(), "its counter stands");
     // Closed by the worker: the server's descriptor goes with the command.
-    world.tell(command::MUTE, 0, 6, vec![ours.try_clone().unwrap().into()]);
+    world.tell(command::CLOSE_DOORBELL, 0, 6, vec![ours.try_clone().unwrap().into()]);
     world.settle();
     let (ours, mut theirs) = bells.pop().unwrap();
     drop(ours);
@@ -355,7 +355,7 @@ fn doorbells_are_rung_for_the_engine_and_closed() {
 }
 
 #[test]
-fn commands_wait_for_room_and_none_is_lost() {
+fn commands_wait_for_room_and_none_is_hung() {
     let mut world = World::new(LONG);
     // More at once than a socket has room for.
     let mut pipes = Vec::new();

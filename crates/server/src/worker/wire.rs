@@ -41,15 +41,15 @@ pub(crate) mod command {
     /// Send the message, with the descriptors. Value: `LAST` and `TIMED`.
     pub(crate) const ANSWER: u32 = 2;
     /// Close the connection.
-    pub(crate) const HANG_UP: u32 = 3;
+    pub(crate) const CLOSE_CONNECTION: u32 = 3;
     /// Seal and allocate a session's memory. With its five memory files, in the order of
     /// [`crate::prepare::Files`], and the epoll descriptor that its application notifies. Value: what
     /// the engine's epoll says when that happens.
-    pub(crate) const FINISH: u32 = 4;
+    pub(crate) const PREPARE_MEMORY: u32 = 4;
     /// Notify through this doorbell when its notification counter changes. Value: the counter's number.
-    pub(crate) const DOORBELL: u32 = 5;
+    pub(crate) const OPEN_DOORBELL: u32 = 5;
     /// Close a doorbell: the session is over. With the server's own descriptor of it. Value as above.
-    pub(crate) const MUTE: u32 = 6;
+    pub(crate) const CLOSE_DOORBELL: u32 = 6;
     /// Close these descriptors of a session that has ended. Where its connection is still there, once
     /// that has ended, too, which is at most some seconds later. Value: `WIPE`.
     pub(crate) const DISPOSE: u32 = 7;
@@ -68,16 +68,16 @@ pub(crate) mod command {
 pub(crate) mod report {
     /// Commands were carried out.
     pub(crate) const HANDLED: u32 = 1;
-    /// A message came in. It is the only one until it is answered. Value: [`WELL`](self::WELL) or what
+    /// A message came in. It is the only one until it is answered. Value: [`VALID`](self::VALID) or what
     /// is wrong with it; then there is no message.
-    pub(crate) const HEARD: u32 = 2;
+    pub(crate) const MESSAGE: u32 = 2;
     /// The connection has ended and is closed.
     pub(crate) const ENDED: u32 = 3;
     /// A session's memory is sealed and allocated. Value: 0 or the number of the error.
-    pub(crate) const FINISHED: u32 = 4;
+    pub(crate) const MEMORY_READY: u32 = 4;
 
     /// The message follows.
-    pub(crate) const WELL: u64 = 0;
+    pub(crate) const VALID: u64 = 0;
     /// It is too long.
     pub(crate) const TOO_LONG: u64 = 1;
     /// Descriptors came with it.

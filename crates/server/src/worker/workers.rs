@@ -15,17 +15,17 @@ use super::wire::{MAX_PACKET_BYTES, command};
 /// Workers without anything to do that are kept for users who come again.
 const IDLE: usize = 16;
 /// Workers that hang and are waited for. Others are given up.
-const LOST: usize = 64;
+const MAX_HUNG: usize = 64;
 /// Connections that wait to be turned away. More are closed unheard.
 const WAITING: usize = 4096;
 /// At the server's end, workers have so long to carry out what they were told.
-const FAREWELL: Duration = Duration::from_secs(1);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Whose worker it is: of a user, or of all users that may not attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Whose {
     User(u32),
-    Strangers,
+    Refused,
 }
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ struct One {
     notified: Arc<OwnedFd>,
     /// Connections and sessions of its user that are there.
     uses: usize,
-    is_lost: bool,
+    is_hung: bool,
     watches_room: bool,
 }
 
@@ -83,7 +83,7 @@ impl Workers {
         self.spawner.spawn(theirs.as_fd(), self.engine.as_fd(), notified.as_fd())?;
         self.next += 1;
         let (link, uses) = (Link::new(ours), 0);
-        let one = One { link, whose, notified, uses, is_lost: false, watches_room: false };
+        let one = One { link, whose, notified, uses, is_hung: false, watches_room: false };
         self.all.insert(id, one);
         self.serving.insert(whose, id);
         Ok(id)
@@ -91,7 +91,7 @@ impl Workers {
 
     /// The worker that serves a user or, where there is none, the one of all that may not attach.
     pub(crate) fn to_turn_away(&self, whose: Whose) -> Whose {
-        if self.serving.contains_key(&whose) { whose } else { Whose::Strangers }
+        if self.serving.contains_key(&whose) { whose } else { Whose::Refused }
     }
 
     /// Returns `true` if so much waits for a worker that no more should: its user connects again and
@@ -111,15 +111,15 @@ impl Workers {
     }
 
     /// Returns `true` if a worker of this user hangs.
-    pub(crate) fn hangs(&self, whose: Whose) -> bool {
-        self.all.values().any(|one| one.is_lost && one.whose == whose)
+    pub(crate) fn has_hung(&self, whose: Whose) -> bool {
+        self.all.values().any(|one| one.is_hung && one.whose == whose)
     }
 
     /// Gives a command. Of a worker that is gone or lost, nothing is expected any more: another one
     /// closes what goes with the command.
     pub(crate) fn tell(&mut self, id: u64, whose: Whose, packet: Packet) {
         let id = match self.all.get(&id) {
-            Some(one) if !one.is_lost => id,
+            Some(one) if !one.is_hung => id,
             _ if packet.descriptors.is_empty() => return,
             _ => return self.dispose(whose, packet.descriptors),
         };
@@ -152,7 +152,7 @@ impl Workers {
 
     fn watch_room(&mut self, id: u64) {
         let Some(one) = self.all.get_mut(&id) else { return };
-        let wants = !one.is_lost && !one.link.flush();
+        let wants = !one.is_hung && !one.link.flush();
         if wants != one.watches_room {
             one.watches_room = wants;
             let both = epoll::EventFlags::IN | epoll::EventFlags::OUT;
@@ -180,7 +180,7 @@ impl Workers {
     /// Workers whose users have gone are kept for a while, but not many.
     fn rest(&mut self, id: u64) {
         let Some(one) = self.all.get(&id) else { return };
-        let rests = one.uses == 0 && one.link.is_idle() && !one.is_lost;
+        let rests = one.uses == 0 && one.link.is_idle() && !one.is_hung;
         let at = self.idle.iter().position(|other| *other == id);
         match (rests, at) {
             (true, None) => self.idle.push_back(id),
@@ -196,25 +196,25 @@ impl Workers {
 
     /// Until when the next worker must have carried something out.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let serving = self.all.values().filter(|one| !one.is_lost);
+        let serving = self.all.values().filter(|one| !one.is_hung);
         serving.filter_map(|one| one.link.deadline()).min()
     }
 
     /// A worker that hangs, if there is one: nothing more is expected of it.
-    pub(crate) fn lose_one(&mut self) -> Option<u64> {
+    pub(crate) fn declare_one_hung(&mut self) -> Option<u64> {
         let now = Instant::now();
-        let hangs = |one: &One| !one.is_lost && one.link.deadline().is_some_and(|at| at <= now);
+        let hangs = |one: &One| !one.is_hung && one.link.deadline().is_some_and(|at| at <= now);
         let (id, one) = self.all.iter_mut().find(|(_, one)| hangs(one))?;
         let id = *id;
-        one.is_lost = true;
+        one.is_hung = true;
         one.link.say_no_more();
         let (whose, unsent) = (one.whose, one.link.unsent());
         self.serving.remove(&whose);
         for packet in unsent {
             self.dispose(whose, packet.descriptors);
         }
-        if self.all.values().filter(|one| one.is_lost).count() > LOST {
-            let oldest = self.all.iter().find(|(_, one)| one.is_lost).map(|(id, _)| *id);
+        if self.all.values().filter(|one| one.is_hung).count() > MAX_HUNG {
+            let oldest = self.all.iter().find(|(_, one)| one.is_hung).map(|(id, _)| *id);
             self.remove(oldest.unwrap_or(id));
         }
         Some(id)
@@ -235,7 +235,7 @@ impl Workers {
 
     /// Has all workers carry out what they were told, and end. Those that hang are not waited for.
     pub(crate) fn end(&mut self) {
-        let until = Instant::now() + FAREWELL;
+        let until = Instant::now() + SHUTDOWN_TIMEOUT;
         for one in self.all.values_mut() {
             if one.link.flush() {
                 one.link.say_no_more();
@@ -256,7 +256,7 @@ impl Workers {
             self.all.retain(|_, one| {
                 let gone = loop {
                     match one.link.receive(buffer) {
-                        Some(Report::Gone) => break true,
+                        Some(Report::Exited) => break true,
                         Some(_) => {}
                         None => break false,
                     }

@@ -96,14 +96,14 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_user: Option<Number<1, 16_384>>,
-    /// Sessions that all users together may have at a time who are let in by one --allow-group
+    /// Sessions at a time of all users that one --allow-group lets in, taken together
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_group: Option<Number<1, 65_536>>,
-    /// Bytes of memory that the sessions of one user may have, all together
+    /// Bytes of memory of all sessions of one user; root and the server's user have no such limit
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) user_bytes: Option<Number<65_536, 1_099_511_627_776>>,
+    pub(crate) bytes_per_user: Option<Number<65_536, 1_099_511_627_776>>,
     /// Bytes of memory that one session may have
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,7 +179,7 @@ impl Settings {
             log: self.log.or(file.log),
             sessions_per_user: self.sessions_per_user.or(file.sessions_per_user),
             sessions_per_group: self.sessions_per_group.or(file.sessions_per_group),
-            user_bytes: self.user_bytes.or(file.user_bytes),
+            bytes_per_user: self.bytes_per_user.or(file.bytes_per_user),
             session_bytes: self.session_bytes.or(file.session_bytes),
             endpoints_per_session: self.endpoints_per_session.or(file.endpoints_per_session),
             connections: self.connections.or(file.connections),
@@ -203,7 +203,7 @@ impl Settings {
             log: Some(Level::Info),
             sessions_per_user: number(policy.sessions_per_user),
             sessions_per_group: number(policy.sessions_per_group),
-            user_bytes: number(policy.user_bytes),
+            bytes_per_user: number(policy.bytes_per_user),
             session_bytes: number(policy.session_bytes),
             endpoints_per_session: number(policy.endpoints_per_session as usize),
             connections: number(policy.connections),
@@ -223,7 +223,7 @@ impl Settings {
         let set = |place: &mut usize, value: Option<usize>| *place = value.unwrap_or(*place);
         set(&mut policy.sessions_per_user, self.sessions_per_user.map(Number::get));
         set(&mut policy.sessions_per_group, self.sessions_per_group.map(Number::get));
-        set(&mut policy.user_bytes, self.user_bytes.map(Number::get));
+        set(&mut policy.bytes_per_user, self.bytes_per_user.map(Number::get));
         set(&mut policy.session_bytes, self.session_bytes.map(Number::get));
         set(&mut policy.connections, self.connections.map(Number::get));
         set(&mut config.batch, self.batch.map(Number::get));

@@ -311,7 +311,7 @@ fn a_file_configures_and_options_overrule_it() {
             one.is_some()
         });
         let second = Network::attach(&server.socket).unwrap_err().to_string();
-        assert!(second.contains("which is the limit"), "{second}");
+        assert!(second.contains("the most allowed"), "{second}");
         assert!(server.stop(Signal::TERM).success());
         assert_eq!(server.log(), "", "a server that logs warnings alone has none");
 
