@@ -92,6 +92,19 @@ pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
     set_option(socket.as_fd(), SO_PASSRIGHTS, 0)
 }
 
+/// How many bytes of what was sent through a Unix socket the other side has yet to read, as the kernel
+/// counts them (`SIOCOUTQ`).
+///
+/// # Errors
+/// What `ioctl` answers.
+pub fn unread_bytes(socket: impl AsFd) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the address is that of a number of this function, as the request wants it.
+    let outcome =
+        unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if outcome == 0 { Ok(bytes as usize) } else { Err(io::Error::last_os_error()) }
+}
+
 fn set_option(socket: BorrowedFd<'_>, name: i32, value: i32) -> io::Result<()> {
     let len = size_of_val(&value) as libc::socklen_t;
     let value = &raw const value;

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
 
 use towpath_packet::headers::{
     ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
@@ -69,6 +70,8 @@ pub(crate) struct Connection {
     pub(crate) shape: Option<SessionShape>,
     /// Its session's memories, for reading counters, and for unmapping.
     pub(crate) mappings: Option<Mappings>,
+    /// What keeps the pages of its session's memory in place while the engine uses them.
+    pub(crate) pins: Vec<OwnedFd>,
     /// Its session's notification counter.
     pub(crate) counter: Option<u32>,
     /// Its endpoints by number.

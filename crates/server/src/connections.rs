@@ -105,6 +105,7 @@ impl Connections {
         policy: &Policy,
         account: Account,
         bytes: usize,
+        addresses: usize,
     ) -> Option<String> {
         let uid = account.uid;
         let held = self.users.get(&uid).copied().unwrap_or_default();
@@ -124,7 +125,9 @@ impl Connections {
         }
         let group = account.group?;
         let held = self.groups.get(&group).copied().unwrap_or_default();
-        (held.sessions >= policy.sessions_per_group).then(|| {
+        // However many users a group's member has at hand, half of the addresses are left for others.
+        let most = policy.sessions_per_group.min(addresses.div_ceil(2));
+        (held.sessions >= most).then(|| {
             let count = held.sessions;
             format!("the users let in by group {group} have {count} sessions, the most allowed (--sessions-per-group); end one")
         })

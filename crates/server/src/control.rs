@@ -33,7 +33,7 @@ use crate::policy::{Policy, Standing};
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
-use crate::worker::wire::command;
+use crate::worker::wire::{Descriptors, command};
 use crate::worker::workers::{Whose, Workers};
 
 /// Connections accepted at one wake-up.
@@ -97,8 +97,10 @@ pub(crate) struct Parts {
     pub(crate) wake: Arc<OwnedFd>,
     /// The engine's epoll, where workers enter sessions.
     pub(crate) engine_epoll: OwnedFd,
-    /// Transmit memory is locked: there is a swap device.
+    /// Session memory is locked: there is a swap device.
     pub(crate) locks_memory: bool,
+    /// What keeps the state page in place.
+    pub(crate) _state_pins: Descriptors,
 }
 
 /// The control thread.
@@ -153,7 +155,7 @@ impl Control {
         let sessions = parts.policy.connections as u32;
         Ok(Control {
             state: parts.state.read_only()?,
-            workers: Workers::new(spawner, engine_epoll, epoll.clone()),
+            workers: Workers::new(spawner, engine_epoll, epoll.clone())?,
             epoll,
             slow: Slow::new(parts.locks_memory),
             says_it_cannot_lock: false,
@@ -216,6 +218,7 @@ impl Control {
             self.engine_events();
             self.go_on_slowly();
             self.give_up_workers();
+            self.end_failed_connections();
         }
     }
 
@@ -347,6 +350,7 @@ impl Control {
             shape: None,
             mappings: None,
             counter: None,
+            pins: Vec::new(),
             endpoints: Vec::new(),
             free: (BinaryHeap::new(), 0),
         };

@@ -3,7 +3,6 @@
 use std::os::fd::OwnedFd;
 
 use rustix::event::epoll;
-use rustix::io::Errno;
 use towpath_protocol::message::{ErrorBody, MAX_REQUEST_BYTES, Message, MessageError, Refusal};
 use towpath_queue::Violation;
 use tracing::{info, warn};
@@ -49,6 +48,14 @@ impl Control {
                 );
             }
             self.worker_ended(worker);
+        }
+    }
+
+    /// Connections whose packets the kernel refused to pass on.
+    pub(crate) fn end_failed_connections(&mut self) {
+        for (_, token) in self.workers.take_failed() {
+            self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
+            self.connection_ended(token);
         }
     }
 
@@ -154,7 +161,7 @@ impl Control {
     }
 
     /// A session's memory is sealed and allocated: maps it.
-    pub(crate) fn memory_ready(&mut self, token: u64, outcome: Result<(), Errno>) {
+    pub(crate) fn memory_ready(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let progress = std::mem::replace(&mut connection.progress, Progress::Over);
         let Progress::Preparing(prepared) = progress else {
@@ -162,12 +169,13 @@ impl Control {
             return;
         };
         let (number, worker, uid) = (connection.number, connection.worker, connection.account.uid);
-        let outcome = outcome.map_err(std::io::Error::from).and_then(|()| {
+        let outcome = outcome.map_err(std::io::Error::from_raw_os_error).and_then(|pins| {
             let relay = self.workers.notified(worker).zip(connection.counter);
-            relay.ok_or_else(|| std::io::Error::other("the worker process has ended"))
+            let ended = || std::io::Error::other("the worker process has ended");
+            Ok((pins, relay.ok_or_else(ended)?))
         });
-        let (worker, counter) = match outcome {
-            Ok(relay) => relay,
+        let (pins, (worker, counter)) = match outcome {
+            Ok(ready) => ready,
             Err(error) => return self.memory_failed(token, &error, prepared.into_descriptors()),
         };
         let relay = Relay { number: counter, worker, trusted: connection.trusted };
@@ -177,6 +185,7 @@ impl Control {
         };
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Populating;
+        connection.pins = pins;
         connection.mappings = Some(mapped.mappings.clone());
         self.slow.push(uid, Job::Populate { token, mapped });
     }
@@ -261,10 +270,17 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.mappings = None;
         let (worker, uid) = (connection.worker, connection.account.uid);
-        left.append(&mut self.forget_session(token));
+        let pins = std::mem::take(&mut connection.pins);
+        // The server pages come first.
+        let mut files = self.forget_session(token);
+        files.append(&mut left);
+        let left = files;
         // Where the session was ended by the server, its application may still read why.
         let dispose = Packet::new(command::DISPOSE, token, command::WIPE).with(left);
         self.workers.tell(worker, Whose::User(uid), dispose);
+        // The memory is given back only without them.
+        let pins = Packet::new(command::DISPOSE, 0, 0).with(pins);
+        self.workers.tell(worker, Whose::User(uid), pins);
         self.drop_connection(token);
     }
 

@@ -160,15 +160,16 @@ pub(crate) fn page<'a>(
 ) -> Result<(Cursor, Vec<u8>), serde_json::Error> {
     let mut report = Report { device, sessions: Vec::new() };
     let mut bytes = serde_json::to_vec(&report)?.len();
-    let mut first = cursor.endpoint;
     for (token, connection) in connections {
+        // The connection that the cursor is in may have gone: the next one begins at its beginning.
+        let first = if token == cursor.connection { cursor.endpoint } else { 0 };
         let here = Cursor { connection: token, endpoint: first, reserved: 0 };
-        let Some((mut session, endpoints)) = session(connection) else { continue };
+        let Some((mut session, endpoints)) = session(connection, first) else { continue };
         bytes += serde_json::to_vec(&session)?.len() + 1;
         if bytes > MAX_PAGE_BYTES {
             return Ok((here, serde_json::to_vec(&report)?));
         }
-        for endpoint in endpoints.filter(|one| one.endpoint >= first) {
+        for endpoint in endpoints {
             bytes += serde_json::to_vec(&endpoint)?.len() + 1;
             if bytes > MAX_PAGE_BYTES {
                 report.sessions.push(session);
@@ -178,20 +179,24 @@ pub(crate) fn page<'a>(
             session.endpoints.push(endpoint);
         }
         report.sessions.push(session);
-        first = 0;
     }
     Ok((Cursor::END, serde_json::to_vec(&report)?))
 }
 
-/// A session's part of the report, and its endpoints; `None` for a connection that has no session.
-fn session(connection: &Connection) -> Option<(Session, impl Iterator<Item = Endpoint> + '_)> {
+/// A session's part of the report, and its endpoints from the first one on; `None` for a connection that
+/// has no session.
+fn session(
+    connection: &Connection,
+    first: u32,
+) -> Option<(Session, impl Iterator<Item = Endpoint> + '_)> {
     let (Progress::Lives, Some(lease), Some(shape), Some(mappings)) =
         (&connection.progress, &connection.lease, &connection.shape, &connection.mappings)
     else {
         return None;
     };
     let words = shape.server_peer(&peer_words(&mappings.server)).counters;
-    let endpoints = connection.endpoints.iter().enumerate().filter_map(move |(number, opened)| {
+    let from = connection.endpoints.iter().enumerate().skip(first as usize);
+    let endpoints = from.filter_map(move |(number, opened)| {
         let opened = opened.as_ref()?;
         let start = number * ENDPOINT_COUNTERS;
         Some(Endpoint {

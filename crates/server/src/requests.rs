@@ -66,7 +66,8 @@ impl Control {
             return Err((Refusal::Limit, text));
         }
         let (uid, account) = (connection.peer.uid, connection.account);
-        if let Some(text) = self.connections.is_full(policy, account, bytes) {
+        let addresses = self.parts.pool.size();
+        if let Some(text) = self.connections.is_full(policy, account, bytes, addresses) {
             return Err((Refusal::Limit, format!("attach: {text}")));
         }
         let holder = Holder { uid, name: name.clone() };
@@ -133,7 +134,7 @@ impl Control {
             prepared.files_to_prepare().and_then(|files| Ok((files, prepared.doorbell()?)));
         connection.progress = Progress::Preparing(prepared);
         let (Ok((files, doorbell)), Some(counter)) = (descriptors, counter) else {
-            self.memory_ready(token, Err(Errno::MFILE));
+            self.memory_ready(token, Err(Errno::MFILE.raw_os_error()));
             return Ok(());
         };
         let doorbell =

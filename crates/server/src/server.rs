@@ -26,6 +26,7 @@ use crate::engine::{Budgets, Engine, Link};
 use crate::policy::Policy;
 use crate::relays::Relays;
 use crate::worker::held::{Doorbells, Entries};
+use crate::worker::pin::pin;
 use crate::worker::process::Tables;
 use crate::worker::spawner::Spawner;
 
@@ -193,6 +194,9 @@ impl Server {
         state.seal_seals().map_err(resources("the state page"))?;
         let state_region = state.map_writable().map_err(resources("the state page"))?;
         let state_mapping = state_region.mapping().clone();
+        // Every session has it, and the engine writes it.
+        let state_pins =
+            pin(&[state.as_fd()]).map_err(|error| resources("the state page")(error.into()))?;
         store.put("state", state.as_fd()).map_err(resources("keeping the state page"))?;
         if let Some(listener) = &listener {
             store.put("listener", listener.as_fd()).map_err(resources("keeping the socket"))?;
@@ -253,6 +257,7 @@ impl Server {
             wake: control_wake.clone(),
             engine_epoll,
             locks_memory: has_swap(),
+            _state_pins: state_pins,
         };
         let control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
         let cpu = config.engine_cpu;

@@ -17,9 +17,12 @@
 //! | [`spawner`] | the process that the workers are made from |
 //! | [`process`] | the worker's own loop |
 //! | [`held`] | what a worker holds: connections and doorbells |
+//! | [`pin`] | keeps the kernel from merging a session's pages |
 
 pub(crate) mod held;
 pub(crate) mod link;
+#[allow(unsafe_code)]
+pub(crate) mod pin;
 pub(crate) mod process;
 #[allow(unsafe_code)]
 pub(crate) mod spawner;

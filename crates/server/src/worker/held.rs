@@ -20,6 +20,8 @@ pub(crate) struct Entry {
     pub(crate) process: Option<OwnedFd>,
     /// Until when it may be silent, on the monotonic clock in nanoseconds.
     pub(crate) deadline: Option<u64>,
+    /// It was sent descriptors.
+    pub(crate) has_descriptors: bool,
     /// Its session has ended: what is closed when the connection ends, too.
     pub(crate) disposed: Option<Descriptors>,
 }

@@ -3,8 +3,10 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -42,14 +44,14 @@ impl Packet {
 }
 
 /// What a worker said.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Report {
     /// A message of a connection, or what is wrong with it.
     Heard { token: u64, wrong: u64, body: Vec<u8> },
     /// A connection has ended.
     Ended { token: u64 },
-    /// A session's memory is ready, or why not.
-    MemoryReady { token: u64, outcome: Result<(), Errno> },
+    /// A session's memory is ready, with what keeps it in place; or the number of the error.
+    MemoryReady { token: u64, outcome: Result<Vec<OwnedFd>, i32> },
     /// Commands were carried out.
     Handled,
     /// The worker's process has ended.
@@ -61,6 +63,10 @@ pub(crate) enum Report {
 pub(crate) struct Link {
     channel: OwnedFd,
     queue: VecDeque<Packet>,
+    /// Where descriptors are closed that were sent.
+    closer: Sender<Vec<OwnedFd>>,
+    /// Connections whose packets the kernel refused.
+    failed: Vec<u64>,
     sent: u64,
     handled: u64,
     /// When the worker last carried something out, or got something to carry out.
@@ -68,8 +74,9 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(channel: OwnedFd) -> Link {
-        Link { channel, queue: VecDeque::new(), sent: 0, handled: 0, since: Instant::now() }
+    pub(crate) fn new(channel: OwnedFd, closer: Sender<Vec<OwnedFd>>) -> Link {
+        let (queue, failed) = (VecDeque::new(), Vec::new());
+        Link { channel, queue, closer, failed, sent: 0, handled: 0, since: Instant::now() }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -100,20 +107,39 @@ impl Link {
         self.flush();
     }
 
-    /// Sends what there is room for. Returns `true` if there was room for everything. What the kernel
-    /// refuses altogether is kept, and the end of the channel tells of it.
+    /// Sends what there is room for. Returns `true` if there was room for everything. A packet that the
+    /// kernel refuses, since too many descriptors are under way (`ETOOMANYREFS`), fails its connection.
     pub(crate) fn flush(&mut self) -> bool {
-        while let Some(packet) = self.queue.front() {
+        while let Some(packet) = self.queue.pop_front() {
             let descriptors: Vec<_> = packet.descriptors.iter().map(AsFd::as_fd).collect();
             let flags = SendFlags::DONTWAIT;
             let fd = self.channel.as_fd();
-            if wire::send(fd, packet.head, &packet.body, &descriptors, flags).is_err() {
-                return false;
+            match wire::send(fd, packet.head, &packet.body, &descriptors, flags) {
+                Ok(()) => self.sent += 1,
+                // The end of the channel is told by its worker's.
+                Err(Errno::AGAIN | Errno::PIPE | Errno::CONNRESET) => {
+                    self.queue.push_front(packet);
+                    return false;
+                }
+                Err(_) => self.failed.push(packet.head.token),
             }
-            self.sent += 1;
-            self.queue.pop_front();
+            // Even a close that is not the last takes as long as an application made it, by record
+            // locks. Without the thread for it, it is done here.
+            let _ = self.closer.send(packet.descriptors);
         }
         true
+    }
+
+    /// The connections whose packets the kernel refused.
+    pub(crate) fn take_failed(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.failed)
+    }
+
+    /// Returns `true` if the worker has said something that was not taken yet.
+    pub(crate) fn has_report(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut polled = [PollFd::new(&self.channel, PollFlags::IN)];
+        poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0)
     }
 
     /// What was never sent, with its descriptors.
@@ -147,11 +173,25 @@ impl Link {
             report::MEMORY_READY => Report::MemoryReady {
                 token,
                 outcome: match head.value {
-                    0 => Ok(()),
-                    number => Err(Errno::from_raw_os_error(number as i32)),
+                    0 => Ok(descriptors.into_iter().flatten().collect()),
+                    number => Err(number as i32),
                 },
             },
             _ => Report::Handled,
         })
+    }
+}
+
+/// What keeps memory in place is compared by whether it is there at all.
+#[cfg(test)]
+impl PartialEq for Report {
+    fn eq(&self, other: &Report) -> bool {
+        match (self, other) {
+            (
+                Report::MemoryReady { token, outcome },
+                Report::MemoryReady { token: their_token, outcome: theirs },
+            ) => token == their_token && outcome.as_ref().err() == theirs.as_ref().err(),
+            _ => format!("{self:?}") == format!("{other:?}"),
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! lock and writes no log line: all its memory was there before.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{FallocateFlags, SealFlags};
@@ -13,6 +13,7 @@ use rustix::net::{RecvFlags, ReturnFlags, SendFlags, recvmsg};
 use towpath_protocol::message::MAX_REQUEST_BYTES;
 
 use super::held::{Doorbells, Entries, Entry, wipe};
+use super::pin::pin;
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, command, report};
 use crate::wait::clock_ns;
 
@@ -27,6 +28,9 @@ const CONNECTIONS: u64 = 2;
 const COMMANDS: usize = 64;
 /// A connection whose session was ended by the server may be there for so long.
 const DISPOSED_LINGER_NS: u64 = 5_000_000_000;
+
+/// A connection that has ended, and has not read what it was sent, is looked at so often.
+const UNREAD_CHECK_NS: u64 = 100_000_000;
 
 /// A worker is over: the server has closed its channel, or the kernel refused what it needs.
 pub(crate) struct Over;
@@ -138,9 +142,23 @@ impl Worker {
     }
 
     fn tell(&mut self, kind: u32, token: u64, value: u64, body: &[u8]) -> Result<(), Over> {
+        self.tell_with(kind, token, value, body, &Descriptors::default())
+    }
+
+    fn tell_with(
+        &mut self,
+        kind: u32,
+        token: u64,
+        value: u64,
+        body: &[u8],
+        descriptors: &Descriptors,
+    ) -> Result<(), Over> {
         let head = Head { kind, reserved: 0, token, value, handled: self.handled };
         self.told = self.handled;
-        Ok(wire::send(self.channel.as_fd(), head, body, &[], SendFlags::empty())?)
+        let mut handed = [self.channel.as_fd(); wire::MAX_DESCRIPTORS];
+        let count = borrow(descriptors, &mut handed);
+        let channel = self.channel.as_fd();
+        Ok(wire::send(channel, head, body, &handed[..count], SendFlags::empty())?)
     }
 
     /// A connection has something to say, or its process has ended.
@@ -190,8 +208,18 @@ impl Worker {
         Ok(epoll::modify(&self.epoll, &entry.socket, data, flags)?)
     }
 
-    /// Ends a connection from here.
+    /// Ends a connection from here. One that has not read the descriptors that it was sent stays until it
+    /// has, or has been closed: they count as the server's until then, and the connection as its user's.
     fn end(&mut self, place: usize) -> Result<(), Over> {
+        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+        if entry.has_descriptors && unread(&entry.socket) {
+            let _ = epoll::delete(&self.epoll, &entry.socket);
+            if let Some(process) = entry.process.take() {
+                let _ = epoll::delete(&self.epoll, &process);
+            }
+            self.tables.entries.set_deadline(place, Some(clock_ns() + UNREAD_CHECK_NS));
+            return Ok(());
+        }
         let token = self.close(place);
         token.map_or(Ok(()), |token| self.tell(report::ENDED, token, 0, &[]))
     }
@@ -243,10 +271,12 @@ impl Worker {
                 Ok(())
             }
             command::PREPARE_MEMORY => {
-                let number = self.finish(head.value, &descriptors).err();
-                let number = number.map_or(0, |errno| errno.raw_os_error() as u64);
+                let (pins, errno) = match self.prepare_memory(head.value, &descriptors) {
+                    Ok(pins) => (pins, 0),
+                    Err(errno) => (Descriptors::default(), errno.raw_os_error() as u64),
+                };
                 drop(descriptors);
-                self.tell(report::MEMORY_READY, head.token, number, &[])
+                self.tell_with(report::MEMORY_READY, head.token, errno, &[], &pins)
             }
             command::OPEN_DOORBELL => {
                 self.tables.doorbells.insert(head.value, descriptors[0].take());
@@ -280,7 +310,8 @@ impl Worker {
         let token = head.token;
         let Some(socket) = socket else { return self.tell(report::ENDED, token, 0, &[]) };
         let deadline = self.deadline(head.value);
-        let entry = Entry { token, socket, process, deadline, disposed: None };
+        let entry =
+            Entry { token, socket, process, deadline, has_descriptors: false, disposed: None };
         let Ok(place) = self.tables.entries.insert(entry) else {
             return self.tell(report::ENDED, token, 0, &[]);
         };
@@ -312,11 +343,7 @@ impl Worker {
     ) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
         let mut handed = [entry.socket.as_fd(); wire::MAX_DESCRIPTORS];
-        let mut count = 0;
-        for (place, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
-            *place = descriptor.as_fd();
-            count += 1;
-        }
+        let count = borrow(descriptors, &mut handed);
         let flags_of_send = SendFlags::DONTWAIT;
         let parts = [&[][..], body];
         let sent = wire::send_parts(entry.socket.as_fd(), &parts, &handed[..count], flags_of_send);
@@ -324,13 +351,20 @@ impl Worker {
             return self.end(place);
         }
         let deadline = self.deadline(flags);
-        self.tables.entries.set_deadline(place, deadline);
+        if let Some(entry) = self.tables.entries.at(place) {
+            entry.has_descriptors |= count > 0;
+            // What was disposed of has a deadline already.
+            if entry.disposed.is_none() {
+                self.tables.entries.set_deadline(place, deadline);
+            }
+        }
         self.listen(place)
     }
 
     /// Seals what the application writes against every further writer, allocates what the server
-    /// writes, and has the engine hear of what the application sends.
-    fn finish(&self, data: u64, descriptors: &Descriptors) -> Result<(), Errno> {
+    /// writes, keeps the kernel from merging pages of it, and has the engine hear of what the
+    /// application sends.
+    fn prepare_memory(&self, data: u64, descriptors: &Descriptors) -> Result<Descriptors, Errno> {
         let [
             Some(server),
             Some(receive),
@@ -350,12 +384,19 @@ impl Worker {
             let len = rustix::fs::fstat(file)?.st_size as u64;
             rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)?;
         }
+        let pins = pin(&[server, receive, ledger, application, transmit].map(AsFd::as_fd))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&self.engine, wake, epoll::EventData::new_u64(data), flags)
+        epoll::add(&self.engine, wake, epoll::EventData::new_u64(data), flags)?;
+        Ok(pins)
     }
 
-    fn dispose(&mut self, head: Head, descriptors: Descriptors) -> Result<(), Over> {
+    fn dispose(&mut self, head: Head, mut descriptors: Descriptors) -> Result<(), Over> {
         if let Some(place) = self.tables.entries.place_of(head.token) {
+            // The first, the server pages, say why the session is over. The others are of no use.
+            let kept = descriptors[0].take();
+            wipe(&descriptors);
+            descriptors = Descriptors::default();
+            descriptors[0] = kept;
             let deadline = Some(clock_ns() + DISPOSED_LINGER_NS);
             self.tables.entries.set_deadline(place, deadline);
             if let Some(entry) = self.tables.entries.at(place) {
@@ -368,4 +409,19 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// Returns `true` if the peer has yet to read something.
+fn unread(socket: &OwnedFd) -> bool {
+    towpath_protocol::peer::unread_bytes(socket).is_ok_and(|bytes| bytes > 0)
+}
+
+/// Puts borrowed descriptors into `handed`; returns how many.
+fn borrow<'a>(descriptors: &'a Descriptors, handed: &mut [BorrowedFd<'a>]) -> usize {
+    let mut count = 0;
+    for (place, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
+        *place = descriptor.as_fd();
+        count += 1;
+    }
+    count
 }

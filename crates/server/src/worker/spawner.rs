@@ -101,7 +101,11 @@ fn spawn_workers(socket: OwnedFd, tables: Tables, mut buffer: Box<[u8; MAX_PACKE
         let mut descriptors = Descriptors::default();
         match wire::receive(socket.as_fd(), &mut buffer, &mut descriptors, RecvFlags::empty()) {
             Ok(Some(_)) => {}
-            Err(Errno::AGAIN) => continue,
+            // Memory or descriptors may be there again a little later.
+            Err(Errno::AGAIN | Errno::NOMEM | Errno::NOBUFS | Errno::MFILE | Errno::NFILE) => {
+                wait_ms(1);
+                continue;
+            }
             Ok(None) | Err(_) => {
                 wait_for_workers();
                 exit();
@@ -128,9 +132,13 @@ fn wait_for_workers() {
         if unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } < 0 {
             return;
         }
-        // SAFETY: sleeps, for no descriptor.
-        unsafe { libc::poll(std::ptr::null_mut(), 0, 1) };
+        wait_ms(1);
     }
+}
+
+fn wait_ms(ms: libc::c_int) {
+    // SAFETY: sleeps, for no descriptor.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, ms) };
 }
 
 /// Gives back what was inherited and is not needed: descriptors, signal handlers, the terminal's signals.

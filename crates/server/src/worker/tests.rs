@@ -4,6 +4,7 @@
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
@@ -49,7 +50,8 @@ impl World {
             }
         });
         World {
-            link: Some(Link::new(ours)),
+            // Without a thread that closes them, descriptors are closed where they are sent.
+            link: Some(Link::new(ours, channel().0)),
             engine,
             notified,
             counters: own_words(memory),
@@ -272,11 +274,12 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     let mut handed = copies(&files);
     handed.push(wake.try_clone().unwrap());
     world.tell(command::PREPARE_MEMORY, 1, 42, handed);
-    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome: Ok(()) });
+    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome: Ok(Vec::new()) });
     let page = [1; 4096];
     for (place, file) in files.iter().enumerate() {
         let is_the_servers = place < 3;
-        assert_eq!(blocks(file) > 0, is_the_servers, "file {place}");
+        // Of the application's, the page that keeps it in place.
+        assert_eq!(blocks(file), if is_the_servers { 16 } else { 8 }, "file {place}");
         assert_eq!(rustix::io::write(file, &page).is_ok(), is_the_servers, "file {place}");
     }
     // What the application notifies comes out of the engine's epoll, time and again.
@@ -296,7 +299,10 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     let mut handed = copies(&files);
     handed.push(wake);
     world.tell(command::PREPARE_MEMORY, 1, 42, handed);
-    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome: Err(Errno::PERM) });
+    assert_eq!(
+        world.hear(),
+        Report::MemoryReady { token: 1, outcome: Err(Errno::PERM.raw_os_error()) }
+    );
 }
 
 #[test]
@@ -314,14 +320,39 @@ fn memory_is_given_back_at_once_or_when_the_connection_ends() {
     world.tell(command::DISPOSE, 0, 0, copies(&second));
     world.settle();
     assert!(blocks(&second) > 0);
-    // A connection that is still there keeps it, until it says or does anything.
+    // A connection that is still there keeps the first file, until it says or does anything; also where a
+    // request was under way.
     let peer = world.connect(1, 0);
+    say(&peer, b"request");
+    assert_eq!(world.hear(), heard(1, b"request"));
     world.tell(command::DISPOSE, 1, command::WIPE, copies(&second));
+    world.answer(1, 0, &Message::Done, Vec::new());
     world.settle();
-    assert!(blocks(&second) > 0);
+    assert!(blocks(&second[..1]) > 0);
+    assert_eq!(blocks(&second[1..]), 0);
     drop(peer);
     assert_eq!(world.hear(), Report::Ended { token: 1 });
     assert_eq!(blocks(&second), 0);
+}
+
+/// Descriptors that were not read count as the server's, so the connection counts as its user's until
+/// they are.
+#[test]
+fn a_connection_stays_until_its_descriptors_are_read() {
+    let mut world = World::new(LONG);
+    let peer = world.connect(1, 0);
+    say(&peer, b"attach");
+    assert_eq!(world.hear(), heard(1, b"attach"));
+    let (_read, write) = pipe();
+    world.answer(1, 0, &Message::Done, vec![write]);
+    rustix::net::shutdown(&peer, rustix::net::Shutdown::Write).unwrap();
+    // Another connection comes and goes: its end is heard, and not the first one's.
+    let other = world.connect(2, command::TIMED);
+    drop(other);
+    assert_eq!(world.hear(), Report::Ended { token: 2 });
+    assert_eq!(hear(&peer), Message::Done.encode());
+    assert_eq!(world.hear(), Report::Ended { token: 1 });
+    assert_eq!(hear(&peer), b"");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
@@ -51,12 +52,24 @@ pub(crate) struct Workers {
     serving: HashMap<Whose, u64>,
     idle: VecDeque<u64>,
     next: u64,
+    closer: Sender<Vec<OwnedFd>>,
     buffer: Box<[u8; MAX_PACKET_BYTES]>,
 }
 
 impl Workers {
-    pub(crate) fn new(spawner: Spawner, engine: OwnedFd, epoll: Arc<OwnedFd>) -> Workers {
-        Workers {
+    /// Starts the thread that closes descriptors.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub(crate) fn new(
+        spawner: Spawner,
+        engine: OwnedFd,
+        epoll: Arc<OwnedFd>,
+    ) -> io::Result<Workers> {
+        let (closer, closing) = channel::<Vec<OwnedFd>>();
+        let run = move || closing.into_iter().for_each(drop);
+        std::thread::Builder::new().name("closer".into()).spawn(run)?;
+        Ok(Workers {
             spawner,
             engine,
             epoll,
@@ -64,8 +77,9 @@ impl Workers {
             serving: HashMap::new(),
             idle: VecDeque::new(),
             next: 0,
+            closer,
             buffer: Box::new([0; MAX_PACKET_BYTES]),
-        }
+        })
     }
 
     /// A worker by whose it is; made if there is none.
@@ -82,7 +96,7 @@ impl Workers {
         epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(id), epoll::EventFlags::IN)?;
         self.spawner.spawn(theirs.as_fd(), self.engine.as_fd(), notified.as_fd())?;
         self.next += 1;
-        let (link, uses) = (Link::new(ours), 0);
+        let (link, uses) = (Link::new(ours, self.closer.clone()), 0);
         let one = One { link, whose, notified, uses, is_hung: false, watches_room: false };
         self.all.insert(id, one);
         self.serving.insert(whose, id);
@@ -140,6 +154,16 @@ impl Workers {
         let Some(one) = self.all.get_mut(&id) else { return };
         one.link.push(packet);
         self.watch_room(id);
+        self.rest(id);
+    }
+
+    /// Connections whose packets the kernel refused, with their workers.
+    pub(crate) fn take_failed(&mut self) -> Vec<(u64, u64)> {
+        let failed = |(id, one): (&u64, &mut One)| {
+            let id = *id;
+            one.link.take_failed().into_iter().map(move |token| (id, token))
+        };
+        self.all.iter_mut().flat_map(failed).collect()
     }
 
     /// Sends what had no room before.
@@ -203,7 +227,11 @@ impl Workers {
     /// A worker that hangs, if there is one: nothing more is expected of it.
     pub(crate) fn declare_one_hung(&mut self) -> Option<u64> {
         let now = Instant::now();
-        let hangs = |one: &One| !one.is_hung && one.link.deadline().is_some_and(|at| at <= now);
+        // A worker whose reports were not taken yet has done something.
+        let hangs = |one: &One| {
+            let is_late = one.link.deadline().is_some_and(|at| at <= now);
+            is_late && !one.is_hung && !one.link.has_report()
+        };
         let (id, one) = self.all.iter_mut().find(|(_, one)| hangs(one))?;
         let id = *id;
         one.is_hung = true;

@@ -1,0 +1,130 @@
+//! Keeps the kernel from moving a session's memory while the engine uses it.
+//!
+//! An application may ask the kernel to merge pages of a memory file into one large page (`MADV_COLLAPSE`,
+//! Linux 6.1). The kernel then locks all pages of 2 MiB, takes them out of every mapping, and walks all
+//! mappings of the file for each page. An application may have tens of thousands of mappings, and the
+//! engine, at its next access, would wait for seconds. The kernel refuses at once, before it locks
+//! anything, if something else refers to one of the pages. So a pipe refers to the first page of each
+//! 2 MiB of each file.
+//!
+//! Unsafe lives here for mapping the files and for `vmsplice`, which takes addresses.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+
+use super::wire::Descriptors;
+
+/// What the kernel merges into one page.
+const EXTENT_BYTES: usize = 2 << 20;
+const PAGE_BYTES: usize = 4096;
+/// Pages that one pipe refers to at most: what an ordinary user's pipe may hold.
+const PIPE_PAGES: usize = 256;
+
+/// Pipes that are being filled. They are the reading ends, and hold what they refer to until closed.
+struct Pipes {
+    all: Descriptors,
+    writing: Option<OwnedFd>,
+    count: usize,
+    /// Pages that the last one has room for.
+    room: usize,
+    /// Pages that are yet to come.
+    left: usize,
+}
+
+/// Refers to a page of each 2 MiB of these files.
+///
+/// # Errors
+/// What the kernel answers: `EPERM` where the user has more in pipes than
+/// `/proc/sys/fs/pipe-user-pages-soft` allows; `E2BIG` for more than 4 GiB.
+pub(crate) fn pin(files: &[BorrowedFd<'_>]) -> Result<Descriptors, Errno> {
+    let mut left = 0;
+    for file in files {
+        left += (rustix::fs::fstat(file)?.st_size as usize).div_ceil(EXTENT_BYTES);
+    }
+    let mut pipes = Pipes { all: Descriptors::default(), writing: None, count: 0, room: 0, left };
+    for file in files {
+        let len = rustix::fs::fstat(file)?.st_size as usize;
+        // SAFETY: the kernel chooses a free address range, so no memory of ours is replaced.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0)? };
+        let pinned = (0..len).step_by(EXTENT_BYTES).try_for_each(|at| {
+            // SAFETY: the page is inside of the mapping.
+            pipes.push(unsafe { start.cast::<u8>().add(at) })
+        });
+        // SAFETY: the range was mapped above, and nothing refers to addresses in it.
+        unsafe { munmap(start, len)? };
+        pinned?;
+    }
+    Ok(pipes.all)
+}
+
+impl Pipes {
+    fn push(&mut self, page: *mut u8) -> Result<(), Errno> {
+        if self.room == 0 {
+            self.begin()?;
+        }
+        let Some(writing) = &self.writing else { return Err(Errno::INVAL) };
+        let part = libc::iovec { iov_base: page.cast(), iov_len: PAGE_BYTES };
+        // SAFETY: the part names a page that is mapped; the kernel takes a reference to it.
+        let taken = unsafe {
+            libc::vmsplice(writing.as_raw_fd(), &raw const part, 1, libc::SPLICE_F_NONBLOCK)
+        };
+        if taken != PAGE_BYTES as isize {
+            return Err(Errno::AGAIN);
+        }
+        self.room -= 1;
+        self.left -= 1;
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<(), Errno> {
+        let Some(place) = self.all.get_mut(self.count) else { return Err(Errno::TOOBIG) };
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let room = self.left.min(PIPE_PAGES).next_power_of_two();
+        fcntl_setpipe_size(write.as_fd(), room * PAGE_BYTES)?;
+        (*place, self.writing) = (Some(read), Some(write));
+        (self.count, self.room) = (self.count + 1, room);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath_protocol::memory::SharedFile;
+
+    fn collapse(mapping: &towpath_protocol::memory::Mapping) -> i32 {
+        const MADV_COLLAPSE: i32 = 25;
+        let start = mapping.start().as_ptr().cast();
+        // SAFETY: the advice changes no content.
+        let outcome = unsafe { libc::madvise(start, mapping.len(), MADV_COLLAPSE) };
+        if outcome == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(-1) }
+    }
+
+    #[test]
+    fn what_is_pinned_is_not_merged() {
+        let files: Vec<SharedFile> = [1, EXTENT_BYTES, 5 * EXTENT_BYTES + 1]
+            .iter()
+            .map(|len| SharedFile::create("pin-test", *len).unwrap())
+            .collect();
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let mapping = files[2].map_readable().unwrap();
+        mapping.populate();
+        let pipes = pin(&fds).unwrap();
+        assert_eq!(pipes.iter().flatten().count(), 1);
+        assert_ne!(collapse(&mapping), 0, "the kernel merged pages that are pinned");
+        // Where this kernel merges such pages at all, it does once they are not pinned.
+        drop(pipes);
+        println!("unpinned, the kernel answers {}", collapse(&mapping));
+    }
+
+    #[test]
+    fn large_memory_takes_several_pipes() {
+        let file = SharedFile::create("pin-test", 300 * EXTENT_BYTES).unwrap();
+        let pipes = pin(&[file.as_fd()]).unwrap();
+        assert_eq!(pipes.iter().flatten().count(), 2);
+    }
+}
