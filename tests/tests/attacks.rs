@@ -329,6 +329,25 @@ fn endpoints_take_no_more_memory_than_a_session_may() {
     assert!(grown <= most, "{grown} bytes more, at most {most} are allowed: {deeds:?}");
 }
 
+#[test]
+fn memory_that_is_merged_under_many_mappings() {
+    let test = "memory_that_is_merged_under_many_mappings";
+    if let Some(deeds) = stands(test, "page-collapse-wide", &[]) {
+        assert!(deeds["mapped"] > 0 && deeds["refused"] > 0, "{deeds:?}");
+        assert_eq!(deeds["taken"], 0, "the kernel merged pages that the engine uses: {deeds:?}");
+    }
+}
+
+#[test]
+fn answers_that_are_never_read() {
+    stands_and_did("answers_that_are_never_read", "answers", &[], "kept");
+}
+
+#[test]
+fn the_end_of_a_long_report() {
+    stands_and_did("the_end_of_a_long_report", "report-tail", &[], "asked");
+}
+
 /// Memory that the server may need for whatever else happens.
 const SLACK: u64 = 1 << 20;
 

@@ -28,6 +28,8 @@ const LARGE_REPORTS: u64 = 80;
 const MALFORMED: u64 = 60_000;
 /// Endpoints of a large session.
 const ENDPOINTS: u32 = 16_384;
+/// Answers that are not read.
+const UNREAD_ANSWERS: u64 = 2_900;
 /// Large sessions.
 const LARGE_SESSIONS: u64 = 4;
 
@@ -244,4 +246,48 @@ pub(crate) fn hoard(field: &Field) -> io::Result<Deeds> {
     field.begun();
     field.sit();
     Ok(vec![("sessions", sessions.len() as u64), ("connections", connections.len() as u64)])
+}
+
+/// Asks for sessions, reads no answer and says that nothing more comes: the descriptors that were sent
+/// stay under way.
+pub(crate) fn unread_answers(field: &Field) -> io::Result<Deeds> {
+    let most = field.size_or(UNREAD_ANSWERS) as usize;
+    let (mut kept, mut refused) = (Vec::new(), 0);
+    while kept.len() < most && refused < 100 && !field.over() {
+        let asked = channel(&field.socket)
+            .ok()
+            .filter(|one| one.send(&Message::Attach(small("answers")), &[]).is_ok());
+        let Some(one) = asked else {
+            refused += 1;
+            continue;
+        };
+        let mut heard = [PollFd::new(&one, PollFlags::IN)];
+        let _ = poll(&mut heard, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
+        if heard[0].revents().contains(PollFlags::HUP) {
+            refused += 1;
+        }
+        let _ = rustix::net::shutdown(&one, rustix::net::Shutdown::Write);
+        kept.push(one);
+    }
+    field.begun();
+    field.sit();
+    Ok(vec![("kept", kept.len() as u64), ("refused", refused)])
+}
+
+/// Asks for the last page of a long report again and again.
+pub(crate) fn report_tail(field: &Field) -> io::Result<Deeds> {
+    let (session, endpoints) = large_session(field)?;
+    let mut last = Cursor::default();
+    while let Some((Message::Reported(next, _), _)) = ask(&session, &Message::Report(last)) {
+        if next == Cursor::END || field.over() {
+            break;
+        }
+        last = next;
+    }
+    field.begun();
+    let mut asked = 0;
+    while !field.over() && ask(&session, &Message::Report(last)).is_some() {
+        asked += 1;
+    }
+    Ok(vec![("endpoints", endpoints), ("asked", asked)])
 }

@@ -61,7 +61,7 @@ impl Attack {
     pub const BUSY: Attack = attack("busy", busy).as_stranger();
 
     /// All attacks.
-    pub const ALL: [Attack; 22] = [
+    pub const ALL: [Attack; 25] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -84,6 +84,9 @@ impl Attack {
         attack("small-memories", memory::come_and_go_small),
         attack("page-out", memory::page_out),
         attack("page-collapse", memory::collapse),
+        attack("page-collapse-wide", memory::collapse_wide),
+        attack("answers", control::unread_answers),
+        attack("report-tail", control::report_tail),
     ];
 
     /// The attack of a name.

@@ -18,6 +18,8 @@ const LARGE: u64 = 24;
 /// `MADV_PAGEOUT`, `MADV_COLD` and `MADV_COLLAPSE`.
 const COLD: i32 = 20;
 const PAGE_OUT: i32 = 21;
+/// Mappings of all files together: a process may have 65 530.
+const WIDE: u64 = 60_000;
 const COLLAPSE: i32 = 25;
 
 /// Writes to each memory file that is yet to be sealed, from a page that never arrives: the write
@@ -114,6 +116,34 @@ fn advise_while_sending(field: &Field, advices: &[i32]) -> io::Result<Deeds> {
         target.take_notifications();
     }
     Ok(vec![("taken", taken), ("refused", refused), ("sent", sent)])
+}
+
+/// The same with so many mappings of each file that the kernel, which walks them all for each page with
+/// the pages locked, takes seconds.
+pub(crate) fn collapse_wide(field: &Field) -> io::Result<Deeds> {
+    let mut target = Target::attach(&field.socket)?;
+    let ranges = shared_ranges()?;
+    let each = field.size_or(WIDE) / ranges.len().max(1) as u64;
+    let mut aliases = Vec::new();
+    let mut mapped = 0;
+    for (start, len) in ranges {
+        if let Some(alias) = sys::alias_large(start, len) {
+            mapped += (0..each).filter(|_| sys::alias_again(alias, len)).count() as u64;
+            aliases.push(alias);
+        }
+    }
+    let (mut taken, mut refused, mut sent) = (0, 0, 0);
+    field.begun();
+    while !field.over() {
+        for alias in &aliases {
+            let merged = sys::advise(*alias, sys::LARGE_PAGE_BYTES, COLLAPSE);
+            let count = if merged { &mut taken } else { &mut refused };
+            *count += 1;
+        }
+        sent += u64::from(target.have_a_notification(Duration::from_millis(20)));
+        target.take_notifications();
+    }
+    Ok(vec![("mapped", mapped), ("taken", taken), ("refused", refused), ("sent", sent)])
 }
 
 /// The mappings that this process shares with the server.

@@ -26,13 +26,15 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// What the neighbour completes between two windows: round trips, attachments, at most milliseconds.
 const RECOVERY: &str = "until 20 3 15000";
 /// Attacks that `--quick` leaves out: they take seconds to begin, or their server to recover.
-const SLOW: [&str; 7] = [
+const SLOW: [&str; 9] = [
     "waiters-poll",
     "reports",
     "reports-large",
     "endpoints",
     "large-memories",
     "page-collapse",
+    "page-collapse-wide",
+    "report-tail",
     "linger-granted",
 ];
 /// Wait-queue entries with `--quick`.
