@@ -342,6 +342,8 @@ impl Worker {
         descriptors: &Descriptors,
     ) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+        // What was sent before has been read, the descriptors with it.
+        entry.has_descriptors &= unread(&entry.socket);
         let mut handed = [entry.socket.as_fd(); wire::MAX_DESCRIPTORS];
         let count = borrow(descriptors, &mut handed);
         let flags_of_send = SendFlags::DONTWAIT;
