@@ -26,8 +26,6 @@ const CONNECTIONS: u64 = 2;
 
 /// Commands carried out before other things are looked at.
 const COMMANDS: usize = 64;
-/// A connection whose session was ended by the server may be there for so long.
-const DISPOSED_LINGER_NS: u64 = 5_000_000_000;
 
 /// A connection that has ended, and has not read what it was sent, is looked at so often.
 const UNREAD_CHECK_NS: u64 = 100_000_000;
@@ -164,7 +162,7 @@ impl Worker {
     /// A connection has something to say, or its process has ended.
     fn heard(&mut self, place: usize, is_process: bool) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
-        if is_process || entry.disposed.is_some() {
+        if is_process {
             return self.end(place);
         }
         let token = entry.token;
@@ -356,10 +354,11 @@ impl Worker {
         if let Some(entry) = self.tables.entries.at(place) {
             entry.has_descriptors |= count > 0;
             // What was disposed of has a deadline already.
-            if entry.disposed.is_none() {
-                self.tables.entries.set_deadline(place, deadline);
+            if entry.disposed.is_some() {
+                return Ok(());
             }
         }
+        self.tables.entries.set_deadline(place, deadline);
         self.listen(place)
     }
 
@@ -399,12 +398,15 @@ impl Worker {
             wipe(&descriptors);
             descriptors = Descriptors::default();
             descriptors[0] = kept;
-            let deadline = Some(clock_ns() + DISPOSED_LINGER_NS);
+            let deadline = Some(clock_ns() + self.tables.step_ns);
             self.tables.entries.set_deadline(place, deadline);
             if let Some(entry) = self.tables.entries.at(place) {
                 entry.disposed = Some(descriptors);
+                // Its application hears the end at once, and may then read why.
+                let _ = epoll::delete(&self.epoll, &entry.socket);
+                let _ = rustix::net::shutdown(&entry.socket, rustix::net::Shutdown::Both);
             }
-            return self.listen(place);
+            return Ok(());
         }
         if head.value & command::WIPE != 0 {
             wipe(&descriptors);

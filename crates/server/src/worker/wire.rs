@@ -50,8 +50,9 @@ pub(crate) mod command {
     pub(crate) const OPEN_DOORBELL: u32 = 5;
     /// Close a doorbell: the session is over. With the server's own descriptor of it. Value as above.
     pub(crate) const CLOSE_DOORBELL: u32 = 6;
-    /// Close these descriptors of a session that has ended. Where its connection is still there, once
-    /// that has ended, too, which is at most some seconds later. Value: `WIPE`.
+    /// Close these descriptors of a session that has ended. Where its connection is still there, that
+    /// ends, too, and the first descriptor, the server pages, is closed some seconds later. Value:
+    /// `WIPE`.
     pub(crate) const DISPOSE: u32 = 7;
     /// Send the message over this socket and close it. With the socket.
     pub(crate) const REFUSE: u32 = 8;
