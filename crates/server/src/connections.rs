@@ -95,7 +95,7 @@ impl Connections {
         // However many users a group's member has at hand, half is left for others.
         let most = (policy.sessions_per_group * 2).min(policy.connections.div_ceil(2));
         self.all.len() < policy.connections
-            && theirs < policy.sessions_per_user * 2
+            && theirs < policy.connections_per_user()
             && connections(groups) < most
     }
 

@@ -131,6 +131,8 @@ pub(crate) struct Control {
     pub(crate) rule_sets: Sets,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
+    /// Why it stops, where that was not asked for.
+    failed: Option<DeviceError>,
 }
 
 impl std::fmt::Debug for Control {
@@ -176,6 +178,7 @@ impl Control {
             rule_sets: Sets::default(),
             ended: None,
             stopping: false,
+            failed: None,
             parts,
         })
     }
@@ -192,7 +195,7 @@ impl Control {
         loop {
             if let Some(outcome) = self.ended.take() {
                 self.end_all();
-                return outcome;
+                return self.failed.take().map_or(outcome, Err);
             }
             let timeout = self.next_deadline().map(|after| Timespec {
                 tv_sec: after.as_secs() as i64,
@@ -325,7 +328,7 @@ impl Control {
                         that application, then attach again";
             return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
         }
-        let Ok(worker) = self.workers.of(whose) else {
+        let Some(worker) = self.worker_of(whose) else {
             let text = "the server cannot start a worker for your user: no descriptors left; raise the \
                         server's limit (ulimit -n)";
             return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
@@ -359,11 +362,33 @@ impl Control {
         self.workers.tell(worker, whose, adopt);
     }
 
+    /// The worker of a user. Without the process that workers are made from, the server ends: it could
+    /// serve no new user.
+    fn worker_of(&mut self, whose: Whose) -> Option<u64> {
+        match self.workers.of(whose) {
+            Ok(worker) => Some(worker),
+            Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => {
+                let name = self.parts.info.name.clone();
+                let what = "making worker processes";
+                let cause = io::Error::other("the process that they are made from has ended");
+                self.failed.get_or_insert(DeviceError::Failed { name, what, cause });
+                self.stop();
+                None
+            }
+            Err(cause) => {
+                if self.log.allows(self.own_uid) {
+                    warn!("no worker process for a user: {cause}");
+                }
+                None
+            }
+        }
+    }
+
     /// Refuses a connection that is not taken on.
     fn turn_away(&mut self, socket: OwnedFd, whose: Whose, (refusal, text): Refused) {
         let whose = self.workers.to_turn_away(whose);
         // Without a process or descriptors for that worker, the connection is closed here, unheard.
-        let Ok(worker) = self.workers.of(whose) else { return };
+        let Some(worker) = self.worker_of(whose) else { return };
         if self.workers.is_flooded(worker) {
             return;
         }

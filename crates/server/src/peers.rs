@@ -29,6 +29,12 @@ impl Control {
             Some(Report::Ended { token }) => self.connection_ended(token),
             Some(Report::MemoryReady { token, outcome }) => self.memory_ready(token, outcome),
             Some(Report::Exited) => {
+                if let Some(Whose::User(uid)) = self.workers.whose(worker)
+                    && !self.connections.of_worker(worker).is_empty()
+                    && self.log.allows(uid)
+                {
+                    warn!(uid, "sessions closed: this user's worker process has ended");
+                }
                 self.workers.remove(worker);
                 self.worker_ended(worker);
             }

@@ -51,6 +51,13 @@ pub enum Standing {
 }
 
 impl Policy {
+    /// Control connections that one user may have at a time: some more than sessions, so that tools have
+    /// one, too.
+    #[must_use]
+    pub fn connections_per_user(&self) -> usize {
+        self.sessions_per_user * 2 + 4
+    }
+
     /// What a peer may, and as a member of which group, if it is not named itself; `own` is the server's user, and `all_known` whether every user has a number
     /// of its own in the server's user namespace.
     ///

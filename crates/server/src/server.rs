@@ -355,7 +355,7 @@ impl Drop for Server {
 
 /// What every worker begins with.
 fn tables(policy: &Policy, counters: PeerWords) -> Tables {
-    let connections = policy.connections.min(policy.sessions_per_user * 2);
+    let connections = policy.connections.min(policy.connections_per_user());
     Tables {
         entries: Entries::with_room(connections),
         doorbells: Doorbells::new(counters),
