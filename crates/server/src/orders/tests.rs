@@ -193,7 +193,7 @@ fn orders_are_heard_a_few_times_while_it_is_throttled() {
     let (orders, wake) = (world.orders.clone(), world.engine.wake.clone());
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let giver = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 let (setting, session, endpoint) = (Setting::RingSaving, 0, 0);
                 orders.send((0, Order::Set { setting, session, endpoint, value: 1 })).unwrap();
@@ -203,6 +203,7 @@ fn orders_are_heard_a_few_times_while_it_is_throttled() {
         });
         let paused = world.engine.pause(1);
         over.store(true, Ordering::Relaxed);
+        giver.join().unwrap();
         paused.unwrap();
     });
     let followed = world.events.try_iter().count();
