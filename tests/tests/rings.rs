@@ -159,7 +159,7 @@ fn who_provides_its_frames_again_is_rung_for_no_half_of_them() {
     for provided in [SLOTS, SLOTS / 4] {
         let mut world = world_of(LONG_US, Some(provided));
         world.session.set(world.one, Setting::RxFrames, 0).unwrap();
-        for _ in 0..3 * SLOTS / 4 {
+        for _ in 0..3 * SLOTS / 8 {
             world.sleeps();
             for _ in 0..4 {
                 world.comes(world.one);
