@@ -176,6 +176,33 @@ pub(crate) fn duplicate_number(number: i32) -> io::Result<OwnedFd> {
     duplicate(unsafe { BorrowedFd::borrow_raw(number) }, 3)
 }
 
+/// What the kernel merges into one page.
+pub(crate) const LARGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Maps shared memory once more, where a large page could be, and as long as one at least.
+pub(crate) fn alias_large(start: usize, len: usize) -> Option<usize> {
+    let len = len.max(LARGE_PAGE_BYTES);
+    let (none, flags) = (std::ptr::null_mut(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: the kernel chooses a free range, in which an aligned part is replaced by the alias.
+    let at = unsafe {
+        let space = libc::mmap(none, len + LARGE_PAGE_BYTES, libc::PROT_NONE, flags, -1, 0);
+        if space == libc::MAP_FAILED {
+            return None;
+        }
+        let at = (space as usize).next_multiple_of(LARGE_PAGE_BYTES);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        libc::mremap(start as *mut _, 0, len, flags, at as *mut libc::c_void)
+    };
+    (at != libc::MAP_FAILED).then_some(at as usize)
+}
+
+/// Maps an alias once more, anywhere; `false` where the process has as many mappings as it may.
+pub(crate) fn alias_again(alias: usize, len: usize) -> bool {
+    // SAFETY: an old length of 0 makes another mapping of shared memory, where nothing is.
+    let at = unsafe { libc::mremap(alias as *mut _, 0, len, libc::MREMAP_MAYMOVE) };
+    at != libc::MAP_FAILED
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,31 +234,4 @@ mod tests {
         let refused = splice(doorbell.as_fd(), full.as_fd()).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
     }
-}
-
-/// What the kernel merges into one page.
-pub(crate) const LARGE_PAGE_BYTES: usize = 2 << 20;
-
-/// Maps shared memory once more, where a large page could be, and as long as one at least.
-pub(crate) fn alias_large(start: usize, len: usize) -> Option<usize> {
-    let len = len.max(LARGE_PAGE_BYTES);
-    let (none, flags) = (std::ptr::null_mut(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: the kernel chooses a free range, in which an aligned part is replaced by the alias.
-    let at = unsafe {
-        let space = libc::mmap(none, len + LARGE_PAGE_BYTES, libc::PROT_NONE, flags, -1, 0);
-        if space == libc::MAP_FAILED {
-            return None;
-        }
-        let at = (space as usize).next_multiple_of(LARGE_PAGE_BYTES);
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        libc::mremap(start as *mut _, 0, len, flags, at as *mut libc::c_void)
-    };
-    (at != libc::MAP_FAILED).then_some(at as usize)
-}
-
-/// Maps an alias once more, anywhere; `false` where the process has as many mappings as it may.
-pub(crate) fn alias_again(alias: usize, len: usize) -> bool {
-    // SAFETY: an old length of 0 makes another mapping of shared memory, where nothing is.
-    let at = unsafe { libc::mremap(alias as *mut _, 0, len, libc::MREMAP_MAYMOVE) };
-    at != libc::MAP_FAILED
 }
