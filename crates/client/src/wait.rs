@@ -372,7 +372,7 @@ impl Session {
         Ok(true)
     }
 
-    /// Empties the doorbell; for somebody else's epoll, after it became readable.
+    /// Empties the doorbell; for an epoll of the caller's, after it became readable.
     pub fn take_rings(&mut self) {
         if !self.is_parents() {
             return;

@@ -7,7 +7,7 @@ use crate::connection::{Connection, Progress};
 use crate::policy::Policy;
 
 /// Whose connection counts as. A user that was let in as a member of a group counts for that group, too:
-/// a member who has many users at hand (`subuid(5)`) gets no more by it.
+/// a member with many user numbers (`subuid(5)`) gets no more by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Account {
     pub(crate) uid: u32,

@@ -169,7 +169,7 @@ impl Control {
             all_users_known: every_user_has_a_number(),
             started: Instant::now(),
             connections: Connections::default(),
-            // 0 is nobody's: a report's cursor starts there.
+            // No connection has token 0: a report's cursor starts there.
             next_token: 1,
             next_number: 1,
             next_ticket: 0,
@@ -390,6 +390,11 @@ impl Control {
         // Without a process or descriptors for that worker, the connection is closed here, unheard.
         let Some(worker) = self.worker_of(whose) else { return };
         if self.workers.is_flooded(worker) {
+            if self.log.allows(self.own_uid) {
+                warn!(
+                    "more connections to refuse than a worker keeps up with: one is closed unheard"
+                );
+            }
             return;
         }
         let body = Message::Error(Box::new(ErrorBody::new(refusal, &text))).encode();

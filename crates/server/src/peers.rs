@@ -42,7 +42,7 @@ impl Control {
         }
     }
 
-    /// Workers that hang: their users' connections are over, and nobody else's.
+    /// Ends the connections of users whose workers hang. Other users' connections go on.
     pub(crate) fn give_up_workers(&mut self) {
         while let Some(worker) = self.workers.declare_one_hung() {
             if let Some(Whose::User(uid)) = self.workers.whose(worker)
