@@ -54,6 +54,9 @@ pub struct Rights {
     plain: PlainRights,
 }
 
+/// What no plain packet has as its link: these have no VLAN tag.
+const NO_LINK: u64 = link([0; 6], Some(u16::MAX));
+
 /// The same for plain packets, made ready to be compared.
 #[derive(Clone, Copy, Debug)]
 struct PlainRights {
@@ -123,7 +126,8 @@ impl Rights {
     #[must_use]
     pub fn nothing() -> Rights {
         let rights = Rights::new(Rule::default(), [0; 6], Addresses::default());
-        Rights { nothing: true, ..rights }
+        let plain = PlainRights { link: NO_LINK, ..rights.plain };
+        Rights { nothing: true, plain, ..rights }
     }
 
     /// Whether a plain packet may be sent. Where not, [`Rights::check`] says why, or that it may after all.
@@ -136,8 +140,7 @@ impl Rights {
         } else {
             self.addresses.ipv6.contains(&Some(u128::from(high) << 64 | u128::from(low)))
         };
-        ours && !self.nothing
-            && link == self.plain.link
+        ours && link == self.plain.link
             && kind & self.plain.mask == self.plain.kind
             && packet.destination[1] & self.plain.remote_mask == self.plain.remote_kind
             && self.plain.remote_ip.is_none_or(|ip| packet.destination[2..] == ip)

@@ -10,7 +10,7 @@ use towpath_packet::headers::{
     Fragment, Headers, Ip, Network, PREFIX_BYTES, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP,
     PROTOCOL_UDP,
 };
-use towpath_packet::plain::Plain;
+use towpath_packet::plain::{Plain, kind};
 use towpath_packet::transport::Transport;
 
 use super::Refused;
@@ -52,13 +52,15 @@ const DHCP: Dhcp = Dhcp { server: 67, client: 68 };
 const DHCPV6: Dhcp = Dhcp { server: 547, client: 546 };
 
 /// Ports above concern nothing here.
-const LARGEST_PORT: u64 = 547;
+const LARGEST_PORT: u16 = 547;
 
 /// Whether a plain packet may play a part: the long way finds out.
 #[inline]
 pub(super) fn may_concern(packet: &Plain) -> bool {
-    let [from, to] = [packet.source[1] >> 32, packet.destination[1] >> 32];
-    from.min(to) <= LARGEST_PORT && has_dhcp_port(from, to)
+    // The port is the uppermost part of the word.
+    const ABOVE: u64 = kind(0, 0, 0, LARGEST_PORT + 1);
+    let [from, to] = [packet.source[1], packet.destination[1]];
+    from.min(to) < ABOVE && has_dhcp_port(from >> 32, to >> 32)
 }
 
 #[cold]
@@ -70,7 +72,7 @@ fn has_dhcp_port(from: u64, to: u64) -> bool {
 #[inline]
 pub(super) fn concerns(headers: &Headers) -> bool {
     is_group(headers.destination)
-        || headers.ports().is_none_or(|(from, to)| u64::from(from.min(to)) <= LARGEST_PORT)
+        || headers.ports().is_none_or(|(from, to)| from.min(to) <= LARGEST_PORT)
 }
 
 /// Checks a packet of which `bytes` are the first, those that its headers were read from; `mac` is its
