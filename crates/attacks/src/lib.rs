@@ -60,6 +60,17 @@ impl Attack {
     /// from a neighbour.
     pub const BUSY: Attack = attack("busy", busy).as_stranger();
 
+    /// No attack on the server, but the wait queues of `waiters-epoll` on an object of the attacker's own:
+    /// what the kernel alone takes from a neighbour.
+    pub const WAITERS_ALONE: Attack = attack("waiters-alone", waiters::alone).as_stranger();
+
+    /// The same with those of `waiters-poll`.
+    pub const POLLERS_ALONE: Attack =
+        attack("waiters-poll-alone", waiters::polls_alone).as_stranger();
+
+    /// Programs that do not touch the server, to compare with.
+    pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
+
     /// All attacks.
     pub const ALL: [Attack; 25] = [
         attack("doorbell-splice", doorbell::splice),
@@ -92,7 +103,21 @@ impl Attack {
     /// The attack of a name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Attack> {
-        Attack::ALL.into_iter().chain([Attack::BUSY]).find(|one| one.name == name)
+        Attack::ALL.into_iter().chain(Attack::BASELINES).find(|one| one.name == name)
+    }
+
+    /// The program that takes the same from a neighbour without the server; `None` for such a program.
+    #[must_use]
+    pub fn baseline(self) -> Option<Attack> {
+        if Attack::BASELINES.iter().any(|one| one.name == self.name) {
+            return None;
+        }
+        Some(match self.name {
+            // Both wait with `poll`.
+            "waiters-poll" | "waiters-nested" => Attack::POLLERS_ALONE,
+            name if name.starts_with("waiters") => Attack::WAITERS_ALONE,
+            _ => Attack::BUSY,
+        })
     }
 
     /// Attacks until the time is over or the standard input ends, and returns what it did. Must be

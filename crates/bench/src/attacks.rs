@@ -3,7 +3,8 @@
 //!
 //! Server, attacker and neighbour are three users where this program may become them, and one user
 //! otherwise. Each attack has its own server and neighbour; windows without and with the attack
-//! alternate. A program that only computes shows what the scheduler alone takes.
+//! alternate. Two programs that do not touch the server are measured first: one only computes, one
+//! builds wait queues of its own. They show what the kernel alone lets a program take from others.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,7 +58,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    for attack in [Attack::BUSY].into_iter().chain(Attack::ALL) {
+    for attack in Attack::BASELINES.into_iter().chain(Attack::ALL) {
         if settings.quick && SLOW.contains(&attack.name) {
             continue;
         }
@@ -66,13 +67,14 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             continue;
         }
         let pairs = site.pairs(attack, settings, window).context(attack.name)?;
-        add_rows(&mut outcome, attack.name, &pairs);
+        add_rows(&mut outcome, attack, &pairs);
     }
     Ok(outcome)
 }
 
 /// The headline is the ratio of the 99.9th percentiles; the rest is context.
-fn add_rows(outcome: &mut Outcome, name: &str, pairs: &Pairs) {
+fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
+    let name = attack.name;
     type Kind = fn(&Seen) -> &Times;
     let kinds: [(&str, Kind); 2] =
         [("round trip", |seen| &seen.trips), ("attach", |seen| &seen.attaches)];
@@ -83,15 +85,19 @@ fn add_rows(outcome: &mut Outcome, name: &str, pairs: &Pairs) {
         let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
         let row = format!("{name}: {what} p99.9, attacked to undisturbed");
         let row = Row::new(&row, &[], "ratio", &ratios);
-        if let Some(busy) = outcome.context.iter().find(|row| row.name == busy_row(what)) {
-            let ratio = |[_, attacked]: &[Seen; 2]| times(attacked).p999 as f64 / 1e3 / busy.value;
+        let baseline = attack.baseline().map(|baseline| baseline.name);
+        if let Some(baseline) = baseline
+            && let Some(compared) =
+                outcome.context.iter().find(|row| row.name == p999(baseline, what))
+        {
+            let ratio =
+                |[_, attacked]: &[Seen; 2]| times(attacked).p999 as f64 / 1e3 / compared.value;
             let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
-            let row = format!("{name}: {what} p99.9, attacked to busy");
+            let row = format!("{name}: {what} p99.9, attacked to {baseline}");
             outcome.context.push(Row::new(&row, &[], "ratio", &ratios));
         }
-        // What the scheduler alone does is no attack, and has no limit.
-        let limited = name != Attack::BUSY.name;
-        outcome.rows.push(if limited { row.at_most(AT_MOST) } else { row });
+        // What the kernel alone does is no attack, and has no limit.
+        outcome.rows.push(if baseline.is_some() { row.at_most(AT_MOST) } else { row });
         type Figure = fn(&Times) -> u64;
         let figures: [(&str, Figure); 4] = [
             ("p50", |times| times.p50),
@@ -110,9 +116,9 @@ fn add_rows(outcome: &mut Outcome, name: &str, pairs: &Pairs) {
     }
 }
 
-/// The row of what a program that only computes takes, which is measured first.
-fn busy_row(what: &str) -> String {
-    format!("{}: {what} p99.9, attacked", Attack::BUSY.name)
+/// The row of a baseline, which is measured first.
+fn p999(baseline: &str, what: &str) -> String {
+    format!("{baseline}: {what} p99.9, attacked")
 }
 
 /// A server and a neighbour. The order of the fields is that of their end.
