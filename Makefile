@@ -38,7 +38,7 @@ tsan:
 fuzz:
 	fuzz/short
 
-experiments = queue demux optimistic switch isolation attacks tcp notre-dame cambridge karlsruhe penn \
+experiments = queue demux optimistic notify switch isolation attacks tcp notre-dame cambridge karlsruhe penn \
     freebsd waiting scale watchdog
 
 bench:

@@ -12,6 +12,7 @@
 //! | `queue` | one queue against a bare ring |
 //! | `demux` | flow lookups, the last-flow cache on, off and automatic |
 //! | `optimistic` | one driver for several threads: an optimistic section against a mutex |
+//! | `notify` | what one notification costs: a doorbell, a call of a worker, a pipe |
 //! | `switch` | endpoint to endpoint through the engine of another process |
 //! | `scale` | what idle sessions, endpoints and connections cost a busy one |
 //! | `isolation` | a neighbour's throughput while another application dies |
@@ -46,6 +47,7 @@ mod latency;
 pub mod limits;
 pub mod machine;
 mod messages;
+mod notify;
 mod notre_dame;
 mod optimistic;
 pub mod output;
@@ -105,6 +107,8 @@ pub enum Experiment {
     Demux,
     /// One driver for several threads: an optimistic section against a mutex.
     Optimistic,
+    /// What one notification costs its sender.
+    Notify,
     /// Endpoint to endpoint through the engine of another process.
     Switch,
     /// A neighbour's throughput while another application is killed or stopped.
@@ -135,10 +139,11 @@ pub enum Experiment {
 
 impl Experiment {
     /// All, in the order of the page.
-    pub const ALL: [Experiment; 16] = [
+    pub const ALL: [Experiment; 17] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
+        Experiment::Notify,
         Experiment::Switch,
         Experiment::Isolation,
         Experiment::Attacks,
@@ -161,6 +166,7 @@ impl Experiment {
             Experiment::Queue => "queue",
             Experiment::Demux => "demux",
             Experiment::Optimistic => "optimistic",
+            Experiment::Notify => "notify",
             Experiment::Switch => "switch",
             Experiment::Isolation => "isolation",
             Experiment::Attacks => "attacks",
@@ -217,6 +223,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Queue => queue::measure(settings)?,
         Experiment::Demux => demux::measure(settings)?,
         Experiment::Optimistic => optimistic::measure(settings)?,
+        Experiment::Notify => notify::measure(settings)?,
         Experiment::Switch => switch::measure(settings)?,
         Experiment::Isolation => isolation::measure(settings)?,
         Experiment::Attacks => attacks::measure(settings)?,

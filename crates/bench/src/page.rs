@@ -23,6 +23,10 @@ fn question(experiment: &str) -> &'static str {
             "What does it cost to let several threads into one driver? Who finds another inside leaves \
              its packet for it and goes on, against who waits for a mutex. Above 1 is faster."
         }
+        Some(Experiment::Notify) => {
+            "What does one notification cost the engine? By the socket that is a session's doorbell, and by \
+             the eventfd that calls a worker, less what a pipe costs."
+        }
         Some(Experiment::Switch) => {
             "How fast does a packet pass from one application's endpoint to another's, through the \
              server's process, with every check, the flow table and one copy?"

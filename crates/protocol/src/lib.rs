@@ -8,12 +8,14 @@
 //! | [`layout`] | what is where in a session's memories |
 //! | [`message`] | the control messages, their numbers and their checks |
 //! | [`channel`] | a socket that carries messages with descriptors |
+//! | [`doorbell`] | the sockets by which a server notifies |
 //! | [`peer`] | who is at the other end |
 //! | [`settings`] | what can be changed while a server runs |
 //! | [`store`] | where objects are kept that must outlive the server |
 
 pub mod channel;
 pub mod counters;
+pub mod doorbell;
 pub mod layout;
 pub mod memory;
 pub mod message;

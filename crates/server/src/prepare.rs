@@ -10,9 +10,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::net::{
-    AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair, sockopt,
-};
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::memory::SharedFile;
 use towpath_protocol::store::Store;
@@ -87,7 +84,7 @@ impl Prepared {
         store: &mut dyn Store,
     ) -> io::Result<(Prepared, Vec<OwnedFd>)> {
         let files = Files::new(&shape)?;
-        let (doorbell, theirs) = doorbell()?;
+        let (doorbell, theirs) = towpath_protocol::doorbell::pair()?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // The engine never touches the eventfd itself, to which the application may attach as many
         // waiters as it likes: it waits for an epoll instance of the server's own. That is entered now,
@@ -195,18 +192,6 @@ pub(crate) struct Relay {
 pub(crate) struct Mapped {
     pub(crate) session: Box<Session>,
     pub(crate) mappings: Mappings,
-}
-
-/// A doorbell: the server's end and the application's. The application can neither send through its
-/// end nor attach a filter, which the kernel would run when the server sends.
-fn doorbell() -> io::Result<(OwnedFd, OwnedFd)> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // A stream, so that one call takes all notifications that have come.
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    shutdown(&ours, Shutdown::Read)?;
-    towpath_protocol::peer::lock_filter(&theirs)?;
-    let _ = sockopt::set_socket_send_buffer_size(&ours, 4096);
-    Ok((ours, theirs))
 }
 
 /// Under which name a session's memories are in the store.

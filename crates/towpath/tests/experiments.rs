@@ -140,6 +140,16 @@ fn optimistic() {
 }
 
 #[test]
+fn notify() {
+    whole(
+        "notify",
+        "notify",
+        &["doorbell, more than a pipe", "call of a worker, more than a pipe", "pipe"],
+        &[],
+    );
+}
+
+#[test]
 fn scale() {
     whole(
         "scale",
