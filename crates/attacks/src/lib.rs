@@ -60,7 +60,7 @@ impl Attack {
     /// from a neighbour.
     pub const BUSY: Attack = attack("busy", busy).as_stranger();
 
-    /// No attack on the server, but the wait queues of `waiters-epoll` on an object of the attacker's own:
+    /// No attack on the server, but the wait queues of `waiters-epoll` on a socket of the attacker's own:
     /// what the kernel alone takes from a neighbour.
     pub const WAITERS_ALONE: Attack = attack("waiters-alone", waiters::alone).as_stranger();
 

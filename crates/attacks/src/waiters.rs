@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll;
+use rustix::net::SendFlags;
 use towpath_protocol::channel::Channel;
 use towpath_protocol::message::{Close, Message};
 
@@ -195,30 +196,31 @@ pub(crate) fn wake(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("entries", items.count), ("woken", woken)])
 }
 
-/// Epoll items on an eventfd of the attacker's own, which no server knows: what the kernel lets a
-/// program take from all others.
+/// Epoll items on a socket of the attacker's own, of the kind that doorbells are, and which no server
+/// knows: what the kernel lets a program take from all others.
 pub(crate) fn alone(field: &Field) -> io::Result<Deeds> {
-    let own = eventfd(0, EventfdFlags::NONBLOCK)?;
-    let items = Items::on(own.as_fd(), field.size_or(ENTRIES))?;
-    Ok(vec![("entries", items.count), ("woken", wake_own(field, &own))])
+    let (sending, receiving) = towpath_protocol::doorbell::pair()?;
+    let items = Items::on(receiving.as_fd(), field.size_or(ENTRIES))?;
+    Ok(vec![("entries", items.count), ("woken", wake_own(field, &sending, &receiving))])
 }
 
 /// The same with entries of `poll`.
 pub(crate) fn polls_alone(field: &Field) -> io::Result<Deeds> {
-    let own = eventfd(0, EventfdFlags::NONBLOCK)?;
+    let (sending, receiving) = towpath_protocol::doorbell::pair()?;
     let entries = field.size_or(ENTRIES);
-    let pollers = Pollers::on(own.as_fd(), entries)?;
-    let woken = wake_own(field, &own);
+    let pollers = Pollers::on(receiving.as_fd(), entries)?;
+    let woken = wake_own(field, &sending, &receiving);
     drop(pollers);
     Ok(vec![("entries", entries), ("woken", woken)])
 }
 
-fn wake_own(field: &Field, own: &OwnedFd) -> u64 {
+fn wake_own(field: &Field, sending: &OwnedFd, receiving: &OwnedFd) -> u64 {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     field.begun();
     let mut woken = 0;
     while !field.over() {
-        woken += u64::from(rustix::io::write(own, &1_u64.to_ne_bytes()).is_ok());
-        let _ = rustix::io::read(own, &mut [0; 8]);
+        woken += u64::from(rustix::net::send(sending, &[1], flags).is_ok());
+        let _ = rustix::io::read(receiving, &mut [0; 8]);
     }
     woken
 }
