@@ -111,12 +111,16 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
             let _ = error.print();
             ExitCode::from(USAGE)
         }
-        _ => Failure::usage(usage_text(&error.to_string())).report(),
+        _ => {
+            let verb = std::env::args().nth(1).unwrap_or_default();
+            Failure::usage(usage_text(&error.to_string(), &verb)).report()
+        }
     }
 }
 
-fn usage_text(text: &str) -> String {
-    let mut verb = "";
+/// The error in one line, and where its remedy is: the verb that its usage names, or that was given.
+fn usage_text<'a>(text: &'a str, given: &'a str) -> String {
+    let mut verb = given;
     let mut lines = Vec::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         if let Some(usage) = line.strip_prefix("Usage: towpath ") {
@@ -149,15 +153,21 @@ mod tests {
         let text = "error: unexpected argument '--foo' found\n\n  tip: a similar argument exists\n\n\
                     Usage: towpath serve [OPTIONS]\n\nFor more information, try '--help'.\n";
         assert_eq!(
-            usage_text(text),
+            usage_text(text, "serve"),
             "unexpected argument '--foo' found; tip: a similar argument exists; \
              see: towpath serve --help"
         );
         let text = "error: the following arguments were not provided:\n  <FILE>\n\n\
                     Usage: towpath <COMMAND>\n";
         assert_eq!(
-            usage_text(text),
+            usage_text(text, "--device"),
             "the following arguments were not provided: <FILE>; see: towpath --help"
+        );
+        let text = "error: invalid value '0' for '--mtu <BYTES>': 0 is out of range\n\n\
+                    For more information, try '--help'.\n";
+        assert_eq!(
+            usage_text(text, "serve"),
+            "invalid value '0' for '--mtu <BYTES>': 0 is out of range; see: towpath serve --help"
         );
     }
 

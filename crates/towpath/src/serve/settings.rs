@@ -92,39 +92,40 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "LEVEL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<Level>,
-    /// Sessions that one user may have at a time
+    /// Sessions that one user may have at a time; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_user: Option<Number<1, 16_384>>,
-    /// Sessions at a time of all users that one --allow-group lets in, taken together
+    /// Sessions at a time of all users that one --allow-group lets in, taken together; 256 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_group: Option<Number<1, 65_536>>,
-    /// Bytes of memory of all sessions of one user; root and the server's user have no such limit
+    /// Bytes of memory of all sessions of one user; 4294967296 by default. Root and the server's user have
+    /// no such limit
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_user: Option<Number<65_536, 1_099_511_627_776>>,
-    /// Bytes of memory that one session may have
+    /// Bytes of memory that one session may have; 268435456 by default
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) session_bytes: Option<Number<65_536, 4_294_967_295>>,
-    /// Endpoints that one session may have
+    /// Endpoints that one session may have; 16384 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoints_per_session: Option<Number<1, 16_384>>,
-    /// Control connections at a time, all users together
+    /// Control connections at a time, all users together; 2048 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connections: Option<Number<1, 65_536>>,
-    /// Packets taken from the device in one turn of the engine
+    /// Packets taken from the device in one turn of the engine; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) batch: Option<Number<1, 1024>>,
-    /// Packets that one endpoint may receive in one turn
+    /// Packets that one endpoint may receive in one turn; 1024 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
-    /// Packets sent in a turn for each queue set in line
+    /// Packets sent in a turn for each queue set in line; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
@@ -276,6 +277,8 @@ fault = "drop=0.01,seed=42"
 pcap = "/var/tmp/seven.pcapng"
 log = "warn"
 sessions-per-user = 5
+sessions-per-group = 6
+bytes-per-user = 2000000
 session-bytes = 1000000
 endpoints-per-session = 7
 connections = 8
@@ -299,8 +302,28 @@ transmit-budget = 11
         assert_eq!((config.settings.get(Setting::Mode), config.engine_cpu), (0, Some(1)));
         let set = [Setting::RxBatch, Setting::ClockHz].map(|one| config.settings.get(one));
         assert_eq!(set, [17, 300]);
-        assert_eq!((config.policy.sessions_per_user, config.policy.session_bytes), (5, 1_000_000));
+        assert_eq!((config.policy.sessions_per_user, config.policy.sessions_per_group), (5, 6));
+        let bytes = (config.policy.bytes_per_user, config.policy.session_bytes);
+        assert_eq!(bytes, (2_000_000, 1_000_000));
         assert_eq!((config.policy.endpoints_per_session, config.policy.connections), (7, 8));
+    }
+
+    #[test]
+    fn help_gives_each_limits_default() {
+        let printed = Settings::default().with_defaults().to_text().unwrap();
+        let defaults: toml::Table = printed.parse().unwrap();
+        let command = <Settings as clap::Args>::augment_args(clap::Command::new("serve"));
+        let limits: Vec<_> = command
+            .get_arguments()
+            .filter(|argument| argument.get_help_heading() == Some("Limits"))
+            .collect();
+        assert!(limits.len() >= 9);
+        for limit in limits {
+            let name = limit.get_long().unwrap();
+            let help = limit.get_help().unwrap().to_string();
+            let default = format!("; {} by default", defaults[name]);
+            assert!(help.contains(&default), "--{name}: {help:?} lacks {default:?}");
+        }
     }
 
     #[test]

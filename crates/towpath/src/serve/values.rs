@@ -25,7 +25,7 @@ impl<const LEAST: u64, const MOST: u64> Number<LEAST, MOST> {
     }
 
     pub(crate) fn get(self) -> usize {
-        // Limits above are chosen below 2^32.
+        // This program is for processors of 64 bits.
         self.0 as usize
     }
 }
