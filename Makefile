@@ -1,6 +1,6 @@
 # The verbs; each is one command, that can as well be given by itself. See CONTRIBUTING.md.
 
-.PHONY: build quick test test-slow test-experiments test-beside-a-server test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
+.PHONY: build quick test test-long test-slow test-experiments test-beside-a-server test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -12,6 +12,9 @@ quick:
 
 test:
 	cargo test --workspace
+
+test-long:
+	cargo test --workspace --test 'long-*'
 
 test-slow:
 	cargo test --workspace --test 'slow-*'

@@ -1,38 +1,10 @@
-//! The web example against curl, ping and scanners: kernel sockets at a TAP's other end.
+//! The web example against curl and ping: kernel sockets at a TAP's other end.
 
 mod network;
 
-use network::{Directory, Running, Served, assert_same, outcome, possible, run};
-use towpath_device::tap::TapDevice;
+use network::web::{BIG_BYTES, content, curl, plain, start};
+use network::{Served, assert_same, possible, run};
 use towpath_rig::isolated;
-
-const BIG_BYTES: usize = 5_000_000;
-
-/// A directory to serve: a small file, a big one, and one outside.
-fn content() -> (Directory, Vec<u8>) {
-    let directory = Directory::make();
-    let root = directory.0.join("root");
-    std::fs::create_dir(&root).unwrap();
-    let big: Vec<u8> = (0..BIG_BYTES as u64).map(|n| ((n * n) >> 5) as u8).collect();
-    std::fs::write(root.join("big"), &big).unwrap();
-    std::fs::write(root.join("index.html"), "hello\n").unwrap();
-    std::fs::write(directory.0.join("secret"), "secret").unwrap();
-    std::os::unix::fs::symlink("../secret", root.join("link")).unwrap();
-    (directory, big)
-}
-
-fn plain(device: TapDevice) -> Box<dyn towpath_device::Device> {
-    Box::new(device)
-}
-
-fn start(served: &Served, content: &Directory) -> Running {
-    Running::start(env!("CARGO_BIN_EXE_web"), served, &[&content.0.join("root")])
-}
-
-/// What curl prints for requests, with a status line for each.
-fn curl(arguments: &str) -> String {
-    run(&format!("curl -sS --max-time 40 {arguments}"))
-}
 
 fn status(arguments: &str) -> String {
     curl(&format!("-o /dev/null -w %{{http_code}} {arguments}"))
@@ -163,87 +135,4 @@ fn pings_and_files_in_jumbo_frames() {
     if possible("pings_and_files_in_jumbo_frames", &["curl", "ping"]) {
         isolated!(|| pings(9000));
     }
-}
-
-/// Raw sockets are for root: ours, or that of the namespace.
-fn scan(commands: &[&str]) {
-    let served = Served::start(1500, plain);
-    let (directory, big) = content();
-    let mut web = start(&served, &directory);
-    let arrived = || {
-        let report = towpath_client::report(served.socket()).unwrap();
-        assert_eq!(report["device"]["counters"]["violations"], 0, "{report}");
-        report["device"]["counters"]["rx_packets"].as_u64().unwrap()
-    };
-    for command in commands {
-        let before = arrived();
-        let output = outcome(command);
-        // A scanner may well call it a failure that nobody answers what it sends.
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(arrived() >= before + 4, "nothing was sent: {command}: {output:?}");
-        if command.contains(" -sS ") {
-            assert!(said.contains("80/tcp open"), "{command}: {output:?}");
-            assert!(said.contains("81/tcp closed"), "{command}: {output:?}");
-        }
-        web.assert_alive();
-        assert_eq!(curl("http://10.77.0.2/"), "hello\n", "after {command}");
-        assert_eq!(curl("http://[fd77::2]/"), "hello\n", "after {command}");
-    }
-    let copy = directory.0.join("copy");
-    curl(&format!("-o {} http://10.77.0.2/big", copy.display()));
-    assert_same(&std::fs::read(&copy).unwrap(), &big);
-    served.server.stop().unwrap();
-}
-
-#[test]
-fn scans_do_not_upset_it() {
-    if !possible("scans_do_not_upset_it", &["curl", "nmap"]) {
-        return;
-    }
-    isolated!(|| {
-        let nmap = "--privileged -n -Pn --max-retries 1 --host-timeout 8s -T5 -p 78-82";
-        let lines: Vec<String> = ["-sS", "-sN", "-sF", "-sX", "-sA", "-sW", "-sM", "--badsum"]
-            .into_iter()
-            .map(|kind| format!("nmap {kind} {nmap} 10.77.0.2"))
-            .chain([
-                format!("nmap -6 -sS {nmap} fd77::2"),
-                format!("nmap --scanflags SYNFINRSTURGPSHACK {nmap} 10.77.0.2"),
-                "nmap --privileged -n -Pn -sU --max-retries 0 --host-timeout 5s -p 7,53 10.77.0.2"
-                    .to_owned(),
-            ])
-            .collect();
-        // What is fragmented in eight bytes a piece is to be put together, or left alone.
-        let fragments = format!("nmap -f {nmap} 10.77.0.2");
-        let lines: Vec<&str> = lines.iter().chain([&fragments]).map(String::as_str).collect();
-        scan(&lines);
-    });
-}
-
-#[test]
-fn floods_do_not_upset_it() {
-    if !possible("floods_do_not_upset_it", &["curl", "hping3"]) {
-        return;
-    }
-    isolated!(|| {
-        let count = "-n -q -i u200 -c 1000";
-        let lines: Vec<String> = [
-            "-S -p 80",
-            "-S -p 80 --rand-source",
-            "-S -p 80 --badcksum",
-            "-SAFRPU -p 80",
-            "-A -p 80 -d 600",
-            "-S -p ++1",
-            "-F -X -Y -p 80",
-            "-S -p 80 -O 7",
-            "-2 -p 7 -d 200",
-            "-2 -p 80 -d 9000 -f",
-            "-1 -d 1400",
-            "-1 -C 13",
-            "-0 -H 132 -d 40",
-        ]
-        .into_iter()
-        .map(|kind| format!("timeout 4 hping3 {count} {kind} 10.77.0.2"))
-        .collect();
-        scan(&lines.iter().map(String::as_str).collect::<Vec<_>>());
-    });
 }

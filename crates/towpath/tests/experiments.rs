@@ -3,7 +3,12 @@
 
 mod experiment;
 
-use crate::experiment::whole;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_rig::{check_tun, skip};
+
+use crate::experiment::{Directory, LIMIT, NOTHING, alone, bench, end_of, files_of, start, whole};
 
 #[test]
 fn notre_dame() {
@@ -140,12 +145,12 @@ fn optimistic() {
 }
 
 #[test]
-fn notify() {
+fn watchdog() {
     whole(
-        "notify",
-        "notify",
-        &["doorbell, more than a pipe", "call of a worker, more than a pipe", "pipe"],
-        &[],
+        "watchdog",
+        "watchdog",
+        &["watchdog lazy, alone", "watchdog eager, application to far end, to off"],
+        &["alone"],
     );
 }
 
@@ -161,4 +166,44 @@ fn scale() {
         ],
         &["idle"],
     );
+}
+
+#[test]
+fn ended_before_its_time_it_leaves_nothing() {
+    if let Err(why) = check_tun() {
+        skip("ended_before_its_time_it_leaves_nothing", &why);
+        return;
+    }
+    let _alone = alone();
+    let directory = Directory::new();
+    let temporary = directory.make("tmp");
+    let mut command = bench("notre-dame", &temporary);
+    // At any moment: while it starts what it needs, and as soon as so many servers are there. With
+    // two of them, one is stopped.
+    let moments = (0..20).map(|number| When::After(Duration::from_millis(number * 10)));
+    for when in moments.chain([1, 2, 2, 2].map(When::Servers)) {
+        let mut child = start(&mut command);
+        let until = Instant::now() + LIMIT;
+        match when {
+            When::After(time) => std::thread::sleep(time),
+            When::Servers(number) => {
+                while files_of(&temporary).len() < number {
+                    let runs = child.try_wait().unwrap().is_none();
+                    assert!(runs && Instant::now() < until, "no {number} servers");
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let said = end_of(&command, child);
+        assert_eq!(files_of(&temporary), NOTHING, "{when:?}, {said:?}");
+    }
+}
+
+/// When an experiment is ended.
+#[derive(Clone, Copy, Debug)]
+enum When {
+    After(Duration),
+    /// As soon as so many directories of servers are there.
+    Servers(usize),
 }

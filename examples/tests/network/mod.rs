@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses its share of it")]
 
+pub(crate) mod web;
+
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
