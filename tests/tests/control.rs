@@ -543,28 +543,6 @@ fn who_floods_or_never_reads_is_cut_off_and_holds_up_nobody() {
     server.stop();
 }
 
-#[test]
-fn who_does_not_go_on_is_cut_off_after_five_seconds() {
-    let mut server = Served::start(&PEER, &[]);
-    let before = server.settled();
-    let start = Instant::now();
-    let silent = connect(&server);
-    let attached = connect(&server);
-    let files = attached.attach(raw::attach("never-maps")).unwrap();
-    // One that lives may be silent as long as it likes.
-    let lives = connect(&server);
-    let living = lives.live(raw::attach("lives")).unwrap();
-    for raw in [&silent, &attached] {
-        assert!(matches!(raw.hear(PATIENCE), Reply::HungUp));
-        let after = start.elapsed();
-        assert!(after > Duration::from_secs(5), "{after:?}");
-    }
-    assert!(matches!(lives.hear(Duration::from_millis(500)), Reply::Nothing));
-    drop((files, living, silent, attached, lives));
-    server.holds_again(&before);
-    server.stop();
-}
-
 /// Since Linux 6.16 the kernel refuses descriptors for the server; before, its worker closes them and cuts
 /// the connection off.
 #[test]

@@ -145,45 +145,6 @@ fn names_paths_and_rights_are_checked() {
     });
 }
 
-/// A server that stands still accepts no connection and answers nothing. Each tool waits for its
-/// answer as long as a client does by default, all of them at the same time.
-#[test]
-fn a_server_that_does_not_answer_is_named() {
-    let directory = Directory::new();
-    let path = directory.text("still.sock");
-    let still = rustix::net::socket_with(
-        rustix::net::AddressFamily::UNIX,
-        rustix::net::SocketType::SEQPACKET,
-        rustix::net::SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
-    rustix::net::bind(&still, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
-    rustix::net::listen(&still, 16).unwrap();
-    let wanted = format!("{path}: the driver server did not answer within 10s; see whether");
-    let commands = [
-        vec!["ls", "--socket", &path],
-        vec!["ls", "--json", "--socket", &path],
-        vec!["stat", "--socket", &path],
-        vec!["set", &path, "clock_hz=500"],
-        vec!["capture", "--socket", &path, "-w", "-"],
-    ];
-    std::thread::scope(|scope| {
-        for arguments in &commands {
-            let wanted = &wanted;
-            scope.spawn(move || {
-                // Not by `fails`, which gives a command no more time than this one waits.
-                let output = towpath(arguments).output().unwrap();
-                let said = text(&output.stderr);
-                assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
-                assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
-                assert!(said.starts_with("towpath: "), "{arguments:?}: {said}");
-                assert!(said.contains(wanted), "{arguments:?}: {said}");
-            });
-        }
-    });
-}
-
 /// Where something else is asked for than there is, what is there stays as it was.
 #[test]
 fn what_cannot_be_set_leaves_the_old_settings() {
