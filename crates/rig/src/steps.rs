@@ -399,7 +399,10 @@ mod tests {
             Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut into, mut from) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
         let mut byte = [0];
-        for round in 0..6 {
+        // Its start, of a hundred thousand instructions, is over.
+        into.write_all(&[99]).unwrap();
+        from.read_exact(&mut byte).unwrap();
+        for round in 0..16 {
             let watch = match StepWatch::start(cat.id()) {
                 Ok(watch) => watch,
                 Err(error) => {
