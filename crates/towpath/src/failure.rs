@@ -112,7 +112,9 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
             ExitCode::from(USAGE)
         }
         _ => {
-            let verb = std::env::args().nth(1).unwrap_or_default();
+            // Of words that are no text `args` would panic.
+            let verb = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
+            let verb = verb.unwrap_or_default();
             Failure::usage(usage_text(&error.to_string(), &verb)).report()
         }
     }

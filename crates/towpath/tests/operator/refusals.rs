@@ -1,5 +1,7 @@
 //! What cannot be: one line that names the thing and what to do, and the right status.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 use towpath_client::{Options, Rule, Session};
@@ -58,6 +60,9 @@ fn wrong_usage_is_one_line_and_status_2() {
         let said = fails(&mut towpath(arguments), 2);
         assert!(said.contains(part), "{arguments:?}: {said}");
     }
+    // A verb that is no text.
+    let said = fails(towpath(&[]).arg(OsStr::from_bytes(b"\xff")), 2);
+    assert!(said.contains("see: towpath --help"), "{said}");
     for (content, part) in [
         ("tap = \"x\"\n\ncolour = 1\n", ":3: unknown field `colour`"),
         ("mtu = 1\n", ":1: 1 is out of range"),
