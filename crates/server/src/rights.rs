@@ -293,6 +293,18 @@ mod tests {
         assert_eq!(check(&Rights::nothing(), &flow.udp(b"x")), Err(Refused::TxOutsideRule));
     }
 
+    /// Not even with addresses, and from the MAC address that it is made with.
+    #[test]
+    fn nothing_is_nothing_both_ways() {
+        for base in [flow(), Flow::v6()] {
+            let flow = Flow { source_mac: [0; 6], ..base };
+            let rights = Rights { addresses: addresses(&flow), ..Rights::nothing() };
+            assert_eq!(both(&rights, &flow.udp(b"x")), Err(Refused::TxOutsideRule));
+            let any_role = rights.with_any_role(true);
+            assert_eq!(both(&any_role, &flow.udp(b"x")), Err(Refused::TxOutsideRule));
+        }
+    }
+
     #[test]
     fn a_tag_within_a_tag_is_refused() {
         let rights =
