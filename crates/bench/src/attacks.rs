@@ -3,8 +3,8 @@
 //!
 //! Server, attacker and neighbour are three users where this program may become them, and one user
 //! otherwise. Each attack has its own server and neighbour; windows without and with the attack
-//! alternate. Two programs that do not touch the server are measured first: one only computes, one
-//! builds wait queues of its own. They show what the kernel alone lets a program take from others.
+//! alternate. Three programs that do not touch the server are measured first: one only computes, two
+//! build wait queues of their own. They show what the kernel alone lets a program take from others.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
