@@ -26,6 +26,7 @@ impl<const LEAST: u64, const MOST: u64> Number<LEAST, MOST> {
 
     pub(crate) fn get(self) -> usize {
         // This program is for processors of 64 bits.
+        const { assert!(MOST <= usize::MAX as u64) };
         self.0 as usize
     }
 }
