@@ -25,7 +25,7 @@ impl<const LEAST: u64, const MOST: u64> Number<LEAST, MOST> {
     }
 
     pub(crate) fn get(self) -> usize {
-        // This program is for processors of 64 bits.
+        // Towpath runs only on 64-bit processors, so the value fits.
         self.0 as usize
     }
 }
