@@ -1,4 +1,4 @@
-//! The web example against scanners and floods: kernel sockets at a TAP's other end.
+//! Runs scanners and floods against the web example, from kernel sockets at a TAP's other end.
 
 mod network;
 
@@ -6,7 +6,9 @@ use network::web::{content, curl, plain, start};
 use network::{Served, assert_same, outcome, possible};
 use towpath_rig::isolated;
 
-/// Raw sockets are for root: ours, or that of the namespace.
+/// Runs each command against the web example and checks that the example still serves.
+///
+/// The commands use raw sockets, which the kernel allows to root of the machine or of the namespace.
 fn scan(commands: &[&str]) {
     let served = Served::start(1500, plain);
     let (directory, big) = content();
@@ -19,7 +21,7 @@ fn scan(commands: &[&str]) {
     for command in commands {
         let before = arrived();
         let output = outcome(command);
-        // A scanner may well call it a failure that nobody answers what it sends.
+        // A scanner may exit with a failure if the example answers none of its packets.
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(arrived() >= before + 4, "nothing was sent: {command}: {output:?}");
         if command.contains(" -sS ") {
@@ -53,7 +55,7 @@ fn scans_do_not_upset_it() {
                     .to_owned(),
             ])
             .collect();
-        // What is fragmented in eight bytes a piece is to be put together, or left alone.
+        // nmap cuts these packets into fragments of eight bytes. The stack reassembles or ignores them.
         let fragments = format!("nmap -f {nmap} 10.77.0.2");
         let lines: Vec<&str> = lines.iter().chain([&fragments]).map(String::as_str).collect();
         scan(&lines);

@@ -1,4 +1,4 @@
-//! The web example against curl and ping: kernel sockets at a TAP's other end.
+//! Runs curl and ping against the web example, from kernel sockets at a TAP's other end.
 
 mod network;
 

@@ -1,4 +1,4 @@
-//! Connections that do not go on with attaching.
+//! The server closes connections that stop in the middle of attaching.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn who_does_not_go_on_is_cut_off_after_five_seconds() {
     let silent = connect(&server);
     let attached = connect(&server);
     let files = attached.attach(raw::attach("never-maps")).unwrap();
-    // One that lives may be silent as long as it likes.
+    // The server keeps a live session's connection, however long the client is silent.
     let lives = connect(&server);
     let living = lives.live(raw::attach("lives")).unwrap();
     for raw in [&silent, &attached] {

@@ -60,15 +60,15 @@ impl Attack {
     /// from a neighbour.
     pub const BUSY: Attack = attack("busy", busy).as_stranger();
 
-    /// No attack on the server, but the wait queues of `waiters-epoll` on a socket of the attacker's own:
-    /// what the kernel alone takes from a neighbour.
+    /// No attack on the server: the program builds the wait queues of `waiters-epoll` on a socket of its
+    /// own. It shows what the kernel alone takes from a neighbour.
     pub const WAITERS_ALONE: Attack = attack("waiters-alone", waiters::alone).as_stranger();
 
-    /// The same with those of `waiters-poll`.
+    /// No attack on the server: the program builds the wait queues of `waiters-poll` on a socket of its own.
     pub const POLLERS_ALONE: Attack =
         attack("waiters-poll-alone", waiters::polls_alone).as_stranger();
 
-    /// Programs that do not touch the server, to compare with.
+    /// The programs that do not touch the server. The benchmark compares each attack with one of them.
     pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
 
     /// All attacks.
@@ -106,14 +106,15 @@ impl Attack {
         Attack::ALL.into_iter().chain(Attack::BASELINES).find(|one| one.name == name)
     }
 
-    /// The program that takes the same from a neighbour without the server; `None` for such a program.
+    /// Returns the program that takes the same from a neighbour without the server, or `None` if this is
+    /// such a program itself.
     #[must_use]
     pub fn baseline(self) -> Option<Attack> {
         if Attack::BASELINES.iter().any(|one| one.name == self.name) {
             return None;
         }
         Some(match self.name {
-            // Both wait with `poll`.
+            // Both attacks wait with `poll`.
             "waiters-poll" | "waiters-nested" => Attack::POLLERS_ALONE,
             name if name.starts_with("waiters") => Attack::WAITERS_ALONE,
             _ => Attack::BUSY,

@@ -196,15 +196,15 @@ pub(crate) fn wake(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("entries", items.count), ("woken", woken)])
 }
 
-/// Epoll items on a socket of the attacker's own, of the kind that doorbells are, and which no server
-/// knows: what the kernel lets a program take from all others.
+/// Attaches epoll items to a socket of the attacker's own. The socket is of the same kind as a doorbell,
+/// but no server has it: this shows what the kernel lets a program take from all others.
 pub(crate) fn alone(field: &Field) -> io::Result<Deeds> {
     let (sending, receiving) = towpath_protocol::doorbell::pair()?;
     let items = Items::on(receiving.as_fd(), field.size_or(ENTRIES))?;
     Ok(vec![("entries", items.count), ("woken", wake_own(field, &sending, &receiving))])
 }
 
-/// The same with entries of `poll`.
+/// Attaches wait-queue entries of `poll` to a socket of the attacker's own, like [`alone`].
 pub(crate) fn polls_alone(field: &Field) -> io::Result<Deeds> {
     let (sending, receiving) = towpath_protocol::doorbell::pair()?;
     let entries = field.size_or(ENTRIES);

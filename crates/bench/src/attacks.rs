@@ -3,8 +3,9 @@
 //!
 //! Server, attacker and neighbour are three users where this program may become them, and one user
 //! otherwise. Each attack has its own server and neighbour; windows without and with the attack
-//! alternate. Three programs that do not touch the server are measured first: one only computes, two
-//! build wait queues of their own. They show what the kernel alone lets a program take from others.
+//! alternate. The experiment first measures three programs that do not touch the server: one only
+//! computes, and two build wait queues on sockets of their own. These baselines show what the kernel
+//! alone lets a program take from others.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -96,7 +97,7 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
             let row = format!("{name}: {what} p99.9, attacked to {baseline}");
             outcome.context.push(Row::new(&row, &[], "ratio", &ratios));
         }
-        // What the kernel alone does is no attack, and has no limit.
+        // A baseline is no attack, so its rows have no limit.
         outcome.rows.push(if baseline.is_some() { row.at_most(AT_MOST) } else { row });
         type Figure = fn(&Times) -> u64;
         let figures: [(&str, Figure); 4] = [
@@ -116,7 +117,7 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
     }
 }
 
-/// The row of a baseline, which is measured first.
+/// Returns the name of a baseline's row. The experiment measures baselines first, so the row exists.
 fn p999(baseline: &str, what: &str) -> String {
     format!("{baseline}: {what} p99.9, attacked")
 }

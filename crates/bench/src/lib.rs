@@ -12,7 +12,7 @@
 //! | `queue` | one queue against a bare ring |
 //! | `demux` | flow lookups, the last-flow cache on, off and automatic |
 //! | `optimistic` | one driver for several threads: an optimistic section against a mutex |
-//! | `notify` | what one notification costs: a doorbell, a call of a worker, a pipe |
+//! | `notify` | the cost of one notification by a doorbell, by a call of a worker, and by a pipe |
 //! | `switch` | endpoint to endpoint through the engine of another process |
 //! | `scale` | what idle sessions, endpoints and connections cost a busy one |
 //! | `isolation` | a neighbour's throughput while another application dies |
@@ -107,7 +107,7 @@ pub enum Experiment {
     Demux,
     /// One driver for several threads: an optimistic section against a mutex.
     Optimistic,
-    /// What one notification costs its sender.
+    /// The cost of one notification to its sender.
     Notify,
     /// Endpoint to endpoint through the engine of another process.
     Switch,

@@ -1,8 +1,8 @@
-//! What one notification costs the thread that sends it, while the receiver sleeps on another core.
+//! Measures the cost of one notification to its sender, while the receiver sleeps on another core.
 //!
-//! A session's doorbell is a socket, since its peer can hold a pipe's mutex for ever. Where several users
-//! are served, the engine calls a worker by an eventfd instead, and the worker sends. Both are compared
-//! with a pipe. The time is that of the sender's system call alone.
+//! A session's doorbell is a socket, because an application can hold a pipe's mutex for ever. A server of
+//! several users calls a worker by an eventfd instead, and the worker sends to the doorbell. The
+//! experiment compares both with a pipe. It times only the sender's system call.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,9 +18,9 @@ use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::in_turn;
 
-/// What a notification may cost more than by a pipe, in microseconds.
+/// The most that a notification may cost above one by a pipe, in microseconds.
 const AT_MOST_MORE: f64 = 0.5;
-/// How long the receiver has to fall asleep.
+/// The time that the sender gives the receiver to fall asleep.
 const REST: Duration = Duration::from_micros(60);
 
 type Send = fn(BorrowedFd<'_>) -> rustix::io::Result<usize>;
@@ -78,7 +78,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Microseconds of one notification, by its median.
+/// Returns the median cost of one notification, in microseconds.
 fn cost(
     cores: (usize, usize),
     count: u64,
@@ -91,7 +91,7 @@ fn cost(
         let receiver = scope.spawn(|| receive(cores.1, theirs, &heard, &over));
         let times = notify(cores.0, count, ours.as_fd(), send, &heard);
         over.store(true, Ordering::Release);
-        // Wakes the receiver, which may have ended by itself.
+        // This wakes the receiver, unless it has already returned: the result does not matter.
         let _ = send(ours.as_fd());
         receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))??;
         times

@@ -1,4 +1,4 @@
-//! Doorbells: the sockets by which a server notifies its sessions.
+//! Doorbells: the sockets through which a server notifies its sessions.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,14 +7,16 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair, sockopt,
 };
 
-/// Makes a doorbell: the server's end and the application's. The application can neither send through its
-/// end nor attach a filter, which the kernel would run when the server sends.
+/// Makes a doorbell and returns the server's end and the application's end.
+///
+/// The application can neither send through its end nor attach a filter. The kernel would run such a
+/// filter whenever the server sends.
 ///
 /// # Errors
-/// What the kernel answers, `EMFILE` without descriptors among it.
+/// Returns the kernel's error, for example `EMFILE` if the process has no descriptors left.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // A stream, so that one call takes all notifications that have come.
+    // From a stream the application takes all pending notifications with one call.
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     shutdown(&ours, Shutdown::Read)?;
     crate::peer::lock_filter(&theirs)?;

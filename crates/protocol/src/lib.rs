@@ -8,7 +8,7 @@
 //! | [`layout`] | what is where in a session's memories |
 //! | [`message`] | the control messages, their numbers and their checks |
 //! | [`channel`] | a socket that carries messages with descriptors |
-//! | [`doorbell`] | the sockets by which a server notifies |
+//! | [`doorbell`] | the sockets through which a server notifies its sessions |
 //! | [`peer`] | who is at the other end |
 //! | [`settings`] | what can be changed while a server runs |
 //! | [`store`] | where objects are kept that must outlive the server |

@@ -399,7 +399,7 @@ mod tests {
             Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut into, mut from) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
         let mut byte = [0];
-        // Its start, of a hundred thousand instructions, is over.
+        // The echo shows that `cat` has finished its start-up of a hundred thousand instructions.
         into.write_all(&[99]).unwrap();
         from.read_exact(&mut byte).unwrap();
         for round in 0..16 {

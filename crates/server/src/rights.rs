@@ -54,7 +54,7 @@ pub struct Rights {
     plain: PlainRights,
 }
 
-/// What no plain packet has as its link: these have no VLAN tag.
+/// The link of VLAN 65535: no plain packet has it, because a plain packet has no VLAN tag.
 const NO_LINK: u64 = link([0; 6], Some(u16::MAX));
 
 /// The same for plain packets, made ready to be compared.

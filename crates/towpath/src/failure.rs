@@ -120,7 +120,8 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// The error in one line, and where its remedy is: the verb that its usage names, or that was given.
+/// Returns the error in one line, with the command that shows its remedy: the help of a verb. The verb
+/// is the one in the error's usage line, or else `given`.
 fn usage_text<'a>(text: &'a str, given: &'a str) -> String {
     let mut verb = given;
     let mut lines = Vec::new();

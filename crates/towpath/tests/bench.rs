@@ -1,4 +1,4 @@
-//! One experiment, run whole. The others are in `experiments.rs`.
+//! Runs one experiment from start to end. `experiments.rs` runs the others.
 
 mod experiment;
 

@@ -178,8 +178,8 @@ fn ended_before_its_time_it_leaves_nothing() {
     let directory = Directory::new();
     let temporary = directory.make("tmp");
     let mut command = bench("notre-dame", &temporary);
-    // At any moment: while it starts what it needs, and as soon as so many servers are there. With
-    // two of them, one is stopped.
+    // The test ends the experiment at many moments: while it starts its processes, and as soon as one or
+    // two servers exist. Of two servers, the experiment has stopped one.
     let moments = (0..20).map(|number| When::After(Duration::from_millis(number * 10)));
     for when in moments.chain([1, 2, 2, 2].map(When::Servers)) {
         let mut child = start(&mut command);
@@ -200,10 +200,10 @@ fn ended_before_its_time_it_leaves_nothing() {
     }
 }
 
-/// When an experiment is ended.
+/// The moment at which the test ends the experiment.
 #[derive(Clone, Copy, Debug)]
 enum When {
     After(Duration),
-    /// As soon as so many directories of servers are there.
+    /// As soon as this many servers have made their directories.
     Servers(usize),
 }

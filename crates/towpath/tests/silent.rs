@@ -1,4 +1,5 @@
-//! Tools that ask a server which does not answer. They wait for as long as a client does by default.
+//! Tools that ask a server which does not answer. Each tool waits for as long as a client does by
+//! default.
 
 use std::process::Command;
 
@@ -6,7 +7,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 
-/// A server that stands still accepts no connection and answers nothing. All tools wait at the same time.
+/// The stopped server accepts no connection and answers no request. All tools wait at the same time.
 #[test]
 fn a_server_that_does_not_answer_is_named() {
     let name = format!("towpath-test-silent-{}.sock", std::process::id());

@@ -1,4 +1,4 @@
-//! The web example, what it serves, and curl.
+//! The web example, its content, and curl.
 
 use towpath_device::tap::TapDevice;
 
@@ -6,7 +6,9 @@ use super::{Directory, Running, Served, run};
 
 pub(crate) const BIG_BYTES: usize = 5_000_000;
 
-/// A directory to serve: a small file, a big one, and one outside.
+/// Makes a directory to serve: it has a small file, a big file, and a link to a file outside.
+///
+/// Returns the directory and the big file's content.
 pub(crate) fn content() -> (Directory, Vec<u8>) {
     let directory = Directory::make();
     let root = directory.0.join("root");
@@ -27,7 +29,7 @@ pub(crate) fn start(served: &Served, content: &Directory) -> Running {
     Running::start(env!("CARGO_BIN_EXE_web"), served, &[&content.0.join("root")])
 }
 
-/// What curl prints for requests, with a status line for each.
+/// Returns the output of curl for these arguments.
 pub(crate) fn curl(arguments: &str) -> String {
     run(&format!("curl -sS --max-time 40 {arguments}"))
 }

@@ -57,7 +57,7 @@ const LARGEST_PORT: u16 = 547;
 /// Whether a plain packet may play a part: the long way finds out.
 #[inline]
 pub(super) fn may_concern(packet: &Plain) -> bool {
-    // The port is the uppermost part of the word.
+    // The port occupies the highest bits of the word.
     const ABOVE: u64 = kind(0, 0, 0, LARGEST_PORT + 1);
     let [from, to] = [packet.source[1], packet.destination[1]];
     from.min(to) < ABOVE && has_dhcp_port(from >> 32, to >> 32)

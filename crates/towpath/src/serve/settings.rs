@@ -96,12 +96,12 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_user: Option<Number<1, 16_384>>,
-    /// Sessions at a time of all users that one --allow-group lets in, taken together; 256 by default
+    /// Sessions that all users of one --allow-group may have together at a time; 256 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_group: Option<Number<1, 65_536>>,
-    /// Bytes of memory of all sessions of one user; 4294967296 by default. Root and the server's user have
-    /// no such limit
+    /// Bytes of memory that all sessions of one user may have; 4294967296 by default. Root and the
+    /// server's user have no such limit
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_user: Option<Number<65_536, 1_099_511_627_776>>,
@@ -113,11 +113,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoints_per_session: Option<Number<1, 16_384>>,
-    /// Control connections at a time, all users together; 2048 by default
+    /// Control connections that all users may have together at a time; 2048 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connections: Option<Number<1, 65_536>>,
-    /// Packets taken from the device in one turn of the engine; 64 by default
+    /// Packets that the engine takes from the device in one turn; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) batch: Option<Number<1, 1024>>,
@@ -125,7 +125,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
-    /// Packets sent in a turn for each queue set in line; 64 by default
+    /// Packets that the engine sends in one turn for each queue set in line; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
