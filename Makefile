@@ -20,7 +20,7 @@ test-slow:
 	cargo test --workspace --test 'slow-*'
 
 test-experiments:
-	cargo test --release -p towpath --test experiments
+	cargo test --release -p towpath-lab --test experiments
 
 test-beside-a-server:
 	cargo build --workspace
@@ -45,13 +45,13 @@ experiments = queue demux optimistic notify switch isolation attacks tcp notre-d
     freebsd waiting scale watchdog
 
 bench:
-	for name in $(experiments); do cargo run --release -- bench $$name || exit 1; done
+	for name in $(experiments); do cargo run --release -p towpath-lab -- $$name || exit 1; done
 
 # Measures anew what docs/benchmarks.md shows.
 figures:
 	for name in $(experiments); do \
-	    cargo run --release -- bench $$name --out docs/benchmarks || exit 1; done
-	cargo run --release -- bench report
+	    cargo run --release -p towpath-lab -- $$name --out docs/benchmarks || exit 1; done
+	cargo run --release -p towpath-lab -- report
 
 demo:
 	cargo run --release -- demo

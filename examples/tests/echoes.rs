@@ -9,7 +9,7 @@ use std::time::Duration;
 use network::{Running, Served, TAP, possible};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use towpath_netlink::Netlink;
-use towpath_rig::isolated;
+use towpath_testkit::isolated;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 

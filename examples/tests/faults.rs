@@ -18,7 +18,7 @@ use network::{Served, possible};
 use sha2::{Digest, Sha256};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_net::{Network, TcpListener};
-use towpath_rig::isolated;
+use towpath_testkit::isolated;
 
 /// How long nothing may come. Each loss of the same segment doubles the wait, from 200 ms on; with
 /// these faults four in a row are as good as impossible, and the rest is for a busy machine.

@@ -4,7 +4,7 @@ mod network;
 
 use network::web::{content, curl, plain, start};
 use network::{Served, assert_same, outcome, possible};
-use towpath_rig::isolated;
+use towpath_testkit::isolated;
 
 /// Runs each command against the web example and checks that the example still serves.
 ///

@@ -4,7 +4,7 @@ mod network;
 
 use network::web::{BIG_BYTES, content, curl, plain, start};
 use network::{Served, assert_same, possible, run};
-use towpath_rig::isolated;
+use towpath_testkit::isolated;
 
 fn status(arguments: &str) -> String {
     curl(&format!("-o /dev/null -w %{{http_code}} {arguments}"))

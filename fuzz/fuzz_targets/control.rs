@@ -18,11 +18,9 @@ use rustix::net::{
 };
 use towpath_protocol::VERSION;
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
-use towpath_protocol::layout::{
-    MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_SETS, SessionShape, ShapeError, own_words,
-    peer_words,
-};
-use towpath_protocol::memory::Region;
+use towpath_memory::{own_words, peer_words};
+use towpath_protocol::layout::{MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_SETS, SessionShape, ShapeError};
+use towpath_memory::Region;
 use towpath_protocol::message::{
     Attach, MAGIC, MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError, Refusal, shown_name,
 };

@@ -2,7 +2,7 @@
 //! allocating, so that it can stand in a process whose allocations are counted.
 
 use towpath_device::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
-use towpath_protocol::memory::Region;
+use towpath_memory::Region;
 
 const FRAMES: u32 = 256;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use towpath_rig::{Census, User};
+use towpath_testkit::{Census, User};
 
 use crate::PATIENCE;
 use crate::process::{Process, Program};
@@ -101,7 +101,7 @@ impl Served {
     /// When there is none.
     #[must_use]
     pub fn thread(&self, name: &str) -> u32 {
-        let times = towpath_rig::ProcessTimes::of(self.pid()).expect("it lives");
+        let times = towpath_testkit::ProcessTimes::of(self.pid()).expect("it lives");
         times.threads.iter().find(|thread| thread.name == name).expect("it has the thread").tid
     }
 

@@ -6,8 +6,8 @@ use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
 use towpath_device::loopback;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
-use towpath_rig::{Allocations, CountingAllocator};
 use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_testkit::{Allocations, CountingAllocator};
 use towpath_tests::far::Echo;
 use towpath_tests::{PATIENCE, frames};
 

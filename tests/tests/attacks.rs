@@ -1,7 +1,7 @@
 //! Attacks by a process of another user on the objects and limits that it shares with the server,
 //! while a neighbour of a third user goes on.
 //!
-//! No test looks at how fast the neighbour is: `towpath bench attacks` does. A test ends a neighbour
+//! No test looks at how fast the neighbour is: `towpath-lab attacks` does. A test ends a neighbour
 //! that hangs after a while.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
 use towpath_attacks::neighbour::Seen;
 use towpath_attacks::{Attack, fuse_is_usable};
-use towpath_rig::{Unavailable, User, Users, skip};
+use towpath_testkit::{Unavailable, User, Users, skip};
 use towpath_tests::process::{Process, Program};
 use towpath_tests::served::{Holdings, Served};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use towpath_client::{Meta, Options, Rule, Session};
 use towpath_netlink::Netlink;
-use towpath_rig::{
+use towpath_testkit::{
     ProcessTimes, SyscallCount, SyscallWatch, WatchEnd, isolated, process_cpu_time, skip,
 };
 use towpath_tests::process::{Process, Program};
@@ -87,7 +87,7 @@ fn no_system_call_of_the_engine_over_a_device_in_memory() {
 fn over_a_tap_only_its_reads_and_writes() {
     isolated!(|| {
         let test = "over_a_tap_only_its_reads_and_writes";
-        if let Err(why) = towpath_rig::check_tun() {
+        if let Err(why) = towpath_testkit::check_tun() {
             return skip(test, &why);
         }
         let server = Served::start(&PEER, &["mode=poll", "tap=calls0"]);

@@ -11,9 +11,10 @@ use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{
     Armed, Counters, Device, DeviceError, Info, Meta, Packet, Received, SpaceId, Spaces, loopback,
 };
+use towpath_memory::SharedFile;
+use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
-use towpath_protocol::layout::{SessionShape, own_words, peer_words};
-use towpath_protocol::memory::SharedFile;
+use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attached, Message};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
@@ -113,7 +114,7 @@ struct Hand {
     pages: OwnWords,
     /// How many events the server took.
     taken: PeerWords,
-    heap: towpath_protocol::memory::Region,
+    heap: towpath_memory::Region,
     places: Places,
     shape: SessionShape,
     wake: OwnedFd,

@@ -12,8 +12,8 @@ use towpath_device::tap::{self, TapDevice};
 use towpath_netlink::Netlink;
 use towpath_pdu::PduEndpoint;
 use towpath_protocol::store::MemoryStore;
-use towpath_rig::{Unavailable, Users, isolated, skip};
 use towpath_server::{Config, Server, Subnets};
+use towpath_testkit::{Unavailable, Users, isolated, skip};
 use towpath_tests::PATIENCE;
 use towpath_tests::process::Program;
 use towpath_tests::random::{Random, seed};
@@ -67,7 +67,7 @@ struct Bench {
 impl Bench {
     /// `None`, and said so, where no TAP can be made.
     fn new(test: &str, mtu: u32) -> Option<Bench> {
-        if let Err(why) = towpath_rig::check_tun() {
+        if let Err(why) = towpath_testkit::check_tun() {
             skip(test, &why);
             return None;
         }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use towpath_device::tap::{self, TapDevice};
+use towpath_embedded::{Config, Embedded, SendError};
 use towpath_netlink::Netlink;
-use towpath_rig::{isolated, skip};
-use towpath_server::embedded::{Config, Embedded, SendError};
+use towpath_testkit::{isolated, skip};
 use towpath_tests::eventually;
 use towpath_tests::wire::Wire;
 
@@ -30,7 +30,7 @@ fn packet(thread: u64, number: u64) -> Vec<u8> {
 #[test]
 fn three_threads_and_resets_lose_nothing_on_a_tap() {
     isolated!(|| {
-        if let Err(why) = towpath_rig::check_tun() {
+        if let Err(why) = towpath_testkit::check_tun() {
             return skip("three_threads_and_resets_lose_nothing_on_a_tap", &why);
         }
         let name = "threads0";

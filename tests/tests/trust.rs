@@ -7,7 +7,7 @@ use std::path::Path;
 
 use towpath_client::{AttachError, OpenError, Options, Refusal, Rule, Session, Setting};
 use towpath_packet::build::{Flow, Tcp};
-use towpath_rig::{Unavailable, User, Users, skip};
+use towpath_testkit::{Unavailable, User, Users, skip};
 use towpath_tests::eventually;
 use towpath_tests::process::{Process, Program};
 use towpath_tests::random::seed;

@@ -15,8 +15,8 @@ use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::headers::Headers;
 use towpath_packet::transport::{Transport, tcp_flags};
 use towpath_protocol::store::MemoryStore;
-use towpath_rig::{isolated, skip};
 use towpath_server::{Config, Server, Subnets};
+use towpath_testkit::{isolated, skip};
 use towpath_tests::frames::ELSEWHERE;
 use towpath_tests::random::{Random, seed};
 use towpath_tests::wire::Wire;
@@ -37,7 +37,7 @@ impl Bench {
     /// `None`, and said so, where no TAP can be made. The kernel says nothing by itself: it has
     /// no IPv6 unless `ipv6`.
     fn new(test: &str, mtu: u32, ipv6: bool) -> Option<Bench> {
-        if let Err(why) = towpath_rig::check_tun() {
+        if let Err(why) = towpath_testkit::check_tun() {
             skip(test, &why);
             return None;
         }

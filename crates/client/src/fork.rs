@@ -2,8 +2,8 @@
 
 use std::io;
 
-use towpath_protocol::layout::{own_words, peer_words};
-use towpath_protocol::memory::Region;
+use towpath_memory::Region;
+use towpath_memory::{own_words, peer_words};
 use towpath_queue::PeerWords;
 
 /// A page that children find wiped.

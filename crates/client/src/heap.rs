@@ -15,8 +15,8 @@
 
 use std::sync::Arc;
 
+use towpath_memory::{Mapping, Region};
 use towpath_packet::Meta;
-use towpath_protocol::memory::{Mapping, Region};
 use towpath_queue::HeapShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
 

@@ -8,13 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use towpath_memory::{Mapping, Region, SharedFile};
+use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
 use towpath_protocol::layout::{
-    CLOSED_WORD, ENDPOINT_COUNTERS, REST_WORD, STATE_SLEEP_WORD, SessionShape, own_words,
-    peer_words,
+    CLOSED_WORD, ENDPOINT_COUNTERS, REST_WORD, STATE_SLEEP_WORD, SessionShape,
 };
-use towpath_protocol::memory::{Mapping, Region, SharedFile};
 use towpath_protocol::message::{self, Attach, Message};
 use towpath_protocol::settings::Setting;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};

@@ -15,9 +15,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use towpath_memory::Region;
 use towpath_packet::offload::MAX_SEGMENTS;
 use towpath_packet::segment::finish_into;
-use towpath_protocol::memory::Region;
 
 use crate::check::Limits;
 use crate::sleeper::Sleeper;

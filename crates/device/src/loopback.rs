@@ -398,7 +398,7 @@ impl Drop for LoopbackDevice {
 mod tests {
     use super::*;
     use crate::Space;
-    use towpath_protocol::memory::Region;
+    use towpath_memory::Region;
 
     fn spaces(len: usize) -> (Spaces, SpaceId) {
         let mut spaces = Spaces::default();

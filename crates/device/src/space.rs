@@ -1,14 +1,14 @@
 //! Data spaces: the memories that a device may reach.
 //!
 //! A peer may write the memory at any moment: it is reached by the copies of
-//! [`towpath_protocol::memory`] and by addresses, never through references. What is copied is payload;
+//! [`towpath_memory`] and by addresses, never through references. What is copied is payload;
 //! the queue crate fetches before what decides something.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use towpath_protocol::memory::{Mapping, Region};
+use towpath_memory::{Mapping, Region};
 
 /// Names a data space. Names are given again after [`Spaces::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

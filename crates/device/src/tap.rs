@@ -395,7 +395,7 @@ mod tests {
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    use towpath_protocol::memory::Region;
+    use towpath_memory::Region;
 
     use super::*;
     use crate::{Meta, Part, Space};

@@ -16,7 +16,7 @@ use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::tap::{Options, TapDevice, TapError};
 use towpath_device::{Armed, Device, DeviceError, Meta, Packet, Part, Space, Spaces};
-use towpath_protocol::memory::Region;
+use towpath_memory::Region;
 
 const TESTS: [(&str, fn()); 17] = [
     ("conformance", conformance),

@@ -11,10 +11,10 @@ use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::loopback::{self, Config, LoopbackDevice};
 use towpath_device::slow::{Pace, SlowDevice};
 use towpath_device::{Armed, Device, Meta, Packet, Part, Space, SpaceId, Spaces};
+use towpath_memory::Region;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::headers::Headers;
-use towpath_protocol::memory::Region;
 
 fn configurations() -> [(&'static str, Config); 4] {
     let config = Config::default();

@@ -11,8 +11,8 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
-use towpath_rig::isolated;
 use towpath_server::{Config, Server, Subnets};
+use towpath_testkit::isolated;
 
 const PORT: u16 = 4000;
 
@@ -182,8 +182,8 @@ fn ping(program: &str, arguments: &[&str]) {
         Err(error) => {
             let cause = format!("ping does not run: {error}");
             let remedy = "install iputils-ping".to_owned();
-            let why = towpath_rig::Unavailable { cause, remedy };
-            return towpath_rig::skip("pings_are_answered", &why);
+            let why = towpath_testkit::Unavailable { cause, remedy };
+            return towpath_testkit::skip("pings_are_answered", &why);
         }
     };
     let text = String::from_utf8_lossy(&output.stdout);

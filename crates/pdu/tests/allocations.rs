@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use towpath_device::loopback;
 use towpath_pdu::{Limits, Options, PduEndpoint, Session, SessionOptions};
 use towpath_protocol::store::MemoryStore;
-use towpath_rig::CountingAllocator;
 use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_testkit::CountingAllocator;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();

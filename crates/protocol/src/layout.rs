@@ -9,17 +9,11 @@
 //!
 //! Both sides compute the places from one [`SessionShape`], agreed once in the attach messages.
 
-use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-
 use towpath_queue::events::EventShape;
 use towpath_queue::frames::Ledger;
 use towpath_queue::layout::{QueueShape, lines};
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{HeapShape, OwnWords, PeerWords};
-
-use crate::memory::{Mapping, Region};
 
 /// Words of counters that each endpoint has.
 pub const ENDPOINT_COUNTERS: usize = LINE_WORDS;
@@ -294,30 +288,10 @@ pub struct LedgerPages {
     pub queue_sets: Vec<OwnWords>,
 }
 
-/// The words of a region, which this side writes from now on: a word has one writer.
-///
-/// # Panics
-/// When the region does not start at a word: a mistake in the layout, which no peer decides.
-#[must_use]
-pub fn own_words(mut region: Region) -> OwnWords {
-    let first: NonNull<AtomicU64> = region.start().cast();
-    assert!(first.is_aligned(), "own words from within a word on");
-    // SAFETY: a region is mapped and writable for as long as its mapping lives. The region is used up
-    // here, so plain accesses to it are over: the slices that it lends have ended, and no more are lent.
-    unsafe { OwnWords::new(first, region.len() / 8, region.mapping().clone()) }
-}
-
-/// The words of a mapping that the other side writes.
-#[must_use]
-pub fn peer_words(mapping: &Arc<Mapping>) -> PeerWords {
-    let first: NonNull<AtomicU64> = mapping.start().cast();
-    // SAFETY: a mapping starts at a page, is as long as it says, and lives as long as its `Arc`. Only
-    // `Region::bytes_mut` makes plain writes to it, whose caller promises that nothing reads meanwhile.
-    unsafe { PeerWords::new(first, mapping.len() / 8, mapping.clone()) }
-}
-
 #[cfg(test)]
 mod tests {
+    use towpath_memory::{Region, own_words, peer_words};
+
     use super::*;
 
     #[test]

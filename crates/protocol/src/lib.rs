@@ -4,7 +4,6 @@
 //! | module | holds |
 //! |---|---|
 //! | [`counters`] | what is counted, and where |
-//! | [`memory`] | memory files, their seals, their mapping |
 //! | [`layout`] | what is where in a session's memories |
 //! | [`message`] | the control messages, their numbers and their checks |
 //! | [`channel`] | a socket that carries messages with descriptors |
@@ -17,7 +16,6 @@ pub mod channel;
 pub mod counters;
 pub mod doorbell;
 pub mod layout;
-pub mod memory;
 pub mod message;
 pub mod peer;
 pub mod settings;

@@ -21,7 +21,7 @@ pub struct Subnets {
 
 /// Addresses given to a session, by its place in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lease {
+pub(crate) struct Lease {
     place: u32,
     /// Its MAC address, locally administered.
     pub mac: [u8; 6],
@@ -38,7 +38,7 @@ pub struct Lease {
 impl Lease {
     /// What a session with this lease may send from.
     #[must_use]
-    pub fn addresses(&self) -> Addresses {
+    pub(crate) fn addresses(&self) -> Addresses {
         Addresses {
             ipv4: self.ipv4.map(|(ip, _)| ip.to_bits()),
             ipv6: [self.ipv6.map(|(ip, _)| ip.to_bits()), Some(link_local(self.mac).to_bits())],
@@ -48,7 +48,7 @@ impl Lease {
 
 /// The link-local address made from a MAC address (RFC 4291, appendix A).
 #[must_use]
-pub fn link_local(mac: [u8; 6]) -> Ipv6Addr {
+pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
@@ -79,7 +79,7 @@ pub enum PoolError {
 
 /// Who holds a lease: an application, by its user and what it calls itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// Its user.
     pub uid: u32,
     /// Its session's name.
@@ -102,7 +102,7 @@ struct GivenBack {
 
 /// The pool.
 #[derive(Debug)]
-pub struct Pool {
+pub(crate) struct Pool {
     subnets: Subnets,
     device_mac: [u8; 6],
     taken: BTreeSet<u32>,
@@ -119,7 +119,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Subnet`].
-    pub fn new(subnets: Subnets, device_mac: [u8; 6]) -> Result<Pool, PoolError> {
+    pub(crate) fn new(subnets: Subnets, device_mac: [u8; 6]) -> Result<Pool, PoolError> {
         let mut last = (1 << 24) - 2;
         if let Some((_, prefix)) = subnets.ipv4 {
             if !(1..=30).contains(&prefix) {
@@ -148,7 +148,11 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError`].
-    pub fn lease(&mut self, holder: &Holder, wanted: Option<Ipv4Addr>) -> Result<Lease, PoolError> {
+    pub(crate) fn lease(
+        &mut self,
+        holder: &Holder,
+        wanted: Option<Ipv4Addr>,
+    ) -> Result<Lease, PoolError> {
         let place = match wanted {
             None => self
                 .had_by(holder)
@@ -184,7 +188,7 @@ impl Pool {
     }
 
     /// Takes a lease back from its holder.
-    pub fn release(&mut self, lease: &Lease, holder: Holder) {
+    pub(crate) fn release(&mut self, lease: &Lease, holder: Holder) {
         if self.taken.remove(&lease.place) {
             if self.given_back.len() == REMEMBERED {
                 self.given_back.pop_front();
@@ -195,13 +199,13 @@ impl Pool {
 
     /// How many leases are given.
     #[must_use]
-    pub fn given(&self) -> usize {
+    pub(crate) fn given(&self) -> usize {
         self.taken.len()
     }
 
     /// How many there are to give.
     #[must_use]
-    pub fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         let own = [
             self.subnets.ipv4.map(|(own, prefix)| own.to_bits() & !(u32::MAX << (32 - prefix))),
             self.subnets.ipv6.and_then(|(own, prefix)| {

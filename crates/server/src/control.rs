@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketFlags, accept_with};
 use towpath_device::{DeviceError, Info};
-use towpath_protocol::memory::{Mapping, SharedFile};
+use towpath_memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{Peer, every_user_has_a_number};
 use towpath_protocol::settings::Values;

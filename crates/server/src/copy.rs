@@ -6,8 +6,8 @@
 //! have mapped for reading alone.
 
 use towpath_device::Meta;
+use towpath_memory::Region;
 use towpath_packet::checksum;
-use towpath_protocol::memory::Region;
 use towpath_queue::Violation;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, prefetch_distance};
 use towpath_queue::frames::Ledger;
@@ -18,7 +18,7 @@ use towpath_protocol::counters::{self, Endpoint as Count};
 
 /// What became of a packet on its way to an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivered {
+pub(crate) enum Delivered {
     /// It is in the receive queue.
     Yes,
     /// The application had provided too few frames.
@@ -30,7 +30,7 @@ pub enum Delivered {
 /// Copies one packet into the next provided frames of a queue set. `finish`: where a checksum is
 /// to be finished in the copy, as [`towpath_device::Checksum::Unfinished`] has it.
 #[inline]
-pub fn deliver(
+pub(crate) fn deliver(
     session: &mut Session,
     endpoint: u32,
     queue_set: usize,
@@ -176,7 +176,7 @@ fn deliver_chain(
 
 /// Where an endpoint's counter stands among its session's.
 #[inline]
-pub fn session_word(endpoint: u32, count: Count) -> usize {
+pub(crate) fn session_word(endpoint: u32, count: Count) -> usize {
     endpoint as usize * towpath_protocol::layout::ENDPOINT_COUNTERS + count as usize
 }
 

@@ -27,7 +27,7 @@
 //!
 //! **Broadcast and multicast** go to every endpoint that asked for them and whose rule matches but for
 //! the local addresses. They are found in hash tables of their own, one for each set of the other
-//! fields that members' rules give, at most [`GROUP_TABLES`]: a packet looks at no rule of other
+//! fields that members' rules give, at most `GROUP_TABLES`: a packet looks at no rule of other
 //! ports, protocols or VLANs, however many there are.
 
 mod cache;
@@ -46,10 +46,10 @@ use groups::Groups;
 use hash::Table;
 use rule::{FIELD_SETS, Fields, Key, Looked, MAC_BITS, PLACES, REMOTE_IP, mask, masked};
 
-pub use cache::{FEW_SETS, FlowCache, FlowCounts, MORE_SETS, REST, Thresholds, WINDOW};
-pub use groups::GROUP_TABLES;
+pub use cache::{FlowCache, FlowCounts, REST, WINDOW};
+
 pub use rule::{Rule, Vlan};
-pub use sets::SETS_PER_MAC;
+pub(crate) use sets::SETS_PER_MAC;
 pub(crate) use sets::Sets;
 
 /// An endpoint, named by session and place.
@@ -73,7 +73,7 @@ pub enum Way {
 /// Whether a MAC address is broadcast or multicast.
 #[inline]
 #[must_use]
-pub fn is_group(mac: [u8; 6]) -> bool {
+pub(crate) fn is_group(mac: [u8; 6]) -> bool {
     mac[0] & 1 != 0
 }
 

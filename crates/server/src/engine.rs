@@ -13,11 +13,11 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use rustix::event::epoll;
 use towpath_device::{Device, DeviceError, POOL_HEADROOM_BYTES, Received, Space, SpaceId, Spaces};
+use towpath_memory::own_words;
+use towpath_memory::{Mapping, Region};
 use towpath_protocol::layout::{
     DEVICE_COUNTERS, STATE_COUNTERS_WORD, STATE_EPOCH_WORD, STATE_HEARTBEAT_WORD, STATE_SLEEP_WORD,
-    own_words,
 };
-use towpath_protocol::memory::{Mapping, Region};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::descriptor::MAX_CHAIN;
 use towpath_queue::doorbell::Sleeper;
@@ -212,7 +212,7 @@ const MOST_SMALL: usize = 32;
 
 /// What the engine's epoll says when a session's application notifies it.
 #[must_use]
-pub fn wake_data(session: u32) -> u64 {
+pub(crate) fn wake_data(session: u32) -> u64 {
     crate::resting::SESSIONS + u64::from(session)
 }
 

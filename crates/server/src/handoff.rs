@@ -16,15 +16,15 @@ use crate::stage::Stage;
 
 /// Packets given to a device at once, and packets that may wait before nothing more is taken from
 /// queues.
-pub const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 /// Places of the backlog: a packet that is cut into many has room behind those that wait.
-pub const BACKLOG: usize = 256;
+pub(crate) const BACKLOG: usize = 256;
 /// Small packets that may wait for the device; as many slots of the stage are kept for them.
-pub const SMALL_PLACES: usize = 32;
+pub(crate) const SMALL_PLACES: usize = 32;
 
 /// How packets are handed off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandoffMode {
+pub(crate) enum HandoffMode {
     /// Each at once, while nothing waits.
     Direct,
     /// A batch together, or what there is at the end of a turn.
@@ -40,7 +40,7 @@ impl HandoffMode {
 
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Packets that the device took, each as often as it was given it.
     pub taken: u64,
     /// Their bytes.
@@ -61,7 +61,7 @@ pub struct Counts {
 
 /// Packets on their way to the device, by their slot in the stage.
 #[derive(Debug)]
-pub struct Handoff {
+pub(crate) struct Handoff {
     /// Before all others, and nothing goes past them: what a device gave back unsent, and small
     /// packets that go past nobody any more.
     first: VecDeque<u32>,
@@ -82,7 +82,7 @@ pub struct Handoff {
 impl Handoff {
     /// Nothing waits. At most `small_share` small packets go before a batch of others.
     #[must_use]
-    pub fn new(mode: HandoffMode, small_share: usize) -> Handoff {
+    pub(crate) fn new(mode: HandoffMode, small_share: usize) -> Handoff {
         Handoff {
             first: VecDeque::new(),
             waiting: VecDeque::with_capacity(BACKLOG),
@@ -97,14 +97,14 @@ impl Handoff {
     }
 
     /// Hands off in another way from now on. What waits stays first.
-    pub fn set_mode(&mut self, mode: HandoffMode) {
+    pub(crate) fn set_mode(&mut self, mode: HandoffMode) {
         self.mode = mode;
     }
 
     /// At most so many small packets go before a batch of others. With 0, those that wait go before
     /// all others: nobody would let them go past again. Later ones, should they go past again, do not
     /// go past these.
-    pub fn set_small_share(&mut self, packets: usize) {
+    pub(crate) fn set_small_share(&mut self, packets: usize) {
         self.small_share = packets;
         self.small_left = self.small_left.min(packets);
         if packets == 0 {
@@ -115,7 +115,7 @@ impl Handoff {
     /// Whether a packet that becomes `packets` for the device may be given.
     #[inline]
     #[must_use]
-    pub fn has_room(&self, packets: usize) -> bool {
+    pub(crate) fn has_room(&self, packets: usize) -> bool {
         let waiting = self.first.len() + self.waiting.len();
         waiting < BATCH && waiting + packets <= BACKLOG
     }
@@ -123,28 +123,28 @@ impl Handoff {
     /// Whether a small packet may be given.
     #[inline]
     #[must_use]
-    pub fn has_small_room(&self) -> bool {
+    pub(crate) fn has_small_room(&self) -> bool {
         self.small.len() < SMALL_PLACES
     }
 
     /// Whether anything waits for the device.
     #[inline]
     #[must_use]
-    pub fn is_waiting(&self) -> bool {
+    pub(crate) fn is_waiting(&self) -> bool {
         self.waiting() > 0
     }
 
     /// How many packets wait for the device.
     #[inline]
     #[must_use]
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.first.len() + self.small.len() + self.waiting.len()
     }
 
     /// Whether the device had no room when it was last asked.
     #[inline]
     #[must_use]
-    pub fn is_blocked(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
@@ -153,7 +153,7 @@ impl Handoff {
     /// # Errors
     /// When the device as a whole fails.
     #[inline]
-    pub fn give(
+    pub(crate) fn give(
         &mut self,
         slot: u32,
         small: bool,
@@ -198,7 +198,7 @@ impl Handoff {
     ///
     /// # Errors
     /// When the device as a whole fails.
-    pub fn flush(
+    pub(crate) fn flush(
         &mut self,
         stage: &Stage,
         spaces: &mut Spaces,
@@ -254,7 +254,7 @@ impl Handoff {
     /// Puts packets that the device gave back unsent before all others, in their order. Small ones
     /// among them were given before those that wait, so nothing goes past any of them. There may be
     /// more of them than the backlog holds otherwise.
-    pub fn again(&mut self, slots: &[u64]) {
+    pub(crate) fn again(&mut self, slots: &[u64]) {
         self.counts.queued += slots.len() as u64;
         for slot in slots.iter().rev() {
             self.first.push_front(*slot as u32);
@@ -262,7 +262,7 @@ impl Handoff {
     }
 
     /// Takes away the packets that `gone` names: their session ended.
-    pub fn forget(&mut self, mut gone: impl FnMut(u32) -> bool) {
+    pub(crate) fn forget(&mut self, mut gone: impl FnMut(u32) -> bool) {
         for line in [&mut self.first, &mut self.small, &mut self.waiting] {
             line.retain(|slot| !gone(*slot));
         }

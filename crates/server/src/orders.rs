@@ -8,8 +8,9 @@ use std::sync::mpsc::TryRecvError;
 
 use rustix::event::epoll;
 use towpath_device::{DeviceError, Space};
+use towpath_memory::peer_words;
 use towpath_protocol::counters::{self, Device as Count};
-use towpath_protocol::layout::{ENDPOINT_COUNTERS, peer_words};
+use towpath_protocol::layout::ENDPOINT_COUNTERS;
 use towpath_protocol::settings::{Scope, Setting};
 use towpath_queue::Violation;
 
@@ -18,9 +19,9 @@ use crate::engine::Engine;
 use crate::schedule::shape::Shape;
 use crate::session::{Endpoint, Session};
 
-/// What the control thread asks for. Each is answered with [`Event::Done`] and its ticket.
-#[derive(Debug)]
+/// What the control thread asks for. Each is answered with `Event::Done` and its ticket.
 #[expect(missing_docs, reason = "the names say it")]
+#[derive(Debug)]
 pub enum Order {
     AddSession(Box<Session>),
     RemoveSession {
@@ -63,7 +64,6 @@ pub enum Tap {
 
 /// What the engine tells the control thread.
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Event {
     Done {
         ticket: u64,

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use towpath_memory::SharedFile;
 use towpath_protocol::layout::SessionShape;
-use towpath_protocol::memory::SharedFile;
 use towpath_protocol::store::Store;
 
 use crate::session::{Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_SET_BYTES, Session};

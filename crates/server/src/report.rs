@@ -6,8 +6,9 @@
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD, peer_words};
-use towpath_protocol::memory::Mapping;
+use towpath_memory::Mapping;
+use towpath_memory::peer_words;
+use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD};
 use towpath_protocol::message::{Cursor, MAX_PAGE_BYTES};
 
 use crate::connection::{Connection, Opened, Progress};
@@ -17,7 +18,7 @@ use towpath_protocol::counters;
 
 /// Everything.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// The device and its engine; on the first page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
@@ -27,7 +28,7 @@ pub struct Report {
 
 /// The device and its engine.
 #[derive(Debug, Serialize)]
-pub struct Device {
+pub(crate) struct Device {
     /// Its name.
     pub name: String,
     /// Its own MAC address.
@@ -52,7 +53,7 @@ pub struct Device {
 
 /// A session.
 #[derive(Debug, Serialize)]
-pub struct Session {
+pub(crate) struct Session {
     /// Its number.
     pub session: u32,
     /// What the application calls itself.
@@ -81,7 +82,7 @@ pub struct Session {
 
 /// An endpoint.
 #[derive(Debug, Serialize)]
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     /// Its number.
     pub endpoint: u32,
     /// Its queue set.
@@ -97,7 +98,7 @@ pub struct Endpoint {
 
 /// A MAC address as people write it.
 #[must_use]
-pub fn mac_text([a, b, c, d, e, f]: [u8; 6]) -> String {
+pub(crate) fn mac_text([a, b, c, d, e, f]: [u8; 6]) -> String {
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
 }
 
@@ -142,7 +143,7 @@ fn receives(opened: &Opened) -> String {
 
 /// Reads the device's counters out of the state page.
 #[must_use]
-pub fn device_counters(state: &std::sync::Arc<Mapping>) -> BTreeMap<&'static str, u64> {
+pub(crate) fn device_counters(state: &std::sync::Arc<Mapping>) -> BTreeMap<&'static str, u64> {
     counters::read(&peer_words(state), STATE_COUNTERS_WORD, &counters::Device::ALL)
         .into_iter()
         .collect()

@@ -19,7 +19,7 @@ use crate::demux::{Rule, Vlan};
 use towpath_protocol::counters;
 
 /// Why a packet may not be sent: the counter that it raises.
-pub type Refused = counters::Endpoint;
+pub(crate) type Refused = counters::Endpoint;
 
 /// The addresses given to a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,17 +12,17 @@
 //! This module knows neither queues nor packets. The engine asks whose turn it is
 //! ([`Schedule::next`]), serves it, and says what came of it; docs/scheduling.md says what users see.
 
-pub mod arrivals;
-pub mod bucket;
-pub mod deficit;
+pub(crate) mod arrivals;
+pub(crate) mod bucket;
+pub(crate) mod deficit;
 mod policy;
-pub mod round_robin;
-pub mod shape;
+pub(crate) mod round_robin;
+pub(crate) mod shape;
 mod turn;
 mod units;
 
-pub use policy::{Account, Policy};
-pub use turn::{Due, Stop, Turn};
+pub(crate) use policy::{Account, Policy};
+pub(crate) use turn::{Due, Stop, Turn};
 
 use crate::due::DueHeap;
 use shape::{Class, LEVELS};
@@ -40,7 +40,7 @@ struct Hold {
 
 /// The scheduler.
 #[derive(Debug)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     units: Units,
     policy: Box<dyn Policy>,
     hold: Option<Hold>,
@@ -58,7 +58,7 @@ pub struct Schedule {
 impl Schedule {
     /// Nobody is there.
     #[must_use]
-    pub fn new(policy: Box<dyn Policy>) -> Schedule {
+    pub(crate) fn new(policy: Box<dyn Policy>) -> Schedule {
         Schedule {
             units: Units::new(),
             policy,
@@ -71,14 +71,8 @@ impl Schedule {
         }
     }
 
-    /// How units of one level share.
-    #[must_use]
-    pub fn policy(&self) -> &dyn Policy {
-        &*self.policy
-    }
-
     /// Shares in another way from now on; nobody owes anything.
-    pub fn set_policy(&mut self, policy: Box<dyn Policy>) {
+    pub(crate) fn set_policy(&mut self, policy: Box<dyn Policy>) {
         self.policy = policy;
         for unit in &mut self.units.all {
             unit.account = Account::default();
@@ -86,7 +80,7 @@ impl Schedule {
     }
 
     /// A new unit, which has nothing to send. Memory for it is had here and at no later time.
-    pub fn add(&mut self, place: u32, queue_set: u32) -> u32 {
+    pub(crate) fn add(&mut self, place: u32, queue_set: u32) -> u32 {
         let id = self.units.add(place, queue_set);
         self.times.reserve(self.units.all.len());
         self.ticks.reserve(self.units.all.len());
@@ -94,7 +88,7 @@ impl Schedule {
     }
 
     /// Units that are no more, whatever they were doing.
-    pub fn remove(&mut self, ids: impl IntoIterator<Item = u32>) {
+    pub(crate) fn remove(&mut self, ids: impl IntoIterator<Item = u32>) {
         for id in ids {
             self.leave(id);
             self.units.release(id);
@@ -104,26 +98,26 @@ impl Schedule {
     /// Whether a unit is known to have something to send.
     #[inline]
     #[must_use]
-    pub fn is_active(&self, unit: u32) -> bool {
+    pub(crate) fn is_active(&self, unit: u32) -> bool {
         self.units.get(unit).state != State::Idle
     }
 
     /// In which line a unit stands, or stood last.
     #[inline]
     #[must_use]
-    pub fn class(&self, unit: u32) -> Class {
+    pub(crate) fn class(&self, unit: u32) -> Class {
         self.units.get(unit).class
     }
 
     /// Since when a unit has had something to send, in nanoseconds.
     #[must_use]
-    pub fn since(&self, unit: u32) -> u64 {
+    pub(crate) fn since(&self, unit: u32) -> u64 {
         self.units.get(unit).since
     }
 
     /// A unit that stood in no line has something to send. `small`: next is a small packet.
     #[inline]
-    pub fn enter(&mut self, id: u32, class: Class, small: bool, now: u64) {
+    pub(crate) fn enter(&mut self, id: u32, class: Class, small: bool, now: u64) {
         let unit = self.units.get_mut(id);
         if unit.state == State::Idle {
             unit.since = now;
@@ -155,7 +149,7 @@ impl Schedule {
     }
 
     /// The engine begins a turn: who found no room in the last one may try again.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.full = false;
         if let Some(hold) = &mut self.hold {
             hold.refused = false;
@@ -165,7 +159,7 @@ impl Schedule {
     /// Whose turn it is, among those that may be served now; `room`: the device has some. The unit
     /// is being served then, and keeps its place, until [`Schedule::more`] or [`Schedule::idle`] is
     /// told.
-    pub fn next(&mut self, room: bool) -> Option<Turn> {
+    pub(crate) fn next(&mut self, room: bool) -> Option<Turn> {
         let room = room && !self.full;
         if let Some(Hold { unit, message: true, refused }) = self.hold
             && (room && !refused || !self.units.is_blocked(unit))
@@ -271,7 +265,7 @@ impl Schedule {
     /// The unit whose next packet is a small one, and whose turn it is among those; `room`: the device
     /// has some for small ones. The unit keeps its place until [`Schedule::more_small`] or another is
     /// told.
-    pub fn next_small(&mut self, room: bool) -> Option<Turn> {
+    pub(crate) fn next_small(&mut self, room: bool) -> Option<Turn> {
         let id = self.units.head(SMALL, if room { List::All } else { List::Unblocked })?;
         self.alone = true;
         let unit = self.units.get(id);
@@ -282,7 +276,7 @@ impl Schedule {
     /// Whether a unit may give the device packets while others wait for room.
     #[inline]
     #[must_use]
-    pub fn may_use_device(&self, unit: u32) -> bool {
+    pub(crate) fn may_use_device(&self, unit: u32) -> bool {
         match self.hold {
             None => true,
             Some(hold) => {
@@ -294,7 +288,7 @@ impl Schedule {
 
     /// The unit that is served sent so many bytes.
     #[inline]
-    pub fn charge(&mut self, unit: u32, bytes: u64) {
+    pub(crate) fn charge(&mut self, unit: u32, bytes: u64) {
         if !self.alone {
             self.policy.charge(&mut self.units.get_mut(unit).account, bytes);
         }
@@ -302,7 +296,7 @@ impl Schedule {
 
     /// The unit that was served has more to send; `run`: bytes of the message that it is in the
     /// middle of, and that is to be kept together.
-    pub fn more(&mut self, id: u32, stop: Stop, run: u64) {
+    pub(crate) fn more(&mut self, id: u32, stop: Stop, run: u64) {
         let unit = self.units.get_mut(id);
         let lent = std::mem::take(&mut unit.lent);
         unit.run = run;
@@ -361,7 +355,7 @@ impl Schedule {
 
     /// The unit that was served from the line of small packets still has some; `blocked`: the device
     /// has no room for the next one, and the unit keeps its place.
-    pub fn more_small(&mut self, id: u32, blocked: bool) {
+    pub(crate) fn more_small(&mut self, id: u32, blocked: bool) {
         if blocked {
             self.units.block(id);
         } else {
@@ -371,13 +365,13 @@ impl Schedule {
     }
 
     /// The unit that was served is to [`Schedule::enter`] another line.
-    pub fn leave_line(&mut self, id: u32) {
+    pub(crate) fn leave_line(&mut self, id: u32) {
         self.rest(id, State::Served);
     }
 
     /// The unit that was served has nothing more to send.
     #[inline]
-    pub fn idle(&mut self, id: u32) {
+    pub(crate) fn idle(&mut self, id: u32) {
         self.rest(id, State::Idle);
     }
 
@@ -391,7 +385,7 @@ impl Schedule {
 
     /// A unit that waited, and waits no more at this time and tick: it is to [`Schedule::enter`]
     /// again. `None`: no further one.
-    pub fn due(&mut self, now: u64, tick: u64) -> Option<Due> {
+    pub(crate) fn due(&mut self, now: u64, tick: u64) -> Option<Due> {
         let unit = self.times.take(now).or_else(|| self.ticks.take(tick))?;
         let one = self.units.get_mut(unit);
         one.state = State::Served;
@@ -400,7 +394,7 @@ impl Schedule {
 
     /// Takes a unit out of its line, or from what it waits for: something of it changed, and it is to
     /// [`Schedule::enter`] again. `false`: it has nothing to send.
-    pub fn withdraw(&mut self, id: u32) -> bool {
+    pub(crate) fn withdraw(&mut self, id: u32) -> bool {
         let state = self.units.get(id).state;
         self.leave(id);
         !matches!(state, State::Free | State::Idle)
@@ -408,12 +402,12 @@ impl Schedule {
 
     /// Whether a unit waits for a time or a tick.
     #[must_use]
-    pub fn someone_waits(&self) -> bool {
+    pub(crate) fn someone_waits(&self) -> bool {
         self.times.next().or(self.ticks.next()).is_some()
     }
 
     /// A unit that waits for a time or a tick is due at once.
-    pub fn hurry(&mut self, id: u32) {
+    pub(crate) fn hurry(&mut self, id: u32) {
         for heap in [&mut self.times, &mut self.ticks] {
             if heap.has(id) {
                 heap.put(0, id);
@@ -422,7 +416,7 @@ impl Schedule {
     }
 
     /// Takes a unit out of the line of small packets: they go past nobody any more.
-    pub fn withdraw_small(&mut self) -> Option<Due> {
+    pub(crate) fn withdraw_small(&mut self) -> Option<Due> {
         let Turn { unit, place, queue_set, .. } = self.next_small(true)?;
         self.leave(unit);
         Some(Due { unit, place, queue_set })
@@ -430,32 +424,32 @@ impl Schedule {
 
     /// When the next unit is due that waits for a time, in nanoseconds.
     #[must_use]
-    pub fn next_due(&self) -> Option<u64> {
+    pub(crate) fn next_due(&self) -> Option<u64> {
         self.times.next()
     }
 
     /// When the next unit is due that waits for a tick.
     #[must_use]
-    pub fn next_tick(&self) -> Option<u64> {
+    pub(crate) fn next_tick(&self) -> Option<u64> {
         self.ticks.next()
     }
 
     /// Units that could be served now; `room`: the device has some.
     #[must_use]
-    pub fn ready(&self, room: bool) -> usize {
+    pub(crate) fn ready(&self, room: bool) -> usize {
         self.count(if room { List::All } else { List::Unblocked })
     }
 
     /// Units whose next packet is a small one, and that could be served now; `room`: the device has
     /// some for small ones.
     #[must_use]
-    pub fn small(&self, room: bool) -> usize {
+    pub(crate) fn small(&self, room: bool) -> usize {
         self.units.count(SMALL, if room { List::All } else { List::Unblocked })
     }
 
     /// Units that wait for room in the device, as far as is known.
     #[must_use]
-    pub fn blocked(&self) -> usize {
+    pub(crate) fn blocked(&self) -> usize {
         self.count(List::All) - self.count(List::Unblocked)
     }
 

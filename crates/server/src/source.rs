@@ -1,12 +1,12 @@
 //! Where a packet's bytes are before they are copied: a checked beginning in private memory, and
 //! pieces of one other memory.
 
-use towpath_protocol::memory::{Mapping, Region};
+use towpath_memory::{Mapping, Region};
 use towpath_queue::descriptor::MAX_CHAIN;
 
 /// Bytes in one memory.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Piece {
+pub(crate) struct Piece {
     /// From where.
     pub offset: u32,
     /// How many.
@@ -16,7 +16,7 @@ pub struct Piece {
 /// Where a packet's bytes are: a checked beginning in private memory, and pieces of one other
 /// memory, in order.
 #[derive(Clone, Copy)]
-pub struct Source<'a> {
+pub(crate) struct Source<'a> {
     /// The beginning, private.
     pub prefix: &'a [u8],
     /// The memory that the rest is in.
@@ -28,8 +28,7 @@ pub struct Source<'a> {
 impl Source<'_> {
     /// Length of the packet, in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.prefix.len() + self.pieces.iter().map(|piece| piece.len as usize).sum::<usize>()
     }
 }
@@ -99,20 +98,20 @@ impl<'a> Reader<'a> {
 
 /// Delivers a part of a source behind a header of its own: one segment of a large packet.
 #[derive(Debug, Default)]
-pub struct SegmentPieces {
+pub(crate) struct SegmentPieces {
     pieces: Vec<Piece>,
 }
 
 impl SegmentPieces {
     /// Room for the pieces of any packet.
     #[must_use]
-    pub fn new() -> SegmentPieces {
+    pub(crate) fn new() -> SegmentPieces {
         SegmentPieces { pieces: Vec::with_capacity(MAX_CHAIN + 1) }
     }
 
     /// The pieces that hold bytes `from` to `to` of a source, counted behind its prefix; `None`
     /// when the range reaches into the prefix or over the end.
-    pub fn cut(&mut self, source: &Source<'_>, from: usize, to: usize) -> Option<&[Piece]> {
+    pub(crate) fn cut(&mut self, source: &Source<'_>, from: usize, to: usize) -> Option<&[Piece]> {
         self.pieces.clear();
         let mut skip = from.checked_sub(source.prefix.len())?;
         let mut left = to.checked_sub(from)?;

@@ -4,21 +4,21 @@
 //! slot, checked there and sent from there.
 
 use towpath_device::{Meta, Part, SpaceId};
+use towpath_memory::Region;
 use towpath_packet::checksum;
-use towpath_protocol::memory::Region;
 use towpath_queue::descriptor::Descriptor;
 use towpath_queue::{HeapShape, PeerWords};
 
 use crate::source::{Reader, Source};
 
 /// Bytes of a packet's beginning that are copied and checked when the rest is sent in place.
-pub const PREFIX_BYTES: usize = 128;
+pub(crate) const PREFIX_BYTES: usize = 128;
 /// Packets up to this length are copied whole.
-pub const WHOLE_BYTES: usize = 256;
+pub(crate) const WHOLE_BYTES: usize = 256;
 
 /// A place in the stage, with what is sent from it.
 #[derive(Debug)]
-pub struct Slot {
+pub(crate) struct Slot {
     /// How many bytes of the slot's memory count.
     pub len: u32,
     /// How often bytes of the packet were fetched.
@@ -34,7 +34,7 @@ pub struct Slot {
 /// The server's memory for what it sends: one slot a packet, from the check until the device is
 /// done with it.
 #[derive(Debug)]
-pub struct Stage {
+pub(crate) struct Stage {
     /// The slots' memory. The device reads it too.
     memory: Region,
     slot_bytes: usize,
@@ -48,7 +48,7 @@ impl Stage {
     /// A stage of `slots` slots of `slot_bytes` each, in a region of private memory; the mapping that it
     /// is in is the data space `space`.
     #[must_use]
-    pub fn new(memory: Region, space: SpaceId, slots: u32, slot_bytes: usize) -> Stage {
+    pub(crate) fn new(memory: Region, space: SpaceId, slots: u32, slot_bytes: usize) -> Stage {
         let slot = || Slot {
             len: 0,
             copies: 0,
@@ -66,20 +66,20 @@ impl Stage {
     }
 
     /// Free slots.
-    #[must_use]
-    pub fn free(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn free(&self) -> usize {
         self.free.len()
     }
 
     /// Takes a free slot.
     #[inline]
-    pub fn take(&mut self) -> Option<u32> {
+    pub(crate) fn take(&mut self) -> Option<u32> {
         self.free.take()
     }
 
     /// Gives a slot back.
     #[inline]
-    pub fn give_back(&mut self, slot: u32) {
+    pub(crate) fn give_back(&mut self, slot: u32) {
         self.free.give_back(slot);
     }
 
@@ -92,7 +92,7 @@ impl Stage {
     /// They will be checked, so they come by the fetch function. `false` when they do not fit, or
     /// are not there.
     #[inline]
-    pub fn fetch(
+    pub(crate) fn fetch(
         &mut self,
         slot: u32,
         from: &PeerWords,
@@ -121,7 +121,7 @@ impl Stage {
     }
 
     /// Fetches again, and more, what was too short to be read.
-    pub fn fetch_again(
+    pub(crate) fn fetch_again(
         &mut self,
         slot: u32,
         from: &PeerWords,
@@ -137,7 +137,12 @@ impl Stage {
 
     /// Appends payload to what a slot holds, and finishes a checksum in the whole. `false` when
     /// it does not fit, or something is not inside.
-    pub fn append(&mut self, slot: u32, rest: Source<'_>, finish: Option<(u16, u16)>) -> bool {
+    pub(crate) fn append(
+        &mut self,
+        slot: u32,
+        rest: Source<'_>,
+        finish: Option<(u16, u16)>,
+    ) -> bool {
         let start = self.start(slot);
         let held = self.slots[slot as usize].len as usize;
         let len = held + rest.len();
@@ -159,14 +164,14 @@ impl Stage {
     /// What is in a slot.
     #[inline]
     #[must_use]
-    pub fn bytes(&self, slot: u32) -> &[u8] {
+    pub(crate) fn bytes(&self, slot: u32) -> &[u8] {
         let len = self.slots[slot as usize].len as usize;
         self.memory.bytes(self.start(slot), len).unwrap_or(&[])
     }
 
     /// Makes a slot a frame of `header` and of `payload` bytes of the source from `from` on, and
     /// finishes its checksum. `false` when something is not inside.
-    pub fn build(
+    pub(crate) fn build(
         &mut self,
         slot: u32,
         header: &[u8],
@@ -191,7 +196,7 @@ impl Stage {
     /// Where a slot's memory is, as a part to be sent.
     #[inline]
     #[must_use]
-    pub fn part(&self, slot: u32) -> Part {
+    pub(crate) fn part(&self, slot: u32) -> Part {
         Part {
             space: self.space,
             offset: (self.memory.offset() + self.start(slot)) as u32,
@@ -234,7 +239,7 @@ mod tests {
         let _pool = slots.split_off_front(1024);
         let mut stage = Stage::new(slots, SpaceId(0), 2, 256);
         let slot = stage.take().unwrap();
-        let words = towpath_protocol::layout::peer_words(frames.mapping());
+        let words = towpath_memory::peer_words(frames.mapping());
         assert!(stage.fetch(slot, &words, &heap, &chain, 9));
         assert_eq!(stage.bytes(slot), b"012345678");
         assert!(!stage.fetch(slot, &words, &heap, &chain, 257));

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session};
 use towpath_device::loopback;
+use towpath_memory::{Region, SharedFile};
+use towpath_memory::{own_words, peer_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};
-use towpath_protocol::layout::{SessionShape, own_words, peer_words};
-use towpath_protocol::memory::{Region, SharedFile};
+use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Message, Open};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};

@@ -4,8 +4,8 @@
 mod simulation;
 
 use simulation::{config, sum};
-use towpath_rig::CountingAllocator;
 use towpath_stack::{Checksum, Instant, Meta, SocketError, Stack, UdpId};
+use towpath_testkit::CountingAllocator;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();

@@ -29,7 +29,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 use towpath_device::tap::{self, TapDevice};
 use towpath_netlink::{Netlink, Prefix};
-use towpath_rig::{EXIT_UNAVAILABLE, Entered, Executable, Namespace, Unavailable, Users};
+use towpath_sandbox::{EXIT_UNAVAILABLE, Entered, Executable, Namespace, Unavailable, Users};
 
 use cast::{Directory, Player};
 use parts::{Part, Script};
@@ -89,7 +89,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            let refused = error.downcast_ref::<towpath_rig::Error>();
+            let refused = error.downcast_ref::<towpath_sandbox::Error>();
             if let Some(Unavailable { cause, remedy }) =
                 refused.and_then(|error| error.unavailable())
             {
@@ -109,8 +109,8 @@ fn demonstrate(args: &Args) -> anyhow::Result<bool> {
     } else {
         Amounts { file_bytes: 64 << 20, round_trips: 10_000, pings: 1000 }
     };
-    towpath_rig::check_tun().map_err(towpath_rig::Error::Unavailable)?;
-    let entered = towpath_rig::enter()?;
+    towpath_sandbox::check_tun().map_err(towpath_sandbox::Error::Unavailable)?;
+    let entered = towpath_sandbox::enter()?;
     // The fewer frames the kernel sends by itself, the plainer the counters. It works without.
     let _ = Namespace::current()?.silence();
     let device = TapDevice::open(&tap::Options { name: TAP.to_owned(), offloads: true })?;
@@ -267,7 +267,7 @@ fn in_processes(device: TapDevice, content: &Content, amounts: Amounts) -> anyho
 
 /// Memory files that a process holds; `None` where that may not be seen.
 fn held(pid: u32) -> Option<usize> {
-    Some(towpath_rig::Census::of(pid).ok()?.memory_files.values().sum())
+    Some(towpath_sandbox::Census::of(pid).ok()?.memory_files.values().sum())
 }
 
 /// The frames of an application's session.

@@ -29,7 +29,7 @@ impl Failure {
 
     /// This machine, or this user on it, cannot do it: status 77.
     pub(crate) fn unavailable(text: impl Into<String>) -> Failure {
-        Failure { text: text.into(), status: towpath_rig::EXIT_UNAVAILABLE }
+        Failure { text: text.into(), status: towpath_sandbox::EXIT_UNAVAILABLE }
     }
 
     /// Nothing is wrong, and nobody reads any more: status 0, and no line.

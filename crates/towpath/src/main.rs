@@ -3,7 +3,6 @@
 //! Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine. What goes wrong
 //! is told in one line on standard error that names the thing and what to do.
 
-mod bench;
 mod capture;
 mod completions;
 mod demo;
@@ -69,14 +68,6 @@ Examples:
   towpath demo
   towpath demo --embedded")]
     Demo(demo::Args),
-    /// Measure this machine, each figure beside what it is compared with
-    #[command(after_help = "\
-Examples:
-  towpath bench switch
-  towpath bench queue --quick --json
-  towpath bench cambridge --out measured
-  towpath bench isolation --check")]
-    Bench(bench::Args),
     /// Look at this machine: what it allows, what that means, what to do
     #[command(after_help = "\
 Examples:
@@ -106,7 +97,6 @@ fn main() -> ExitCode {
         Verb::Set(args) => set::run(&args),
         Verb::Completions(args) => completions::run(&args, &Cli::command()),
         Verb::Man(args) => man::run(&args, &Cli::command()),
-        Verb::Bench(args) => return bench::run(&args),
         Verb::Demo(args) => return demo::run(args),
         Verb::Doctor(args) => return doctor::run(args),
     };

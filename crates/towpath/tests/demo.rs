@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_rig::{Unavailable, check_tun, skip};
+use towpath_testkit::{Unavailable, check_tun, skip};
 
 /// How long a demonstration may take here, where other tests run beside it.
 const LIMIT: Duration = Duration::from_secs(45);
@@ -117,7 +117,7 @@ fn it_holds_as_who_we_are() {
     }
     let (pid, output) = run(Command::new(program()).args(["demo", "--quick"]));
     // In a user namespace root may not be able to become anybody else.
-    let users = towpath_rig::Users::find();
+    let users = towpath_testkit::Users::find();
     let protection = if users.distinct { "three users" } else { ONE_USER };
     assert_held(pid, &output, protection);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

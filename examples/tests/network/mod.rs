@@ -14,8 +14,8 @@ use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
 use towpath_netlink::{Netlink, Prefix};
 use towpath_protocol::store::MemoryStore;
-use towpath_rig::{Namespace, Unavailable, check_tun, skip};
 use towpath_server::{Config, Server, Subnets};
+use towpath_testkit::{Namespace, Unavailable, check_tun, skip};
 
 /// The interface's name.
 pub(crate) const TAP: &str = "towpath0";

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rustix::process::{Signal, getpid, kill_process};
-use towpath_protocol::memory::SharedFile;
+use towpath_memory::SharedFile;
 use towpath_protocol::message::{Cursor, Message};
 use towpath_tests::raw::{self, Raw};
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use towpath_protocol::memory::Region;
+use towpath_memory::Region;
 
 use crate::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use towpath_protocol::memory::Region;
+use towpath_memory::Region;
 
 use super::FarEnd;
 use crate::{Armed, Device, Info, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
@@ -243,7 +243,7 @@ impl Near {
     /// Where the memory that packets are sent from ends.
     pub(super) fn memory_end(&self) -> u32 {
         let end = self.memory_start + PLACES * PLACE_BYTES + LARGE_BYTES;
-        end.next_multiple_of(towpath_protocol::memory::PAGE_BYTES as u32)
+        end.next_multiple_of(towpath_memory::PAGE_BYTES as u32)
     }
 
     /// Takes at most `budget` tokens back, and spoils the memory that they stood for: whoever

@@ -9,11 +9,11 @@ use std::thread::JoinHandle;
 use towpath_device::{
     Armed, Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
 };
+use towpath_memory::Region;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, finish, verify};
 use towpath_packet::headers::{Headers, Network};
 use towpath_packet::transport::{Transport, tcp_flags};
-use towpath_protocol::memory::Region;
 
 pub(crate) const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x77];
 

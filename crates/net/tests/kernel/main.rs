@@ -77,7 +77,7 @@ fn main() {
     if let Err(error) = made.map(drop) {
         let remedy = "see what `towpath doctor` says of namespaces and TAP";
         println!("SKIP: all {} tests: {error}; {remedy}", cases::ALL.len());
-        assert!(!towpath_rig::required(), "they have to run here: TOWPATH_REQUIRE_ALL=1");
+        assert!(!towpath_testkit::required(), "they have to run here: TOWPATH_REQUIRE_ALL=1");
         return;
     }
     if arguments.iter().any(|argument| argument == "throughput") {

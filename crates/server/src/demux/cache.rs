@@ -7,7 +7,7 @@
 //! only one window of [`WINDOW`] lookups in each [`REST`] is measured.
 //!
 //! Two thresholds keep it from switching to and fro. They lie around where the cache neither gains
-//! nor loses (`towpath bench demux`): above two packets a train where one or two tables are asked,
+//! nor loses (`towpath-lab demux`): above two packets a train where one or two tables are asked,
 //! [`FEW_SETS`], and below where there are more to be spared, [`MORE_SETS`].
 
 use super::rule::{Key, Looked};
@@ -42,7 +42,7 @@ pub const REST: u64 = 32 * WINDOW;
 
 /// Mean lengths of trains, in tenths of a packet, at which the cache is put to use or to rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Thresholds {
+pub(super) struct Thresholds {
     /// From here on it is used.
     pub on_tenths: u64,
     /// Below, it is not used any more.
@@ -50,9 +50,9 @@ pub struct Thresholds {
 }
 
 /// Where the device's rules give one or two sets of fields.
-pub const FEW_SETS: Thresholds = Thresholds { on_tenths: 30, off_tenths: 24 };
+pub(super) const FEW_SETS: Thresholds = Thresholds { on_tenths: 30, off_tenths: 24 };
 /// Where they give more.
-pub const MORE_SETS: Thresholds = Thresholds { on_tenths: 18, off_tenths: 14 };
+pub(super) const MORE_SETS: Thresholds = Thresholds { on_tenths: 18, off_tenths: 14 };
 
 /// What lookups came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

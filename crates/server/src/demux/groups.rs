@@ -3,7 +3,7 @@
 //! Local addresses do not count here, as a packet for a group has the group's. Of the eight fields
 //! of a rule six are left, and members whose rules give the same of these share one hash table, as
 //! rules do in the flow table. A packet for a group asks each table that there is, at most
-//! [`GROUP_TABLES`], and touches no member but those it is for.
+//! `GROUP_TABLES`, and touches no member but those it is for.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,8 @@ use super::rule::{
 const COUNTS: Fields = VLAN | ETHERTYPE | PROTOCOL | PORT | REMOTE_IP | REMOTE_PORT;
 
 /// How many hash tables there are at most: one for each set of the fields that count.
-pub const GROUP_TABLES: usize = 1 << COUNTS.count_ones();
+#[cfg(test)]
+pub(super) const GROUP_TABLES: usize = 1 << COUNTS.count_ones();
 
 /// The words of a key that have something that counts.
 type GroupKey = [u64; 4];

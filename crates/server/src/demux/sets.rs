@@ -7,7 +7,7 @@ use super::rule::{FIELD_SETS, Fields, Rule};
 /// Sets of fields that the rules of one MAC address may give, and as many those without one. A
 /// lookup asks one hash table for each, so this is its cost at worst, twice, and one for the MAC
 /// address.
-pub const SETS_PER_MAC: usize = 16;
+pub(crate) const SETS_PER_MAC: usize = 16;
 
 /// How many rules give which set, by MAC address; `None`: rules without one.
 #[derive(Debug)]

@@ -8,6 +8,8 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::headers::{Fragment, Network};
 use towpath_packet::plain;
 
+use super::cache::{FEW_SETS, MORE_SETS, Thresholds};
+use super::groups::GROUP_TABLES;
 use super::*;
 
 const fn mac(number: u8) -> [u8; 6] {

@@ -2,7 +2,7 @@
 
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Part, Space, loopback};
-use towpath_protocol::memory::Region;
+use towpath_memory::Region;
 
 use super::*;
 

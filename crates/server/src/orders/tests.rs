@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use towpath_device::loopback;
+use towpath_memory::{Region, SharedFile};
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
-use towpath_protocol::memory::{Region, SharedFile};
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::MemoryStore;
 

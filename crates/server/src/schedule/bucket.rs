@@ -5,18 +5,18 @@
 //! division leaves over is carried to the next packet, so that nothing is lost in a million of them.
 
 /// A bucket's least burst in bytes, when none is given.
-pub const LEAST_BURST_BYTES: u64 = 16 * 1024;
+pub(crate) const LEAST_BURST_BYTES: u64 = 16 * 1024;
 /// A burst that is not given is what the rate gives in this time, in nanoseconds: an engine that
 /// sleeps, and is woken late, still keeps the rate.
-pub const BURST_NS: u64 = 4_000_000;
+pub(crate) const BURST_NS: u64 = 4_000_000;
 /// A paced endpoint makes up for being served late by at most this, in nanoseconds.
-pub const PACING_SLACK_NS: u64 = 1_000_000;
+pub(crate) const PACING_SLACK_NS: u64 = 1_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// One rate of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     /// Units a second.
     rate: u64,
     /// What a unit costs, in nanoseconds times `rate`.
@@ -35,7 +35,7 @@ impl Bucket {
     /// A bucket of bits a second (not 0), of packets measured in bytes. `burst_bytes` 0 is
     /// [`BURST_NS`] of the rate, and at least [`LEAST_BURST_BYTES`].
     #[must_use]
-    pub fn bits(rate_bps: u64, burst_bytes: u64, pacing: bool) -> Bucket {
+    pub(crate) fn bits(rate_bps: u64, burst_bytes: u64, pacing: bool) -> Bucket {
         let given = if burst_bytes == 0 {
             LEAST_BURST_BYTES.max(mul_div(rate_bps, BURST_NS, 8 * SECOND_NS))
         } else {
@@ -47,7 +47,7 @@ impl Bucket {
     /// A bucket of packets a second (not 0). `burst_frames` 0 is [`BURST_NS`] of the rate, and at least
     /// one packet.
     #[must_use]
-    pub fn frames(rate_fps: u64, burst_frames: u64, pacing: bool) -> Bucket {
+    pub(crate) fn frames(rate_fps: u64, burst_frames: u64, pacing: bool) -> Bucket {
         let given = if burst_frames == 0 {
             mul_div(rate_fps, BURST_NS, SECOND_NS).max(1)
         } else {
@@ -65,7 +65,7 @@ impl Bucket {
     /// Goes on where another bucket stands, so that a change of settings forgives nothing; but no
     /// longer than what `units` cost here, and a full bucket.
     #[must_use]
-    pub fn instead_of(mut self, other: &Bucket, units: u64, now: u64) -> Bucket {
+    pub(crate) fn instead_of(mut self, other: &Bucket, units: u64, now: u64) -> Bucket {
         let owed = mul_div(units, self.unit_cost, self.rate).saturating_add(self.burst_ns);
         self.full_at = other.full_at.min(now.saturating_add(owed));
         self
@@ -75,7 +75,7 @@ impl Bucket {
     /// the bucket goes when it is full.
     #[inline]
     #[must_use]
-    pub fn eligible(&self, units: u64) -> u64 {
+    pub(crate) fn eligible(&self, units: u64) -> u64 {
         let needed = mul_div(units.min(self.burst), self.unit_cost, self.rate);
         self.full_at.saturating_sub(self.burst_ns - needed.min(self.burst_ns))
     }
@@ -83,7 +83,7 @@ impl Bucket {
     /// A packet of `units` goes at `now`; there was something to send since `since`. It is charged
     /// whole, also if it was not its time yet.
     #[inline]
-    pub fn charge(&mut self, units: u64, now: u64, since: u64) {
+    pub(crate) fn charge(&mut self, units: u64, now: u64, since: u64) {
         // What was not used is lost: but not what was only used late.
         let lost =
             if self.burst > 0 { now } else { since.max(now.saturating_sub(PACING_SLACK_NS)) };

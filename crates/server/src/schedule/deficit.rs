@@ -8,21 +8,17 @@ use crate::schedule::{Account, Policy};
 /// Bytes that each round gives for one of weight. An endpoint of the default weight, 100, sends
 /// 12 800 bytes before the next one: eight packets of full length, long enough for their memory to
 /// be waited for together, and at 10 Gbit/s a delay of 10 us.
-pub const QUANTUM_BYTES: i64 = 128;
+pub(crate) const QUANTUM_BYTES: i64 = 128;
 
 /// Shares by weight.
 #[derive(Clone, Copy, Debug)]
-pub struct Deficit;
+pub(crate) struct Deficit;
 
 fn quantum(weight: u16) -> i64 {
     QUANTUM_BYTES * i64::from(weight.max(1))
 }
 
 impl Policy for Deficit {
-    fn name(&self) -> &'static str {
-        "drr"
-    }
-
     fn packets(&self) -> usize {
         usize::MAX
     }

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 /// What a unit has sent more or less than its share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Account {
+pub(crate) struct Account {
     /// Bytes that it may still send; below 0: that it owes.
     pub bytes: i64,
     /// It has got what this round gives.
@@ -12,9 +12,7 @@ pub struct Account {
 }
 
 /// How units of one level share.
-pub trait Policy: Debug + Send {
-    /// What settings call it.
-    fn name(&self) -> &'static str;
+pub(crate) trait Policy: Debug + Send {
     /// The most packets of one turn.
     fn packets(&self) -> usize;
     /// A unit is first. Answers how many bytes it may send; 0 or less: none in this round.

@@ -4,16 +4,12 @@ use crate::schedule::{Account, Policy};
 
 /// Turns of a number of packets.
 #[derive(Clone, Copy, Debug)]
-pub struct RoundRobin {
+pub(crate) struct RoundRobin {
     /// Packets of a turn.
     pub packets: usize,
 }
 
 impl Policy for RoundRobin {
-    fn name(&self) -> &'static str {
-        "round-robin"
-    }
-
     fn packets(&self) -> usize {
         self.packets
     }

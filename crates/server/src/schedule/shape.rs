@@ -3,7 +3,7 @@
 use crate::schedule::bucket::Bucket;
 
 /// How many priorities there are; the highest number goes first.
-pub const LEVELS: u8 = 8;
+pub(crate) const LEVELS: u8 = 8;
 /// The longest packet.
 const MOST_OWED_BYTES: u64 = 65_553;
 /// Packets that a message of the longest run may have.

@@ -161,9 +161,6 @@ fn weights_count_while_a_lower_level_waits_for_room_for_what_is_large() {
 struct Counted(Arc<AtomicUsize>);
 
 impl Policy for Counted {
-    fn name(&self) -> &'static str {
-        Deficit.name()
-    }
     fn packets(&self) -> usize {
         Deficit.packets()
     }

@@ -4,7 +4,7 @@ use crate::schedule::shape::Class;
 
 /// A unit's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// Whose.
     pub unit: u32,
     /// Its session's place.
@@ -21,7 +21,7 @@ pub struct Turn {
 
 /// Why a unit's turn ended while it had more to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub(crate) enum Stop {
     /// It has had what it may, or the engine's turn is over.
     Over,
     /// The device has no room; `at_once`: for nothing of it.
@@ -41,7 +41,7 @@ pub enum Stop {
 
 /// A unit that waited, and waits no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
+pub(crate) struct Due {
     /// Which.
     pub unit: u32,
     /// Its session's place.

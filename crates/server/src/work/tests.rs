@@ -8,11 +8,12 @@ use std::sync::mpsc::{Sender, channel};
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
+use towpath_memory::{Region, SharedFile};
+use towpath_memory::{own_words, peer_words};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::offload::MAX_SENT_SEGMENTS;
 use towpath_protocol::counters::{Device as DeviceCount, Endpoint as Count};
-use towpath_protocol::layout::{STATE_WORDS, SessionShape, own_words, peer_words};
-use towpath_protocol::memory::{Region, SharedFile};
+use towpath_protocol::layout::{STATE_WORDS, SessionShape};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{

@@ -94,9 +94,9 @@ impl Pipes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use towpath_protocol::memory::SharedFile;
+    use towpath_memory::SharedFile;
 
-    fn collapse(mapping: &towpath_protocol::memory::Mapping) -> i32 {
+    fn collapse(mapping: &towpath_memory::Mapping) -> i32 {
         const MADV_COLLAPSE: i32 = 25;
         let start = mapping.start().as_ptr().cast();
         // SAFETY: the advice changes no content.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use towpath_rig::{Executable, Namespace, User};
+use towpath_sandbox::{Executable, Namespace, User};
 
 use super::host::Statement;
 use super::parts::{Part, QUESTION, Said, Script};

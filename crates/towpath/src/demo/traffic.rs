@@ -15,7 +15,7 @@ use rustix::net::{
     ipproto, sockopt,
 };
 use sha2::{Digest, Sha256};
-use towpath_rig::Unavailable;
+use towpath_sandbox::Unavailable;
 
 use super::applications::{content_length, hex, read_head};
 
@@ -331,7 +331,7 @@ fn raw(family: AddressFamily, protocol: rustix::net::Protocol) -> anyhow::Result
     let socket =
         rustix::net::socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol))
             .map_err(|error| match error {
-                Errno::PERM | Errno::ACCESS => towpath_rig::Error::Unavailable(Unavailable {
+                Errno::PERM | Errno::ACCESS => towpath_sandbox::Error::Unavailable(Unavailable {
                     cause: "no raw socket for pings: this process lacks CAP_NET_RAW".to_owned(),
                     remedy: "run as an ordinary user, or with --cap-add NET_RAW".to_owned(),
                 })

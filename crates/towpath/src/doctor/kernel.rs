@@ -7,7 +7,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
-use towpath_rig::probe;
+use towpath_sandbox::probe;
 
 use super::{Finding, Standing, read, says};
 

@@ -3,7 +3,7 @@
 
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
-use towpath_rig::{cores, probe};
+use towpath_sandbox::{cores, probe};
 
 use super::{Finding, Standing, read};
 

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 use std::time::{Duration, Instant};
 
-use towpath_rig::{Core, cores, pin};
+use towpath_sandbox::{Core, cores, pin};
 use towpath_waiting::Costs;
 use towpath_waiting::wake_ups::round_trips;
 
@@ -63,7 +63,7 @@ pub(super) fn look() -> Vec<Finding> {
 /// C and α of Smith and Traw, "Giving Applications Access to Gb/s Networking", and what follows.
 fn waiting() -> Finding {
     let Ok(costs) = Costs::measure() else { return not_measured("waiting") };
-    let Ok([frame, ..]) = towpath_bench::frame_costs() else { return not_measured("waiting") };
+    let Ok([frame, ..]) = towpath_server::packet_costs() else { return not_measured("waiting") };
     let ns = |ns: u64| micros(Duration::from_nanos(ns));
     let found = format!(
         "C, processor time of a wake-up: {} rung, {} by a timer, which is {} late; a frame, \

@@ -3,7 +3,7 @@
 
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
-use towpath_rig::{check_namespaces, check_tun, probe};
+use towpath_sandbox::{check_namespaces, check_tun, probe};
 
 use super::{Finding, Standing, read, says};
 

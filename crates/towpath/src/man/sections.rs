@@ -120,14 +120,6 @@ impl Sections {
                 sections.status.push(UNAVAILABLE);
                 sections.files = &[TUN];
             }
-            Some("bench") => {
-                sections.status = failed("Failed; or, with --check, a limit was missed.");
-                sections.status.push(UNAVAILABLE);
-                sections.files = &[
-                    ("docs/benchmarks/NAME.json", "The reports that report reads."),
-                    ("docs/benchmarks.md", "The page that it writes."),
-                ];
-            }
             Some("doctor") => {
                 sections.status = failed("No way was found to run Towpath here.");
                 sections.files = &[TUN];

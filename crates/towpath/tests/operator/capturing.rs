@@ -15,7 +15,7 @@ use crate::running::*;
 
 /// Neither side talks by itself: what is captured is what the test sends.
 fn start(directory: &Directory) -> Running {
-    towpath_rig::Namespace::current().unwrap().silence().unwrap();
+    towpath_testkit::Namespace::current().unwrap().silence().unwrap();
     serve(directory, "s.sock", &["--tap", "opA", "--address", "10.77.0.1/24"])
 }
 
@@ -65,7 +65,7 @@ fn packets(file: &str) -> Vec<Packet> {
 
 #[test]
 fn both_directions_with_times() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("capturing::both_directions_with_times") {
             return;
         }
@@ -135,7 +135,7 @@ fn both_directions_with_times() {
 
 #[test]
 fn what_is_read_from_the_pipe_comes_at_once() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         let test = "capturing::what_is_read_from_the_pipe_comes_at_once";
         if !tun(test) || !installed(test, "tcpdump", "tcpdump") {
             return;
@@ -179,7 +179,7 @@ fn what_is_read_from_the_pipe_comes_at_once() {
 
 #[test]
 fn counts_and_times_end_it() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("capturing::counts_and_times_end_it") {
             return;
         }
@@ -202,7 +202,7 @@ fn counts_and_times_end_it() {
 
 #[test]
 fn full_disks_and_stalled_readers() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("capturing::full_disks_and_stalled_readers") {
             return;
         }

@@ -127,7 +127,6 @@ fn bash_completes_verbs_options_values_and_devices() {
         (&["serve", "--mode", "=", "p"], &["poll"]),
         (&["serve", "--mode", "="], &["adaptive", "auto", "clocked", "interrupt", "poll"]),
         (&["completions", "z"], &["zsh"]),
-        (&["bench", "sw"], &["switch"]),
         (&["ls", "--device", "opq"], &["opq0", "opq1"]),
         (&["ls", "--device", "=", "opq1"], &["opq1"]),
         (&["ls", "opq"], &[]),
@@ -227,7 +226,6 @@ fn zsh_completes_verbs_options_values_and_devices() {
         ("serve --set mod", "serve --set mod"),
         ("serve --set wei", "serve --set wei"),
         ("completions z", "completions zsh "),
-        ("bench --rol", "bench --rol"),
         ("nothing op", "nothing op"),
     ]
     .map(|(line, becomes)| (format!("towpath {line}"), format!("towpath {becomes}")))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use towpath_client::Session;
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream};
-use towpath_rig::{End, Namespace, connect};
+use towpath_testkit::{End, Namespace, connect};
 
 use crate::running::*;
 
@@ -84,7 +84,7 @@ fn wire(far_addresses: &[&str], near_addresses: &[&str]) -> Namespace {
 
 #[test]
 fn a_bridge() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         let test = "networks::a_bridge";
         if !tun(test) || !installed(test, "ip", "iproute2") {
             return;
@@ -113,7 +113,7 @@ fn a_bridge() {
 
 #[test]
 fn routes() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         let test = "networks::routes";
         if !tun(test) || !installed(test, "ip", "iproute2") {
             return;

@@ -105,7 +105,7 @@ fn help_has_examples_and_fits() {
 
 #[test]
 fn names_paths_and_rights_are_checked() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("refusals::names_paths_and_rights_are_checked") {
             return;
         }
@@ -153,7 +153,7 @@ fn names_paths_and_rights_are_checked() {
 /// Where something else is asked for than there is, what is there stays as it was.
 #[test]
 fn what_cannot_be_set_leaves_the_old_settings() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("refusals::what_cannot_be_set_leaves_the_old_settings") {
             return;
         }
@@ -213,7 +213,7 @@ fn serve_where(change: &str, arguments: &[&str]) -> Command {
 
 #[test]
 fn a_machine_without_tun_is_status_77() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         let test = "refusals::a_machine_without_tun_is_status_77";
         if !tun(test) || !installed(test, "unshare", "util-linux") {
             return;
@@ -249,7 +249,7 @@ fn a_machine_without_tun_is_status_77() {
 
 #[test]
 fn too_few_descriptors_and_too_little_memory_are_said() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         let test = "refusals::too_few_descriptors_and_too_little_memory_are_said";
         if !tun(test) || !installed(test, "prlimit", "util-linux") {
             return;

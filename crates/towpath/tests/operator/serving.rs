@@ -34,7 +34,7 @@ fn round_trip(server: &Running, port: u16) {
 
 #[test]
 fn an_interface_is_made_shown_and_taken_away() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::an_interface_is_made_shown_and_taken_away") {
             return;
         }
@@ -98,7 +98,7 @@ fn an_interface_is_made_shown_and_taken_away() {
 
 #[test]
 fn an_interface_that_was_there_stays() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::an_interface_that_was_there_stays") {
             return;
         }
@@ -122,7 +122,7 @@ fn an_interface_that_was_there_stays() {
 
 #[test]
 fn a_second_server_is_told_so_and_the_first_goes_on() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::a_second_server_is_told_so_and_the_first_goes_on") {
             return;
         }
@@ -148,7 +148,7 @@ fn a_second_server_is_told_so_and_the_first_goes_on() {
 
 #[test]
 fn what_a_killed_server_left_is_taken_over() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::what_a_killed_server_left_is_taken_over") {
             return;
         }
@@ -183,7 +183,7 @@ fn what_a_killed_server_left_is_taken_over() {
 
 #[test]
 fn an_interface_that_vanishes_ends_the_server() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::an_interface_that_vanishes_ends_the_server") {
             return;
         }
@@ -200,7 +200,7 @@ fn an_interface_that_vanishes_ends_the_server() {
 
 #[test]
 fn the_server_keeps_no_right_that_it_does_not_need() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         let test = "serving::the_server_keeps_no_right_that_it_does_not_need";
         if !tun(test) {
             return;
@@ -261,7 +261,7 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
 
 #[test]
 fn readiness_is_told_to_the_service_manager() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::readiness_is_told_to_the_service_manager") {
             return;
         }
@@ -286,7 +286,7 @@ fn readiness_is_told_to_the_service_manager() {
 
 #[test]
 fn a_file_configures_and_options_overrule_it() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::a_file_configures_and_options_overrule_it") {
             return;
         }
@@ -330,7 +330,7 @@ fn a_file_configures_and_options_overrule_it() {
 
 #[test]
 fn a_wire_that_loses_everything_and_a_full_disk_are_survived() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::a_wire_that_loses_everything_and_a_full_disk_are_survived") {
             return;
         }
@@ -363,7 +363,7 @@ fn a_wire_that_loses_everything_and_a_full_disk_are_survived() {
 
 #[test]
 fn the_only_server_needs_no_name() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         let test = "serving::the_only_server_needs_no_name";
         if !tun(test) || !installed(test, "unshare", "util-linux") {
             return;
@@ -407,7 +407,7 @@ fn the_only_server_needs_no_name() {
 
 #[test]
 fn a_user_without_rights_serves_what_was_made_for_it() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         let test = "serving::a_user_without_rights_serves_what_was_made_for_it";
         if !tun(test) || !installed(test, "unshare", "util-linux") {
             return;
@@ -463,7 +463,7 @@ fn a_user_without_rights_serves_what_was_made_for_it() {
 
 #[test]
 fn a_log_that_cannot_be_written_stops_nobody() {
-    towpath_rig::isolated!(|| {
+    towpath_testkit::isolated!(|| {
         if !tun("serving::a_log_that_cannot_be_written_stops_nobody") {
             return;
         }

@@ -1,0 +1,373 @@
+//! The driver of a device and its memory, for one thread at a time.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use towpath_device::{
+    Armed, Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+};
+use towpath_memory::{Mapping, Region};
+use towpath_queue::frames::FreeFrames;
+
+use crate::sleep::Bell;
+use crate::{Config, Counts, SendError};
+
+/// Packets given to a device at once.
+const BATCH: usize = 32;
+/// Around an IP packet: the Ethernet header and a VLAN tag, in bytes.
+const AROUND_BYTES: usize = 18;
+/// What a frame to be sent starts with, in bytes: the length of the packet behind it.
+const LENGTH_BYTES: usize = 64;
+
+/// A device and the memory of what is sent through it, for one thread at a time.
+pub struct Driver {
+    device: Box<dyn Device>,
+    spaces: Spaces,
+    space: SpaceId,
+    pub(super) frames: Frames,
+    own: FreeFrames,
+    /// The memory of the own frames.
+    own_memory: Region,
+    receive: FreeFrames,
+    /// Frames with packets that the device had no room for, in order.
+    pub(super) waiting: VecDeque<u32>,
+    tokens: Vec<u64>,
+    /// Packets may be with the device for longer than the call that gave them.
+    goes_on: bool,
+    /// Frames of packets that were left, and that the device is done with.
+    pub(super) slots: Vec<u32>,
+    received: Vec<Received>,
+    returned_frames: Vec<u32>,
+    bytes: Vec<u8>,
+    pub(super) failure: Option<DeviceError>,
+    /// Wakes who sleeps for what the device does not know of.
+    pub(super) bell: Option<Bell>,
+    counts: Counts,
+}
+
+/// Where frames are: first those of packets that threads left, then those of threads that were inside,
+/// then those to receive into.
+#[derive(Clone, Debug)]
+pub(super) struct Frames {
+    /// For reading. To write a packet takes its frame's [`Region`].
+    memory: Arc<Mapping>,
+    left: u32,
+    own: u32,
+    transmit_bytes: usize,
+    receive_bytes: usize,
+    pub(super) longest: usize,
+}
+
+impl Frames {
+    fn start(&self, frame: u32) -> usize {
+        frame as usize * self.transmit_bytes
+    }
+
+    fn part(&self, frame: u32, space: SpaceId) -> Part {
+        let start = self.start(frame);
+        let mut len = [0; 4];
+        let read = self.memory.copy_out(start, &mut len);
+        debug_assert!(read, "a frame has its length in front");
+        Part { space, offset: (start + LENGTH_BYTES) as u32, len: u32::from_ne_bytes(len) }
+    }
+
+    /// Where a frame to receive into starts.
+    fn receive_start(&self, frame: u32) -> u32 {
+        let transmit = (self.left + self.own) as usize * self.transmit_bytes;
+        (transmit + frame as usize * self.receive_bytes) as u32
+    }
+
+    fn receive_frame(&self, start: u32) -> u32 {
+        ((start - self.receive_start(0)) as usize / self.receive_bytes) as u32
+    }
+}
+
+/// Writes a packet, and its length in front, into a frame that starts somewhere in a region.
+pub(super) fn write(region: &mut Region, start: usize, packet: &[u8]) {
+    let len = (packet.len() as u32).to_ne_bytes();
+    let written = region.copy_in(start, &len) && region.copy_in(start + LENGTH_BYTES, packet);
+    debug_assert!(written, "frames are as long as the longest packet");
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("device", &self.device.info().name).finish_non_exhaustive()
+    }
+}
+
+impl Driver {
+    /// Starts a device.
+    ///
+    /// # Errors
+    /// When memory, or the device's start, fails; a number out of its range among it.
+    pub fn new(device: Box<dyn Device>, config: Config) -> Result<Driver, DeviceError> {
+        Driver::with_left(device, config).map(|(driver, _)| driver)
+    }
+
+    /// Starts a device, and returns the memory of each frame that threads may leave packets in.
+    pub(super) fn with_left(
+        mut device: Box<dyn Device>,
+        config: Config,
+    ) -> Result<(Driver, Vec<Region>), DeviceError> {
+        let info = device.info().clone();
+        let failed = |what: &'static str, cause: io::Error| DeviceError::Failed {
+            name: info.name.clone(),
+            what,
+            cause,
+        };
+        let in_range = |count: u32| (1..=1 << 16).contains(&count);
+        if !config.left.is_power_of_two()
+            || ![config.left, config.own, config.receive].into_iter().all(in_range)
+        {
+            let cause = io::Error::from(io::ErrorKind::InvalidInput);
+            return Err(failed("numbers of frames", cause));
+        }
+        let longest = info.mtu + AROUND_BYTES;
+        let transmit_bytes = (LENGTH_BYTES + longest).next_multiple_of(128);
+        let receive_bytes = info.rx_frame_bytes.next_multiple_of(128);
+        let bytes = (config.left + config.own) as usize * transmit_bytes
+            + config.receive as usize * receive_bytes;
+        if u32::try_from(bytes).is_err() {
+            let cause = io::Error::from(io::ErrorKind::OutOfMemory);
+            return Err(failed("memory for its packets", cause));
+        }
+        let mut memory =
+            Region::private(bytes).map_err(|cause| failed("memory for its packets", cause))?;
+        let frames = Frames {
+            memory: memory.mapping().clone(),
+            left: config.left,
+            own: config.own,
+            transmit_bytes,
+            receive_bytes,
+            longest,
+        };
+        let left = (0..config.left).map(|_| memory.split_off_front(transmit_bytes)).collect();
+        let own_memory = memory.split_off_front(config.own as usize * transmit_bytes);
+        let mut spaces = Spaces::default();
+        // The device writes the frames to receive into, and only reads the others.
+        let space = spaces.add(Space::writable(memory));
+        device.start(&mut spaces)?;
+        let packets = (config.left + config.own) as usize;
+        let driver = Driver {
+            device,
+            spaces,
+            space,
+            own: FreeFrames::new(config.left, config.left + config.own),
+            own_memory,
+            receive: FreeFrames::new(0, config.receive),
+            waiting: VecDeque::with_capacity(packets),
+            tokens: Vec::with_capacity(packets),
+            goes_on: info.can.tx_asynchronous,
+            slots: Vec::with_capacity(config.left as usize),
+            received: Vec::with_capacity(BATCH),
+            returned_frames: Vec::with_capacity(config.receive as usize),
+            bytes: vec![0; receive_bytes],
+            frames,
+            failure: None,
+            bell: None,
+            counts: Counts::default(),
+        };
+        Ok((driver, left))
+    }
+
+    /// Sends a packet of the thread that is inside, behind all that waits.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    pub fn send(&mut self, packet: &[u8]) -> Result<(), SendError> {
+        let most = self.frames.longest;
+        if packet.len() > most {
+            return Err(SendError::TooLong { len: packet.len(), most });
+        }
+        if self.failure.is_some() {
+            return Err(SendError::Failed);
+        }
+        let frame = self.own.take().ok_or(SendError::WouldBlock)?;
+        let start = (frame - self.frames.left) as usize * self.frames.transmit_bytes;
+        write(&mut self.own_memory, start, packet);
+        self.counts.direct += 1;
+        self.waiting.push_back(frame);
+        self.flush();
+        Ok(())
+    }
+
+    /// Takes back what the device is done with.
+    pub fn collect(&mut self) {
+        self.tokens.clear();
+        let budget = self.tokens.capacity();
+        if let Err(error) = self.device.tx_return(&mut self.tokens, budget) {
+            self.fail(error);
+        }
+        self.counts.returned += self.tokens.len() as u64;
+        for token in &self.tokens {
+            let frame = *token as u32;
+            if frame < self.frames.left {
+                self.slots.push(frame);
+            } else {
+                self.own.give_back(frame);
+            }
+        }
+    }
+
+    /// Gives the device what waits, as far as it has room. Answers whether all went.
+    pub fn flush(&mut self) -> bool {
+        let all = self.give_all();
+        if self.is_owed()
+            && let Some(bell) = &mut self.bell
+        {
+            bell.sent();
+        }
+        all
+    }
+
+    /// Whether the device is to be looked at again for what was sent: it had no room, or is one that
+    /// goes on with what it took.
+    fn is_owed(&self) -> bool {
+        !self.waiting.is_empty() || self.goes_on && self.pending() > 0
+    }
+
+    fn give_all(&mut self) -> bool {
+        // It may have room for what it took, and is given none for that.
+        let mut asked = !self.goes_on || self.pending() == 0;
+        while !asked || !self.waiting.is_empty() {
+            asked = true;
+            // Mostly one, whose descriptors are soon made.
+            let all = if self.waiting.len() <= 1 { self.give::<1>() } else { self.give::<BATCH>() };
+            match all {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(error) => {
+                    self.fail(error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Gives the device the first `MOST` of what waits. Answers whether it took them.
+    fn give<const MOST: usize>(&mut self) -> Result<bool, DeviceError> {
+        let mut parts = [[Part { space: self.space, offset: 0, len: 0 }; 1]; MOST];
+        let count = self.waiting.len().min(MOST);
+        for (part, frame) in parts.iter_mut().zip(&self.waiting) {
+            *part = [self.frames.part(*frame, self.space)];
+        }
+        let packets: [Packet<'_>; MOST] = std::array::from_fn(|place| Packet {
+            parts: &parts[place],
+            meta: Meta::FINISHED,
+            token: self.waiting.get(place).map_or(u64::MAX, |frame| u64::from(*frame)),
+        });
+        let taken = self.device.tx_provide(&mut self.spaces, &packets[..count])?;
+        self.waiting.drain(..taken);
+        self.counts.taken += taken as u64;
+        Ok(taken == count)
+    }
+
+    /// Resets the device. What it had and did not send is lost, and counted; what waits is sent.
+    pub fn reset(&mut self) {
+        self.collect();
+        self.returned_frames.clear();
+        self.counts.resets += 1;
+        self.failure = self.device.reset(&mut self.returned_frames).err();
+        for start in self.returned_frames.drain(..) {
+            self.receive.give_back(self.frames.receive_frame(start));
+        }
+        let before = self.counts.returned;
+        self.collect();
+        self.counts.lost += self.counts.returned - before;
+        // What it was asked to wake for it has forgotten.
+        self.wake();
+    }
+
+    fn fail(&mut self, error: DeviceError) {
+        self.failure.get_or_insert(error);
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(bell) = &mut self.bell {
+            bell.ring();
+        }
+    }
+
+    /// Asks the device to wake who is about to sleep. Nobody sleeps on one that failed, or that has
+    /// no descriptor.
+    pub(super) fn arm(&mut self) -> Armed {
+        let Some(bell) = &mut self.bell else { return Armed::Work };
+        bell.silence();
+        if self.failure.is_some() {
+            return Armed::Work;
+        }
+        let owed = self.is_owed();
+        match self.device.arm(!self.waiting.is_empty()) {
+            Ok(Armed::Sleep) => {
+                if let Some(bell) = &mut self.bell {
+                    bell.sleeps(owed);
+                }
+                Armed::Sleep
+            }
+            Ok(Armed::Work) => Armed::Work,
+            Err(error) => {
+                self.fail(error);
+                Armed::Work
+            }
+        }
+    }
+
+    /// What the device wakes by.
+    pub(super) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.device.sleep_fd()
+    }
+
+    /// Receives at most `budget` packets. Answers how many.
+    pub fn receive(&mut self, budget: usize, mut each: impl FnMut(&[u8], Meta)) -> usize {
+        self.provide();
+        self.received.clear();
+        if let Err(error) =
+            self.device.rx_return(&mut self.spaces, &mut self.received, budget.min(BATCH))
+        {
+            self.fail(error);
+        }
+        for one in &self.received {
+            let packet = &mut self.bytes[..one.len as usize];
+            if self.frames.memory.copy_out(one.offset as usize, packet) {
+                each(packet, one.meta);
+            }
+            self.receive.give_back(self.frames.receive_frame(one.frame));
+        }
+        self.received.len()
+    }
+
+    fn provide(&mut self) {
+        loop {
+            let mut starts = [0; BATCH];
+            let mut count = 0;
+            while count < BATCH {
+                let Some(frame) = self.receive.take() else { break };
+                starts[count] = self.frames.receive_start(frame);
+                count += 1;
+            }
+            let taken = self.device.rx_provide(&self.spaces, self.space, &starts[..count]);
+            for start in starts[taken..count].iter().rev() {
+                self.receive.give_back(self.frames.receive_frame(*start));
+            }
+            if taken < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Packets that wait for the device or are with it.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.waiting.len() + (self.counts.taken - self.counts.returned) as usize
+    }
+
+    /// What was counted; what only the section knows is 0.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts { device: self.device.counters(), ..self.counts }
+    }
+}

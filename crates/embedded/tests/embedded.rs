@@ -1,0 +1,304 @@
+//! Several threads send through one driver of their own process while another one resets it:
+//! nothing is lost but what the reset counts, nothing is doubled, and each thread's packets keep
+//! their order.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::{Armed, Meta, loopback};
+use towpath_embedded::{Config, Embedded, SendError};
+
+const THREADS: u64 = 3;
+
+fn packet(thread: u64, number: u64) -> Vec<u8> {
+    let mut packet = vec![0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2, 0x88, 0xb5];
+    packet.extend_from_slice(&thread.to_le_bytes());
+    packet.extend_from_slice(&number.to_le_bytes());
+    packet.resize(60 + (number as usize * 7 + thread as usize) % 1400, number as u8);
+    packet
+}
+
+fn read(packet: &[u8]) -> (u64, u64) {
+    let word = |at: usize| u64::from_le_bytes(packet[at..at + 8].try_into().unwrap());
+    (word(14), word(22))
+}
+
+fn wait(what: &str, mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !so() {
+        assert!(Instant::now() < until, "{what}: not within 20 s");
+        std::thread::yield_now();
+    }
+}
+
+/// What arrived, by thread.
+#[derive(Default)]
+struct Arrived {
+    last: [Option<u64>; THREADS as usize],
+    count: u64,
+}
+
+impl Arrived {
+    fn take(&mut self, bytes: &[u8]) {
+        let (thread, number) = read(bytes);
+        assert_eq!(bytes, packet(thread, number), "as it was sent");
+        let last = &mut self.last[thread as usize];
+        assert!(last.is_none_or(|last| number > last), "{thread}: {number} after {last:?}");
+        *last = Some(number);
+        self.count += 1;
+    }
+}
+
+fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) {
+    let (near, far) = loopback::pair(device).unwrap();
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let driver = Embedded::new(Box::new(near), config).unwrap();
+    let (sending, refused) = (AtomicU64::new(THREADS), AtomicU64::new(0));
+    let over = AtomicBool::new(false);
+    let mut arrived = Arrived::default();
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for thread in 0..THREADS {
+            let (driver, sending, refused) = (&driver, &sending, &refused);
+            threads.push(scope.spawn(move || {
+                for number in 0..each {
+                    let packet = packet(thread, number);
+                    wait("room", || match driver.send(&packet) {
+                        Ok(()) => true,
+                        Err(SendError::WouldBlock) => {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                            false
+                        }
+                        Err(error) => panic!("{error}"),
+                    });
+                }
+                sending.fetch_sub(1, Ordering::Release);
+            }));
+        }
+        if resets {
+            let (driver, over) = (&driver, &over);
+            threads.push(scope.spawn(move || {
+                while !over.load(Ordering::Acquire) {
+                    driver.reset();
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }));
+        }
+        wait("all that was sent is done with", || {
+            while let Some((frame, _)) = far.receive() {
+                arrived.take(&frame);
+            }
+            sending.load(Ordering::Acquire) == 0 && driver.drive() == Some(0)
+        });
+        over.store(true, Ordering::Release);
+        // ThreadSanitizer sees the end of a thread that is joined, not that of a scope.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    while let Some((frame, _)) = far.receive() {
+        arrived.take(&frame);
+    }
+    let counts = driver.counts().expect("nobody else is inside");
+    println!("{counts:?}, {} refused, {} arrived", refused.load(Ordering::Relaxed), arrived.count);
+    assert!(driver.failure().is_none());
+    let sent = THREADS * each;
+    // A slot that was taken was published: nobody gives one up.
+    assert_eq!(counts.direct + counts.left, sent);
+    assert_eq!((counts.taken, counts.returned), (sent, sent));
+    assert_eq!(arrived.count + counts.lost, sent, "lost, or doubled");
+    assert_eq!(counts.device.tx_dropped, 0);
+    assert_eq!(counts.device.resets, counts.resets);
+    if resets {
+        assert!(counts.resets > 0);
+    } else {
+        assert_eq!(counts.lost, 0);
+    }
+}
+
+#[test]
+fn three_threads_lose_nothing() {
+    exchange(&loopback::Config::default(), Config::default(), 5_000, false);
+}
+
+#[test]
+fn three_threads_with_hardly_any_room() {
+    let device = loopback::Config { ring_packets: 4, ..loopback::Config::default() };
+    exchange(&device, Config { left: 2, own: 1, receive: 1 }, 1_000, false);
+}
+
+#[test]
+fn three_threads_lose_what_resets_count_and_nothing_else() {
+    // Packets are fetched late, so that a reset finds some to lose.
+    let device = loopback::Config { tx_asynchronous: true, ..loopback::Config::default() };
+    exchange(&device, Config::default(), 5_000, true);
+}
+
+#[test]
+fn what_is_received_is_whole_and_may_be_answered() {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+    for number in 0..1000 {
+        let packet = packet(1, number);
+        wait("room", || far.send(&packet, Meta::FINISHED));
+        let mut got = 0;
+        wait("a packet", || {
+            // From inside: the answer is left, and sent before this thread goes.
+            got += driver.receive(1, |bytes, meta| {
+                assert_eq!((bytes, meta), (&packet[..], Meta::FINISHED));
+                driver.send(bytes).unwrap();
+            });
+            got == 1
+        });
+        let mut answer = None;
+        wait("the answer", || {
+            answer = far.receive();
+            answer.is_some()
+        });
+        assert_eq!(answer.unwrap().0, packet);
+    }
+    let counts = driver.counts().unwrap();
+    assert_eq!((counts.left, counts.direct), (1000, 0));
+}
+
+fn is_readable(driver: &Embedded, within: Duration) -> bool {
+    let fd = driver.sleep_fd().expect("the device has a descriptor");
+    let mut polled = [PollFd::new(&fd, PollFlags::IN)];
+    let timeout =
+        Timespec { tv_sec: within.as_secs() as i64, tv_nsec: i64::from(within.subsec_nanos()) };
+    poll(&mut polled, Some(&timeout)).unwrap() == 1
+}
+
+/// A packet that is taken may wait: who sleeps hears when it can go on, though it was sent while he
+/// slept.
+#[test]
+fn who_sleeps_hears_of_room_and_of_packets() {
+    const LONG: Duration = Duration::from_secs(20);
+    for tx_asynchronous in [false, true] {
+        let config = loopback::Config { ring_packets: 4, tx_asynchronous, ..Default::default() };
+        let (near, far) = loopback::pair(&config).unwrap();
+        let mut far = DeviceFarEnd::new(Box::new(far));
+        let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+        let asleep = |why: &str| {
+            wait(why, || {
+                driver.drive();
+                driver.arm() == Some(Armed::Sleep)
+            });
+            assert!(!is_readable(&driver, Duration::ZERO), "{why}");
+        };
+        asleep("nothing was sent");
+        // The far end holds four; the others are taken all the same, and wait.
+        for number in 0..12 {
+            driver.send(&packet(0, number)).unwrap();
+        }
+        assert!(is_readable(&driver, LONG), "packets wait that the device was not told of");
+        let mut number = 0;
+        while number < 12 {
+            asleep("there is no room");
+            let (frame, _) = far.receive().expect("what the device took");
+            assert_eq!(frame, packet(0, number));
+            number += 1;
+            while let Some((frame, _)) = far.receive() {
+                assert_eq!(frame, packet(0, number));
+                number += 1;
+            }
+            assert!(number == 12 || is_readable(&driver, LONG), "room came");
+            driver.drive();
+        }
+        wait("all is done with", || driver.drive() == Some(0));
+        // Who never received is not woken for packets.
+        assert!(far.send(&packet(0, 0), Meta::FINISHED));
+        asleep("nobody receives");
+        wait("the packet", || driver.receive(9, |_, _| ()) == 1);
+        assert_eq!(driver.receive(9, |_, _| ()), 0);
+        asleep("no packets");
+        assert!(far.send(&packet(0, 0), Meta::FINISHED));
+        assert!(is_readable(&driver, LONG), "a packet came");
+        assert_eq!(driver.arm(), Some(Armed::Work));
+        assert_eq!(driver.receive(9, |_, _| ()), 1);
+        assert_eq!(driver.receive(9, |_, _| ()), 0);
+        // A reset makes the device forget what it is to wake for.
+        asleep("before the reset");
+        driver.reset();
+        assert!(is_readable(&driver, LONG), "a reset");
+        asleep("after the reset");
+        drop(far);
+        let _ = driver.send(&packet(0, 0));
+        wait("the failure", || driver.send(&packet(0, 1)) == Err(SendError::Failed));
+        assert!(is_readable(&driver, LONG), "it failed");
+        assert_eq!(driver.arm(), Some(Armed::Work), "nobody sleeps on a device that failed");
+    }
+    let config = loopback::Config { sleeps: false, ..Default::default() };
+    let (near, _far) = loopback::pair(&config).unwrap();
+    let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+    assert!(driver.sleep_fd().is_none(), "it must be polled");
+    assert_eq!(driver.arm(), Some(Armed::Work));
+}
+
+/// One thread drives for all, asleep while there is nothing to do; others send with hardly any room.
+#[test]
+fn one_thread_sleeps_for_all_and_nothing_stays() {
+    const EACH: u64 = 500;
+    let config = loopback::Config { ring_packets: 4, ..loopback::Config::default() };
+    let (near, far) = loopback::pair(&config).unwrap();
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+    let over = AtomicBool::new(false);
+    let mut arrived = Arrived::default();
+    std::thread::scope(|scope| {
+        let (driver, over) = (&driver, &over);
+        scope.spawn(move || {
+            while !over.load(Ordering::Acquire) {
+                driver.drive();
+                if driver.arm() == Some(Armed::Sleep) {
+                    assert!(is_readable(driver, Duration::from_secs(20)), "nobody woke it");
+                }
+            }
+        });
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    let packet = packet(thread, number);
+                    wait("room", || driver.send(&packet).is_ok());
+                    if number % 50 == 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            });
+        }
+        // Nobody but the one who sleeps drives when the last was sent.
+        wait("all arrives", || {
+            while let Some((frame, _)) = far.receive() {
+                arrived.take(&frame);
+            }
+            arrived.count == THREADS * EACH
+        });
+        over.store(true, Ordering::Release);
+        driver.reset();
+    });
+}
+
+#[test]
+fn what_is_wrong_is_refused() {
+    let driver = |config| {
+        let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+        Embedded::new(Box::new(near), config).map(|driver| (driver, far))
+    };
+    for config in [
+        Config { left: 3, ..Config::default() },
+        Config { left: 0, ..Config::default() },
+        Config { own: 0, ..Config::default() },
+        Config { receive: 1 << 17, ..Config::default() },
+    ] {
+        assert!(driver(config).is_err(), "{config:?}");
+    }
+    let (driver, far) = driver(Config::default()).unwrap();
+    let most = 1518;
+    assert_eq!(driver.send(&[0; 1519]), Err(SendError::TooLong { len: 1519, most }));
+    drop(far);
+    // The first may go in before the driver hears of it.
+    let _ = driver.send(&packet(0, 0));
+    assert_eq!(driver.send(&packet(0, 1)), Err(SendError::Failed));
+    assert!(driver.failure().is_some());
+}

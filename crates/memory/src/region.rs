@@ -1,0 +1,345 @@
+//! The right to write mapped memory.
+//!
+//! Unsafe lives here because memory is written that a peer or another thread may be reading: by the
+//! queue crate's copy and atomics, at addresses.
+
+use std::io;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use towpath_queue::PeerWords;
+use towpath_queue::copy::copy;
+
+use crate::Mapping;
+#[cfg(target_arch = "x86_64")]
+use crate::mapping::CACHE_LINE_BYTES;
+
+/// The right to write a range of a mapping. No two regions of one mapping overlap, a region cannot be
+/// cloned, and it is written through `&mut self` alone: so a range has one writer at a time in this
+/// process. Any number of threads may read beside it, through [`Region::mapping`]: both sides copy by
+/// atomics.
+///
+/// It moves between threads and is not shared by them:
+///
+/// ```compile_fail,E0277
+/// fn shared<T: Sync>(_: T) {}
+/// shared(towpath_memory::Region::private(64).unwrap());
+/// ```
+///
+/// A reader cannot write:
+///
+/// ```compile_fail,E0596
+/// let region = towpath_memory::Region::private(64).unwrap();
+/// let reader = &region;
+/// reader.copy_in(0, b"written");
+/// ```
+///
+/// Bytes that are borrowed stay as they are:
+///
+/// ```compile_fail,E0502
+/// let mut region = towpath_memory::Region::private(64).unwrap();
+/// let bytes = region.bytes(0, 8).unwrap();
+/// region.copy_in(0, b"written");
+/// assert_eq!(bytes, [0; 8]);
+/// ```
+#[derive(Debug)]
+pub struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    /// Where in the mapping it starts.
+    offset: usize,
+    /// It is memory of this process alone.
+    private: bool,
+    mapping: Arc<Mapping>,
+    /// Not `Sync`, whatever the other fields are.
+    _one_thread: PhantomData<*mut u8>,
+}
+
+// SAFETY: a region is an address range of the process, not of a thread; it is written by its owner.
+unsafe impl Send for Region {}
+
+// An error if a region were `Sync`: then both implementations would do, and none could be chosen.
+const _: () = {
+    trait NotSync<A> {
+        const CHOSEN: () = ();
+    }
+    struct IfSync;
+    impl<T> NotSync<()> for T {}
+    impl<T: Sync> NotSync<IfSync> for T {}
+    <Region as NotSync<_>>::CHOSEN
+};
+
+impl Region {
+    /// Private, zeroed memory of this process alone, rounded up to pages.
+    ///
+    /// # Errors
+    /// What `mmap` answers: `ENOMEM`.
+    pub fn private(len: usize) -> io::Result<Region> {
+        Ok(Region { private: true, ..Region::of_file(Mapping::anonymous(len, true)?) })
+    }
+
+    /// Zeroed memory of this process and of those that are forked from it, rounded up to pages.
+    ///
+    /// # Errors
+    /// What `mmap` answers: `ENOMEM`.
+    pub fn shared_with_forks(len: usize) -> io::Result<Region> {
+        Ok(Region::of_file(Mapping::anonymous(len, false)?))
+    }
+
+    /// All of a mapping that was made for this, and is writable.
+    pub(super) fn of_file(mapping: Mapping) -> Region {
+        Region {
+            start: mapping.start(),
+            len: mapping.len(),
+            offset: 0,
+            private: false,
+            mapping: Arc::new(mapping),
+            _one_thread: PhantomData,
+        }
+    }
+
+    /// The mapping that this is a region of, for reading.
+    #[must_use]
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Where in the mapping it starts, in bytes.
+    #[inline]
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is left of it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Cuts `len` bytes off the front.
+    ///
+    /// # Panics
+    /// When there are not so many: a mistake in the layout, which no peer decides.
+    #[must_use]
+    pub fn split_off_front(&mut self, len: usize) -> Region {
+        assert!(len <= self.len, "a part outside of its region");
+        let mapping = self.mapping.clone();
+        let front = Region { mapping, len, ..*self };
+        // SAFETY: len <= self.len, so the address stays inside of the region or at its end.
+        self.start = unsafe { self.start.add(len) };
+        self.offset += len;
+        self.len -= len;
+        front
+    }
+
+    /// The first byte's address.
+    #[must_use]
+    pub fn start(&mut self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// The address of a range; `None` when it does not lie inside.
+    #[inline]
+    #[must_use]
+    pub fn range(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        if offset > self.len || len > self.len - offset {
+            return None;
+        }
+        // SAFETY: offset <= len of the region, so the address stays inside of it or at its end.
+        Some(unsafe { self.start.add(offset) })
+    }
+
+    /// Copies private bytes into the region. Answers whether the range lies inside.
+    #[inline]
+    #[must_use]
+    pub fn copy_in(&mut self, offset: usize, from: &[u8]) -> bool {
+        let Some(to) = self.range(offset, from.len()) else { return false };
+        // SAFETY: `to` is mapped and writable for as many bytes, as just checked, and `from` is
+        // borrowed. Plain accesses touch the range only through `bytes`, which borrows the region, and
+        // through functions whose callers promise not to.
+        unsafe { copy(from.as_ptr(), to.as_ptr(), from.len()) };
+        true
+    }
+
+    /// Copies payload from a mapping into the region. Answers whether both ranges lie inside. Where
+    /// they are the same memory, the bytes are arbitrary.
+    #[inline]
+    #[must_use]
+    pub fn copy_from(
+        &mut self,
+        offset: usize,
+        from: &Mapping,
+        from_offset: usize,
+        len: usize,
+    ) -> bool {
+        let (Some(to), Some(from)) = (self.range(offset, len), from.range(from_offset, len)) else {
+            return false;
+        };
+        // SAFETY: both are mapped for `len` bytes, as just checked, and `to` is writable; else as in
+        // `copy_in` and `Mapping::copy_out`.
+        unsafe { copy(from.as_ptr(), to.as_ptr(), len) };
+        true
+    }
+
+    /// Fetches what a peer wrote into the region: bytes that will be checked there. Answers whether
+    /// both ranges lie inside, and the region's starts at a multiple of 8 bytes or is short.
+    #[inline]
+    #[must_use]
+    pub fn fetch(
+        &mut self,
+        offset: usize,
+        from: &PeerWords,
+        from_offset: usize,
+        len: usize,
+    ) -> bool {
+        let Some(to) = self.range(offset, len) else { return false };
+        if to.cast::<u64>().is_aligned() {
+            // SAFETY: aligned, as just checked; else as in `copy_in`.
+            return unsafe { from.fetch_into(from_offset, to, len) };
+        }
+        self.fetch_unaligned(offset, from, from_offset, len)
+    }
+
+    fn fetch_unaligned(
+        &mut self,
+        offset: usize,
+        from: &PeerWords,
+        from_offset: usize,
+        len: usize,
+    ) -> bool {
+        let mut piece = [0; 64];
+        (0..len).step_by(piece.len()).all(|at| {
+            let piece = &mut piece[..64.min(len - at)];
+            from.fetch_bytes(from_offset + at, piece) && self.copy_in(offset + at, piece)
+        })
+    }
+
+    /// The bytes of a range; `None` when it is not inside, or when the region is of a file: another
+    /// mapping of that may be written.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        if !self.private {
+            return None;
+        }
+        // SAFETY: private memory of this process is mapped once. The region alone writes this range, and
+        // only by `&mut self`, which the slice's borrow of it excludes.
+        unsafe { self.bytes_of_file(offset, len) }
+    }
+
+    /// The bytes of a range of a file; `None` when it is not inside.
+    ///
+    /// # Safety
+    /// No peer writes the range while the slice lives, nor does this process through another mapping.
+    #[inline]
+    #[must_use]
+    pub unsafe fn bytes_of_file(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        let start = self.range(offset, len)?;
+        // SAFETY: the range is inside and mapped; the region is borrowed, so nothing writes through it;
+        // the rest is the caller's promise.
+        Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
+    }
+
+    /// The bytes of a range, to be changed in place; `None` when it is not inside.
+    ///
+    /// # Safety
+    /// No peer writes the range while the slice lives. Nothing else in this process reads or writes it
+    /// meanwhile, neither through this region nor through a mapping.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::mut_from_ref, reason = "several ranges of one region are written at once")]
+    pub unsafe fn bytes_mut(&self, offset: usize, len: usize) -> Option<&mut [u8]> {
+        let start = self.range(offset, len)?;
+        // SAFETY: the range is inside, mapped and writable; the rest is the caller's promise.
+        Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
+    }
+
+    /// As [`Mapping::prefetch`], for lines that will be written soon.
+    #[inline]
+    pub fn prefetch_to_write(&self, offset: usize, len: usize) {
+        // Not the intrinsic: compiled for any x86-64 it asks for the line to be read, and the
+        // store then waits for it a second time. Processors without the instruction ignore it.
+        #[cfg(target_arch = "x86_64")]
+        if self.range(offset, len).is_some() {
+            let mut at = offset;
+            while at < offset + len {
+                // SAFETY: a hint touches nothing; the address is inside, as just checked.
+                unsafe {
+                    let line = self.start.as_ptr().add(at);
+                    std::arch::asm!(
+                        "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
+                    );
+                }
+                at += CACHE_LINE_BYTES;
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (offset, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SharedFile, own_words, peer_words};
+
+    #[test]
+    fn copies_stay_inside() {
+        let (mut a, mut b) = (Region::private(4096).unwrap(), Region::private(4096).unwrap());
+        assert!(a.copy_in(4090, b"abcdef"));
+        assert!(!a.copy_in(4091, b"abcdef") && !a.copy_in(usize::MAX, b"a"));
+        let from = a.mapping();
+        assert!(b.copy_from(0, from, 4090, 6));
+        assert!(!b.copy_from(0, from, 4091, 6) && !b.copy_from(4091, from, 0, 6));
+        let mut out = [0; 6];
+        let reader = b.mapping();
+        assert!(reader.copy_out(0, &mut out) && !reader.copy_out(4091, &mut out));
+        assert_eq!(&out, b"abcdef");
+        assert_eq!(b.bytes(2, 4), Some(b"cdef".as_slice()));
+        assert!(b.bytes(4091, 6).is_none());
+        let file = SharedFile::create("test", 1).unwrap().map_writable().unwrap();
+        assert!(file.bytes(0, 1).is_none(), "another mapping of a file may be written");
+    }
+
+    #[test]
+    fn parts_write_their_own_bytes() {
+        let mut rest = Region::private(4096).unwrap();
+        let whole = rest.mapping().clone();
+        let mut front = rest.split_off_front(100);
+        assert_eq!((front.offset(), front.len(), rest.offset(), rest.len()), (0, 100, 100, 3996));
+        assert!(front.copy_in(96, b"last") && !front.copy_in(97, b"last"));
+        assert!(rest.copy_in(0, b"first") && !rest.copy_in(3992, b"first"));
+        let mut seen = [0; 9];
+        assert!(whole.copy_out(96, &mut seen));
+        assert_eq!(&seen, b"lastfirst");
+        assert_eq!(rest.bytes(0, 5), Some(b"first".as_slice()));
+    }
+
+    #[test]
+    fn what_is_fetched_is_what_the_peer_wrote() {
+        let peer = Region::private(4096).unwrap();
+        let words = peer_words(peer.mapping());
+        let mut own = own_words(peer);
+        for word in 0..32 {
+            own.store(word, u64::from_le_bytes([word as u8; 8]));
+        }
+        let mut region = Region::private(4096).unwrap();
+        for (to, from, len) in [(0, 0, 64), (8, 8, 13), (3, 16, 100), (16, 5, 70), (1, 1, 1)] {
+            assert!(region.fetch(to, &words, from, len));
+            let seen = region.bytes(to, len).unwrap();
+            assert!(
+                seen.iter().enumerate().all(|(at, byte)| usize::from(*byte) == (from + at) / 8)
+            );
+        }
+        assert!(!region.fetch(0, &words, 4096 - 7, 8) && !region.fetch(4096 - 7, &words, 0, 8));
+        assert!(!region.fetch(1, &words, usize::MAX, 8), "far outside");
+    }
+}

@@ -1,0 +1,167 @@
+//! What a process holds: descriptors, memory files, mappings, memory, threads. Taken before and
+//! after, it shows what leaked.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+
+/// The most descriptors and mappings that are looked at: what a process may have of both.
+const MAX_ENTRIES: usize = 1 << 20;
+
+/// What a process holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Census {
+    /// How many descriptors of each kind: `socket`, `pipe`, `[eventfd]`, `[eventpoll]`, `memfd`,
+    /// `namespace`, `file`, and devices by their path.
+    pub descriptors: BTreeMap<String, usize>,
+    /// How many descriptors of memory files there are, by the files' names.
+    pub memory_files: BTreeMap<String, usize>,
+    /// How many mapped regions.
+    pub mappings: usize,
+    /// Memory in use, in bytes, shared included.
+    pub resident_bytes: u64,
+    /// Of it, memory files and other shared memory, in bytes.
+    pub shared_bytes: u64,
+    /// Of it, memory of its own, in bytes.
+    pub private_bytes: u64,
+    /// How many threads.
+    pub threads: usize,
+}
+
+impl Census {
+    /// Of a process, by its number.
+    ///
+    /// # Errors
+    /// When there is none such, or it belongs to somebody else.
+    pub fn of(pid: u32) -> io::Result<Census> {
+        let mut census = Census::default();
+        let directory = format!("/proc/{pid}/fd");
+        for entry in fs::read_dir(&directory)?.take(MAX_ENTRIES) {
+            // Closed meanwhile: not held.
+            let Ok(target) = fs::read_link(entry?.path()) else { continue };
+            let target = target.to_string_lossy();
+            // Looking at oneself opens this very directory.
+            if target == directory {
+                continue;
+            }
+            if let Some(name) = memory_file(&target) {
+                *census.memory_files.entry(name.to_owned()).or_default() += 1;
+            }
+            *census.descriptors.entry(kind(&target).to_owned()).or_default() += 1;
+        }
+        let maps = BufReader::new(fs::File::open(format!("/proc/{pid}/maps"))?);
+        for line in maps.split(b'\n').take(MAX_ENTRIES) {
+            line?;
+            census.mappings += 1;
+        }
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        census.resident_bytes = bytes(&status, "VmRSS:");
+        census.shared_bytes = bytes(&status, "RssShmem:");
+        census.private_bytes = bytes(&status, "RssAnon:");
+        census.threads = field(&status, "Threads:").and_then(|n| n.parse().ok()).unwrap_or(0);
+        Ok(census)
+    }
+
+    /// Of the calling process.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted.
+    pub fn of_self() -> io::Result<Census> {
+        Census::of(std::process::id())
+    }
+
+    /// How many descriptors of all kinds.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.descriptors.values().sum()
+    }
+
+    /// What is held more of than before, one line each; amounts of memory and mappings are left
+    /// to the caller, since an allocator keeps some.
+    #[must_use]
+    pub fn leaked_since(&self, earlier: &Census) -> Vec<String> {
+        let mut leaked = more(&self.descriptors, &earlier.descriptors, "descriptor");
+        leaked.extend(more(&self.memory_files, &earlier.memory_files, "memory file"));
+        if self.threads > earlier.threads {
+            leaked.push(format!("threads: {} and now {}", earlier.threads, self.threads));
+        }
+        leaked
+    }
+}
+
+fn more(
+    now: &BTreeMap<String, usize>,
+    before: &BTreeMap<String, usize>,
+    what: &str,
+) -> Vec<String> {
+    let held = |name| before.get(name).copied().unwrap_or(0);
+    now.iter()
+        .filter(|&(name, &count)| count > held(name))
+        .map(|(name, count)| format!("{what} {name}: {} and now {count}", held(name)))
+        .collect()
+}
+
+/// The name of a memory file, from `/memfd:name (deleted)`.
+fn memory_file(target: &str) -> Option<&str> {
+    let name = target.strip_prefix("/memfd:")?;
+    Some(name.strip_suffix(" (deleted)").unwrap_or(name))
+}
+
+/// What a descriptor is, from where its link in `/proc/<pid>/fd` leads.
+fn kind(target: &str) -> &str {
+    if memory_file(target).is_some() {
+        return "memfd";
+    }
+    if target.starts_with("/dev/") {
+        return target;
+    }
+    if target.starts_with('/') {
+        return "file";
+    }
+    match target.split_once(':') {
+        Some(("anon_inode", kind)) => kind,
+        Some((kind @ ("socket" | "pipe"), _)) => kind,
+        Some(_) => "namespace",
+        None => "other",
+    }
+}
+
+fn bytes(status: &str, key: &str) -> u64 {
+    let kilobytes = field(status, key)
+        .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
+        .unwrap_or(0);
+    kilobytes.saturating_mul(1024)
+}
+
+/// The value of a line of a `status` file.
+fn field<'a>(status: &'a str, key: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_told_apart() {
+        for (target, expected) in [
+            ("/memfd:heap (deleted)", "memfd"),
+            ("/memfd:a:b", "memfd"),
+            ("/dev/net/tun", "/dev/net/tun"),
+            ("/etc/hosts", "file"),
+            ("/tmp/x (deleted)", "file"),
+            ("socket:[1]", "socket"),
+            ("pipe:[2]", "pipe"),
+            ("anon_inode:[eventfd]", "[eventfd]"),
+            ("anon_inode:bpf-map", "bpf-map"),
+            ("net:[4026531840]", "namespace"),
+            ("", "other"),
+        ] {
+            assert_eq!(kind(target), expected, "{target}");
+        }
+        assert_eq!(memory_file("/memfd:a (deleted)"), Some("a"));
+        assert_eq!(bytes("VmRSS:\t  12 kB\n", "VmRSS:"), 12 * 1024);
+        assert_eq!(bytes("VmRSS:\tx\n", "VmRSS:"), 0);
+    }
+}

@@ -1,0 +1,395 @@
+//! Into a network namespace of one's own: in place, or between the fork and the exec of a child.
+//!
+//! Root makes a network namespace alone. Everybody else makes a user namespace with it, in which
+//! the own user is root and may do with that network whatever root may.
+//!
+//! Unsafe lives here because what runs between fork and exec may only make system calls
+//! (`signal-safety(7)`): another thread may have held the allocator's lock when the fork was made.
+//! So everything is prepared before, and [`Isolation::apply`] neither allocates nor locks.
+
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType};
+use rustix::thread::{CapabilitySet, UnshareFlags};
+
+use crate::error::{Error, Unavailable};
+
+/// How the calling process came into its network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entered {
+    /// As root of the machine or container: the users are those of before.
+    AsRoot,
+    /// In a user namespace that knows one user, the caller, who is root there.
+    AsUser,
+}
+
+/// A step on the way in. Its number travels with the error number from a child that failed
+/// between fork and exec, since an error number is all that a child can report there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Unshare = 1,
+    DenyGroups = 2,
+    MapUser = 3,
+    MapGroup = 4,
+    Loopback = 5,
+    OpenTun = 6,
+    MakeTap = 7,
+    /// Not a failure: a check that needs no exec came to its end.
+    Passed = 8,
+}
+
+const STEP_SHIFT: u32 = 16;
+
+impl Step {
+    pub(crate) fn failed(self, errno: Errno) -> io::Error {
+        io::Error::from_raw_os_error((self as i32) << STEP_SHIFT | errno.raw_os_error())
+    }
+
+    /// What [`failed`](Step::failed) made; `None` for an error of anything else.
+    pub(crate) fn of(error: &io::Error) -> Option<(Step, Errno)> {
+        let code = error.raw_os_error()?;
+        let step = match code >> STEP_SHIFT {
+            1 => Step::Unshare,
+            2 => Step::DenyGroups,
+            3 => Step::MapUser,
+            4 => Step::MapGroup,
+            5 => Step::Loopback,
+            6 => Step::OpenTun,
+            7 => Step::MakeTap,
+            8 => Step::Passed,
+            _ => return None,
+        };
+        let errno = code & ((1 << STEP_SHIFT) - 1);
+        (1..4096).contains(&errno).then(|| (step, Errno::from_raw_os_error(errno)))
+    }
+}
+
+/// All that is needed to go in, made ready before.
+#[derive(Debug, Clone)]
+struct Isolation {
+    entered: Entered,
+    user_map: String,
+    group_map: String,
+}
+
+impl Isolation {
+    fn prepare() -> Isolation {
+        let uid = rustix::process::geteuid().as_raw();
+        let gid = rustix::process::getegid().as_raw();
+        let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
+        let root = rustix::thread::capabilities(None)
+            .is_ok_and(|capabilities| capabilities.effective.contains(needed));
+        Isolation {
+            entered: if root { Entered::AsRoot } else { Entered::AsUser },
+            user_map: format!("0 {uid} 1\n"),
+            group_map: format!("0 {gid} 1\n"),
+        }
+    }
+
+    /// System calls alone: see the module.
+    fn apply(&self) -> io::Result<()> {
+        if self.entered == Entered::AsRoot {
+            return unshare(UnshareFlags::NEWNET).and_then(|()| loopback());
+        }
+        unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNET)?;
+        // Without this no group may be mapped by an ordinary user (user_namespaces(7)).
+        write(c"/proc/self/setgroups", b"deny").map_err(|e| Step::DenyGroups.failed(e))?;
+        write(c"/proc/self/uid_map", self.user_map.as_bytes())
+            .map_err(|e| Step::MapUser.failed(e))?;
+        write(c"/proc/self/gid_map", self.group_map.as_bytes())
+            .map_err(|e| Step::MapGroup.failed(e))?;
+        loopback()
+    }
+}
+
+fn unshare(flags: UnshareFlags) -> io::Result<()> {
+    // SAFETY: descriptors stay shared; only user and network namespace change.
+    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(|e| Step::Unshare.failed(e))
+}
+
+fn write(path: &std::ffi::CStr, bytes: &[u8]) -> Result<(), Errno> {
+    let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, bytes).map(|_| ())
+}
+
+fn loopback() -> io::Result<()> {
+    raise_loopback().map_err(|e| Step::Loopback.failed(e))
+}
+
+/// Sets the loopback of the calling thread's network namespace up. System calls alone.
+pub(crate) fn raise_loopback() -> Result<(), Errno> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    // SAFETY: an ifreq is numbers and bytes, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[0] = b'l' as libc::c_char;
+    request.ifr_name[1] = b'o' as libc::c_char;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: the request takes an `ifreq`.
+    unsafe { ioctl(&socket, libc::SIOCSIFFLAGS as libc::Ioctl, &mut request) }
+}
+
+/// An ioctl that takes an `ifreq`. System calls alone.
+///
+/// # Safety
+/// `request` reads and writes one `ifreq`, and nothing else.
+pub(crate) unsafe fn ioctl(
+    fd: &std::os::fd::OwnedFd,
+    request: libc::Ioctl,
+    argument: &mut libc::ifreq,
+) -> Result<(), Errno> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the caller's promise.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut *argument) } == 0 {
+        return Ok(());
+    }
+    // SAFETY: errno is this thread's own.
+    Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
+}
+
+/// Goes into a new network namespace, whose loopback is up. To be called first thing in `main`:
+/// the process must not have a second thread yet.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the machine does not allow it; [`Error::Failed`] when there are
+/// several threads.
+pub fn enter() -> Result<Entered, Error> {
+    let threads = fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    if threads != 1 {
+        return Err(Error::Failed {
+            what: "go into a network namespace".to_owned(),
+            cause: io::Error::other(format!("the process has {threads} threads already")),
+        });
+    }
+    let isolation = Isolation::prepare();
+    isolation.apply().map_err(unavailable)?;
+    Ok(isolation.entered)
+}
+
+/// Has a command start in a new network namespace of its own, as [`enter`] would make it. When it
+/// cannot, `spawn` fails with an error that [`check_namespaces`] explains.
+pub fn isolate(command: &mut Command) {
+    let isolation = Isolation::prepare();
+    // SAFETY: `apply` makes system calls alone.
+    unsafe { command.pre_exec(move || isolation.apply()) };
+}
+
+/// Whether [`enter`] and [`isolate`] work here. Tries it in a child.
+///
+/// # Errors
+/// Why not.
+pub fn check_namespaces() -> Result<(), Unavailable> {
+    check_inside(|| Ok(()))
+}
+
+/// Goes into a namespace in a child and does something there that makes system calls alone.
+pub(crate) fn check_inside(then: fn() -> io::Result<()>) -> Result<(), Unavailable> {
+    let isolation = Isolation::prepare();
+    // Never executed: the child ends with an error in any case, of which one means success.
+    // Standard input and output are inherited, since /dev/null may not be there.
+    let mut command = Command::new("/proc/self/exe");
+    // SAFETY: `apply` and the checks of this crate make system calls alone.
+    unsafe {
+        command.pre_exec(move || {
+            isolation.apply()?;
+            then()?;
+            // Any error number does: the step says it all.
+            Err(Step::Passed.failed(Errno::CANCELED))
+        })
+    };
+    match command.spawn() {
+        Err(error) if matches!(Step::of(&error), Some((Step::Passed, _))) => Ok(()),
+        Err(error) => Err(explain_unavailable(&error)),
+        // It came neither to its end nor to an error: something killed it on the way.
+        Ok(mut child) => {
+            let _ = child.kill();
+            let ended = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+            Err(Unavailable {
+                cause: format!("the child that went into a network namespace died there: {ended}"),
+                remedy: "see the kernel's log: a seccomp filter or a security module may kill it"
+                    .to_owned(),
+            })
+        }
+    }
+}
+
+fn unavailable(error: io::Error) -> Error {
+    Error::Unavailable(explain_unavailable(&error))
+}
+
+/// What the machine refused to a command that [`isolate`] prepared; `None` where starting it failed for
+/// another reason.
+#[must_use]
+pub fn explain(error: &io::Error) -> Option<Unavailable> {
+    Step::of(error).map(|_| explain_unavailable(error))
+}
+
+pub(crate) fn explain_unavailable(error: &io::Error) -> Unavailable {
+    match Step::of(error) {
+        Some((Step::OpenTun | Step::MakeTap, _)) => crate::tun::explain(error),
+        Some((step, errno)) => explain_namespace(step, errno, &Settings::read()),
+        None => Unavailable {
+            cause: format!("a child process cannot be started: {error}"),
+            remedy: "raise the limit on processes (ulimit -u) or memory".to_owned(),
+        },
+    }
+}
+
+/// What decides whether an ordinary user may make namespaces.
+#[derive(Debug, Default)]
+struct Settings {
+    /// `user.max_user_namespaces`.
+    most_user: Option<u64>,
+    /// `user.max_net_namespaces`.
+    most_net: Option<u64>,
+    /// `kernel.unprivileged_userns_clone`, of Debian's kernels.
+    ordinary_users: Option<u64>,
+    /// `kernel.apparmor_restrict_unprivileged_userns`, of Ubuntu's.
+    apparmor: Option<u64>,
+    /// Whether a seccomp filter watches over this process, as in most containers.
+    seccomp: bool,
+}
+
+impl Settings {
+    fn read() -> Settings {
+        let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse().ok();
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        Settings {
+            most_user: number("/proc/sys/user/max_user_namespaces"),
+            most_net: number("/proc/sys/user/max_net_namespaces"),
+            ordinary_users: number("/proc/sys/kernel/unprivileged_userns_clone"),
+            apparmor: number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+            seccomp: status.lines().any(|line| line == "Seccomp:\t2"),
+        }
+    }
+}
+
+fn explain_namespace(step: Step, errno: Errno, settings: &Settings) -> Unavailable {
+    let what = match step {
+        Step::Unshare => "unshare",
+        Step::DenyGroups => "writing setgroups",
+        Step::MapUser => "writing uid_map",
+        Step::MapGroup => "writing gid_map",
+        _ => "setting the loopback up",
+    };
+    let said = io::Error::from(errno);
+    let (why, remedy) = if settings.most_user == Some(0) {
+        (
+            "user.max_user_namespaces is 0",
+            "run as root, or: sysctl -w user.max_user_namespaces=10000",
+        )
+    } else if settings.most_net == Some(0) {
+        ("user.max_net_namespaces is 0", "as root: sysctl -w user.max_net_namespaces=10000")
+    } else if settings.ordinary_users == Some(0) {
+        (
+            "kernel.unprivileged_userns_clone is 0",
+            "run as root, or: sysctl -w kernel.unprivileged_userns_clone=1",
+        )
+    } else if settings.apparmor == Some(1) {
+        (
+            "AppArmor keeps programs without a profile from user namespaces",
+            "run as root, or: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        )
+    } else if matches!(errno, Errno::NOSYS | Errno::INVAL) {
+        (
+            "this kernel has no user namespaces, or none for this process",
+            "run as root, or use a kernel with CONFIG_USER_NS and CONFIG_NET_NS",
+        )
+    } else if errno == Errno::NOENT {
+        ("/proc is not mounted", "mount -t proc proc /proc, or run as root")
+    } else if errno == Errno::NOSPC {
+        (
+            "there are as many namespaces as allowed",
+            "raise user.max_user_namespaces and user.max_net_namespaces, or end what holds them",
+        )
+    } else if settings.seccomp {
+        (
+            "a seccomp filter forbids it, as in a container",
+            "start the container with --cap-add SYS_ADMIN --cap-add NET_ADMIN \
+             --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
+        )
+    } else {
+        ("the kernel forbids it to this user", "run as root")
+    };
+    Unavailable {
+        cause: format!("no network namespace of one's own: {what}: {said}: {why}"),
+        remedy: remedy.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_travels_through_an_error_number() {
+        for step in [Step::Unshare, Step::MapGroup, Step::MakeTap, Step::Passed] {
+            assert_eq!(Step::of(&step.failed(Errno::PERM)), Some((step, Errno::PERM)));
+        }
+        assert_eq!(Step::of(&io::Error::from_raw_os_error(libc::EPERM)), None);
+        assert_eq!(Step::of(&io::Error::other("no number")), None);
+        for odd in [0x1_0000, 0x1_ffff, 0x7fff_0001, -1, i32::MIN] {
+            assert_eq!(Step::of(&io::Error::from_raw_os_error(odd)), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_check_inside_tells_success_failure_and_death_apart() {
+        if let Err(why) = check_namespaces() {
+            let (cause, remedy) = (why.cause, why.remedy);
+            let why = towpath_testkit::Unavailable { cause, remedy };
+            towpath_testkit::skip("a_check_inside_tells_success_failure_and_death_apart", &why);
+            return;
+        }
+        let refused = check_inside(|| Err(Step::MakeTap.failed(Errno::PERM))).unwrap_err();
+        assert!(refused.cause.contains("TUNSETIFF"), "{refused}");
+        let died = check_inside(|| {
+            let _ = rustix::process::kill_process(
+                rustix::process::getpid(),
+                rustix::process::Signal::KILL,
+            );
+            Ok(())
+        });
+        assert!(died.unwrap_err().cause.contains("died there"));
+    }
+
+    #[test]
+    fn each_refusal_has_its_own_cause_and_remedy_of_one_line() {
+        let cases = [
+            (Settings { most_user: Some(0), ..Settings::default() }, Errno::NOSPC, "max_user"),
+            (Settings { most_net: Some(0), ..Settings::default() }, Errno::NOSPC, "max_net"),
+            (
+                Settings { ordinary_users: Some(0), ..Settings::default() },
+                Errno::PERM,
+                "unprivileged_userns_clone=1",
+            ),
+            (Settings { apparmor: Some(1), ..Settings::default() }, Errno::ACCESS, "apparmor"),
+            (Settings::default(), Errno::NOSYS, "CONFIG_USER_NS"),
+            (Settings::default(), Errno::NOSPC, "raise"),
+            (Settings::default(), Errno::NOENT, "mount -t proc"),
+            (Settings { seccomp: true, ..Settings::default() }, Errno::PERM, "--cap-add"),
+            (Settings::default(), Errno::PERM, "run as root"),
+        ];
+        for (settings, errno, word) in cases {
+            let unavailable = explain_namespace(Step::Unshare, errno, &settings);
+            assert!(unavailable.remedy.contains(word), "{unavailable:?}");
+            assert_eq!(unavailable.to_string().lines().count(), 2);
+        }
+    }
+
+    #[test]
+    fn several_threads_do_not_enter() {
+        // The test harness has a thread of its own beside this one, unless it runs one test alone.
+        std::thread::scope(|scope| {
+            let (hold, held) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || held.recv());
+            let error = enter().unwrap_err();
+            assert!(error.unavailable().is_none() && error.to_string().contains("threads"));
+            drop(hold);
+        });
+    }
+}

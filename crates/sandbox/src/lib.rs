@@ -1,0 +1,43 @@
+//! Network namespaces, interfaces and users for the demonstration and the laboratory, and what a machine
+//! allows of them.
+//!
+//! A program becomes its own little network with [`enter`], first thing in `main`. That works for root
+//! and, where the kernel allows user namespaces, for every user.
+//!
+//! ```no_run
+//! use towpath_sandbox::{End, Namespace, connect};
+//!
+//! # fn main() -> Result<(), towpath_sandbox::Error> {
+//! towpath_sandbox::enter()?;
+//! let (here, there) = (Namespace::current()?, Namespace::create()?);
+//! let (ours, theirs) = ("192.0.2.1/24".parse()?, "192.0.2.2/24".parse()?);
+//! connect(
+//!     &End { namespace: &here, name: "near", addresses: &[ours] },
+//!     &End { namespace: &there, name: "far", addresses: &[theirs] },
+//!     None,
+//! )?;
+//! let socket = there.run(|| std::net::UdpSocket::bind("192.0.2.2:7"))?;
+//! # drop(socket); Ok(())
+//! # }
+//! ```
+//!
+//! What the machine refuses is an [`Unavailable`]: a line of cause and a line of remedy. A program
+//! then ends with [`EXIT_UNAVAILABLE`].
+
+mod census;
+mod cores;
+mod enter;
+mod error;
+mod namespace;
+pub mod probe;
+mod tun;
+mod users;
+
+pub use census::Census;
+pub use cores::{Core, cores, pin};
+pub use enter::{Entered, check_namespaces, enter, explain, isolate};
+pub use error::{EXIT_UNAVAILABLE, Error, Unavailable};
+pub use namespace::{End, Namespace, connect};
+pub use rustix::thread::CapabilitySet;
+pub use tun::check_tun;
+pub use users::{Executable, User, Users};

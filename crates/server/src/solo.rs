@@ -1,0 +1,374 @@
+//! An engine without threads, processes or a clock: one application, an in-memory device, and a
+//! turn at a call. What it does is the same at every run, to the instruction, so that a tool which
+//! counts them gives a figure per packet.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use crate::demux::{Rule, Vlan};
+use crate::engine::{Budgets, Engine, Link};
+use crate::orders::{Event, Order};
+use crate::relays::Relays;
+use crate::rights::{Addresses, Rights};
+use crate::session::{Doorbell, Endpoint, Memories, Session};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde::{Deserialize, Serialize};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::{Meta, loopback};
+use towpath_memory::Region;
+use towpath_memory::SharedFile;
+use towpath_memory::{own_words, peer_words};
+use towpath_packet::build::Flow;
+use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_protocol::settings::Values;
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
+use towpath_queue::events::{self, Marker};
+use towpath_queue::frames::FreeFrames;
+use towpath_queue::receive::{ReceiveConsumer, application_side};
+use towpath_queue::transmit::TransmitProducer;
+
+/// What a measurement answers.
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// An error where something is not so.
+fn ensure(so: bool, what: impl Into<String>) -> Outcome<()> {
+    if so { Ok(()) } else { Err(what.into().into()) }
+}
+
+fn this_thread_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Packets in a turn.
+const BATCH: usize = Solo::BATCH;
+/// Slots of each queue, and frames of each heap.
+const SLOTS: u32 = 256;
+/// Endpoints, each with a port.
+const ENDPOINTS: u16 = 8;
+/// The first of their ports.
+const PORT: u16 = 2000;
+/// Bytes of a packet.
+const FRAME_BYTES: usize = 64;
+
+/// Which way packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Way {
+    /// From the device to the application.
+    Receive,
+    /// From the application to itself.
+    Pass,
+    /// From the application to the device.
+    Send,
+}
+
+impl Way {
+    /// All ways.
+    pub const ALL: [Way; 3] = [Way::Receive, Way::Pass, Way::Send];
+
+    /// What tables call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Receive => "from the device",
+            Way::Pass => "from endpoint to endpoint",
+            Way::Send => "to the device",
+        }
+    }
+}
+
+/// An engine and its application.
+pub struct Solo {
+    engine: Engine,
+    far: DeviceFarEnd,
+    transmit: TransmitProducer,
+    receive: ReceiveConsumer,
+    marker: Marker,
+    transmit_heap: Region,
+    transmit_free: FreeFrames,
+    shape: SessionShape,
+    inward: Vec<Vec<u8>>,
+    outward: Vec<Vec<u8>>,
+    received: u64,
+    left: u64,
+    /// How long the processor took for the engine's turns.
+    busy: Duration,
+    _orders: Sender<(u64, Order)>,
+    _events: Receiver<Event>,
+    _files: Vec<SharedFile>,
+}
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+impl Solo {
+    /// Packets in a turn.
+    pub const BATCH: usize = 64;
+
+    /// With endpoints for ports, and the settings that are given.
+    pub fn new(values: &Values) -> Outcome<Solo> {
+        let (near, far) = loopback::pair(&loopback::Config::default())?;
+        let far = DeviceFarEnd::new(Box::new(far));
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (orders, engine_orders) = channel();
+        let (engine_events, events) = channel();
+        let link = Link {
+            orders: engine_orders,
+            events: engine_events,
+            wake: Arc::new(event()?),
+            control_wake: Arc::new(event()?),
+            relays: Relays::none()?,
+        };
+        let state = Region::private(STATE_WORDS * 8)?;
+        let budgets = Budgets {
+            batch: BATCH,
+            receive_budget: 1024,
+            transmit_budget: BATCH,
+            turn_budget: 8 * BATCH,
+        };
+        let engine = Engine::new(Box::new(near), state, 1, 1, values, budgets, link)?;
+
+        let shape = SessionShape::new(1, u32::from(ENDPOINTS), SLOTS, SLOTS, 2048, 2048)?;
+        let file = |name: &str, words: usize| SharedFile::create(name, words * 8);
+        let server = file("solo-server", shape.server_words())?;
+        let application = file("solo-application", shape.application_words())?;
+        let ledger = file("solo-ledger", shape.ledger_words())?;
+        let receive_heap = SharedFile::create("solo-receive", shape.receive_heap.heap_bytes())?;
+        let transmit_heap = SharedFile::create("solo-transmit", shape.transmit_heap.heap_bytes())?;
+        let memories = Memories {
+            server: server.map_writable()?,
+            application: Arc::new(application.map_readable()?),
+            ledger: ledger.map_writable()?,
+            receive_heap: receive_heap.map_writable()?,
+            transmit_heap: Arc::new(transmit_heap.map_readable()?),
+        };
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let (_bell, doorbell) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+        let session = Session::new(1, shape, memories, Doorbell::direct(doorbell), event()?);
+        give(&orders, Order::AddSession(Box::new(session)))?;
+        let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC);
+        let addresses = Addresses { ipv4: Some(ip(&flow)?), ipv6: [None; 2] };
+        for number in 0..ENDPOINTS {
+            let rule = Rule {
+                mac: Some(MAC),
+                vlan: Vlan::Untagged,
+                protocol: Some(17),
+                port: Some(PORT + number),
+                ..Rule::default()
+            };
+            let endpoint = Box::new(Endpoint {
+                queue_set: 0,
+                rule,
+                rights: Rights::new(rule, MAC, addresses),
+                offload: false,
+                tap: false,
+                coalescing: (1, 0),
+                turn: 0,
+                received: 0,
+            });
+            let number = u32::from(number);
+            let (tap, group) = (None, false);
+            give(&orders, Order::AddEndpoint { session: 1, number, endpoint, tap, group })?;
+        }
+
+        let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
+        let mut own = shape.application_own(own_words(application.map_writable()?));
+        let words = own.queue_sets.pop().ok_or("one queue set")?;
+        let (transmit, mut receive) =
+            application_side(&shape.queues, shape.receive_heap, words, &pages.queue_sets[0]);
+        for frame in 0..SLOTS {
+            ensure(receive.provide(frame), "a frame for each slot")?;
+        }
+        receive.publish();
+        // One flow for each endpoint, in and out.
+        let body = [0; FRAME_BYTES - 42];
+        let inward = |number: u16| flow.ports(1000, PORT + number).udp(&body);
+        let outward = |number: u16| {
+            Flow { source_mac: MAC, source: flow.destination, ..flow }
+                .ports(PORT + number, PORT + number)
+                .udp(&body)
+        };
+        let mut solo = Solo {
+            engine,
+            far,
+            transmit,
+            receive,
+            marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
+            transmit_heap: transmit_heap.map_writable()?,
+            transmit_free: FreeFrames::new(0, SLOTS),
+            shape,
+            inward: (0..ENDPOINTS).map(inward).collect(),
+            outward: (0..ENDPOINTS).map(outward).collect(),
+            received: 0,
+            left: 0,
+            busy: Duration::ZERO,
+            _orders: orders,
+            _events: events,
+            _files: vec![server, application, ledger, receive_heap, transmit_heap],
+        };
+        turn(&mut solo.engine)?;
+        Ok(solo)
+    }
+
+    /// Takes the routines for taps, which none is open for, or those without; see
+    /// [`Engine::assume_taps`].
+    pub fn assume_taps(&mut self, taps: bool) {
+        self.engine.assume_taps(taps);
+    }
+
+    /// Moves `turns` batches, in trains of a length, and checks that all arrived.
+    pub fn run(&mut self, way: Way, turns: usize, train: usize) -> Outcome<u64> {
+        let before = self.received + self.left;
+        let mut number = 0;
+        for _ in 0..turns {
+            for _ in 0..BATCH {
+                let flow = number / train % usize::from(ENDPOINTS);
+                number += 1;
+                match way {
+                    Way::Receive => {
+                        ensure(self.far.send(&self.inward[flow], Meta::FINISHED), "no room")?;
+                    }
+                    Way::Pass | Way::Send => self.put(way, flow)?,
+                }
+            }
+            self.transmit.publish();
+            self.marker.mark(events::fence(), 0)?;
+            self.marker.publish();
+            let start = this_thread_cpu_time();
+            turn(&mut self.engine)?;
+            self.busy += this_thread_cpu_time().saturating_sub(start);
+            self.take()?;
+        }
+        let moved = self.received + self.left - before;
+        ensure(moved == (turns * BATCH) as u64, format!("{moved} of {} arrived", turns * BATCH))?;
+        Ok(moved)
+    }
+
+    fn put(&mut self, way: Way, flow: usize) -> Outcome<()> {
+        let frame = self.transmit_free.take().ok_or("a frame to send")?;
+        let mut packet = [0; FRAME_BYTES];
+        packet.copy_from_slice(&self.outward[flow]);
+        if way == Way::Pass {
+            packet[..6].copy_from_slice(&MAC);
+        } else {
+            packet[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        }
+        let descriptor = Descriptor {
+            frame,
+            start: HEADROOM_BYTES,
+            len: FRAME_BYTES as u32,
+            endpoint: flow as u32,
+            flags: 0,
+        };
+        let at = descriptor.heap_offset(&self.shape.transmit_heap);
+        ensure(self.transmit_heap.copy_in(at, &packet), "a frame outside of its heap")?;
+        ensure(self.transmit.push(&[descriptor]), "a slot for each frame")?;
+        Ok(())
+    }
+
+    /// What the application and the far end got, and what was sent.
+    fn take(&mut self) -> Outcome<()> {
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        self.receive.observe()?;
+        loop {
+            let count = self.receive.take(&mut packet)?;
+            if count == 0 {
+                break;
+            }
+            self.received += 1;
+            for descriptor in &packet[..count] {
+                ensure(self.receive.provide(descriptor.frame), "a slot for each frame")?;
+            }
+        }
+        self.receive.publish();
+        while self.far.receive().is_some() {
+            self.left += 1;
+        }
+        let free = &mut self.transmit_free;
+        self.transmit.reclaim(|frame| free.give_back(frame))?;
+        Ok(())
+    }
+}
+
+/// Its instructions are counted: all that the engine does for a batch.
+#[inline(never)]
+fn turn(engine: &mut Engine) -> Outcome<()> {
+    engine.turn()?;
+    Ok(())
+}
+
+fn give(orders: &Sender<(u64, Order)>, order: Order) -> Outcome<()> {
+    orders.send((0, order)).ok().ok_or("the engine takes no orders")?;
+    Ok(())
+}
+
+fn ip(flow: &Flow) -> Outcome<u32> {
+    match flow.destination {
+        std::net::IpAddr::V4(ip) => Ok(ip.to_bits()),
+        std::net::IpAddr::V6(_) => Err("an IPv4 flow".into()),
+    }
+}
+
+/// What a frame of 64 bytes costs the engine, in batches over an in-memory device, in nanoseconds:
+/// from the device to an application, from one to another, and to the device. Takes some
+/// milliseconds.
+///
+/// # Errors
+/// When memory or descriptors are not to be had.
+pub fn packet_costs() -> Outcome<[f64; 3]> {
+    let mut solo = Solo::new(&Values::default())?;
+    let mut costs = [0.0; 3];
+    for (cost, way) in costs.iter_mut().zip(Way::ALL) {
+        // Caches are cold in the first.
+        solo.run(way, 20, 1)?;
+        solo.busy = Duration::ZERO;
+        let moved = solo.run(way, 200, 1)?;
+        *cost = solo.busy.as_nanos() as f64 / moved as f64;
+    }
+    Ok(costs)
+}
+
+/// Turns with one kind of routines before the other's turn.
+const TURNS: usize = 20;
+
+/// Nanoseconds of a packet without routines for taps and with them, and no tap open: one engine, in
+/// which they take turns, so that where its memory lies and what else the machine does make no
+/// difference.
+pub fn without_and_with_taps(solo: &mut Solo, way: Way, packets: usize) -> Outcome<[f64; 2]> {
+    let rounds = packets.div_ceil(TURNS * BATCH);
+    let mut times = [Duration::ZERO; 2];
+    for round in 0..rounds {
+        for place in 0..2 {
+            let taps = (place + round) % 2 == 1;
+            solo.engine.assume_taps(taps);
+            solo.busy = Duration::ZERO;
+            solo.run(way, TURNS, 1)?;
+            times[usize::from(taps)] += solo.busy;
+        }
+    }
+    solo.engine.assume_taps(false);
+    Ok(times.map(|time| time.as_nanos() as f64 / (rounds * TURNS * BATCH) as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_costs_something() {
+        assert!(packet_costs().unwrap().iter().all(|cost| *cost > 1.0));
+    }
+
+    #[test]
+    fn every_packet_arrives_each_way() {
+        let mut solo = Solo::new(&Values::default()).unwrap();
+        for taps in [false, true] {
+            solo.engine.assume_taps(taps);
+            for way in Way::ALL {
+                for train in [1, 16] {
+                    assert_eq!(solo.run(way, 20, train).unwrap(), 20 * BATCH as u64);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Notes which commit the program was built from, and whether its sources differ from it.
+
+use std::path::Path;
+use std::process::Command;
+
+/// What the program is made of, from this package's directory.
+const SOURCES: [&str; 4] = ["../Cargo.toml", "../Cargo.lock", "../crates", "."];
+
+fn main() {
+    println!("cargo::rustc-env=TOWPATH_COMMIT={}", commit().unwrap_or_else(|| "unknown".into()));
+    println!("cargo::rerun-if-changed=build.rs");
+    // A change of a source makes it differ from the commit, or no longer differ.
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={source}");
+    }
+    // Written with each commit, and when another one is checked out. Where they are differs between
+    // a repository's first working tree and those beside it. What is not there is not named: it
+    // would count as changed each time.
+    for file in ["HEAD", "logs/HEAD"] {
+        if let Some(path) = git(&["rev-parse", "--git-path", file])
+            && Path::new(&path).exists()
+        {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
+}
+
+/// The commit, with `-dirty` where a source differs from it. `None` without git or a repository, and
+/// where the sources were unpacked from an archive into somebody else's.
+fn commit() -> Option<String> {
+    git(&["ls-files", "--error-unmatch", "build.rs"])?;
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).filter(|text| !text.is_empty())?;
+    let status = ["status", "--porcelain", "--untracked-files=no", "--"];
+    let changed = git(&[&status[..], &SOURCES[..]].concat())?;
+    Some(if changed.is_empty() { commit } else { commit + "-dirty" })
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    // To look is not to change: the index is left as it is.
+    let output = Command::new("git").arg("--no-optional-locks").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}

@@ -1,0 +1,227 @@
+//! Attacks: a neighbour's round trips and attachments while an unprivileged program attacks the
+//! objects and limits that it shares with the server.
+//!
+//! Server, attacker and neighbour are three users where this program may become them, and one user
+//! otherwise. Each attack has its own server and neighbour; windows without and with the attack
+//! alternate. The experiment first measures three programs that do not touch the server: one only
+//! computes, and two build wait queues on sockets of their own. These baselines show what the kernel
+//! alone lets a program take from others.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
+use towpath_attacks::neighbour::{Neighbour, Seen, Times};
+use towpath_attacks::{Attack, Field, fuse_is_usable};
+use towpath_testkit::{Executable, User, Users};
+
+use crate::Settings;
+use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell};
+use crate::report::{Outcome, Row};
+use crate::station::Serving;
+
+/// What the 99.9th percentile may become, as a multiple of the undisturbed one.
+const AT_MOST: f64 = 2.0;
+/// How long an attack may last at most.
+const LONGEST: Duration = Duration::from_secs(30);
+/// What the neighbour completes between two windows: round trips, attachments, at most milliseconds.
+const RECOVERY: &str = "until 20 3 15000";
+/// Attacks that `--quick` leaves out: they take seconds to begin, or their server to recover.
+const SLOW: [&str; 9] = [
+    "waiters-poll",
+    "reports",
+    "reports-large",
+    "endpoints",
+    "large-memories",
+    "page-collapse",
+    "page-collapse-wide",
+    "report-tail",
+    "linger-granted",
+];
+/// Wait-queue entries with `--quick`.
+const FEW: &str = "size=100000";
+
+/// Pairs of windows of one attack.
+type Pairs = Vec<[Seen; 2]>;
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let users = Users::find();
+    let window = Duration::from_millis(if settings.quick { 60 } else { 400 });
+    let mut outcome = Outcome {
+        how: format!(
+            "server, attacker and neighbour: processes of {}; the engine sleeps when it is idle; \
+             the neighbour makes round trips between two sessions and attaches a third, asleep while \
+             it waits; nothing is pinned; windows of {} ms without and with the attack in turn; an \
+             operation under way at a window's end counts with its time so far",
+            if users.distinct { "three users" } else { "one user" },
+            window.as_millis()
+        ),
+        ..Outcome::default()
+    };
+    for attack in Attack::BASELINES.into_iter().chain(Attack::ALL) {
+        if settings.quick && SLOW.contains(&attack.name) {
+            continue;
+        }
+        let site = Site::open(attack, users)?;
+        if attack.needs_fuse && !fuse_is_usable(&site.node) {
+            continue;
+        }
+        let pairs = site.pairs(attack, settings, window).context(attack.name)?;
+        add_rows(&mut outcome, attack, &pairs);
+    }
+    Ok(outcome)
+}
+
+/// The headline is the ratio of the 99.9th percentiles; the rest is context.
+fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
+    let name = attack.name;
+    type Kind = fn(&Seen) -> &Times;
+    let kinds: [(&str, Kind); 2] =
+        [("round trip", |seen| &seen.trips), ("attach", |seen| &seen.attaches)];
+    for (what, times) in kinds {
+        let ratio = |[quiet, attacked]: &[Seen; 2]| {
+            times(attacked).p999 as f64 / times(quiet).p999.max(1) as f64
+        };
+        let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
+        let row = format!("{name}: {what} p99.9, attacked to undisturbed");
+        let row = Row::new(&row, &[], "ratio", &ratios);
+        let baseline = attack.baseline().map(|baseline| baseline.name);
+        if let Some(baseline) = baseline
+            && let Some(compared) =
+                outcome.context.iter().find(|row| row.name == p999(baseline, what))
+        {
+            let ratio =
+                |[_, attacked]: &[Seen; 2]| times(attacked).p999 as f64 / 1e3 / compared.value;
+            let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
+            let row = format!("{name}: {what} p99.9, attacked to {baseline}");
+            outcome.context.push(Row::new(&row, &[], "ratio", &ratios));
+        }
+        // A baseline is no attack, so its rows have no limit.
+        outcome.rows.push(if baseline.is_some() { row.at_most(AT_MOST) } else { row });
+        type Figure = fn(&Times) -> u64;
+        let figures: [(&str, Figure); 4] = [
+            ("p50", |times| times.p50),
+            ("p99", |times| times.p99),
+            ("p99.9", |times| times.p999),
+            ("worst", |times| times.worst),
+        ];
+        for (figure, of) in figures {
+            for (place, state) in ["undisturbed", "attacked"].into_iter().enumerate() {
+                let values: Vec<f64> =
+                    pairs.iter().map(|pair| of(times(&pair[place])) as f64 / 1e3).collect();
+                let row = format!("{name}: {what} {figure}, {state}");
+                outcome.context.push(Row::new(&row, &[], "us", &values));
+            }
+        }
+    }
+}
+
+/// Returns the name of a baseline's row. The experiment measures baselines first, so the row exists.
+fn p999(baseline: &str, what: &str) -> String {
+    format!("{baseline}: {what} p99.9, attacked")
+}
+
+/// A server and a neighbour. The order of the fields is that of their end.
+struct Site {
+    neighbour: std::cell::RefCell<Child>,
+    _server: Child,
+    socket: OwnSocket,
+    node: PathBuf,
+    attacker: User,
+}
+
+impl Site {
+    fn open(attack: Attack, users: Users) -> anyhow::Result<Site> {
+        let [attacker, neighbour] = users.applications;
+        let mut granted = vec![neighbour.uid];
+        if attack.attaches {
+            granted.push(attacker.uid);
+        }
+        let socket = OwnSocket::new()?;
+        let serving = Serving { users: granted, ..Serving::memory(1500) };
+        let server = start(&Role::Serve { serving, socket: socket.path() }, users.server)?;
+        let neighbour = start(&Role::Neighbour { socket: socket.path() }, neighbour)?;
+        let node = fuse_node(&socket.path(), users);
+        let neighbour = std::cell::RefCell::new(neighbour);
+        Ok(Site { neighbour, _server: server, socket, node, attacker })
+    }
+
+    fn pairs(&self, attack: Attack, settings: Settings, window: Duration) -> anyhow::Result<Pairs> {
+        let order = format!("window {}", window.as_millis());
+        let attacked = || -> anyhow::Result<Seen> {
+            let attacker = self.attacker(attack, settings)?;
+            let seen = self.ask(&order);
+            drop(attacker);
+            self.ask(RECOVERY)?;
+            seen
+        };
+        self.ask(&order)?;
+        let mut pairs = Pairs::new();
+        for pair in 0..settings.pairs() {
+            pairs.push(if pair % 2 == 0 {
+                let quiet = self.ask(&order)?;
+                [quiet, attacked()?]
+            } else {
+                let attacked = attacked()?;
+                [self.ask(&order)?, attacked]
+            });
+        }
+        Ok(pairs)
+    }
+
+    fn attacker(&self, attack: Attack, settings: Settings) -> anyhow::Result<Child> {
+        let mut options = vec![format!("fuse={}", self.node.display())];
+        if settings.quick && attack.name.starts_with("waiters") {
+            options.push(FEW.into());
+        }
+        let (name, socket) = (attack.name.to_owned(), self.socket.path());
+        start(&Role::Attack { name, socket, options }, self.attacker)
+    }
+
+    fn ask(&self, order: &str) -> anyhow::Result<Seen> {
+        let mut neighbour = self.neighbour.borrow_mut();
+        neighbour.say(order)?;
+        Seen::read(&neighbour.hear()?).context("a neighbour that says what means nothing")
+    }
+}
+
+/// A node of the FUSE device that the attacker may open, as most distributions have it. It goes with
+/// the server's directory.
+fn fuse_node(socket: &Path, users: Users) -> PathBuf {
+    let node = socket.with_file_name("fuse");
+    let everyone = Mode::from_raw_mode(0o666);
+    let made = users.distinct
+        && mknodat(CWD, &node, FileType::CharacterDevice, everyone, makedev(10, 229)).is_ok()
+        && chmod(&node, everyone).is_ok();
+    if made { node } else { "/dev/fuse".into() }
+}
+
+/// Starts a process of this program as a user.
+fn start(role: &Role, user: User) -> anyhow::Result<Child> {
+    let program = Executable::current()?;
+    let mut command = program.command();
+    command.arg(ROLE_FLAG).arg(serde_json::to_string(role)?);
+    user.confine(&mut command);
+    Child::start_command(command)
+}
+
+/// The attacker's process: says when the attack is on, and ends it with its input.
+pub(crate) fn attack(name: &str, socket: &Path, options: &[String]) -> anyhow::Result<()> {
+    let attack = Attack::from_name(name).context("no such attack")?;
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let field = Field::new(socket, LONGEST).options(&options).map_err(anyhow::Error::msg)?;
+    attack.run(&field)?;
+    Ok(())
+}
+
+/// The neighbour's process: measures until its input ends.
+pub(crate) fn neighbour(socket: &Path) -> anyhow::Result<()> {
+    let neighbour = Neighbour::start(socket, false).map_err(|error| anyhow::anyhow!("{error}"))?;
+    tell("ready")?;
+    for line in std::io::stdin().lines() {
+        let seen = neighbour.follow(&line?).context("no such order")?;
+        tell(&seen.to_string())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! The paper's figure 5: the round trip of a small message by the number of endpoints that do
+//! nothing, (a) when the server application sleeps and has to be woken, (b) when it is awake.
+//!
+//! With as many idle endpoints, with one, and over as many kernel sockets with `epoll` and `select`,
+//! in turn.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use towpath_testkit::pin;
+
+use super::Place;
+use super::requests::{FIRST_PORT, KernelClient, KernelServer, PATIENCE, Sessions};
+use crate::figure::{Axis, Figure, Series};
+use crate::kernel_wire::{KernelWire, raise_file_limit};
+use crate::latency::median_us;
+use crate::report::{Outcome, Row};
+use crate::station::{Serving, Station};
+use crate::statistics::{Measured, Summary, in_turn, ratios};
+use crate::techniques::Waits;
+
+/// The most idle endpoints.
+const MOST: usize = 10_000;
+/// How often those are measured beside one.
+const PAIRS_WITH_A_LIMIT: usize = 21;
+/// What the most idle endpoints may cost: the ratio of their round trip to that with one.
+const AT_MOST: f64 = 1.05;
+/// Descriptors that a process has beside its sockets.
+const SPARE_FILES: u64 = 256;
+/// Between two trips of sides that are to be asleep when one begins. They sleep at once when there is
+/// nothing to do; a hypervisor may keep their processors awake for a while longer (KVM's
+/// `halt_poll_ns`, 200 us), which would halve the trip at one time and not at another.
+const ASLEEP_WITHIN: Duration = Duration::from_micros(400);
+
+/// How many trips a run has: fewer, but some, where they take long.
+#[derive(Clone, Copy)]
+struct Trips {
+    count: usize,
+    at_most: Duration,
+}
+
+const FEWEST: usize = 8;
+
+impl Trips {
+    fn run(
+        self,
+        waits: Waits,
+        mut trip: impl FnMut() -> anyhow::Result<Duration>,
+    ) -> anyhow::Result<f64> {
+        let (start, mut times) = (Instant::now(), Vec::with_capacity(self.count));
+        while times.len() < self.count && (times.len() < FEWEST || start.elapsed() < self.at_most) {
+            if waits == Waits::Blocks {
+                let_fall_asleep();
+            }
+            times.push(trip()?);
+        }
+        Ok(median_us(&times))
+    }
+}
+
+/// Keeps the own core awake, and nobody else: who sends a request is busy with something else until
+/// then, in the kernel's case as in ours.
+fn let_fall_asleep() {
+    let pause = Instant::now();
+    while pause.elapsed() < ASLEEP_WITHIN {
+        std::hint::spin_loop();
+    }
+}
+
+pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let Place { settings, cores, wire } = place;
+    let numbers: &[usize] =
+        if settings.quick { &[1, 100, MOST] } else { &[1, 10, 30, 100, 300, 1000, 3000, MOST] };
+    let trips = if settings.quick {
+        Trips { count: 100, at_most: Duration::from_millis(60) }
+    } else {
+        Trips { count: 400, at_most: Duration::from_millis(600) }
+    };
+    outcome.how += &format!(
+        "; round trips with engine and server asleep: mode=interrupt, the application blocks, and {} us \
+         pass between two; kernel: the client looks, its server sleeps in epoll or select",
+        ASLEEP_WITHIN.as_micros()
+    );
+    let most = raise_file_limit().saturating_sub(SPARE_FILES) as usize;
+    if let Some(idle) = numbers.iter().find(|idle| **idle >= most) {
+        outcome.how += &format!(
+            "; {idle} sockets and more are left out, as this process may have no more than {most} \
+             descriptors (ulimit -n)"
+        );
+    }
+    let mut figure = Figure::new(
+        "idle-endpoints",
+        "Round trip by idle endpoints",
+        Axis::log("idle endpoints", ""),
+        Axis::log("round trip", "us"),
+    );
+    for (waits, ours, kernels) in [
+        (Waits::Blocks, "engine and server asleep", "server asleep"),
+        (Waits::Polls, "server awake", "server awake"),
+    ] {
+        let names = [
+            format!("Towpath, {ours}"),
+            format!("kernel UDP, epoll, {kernels}"),
+            format!("kernel UDP, select, {kernels}"),
+        ];
+        let mut curves = [Vec::new(), Vec::new(), Vec::new()];
+        for &idle in numbers {
+            let mut many = Ours::new(cores, idle, waits)?;
+            let mut one = Ours::new(cores, 1, waits)?;
+            let sockets =
+                if idle < most { wire.far_udp(FIRST_PORT, idle + 1)? } else { Vec::new() };
+            let mut ours = || many.run(trips);
+            let mut alone = || one.run(trips);
+            let mut epoll = || kernel(wire, cores, &sockets, false, waits, trips);
+            let mut select = || kernel(wire, cores, &sockets, true, waits, trips);
+            let all: &mut [Measured<'_>] = &mut [&mut alone, &mut ours, &mut epoll, &mut select];
+            let there = if sockets.is_empty() { 2 } else { 4 };
+            // A short run misses a limit by chance if it has as few pairs as where there is none.
+            let pairs = if idle == MOST { PAIRS_WITH_A_LIMIT } else { settings.pairs() };
+            let values = in_turn(pairs, &mut all[..there])?;
+            let parameters = [("idle_endpoints", idle as f64)];
+            let name = format!("{}, to one idle endpoint", names[0]);
+            let row = Row::new(&name, &parameters, "ratio", &ratios(&values[1], &values[0]));
+            outcome.rows.push(if idle == MOST { row.at_most(AT_MOST) } else { row });
+            for ((name, curve), values) in names.iter().zip(&mut curves).zip(&values[1..]) {
+                outcome.context.push(Row::new(name, &parameters, "us", values));
+                curve.push([idle as f64, Summary::of(values).median]);
+            }
+        }
+        let series = names.iter().zip(curves).map(|(name, curve)| Series::line(name, curve));
+        figure.series.extend(series);
+    }
+    outcome.figures.push(figure);
+    Ok(())
+}
+
+/// Client and server application at a server of their own, so that nothing of the many is there when
+/// one is measured.
+struct Ours {
+    station: Station,
+    sessions: Sessions,
+    waits: Waits,
+}
+
+impl Ours {
+    fn new(cores: (usize, usize), idle: usize, waits: Waits) -> anyhow::Result<Ours> {
+        // An engine that polls would answer before anybody has fallen asleep: with the server
+        // application asleep, the engine is too.
+        let sleeping = Serving::memory(1500).on(cores.0);
+        let serving = if waits == Waits::Blocks { sleeping } else { sleeping.polling() };
+        let station = Station::start(&serving, None)?;
+        let sessions = Sessions::new(&station.socket(), idle + 1)?;
+        station.pause()?;
+        Ok(Ours { station, sessions, waits })
+    }
+
+    fn run(&mut self, trips: Trips) -> anyhow::Result<f64> {
+        self.station.resume()?;
+        let median = trips.run(self.waits, || self.sessions.trip(0, self.waits));
+        self.station.pause()?;
+        median
+    }
+}
+
+/// The median over kernel sockets: the client in a thread of its own on the engine's core where the
+/// server application is to be woken; else both in one thread, as ours are.
+fn kernel(
+    wire: &KernelWire,
+    cores: (usize, usize),
+    sockets: &[UdpSocket],
+    selects: bool,
+    waits: Waits,
+    trips: Trips,
+) -> anyhow::Result<f64> {
+    let client = KernelClient::new(wire, &sockets[..1])?;
+    let mut server =
+        if selects { KernelServer::select(sockets) } else { KernelServer::epoll(sockets)? };
+    if waits == Waits::Polls {
+        return trips.run(waits, || {
+            let start = Instant::now();
+            client.ask(0)?;
+            let patient = || {
+                ensure!(start.elapsed() < PATIENCE, "a request was lost between sockets");
+                Ok(())
+            };
+            while server.serve(Duration::ZERO)? == 0 {
+                patient()?;
+            }
+            while client.answered()?.is_none() {
+                patient()?;
+            }
+            Ok(start.elapsed())
+        });
+    }
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let outcome = pin(cores.0)
+                .map_err(anyhow::Error::from)
+                .and_then(|()| trips.run(waits, || client.trip(0)));
+            over.store(true, Ordering::Release);
+            outcome
+        });
+        while !over.load(Ordering::Acquire) {
+            server.serve(Duration::from_millis(2))?;
+        }
+        asking.join().ok().context("the client's thread failed")?
+    })
+}

@@ -1,0 +1,106 @@
+//! Riddoch and Pope, "A Low Overhead Application/Device-driver Interface for User-level
+//! Networking", section 4: bandwidth by the size of messages; round trip by the number of idle
+//! endpoints, with an idle server and a busy one; throughput by the number of connections, one
+//! request each; the overhead of a message. Beside each, the kernel's sockets with `epoll`, and with
+//! `select`, which the paper speaks of.
+//!
+//! The paper's load is a closed loop: whoever is not served does not ask again. What is offered
+//! whether it can be served or not is measured beside it.
+
+mod idle;
+mod load;
+mod offered;
+mod requests;
+
+use std::time::Duration;
+
+use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
+use crate::kernel_wire::KernelWire;
+use crate::machine::two_cores;
+use crate::messages::{self, Amount, MTU_BYTES, Stream};
+use crate::report::{Outcome, Row};
+use crate::station::{Serving, Station};
+use crate::statistics::{Pairs, Summary};
+use crate::techniques::Waits;
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let wire = KernelWire::new("tpcam", MTU_BYTES as u32)?;
+    let mut outcome = Outcome {
+        how: format!(
+            "Towpath: the engine on core {}, polls; both sides of each exchange in one thread of \
+             another process on core {}. Kernel: sockets across a veth pair between two network \
+             namespaces, a thread for each side, on the same two cores. An MTU of {MTU_BYTES} bytes \
+             on both",
+            cores.0, cores.1
+        ),
+        ..Outcome::default()
+    };
+    let place = Place { settings, cores, wire: &wire };
+    bandwidth(place, &mut outcome)?;
+    idle::measure(place, &mut outcome)?;
+    load::measure(place, &mut outcome)?;
+    offered::measure(place, &mut outcome)?;
+    Ok(outcome)
+}
+
+/// Where all of it is measured.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    settings: Settings,
+    /// The engine's and the application's.
+    cores: (usize, usize),
+    wire: &'a KernelWire,
+}
+
+/// The paper's figure 4.
+fn bandwidth(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let Place { settings, cores, wire } = place;
+    let sizes: Vec<usize> = (4..=16).step_by(if settings.quick { 4 } else { 1 }).collect();
+    let window = Duration::from_millis(if settings.quick { 30 } else { 150 });
+    let station = Station::start(&Serving::memory(MTU_BYTES).on(cores.0).polling(), None)?;
+    towpath_testkit::pin(cores.1)?;
+    let stream = &std::cell::RefCell::new(Stream::new(&station.socket(), Waits::Polls)?);
+    let mut curves = [Vec::new(), Vec::new(), Vec::new()];
+    for bytes in sizes.into_iter().map(|shift| 1usize << shift) {
+        let parameters = [("message_bytes", bytes as f64)];
+        let station = &station;
+        let ours = || -> anyhow::Result<f64> {
+            station.resume()?;
+            let moved = stream.borrow_mut().run(bytes, Amount::Time(window), None)?;
+            station.pause()?;
+            Ok(moved.gbit_s(bytes))
+        };
+        let udp = || {
+            let moved = messages::udp(wire, cores, bytes, Amount::Time(window), None)?;
+            Ok(moved.gbit_s(bytes))
+        };
+        let tcp = || Ok(messages::tcp(wire, cores, bytes, window)?.gbit_s(bytes));
+        let to_udp = Pairs::measure(settings.pairs(), ours, udp)?;
+        let to_tcp = Pairs::measure(settings.pairs(), ours, tcp)?;
+        let row = |name, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
+        outcome.rows.push(row("bandwidth, Towpath to UDP", "ratio", &to_udp.ratios()));
+        outcome.rows.push(row("bandwidth, Towpath to TCP", "ratio", &to_tcp.ratios()));
+        let all = [to_udp.ours, to_tcp.ours].concat();
+        for (curve, (name, values)) in curves.iter_mut().zip([
+            ("bandwidth, Towpath", &all),
+            ("bandwidth, UDP and epoll", &to_udp.base),
+            ("bandwidth, TCP", &to_tcp.base),
+        ]) {
+            outcome.context.push(row(name, "Gbit/s", values));
+            curve.push([bytes as f64, Summary::of(values).median]);
+        }
+    }
+    let names = ["Towpath, endpoint to endpoint", "kernel UDP, epoll", "kernel TCP"];
+    outcome.figures.push(names.into_iter().zip(curves).fold(
+        Figure::new(
+            "bandwidth",
+            "Bandwidth by message size",
+            Axis::log("message", "B"),
+            Axis::log("bandwidth", "Gbit/s"),
+        ),
+        |figure, (name, curve)| figure.with(Series::line(name, curve)),
+    ));
+    Ok(())
+}

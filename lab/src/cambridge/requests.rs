@@ -1,0 +1,335 @@
+//! Requests and answers over many connections: a client and a server application, each a session,
+//! in one thread, with an engine between them; and the same over the kernel's sockets.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_testkit::Selected;
+
+use crate::flow::{self, HEADER_BYTES};
+use crate::kernel_wire::{KernelWire, receive_from, send_to};
+use crate::techniques::Waits;
+
+/// What a request and its answer carry: the connection's number.
+const PAYLOAD_BYTES: usize = 8;
+const PACKET_BYTES: usize = HEADER_BYTES + PAYLOAD_BYTES;
+/// The first port of the server's.
+pub(super) const FIRST_PORT: u16 = 10_000;
+/// Connections that fit behind [`FIRST_PORT`], those included that only wait.
+pub(super) const MOST: usize = 16_000;
+/// How long the paper's server application looks before it sleeps (section 4.1).
+pub(super) const SPINS: Duration = Duration::from_micros(15);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the server application does while there is nothing to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Idle {
+    /// It looks without end.
+    Looks,
+    /// It looks for so long, and sleeps.
+    SleepsAfter(Duration),
+}
+
+/// Two sessions: a client with one endpoint, and a server application with one endpoint, on a
+/// queue set of its own, for each connection.
+pub(super) struct Sessions {
+    client: Session,
+    server: Session,
+    from: Endpoint,
+    endpoints: Vec<Endpoint>,
+    request: [u8; HEADER_BYTES],
+    /// Ports of answers that the server application owes, by connection.
+    owed: Vec<u32>,
+    /// Connections whose answer came.
+    answered: Vec<u32>,
+}
+
+impl Sessions {
+    pub(super) fn new(socket: &Path, connections: usize) -> anyhow::Result<Sessions> {
+        ensure!((1..=MOST).contains(&connections), "{connections} connections");
+        let slots = (2 * connections).next_power_of_two().clamp(64, 4096) as u32;
+        let client = Options {
+            name: "client".into(),
+            transmit_slots: slots,
+            receive_slots: slots,
+            transmit_frame_bytes: 256,
+            receive_frame_bytes: 256,
+            ..Options::default()
+        };
+        let server = Options {
+            name: "server".into(),
+            queue_sets: connections as u32,
+            endpoints: connections as u32,
+            transmit_slots: 8,
+            receive_slots: 8,
+            ..client.clone()
+        };
+        let mut client = Session::attach(socket, &client)?;
+        let mut server = Session::attach(socket, &server)?;
+        let from = client.open(&Rule::new().udp(1000))?;
+        let endpoints = (0..connections)
+            .map(|place| {
+                let port = FIRST_PORT + place as u16;
+                Ok(server.open(&Rule::new().udp(port).queue_set(place as u32))?)
+            })
+            .collect::<anyhow::Result<_>>()?;
+        let flow = flow::between(&client, &server, (1000, 0))?;
+        let request = flow::headers(&flow, PAYLOAD_BYTES)?;
+        let (owed, answered) = (Vec::with_capacity(connections), Vec::with_capacity(connections));
+        Ok(Sessions { client, server, from, endpoints, request, owed, answered })
+    }
+
+    /// Sends a request on a connection; answers whether there was room. Known with the next flush.
+    pub(super) fn ask(&mut self, connection: u32) -> anyhow::Result<bool> {
+        let request = &self.request;
+        let sent = self.client.send(self.from, PACKET_BYTES, Meta::FINISHED, |parts| {
+            if let [part] = parts
+                && let Some((headers, payload)) = part.split_at_mut_checked(HEADER_BYTES)
+            {
+                headers.copy_from_slice(request);
+                headers[36..38].copy_from_slice(&(FIRST_PORT + connection as u16).to_be_bytes());
+                payload[..4].copy_from_slice(&connection.to_ne_bytes());
+            }
+        });
+        match sent {
+            Ok(()) => Ok(true),
+            Err(SendError::Full) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+        Ok(self.client.flush()?)
+    }
+
+    /// The server application's turn: takes what is there, of whichever connections, and answers.
+    /// Whether there was something.
+    pub(super) fn serve(&mut self, waits: Waits) -> anyhow::Result<bool> {
+        let news = match waits {
+            Waits::Polls => self.server.look()?,
+            Waits::Blocks | Waits::Spins => self.server.wait(Some(PATIENCE))?,
+        };
+        if !news {
+            return Ok(false);
+        }
+        // One look through whoever has news, so that the client has its turn too.
+        for _ in 0..64 {
+            let Some(queue_set) = self.server.ready()? else { break };
+            let owed = &mut self.owed;
+            self.server.receive(queue_set, 8, |packet| owed.push(packet.endpoint()))?;
+            while let Some(connection) = self.owed.pop() {
+                self.answer(connection)?;
+            }
+        }
+        self.server.flush()?;
+        Ok(true)
+    }
+
+    /// As [`Sessions::serve`]; where the thread is to sleep it sleeps until either side has news,
+    /// since both sides are this thread's, and after it has looked for as long as `idle` says since
+    /// something came.
+    pub(super) fn serve_if_owed(&mut self, idle: Idle, last: Instant) -> anyhow::Result<bool> {
+        if self.serve(Waits::Polls)? {
+            return Ok(true);
+        }
+        match idle {
+            Idle::Looks => return Ok(false),
+            Idle::SleepsAfter(spins) if last.elapsed() < spins => return Ok(false),
+            Idle::SleepsAfter(_) => {}
+        }
+        if !self.server.arm()? {
+            if !self.client.arm()? {
+                let mut heard = [
+                    PollFd::from_borrowed_fd(self.server.as_fd(), PollFlags::IN),
+                    PollFd::from_borrowed_fd(self.client.as_fd(), PollFlags::IN),
+                ];
+                let _ = poll(&mut heard, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
+            }
+            self.client.disarm();
+            self.client.take_rings();
+        }
+        self.server.disarm();
+        self.server.take_rings();
+        Ok(false)
+    }
+
+    fn answer(&mut self, connection: u32) -> anyhow::Result<()> {
+        let endpoint = self.endpoints.get(connection as usize).context("no such connection")?;
+        let request = &self.request;
+        self.server.send(*endpoint, PACKET_BYTES, Meta::FINISHED, |parts| {
+            if let [part] = parts
+                && let Some((headers, payload)) = part.split_at_mut_checked(HEADER_BYTES)
+            {
+                headers.copy_from_slice(request);
+                // The other way round: Ethernet, IPv4, and ports.
+                headers[..6].copy_from_slice(&request[6..12]);
+                headers[6..12].copy_from_slice(&request[..6]);
+                headers[26..30].copy_from_slice(&request[30..34]);
+                headers[30..34].copy_from_slice(&request[26..30]);
+                headers[34..36].copy_from_slice(&(FIRST_PORT + connection as u16).to_be_bytes());
+                headers[36..38].copy_from_slice(&request[34..36]);
+                payload[..4].copy_from_slice(&connection.to_ne_bytes());
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Connections whose answers came.
+    pub(super) fn answered(&mut self) -> anyhow::Result<std::vec::Drain<'_, u32>> {
+        let answered = &mut self.answered;
+        self.client.receive(0, 256, |packet| {
+            let number =
+                packet.contiguous().and_then(|bytes| bytes.get(HEADER_BYTES..)?.first_chunk());
+            answered.extend(number.map(|bytes| u32::from_ne_bytes(*bytes)));
+        })?;
+        Ok(self.answered.drain(..))
+    }
+
+    /// One request of one connection, and its answer.
+    pub(super) fn trip(&mut self, connection: u32, waits: Waits) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        ensure!(self.ask(connection)?, "no room for a request");
+        self.flush()?;
+        let mut looks = 0_u32;
+        while !self.serve(waits)? {
+            looks += 1;
+            // Who blocks comes back without news when its patience is over.
+            let patient =
+                waits == Waits::Polls && !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE;
+            ensure!(patient, "the server application heard of no request; {}", self.state());
+        }
+        let served = Instant::now();
+        loop {
+            if self.answered()?.any(|number| number == connection) {
+                return Ok(start.elapsed());
+            }
+            looks += 1;
+            let patient = !looks.is_multiple_of(4096) || served.elapsed() < PATIENCE;
+            ensure!(patient, "an answer was lost; {}", self.state());
+        }
+    }
+
+    /// What both sides counted: for an error.
+    fn state(&self) -> String {
+        let counted = |who: &str, session: &Session, endpoint: Endpoint| {
+            let counters = session.counters(endpoint).into_iter().filter(|(_, count)| *count > 0);
+            let counters: Vec<_> =
+                counters.map(|(name, count)| format!("{name} {count}")).collect();
+            format!("{who}: {}", counters.join(", "))
+        };
+        let server = self.endpoints.first().map(|first| counted("server", &self.server, *first));
+        format!("{}; {}", counted("client", &self.client, self.from), server.unwrap_or_default())
+    }
+}
+
+/// How a program learns which of its sockets has news.
+pub(super) enum Watch<'a> {
+    Epoll(rustix::fd::OwnedFd, Vec<epoll::Event>),
+    Select(Selected<'a>),
+}
+
+/// The server application on kernel sockets, one for each connection.
+pub(super) struct KernelServer<'a> {
+    sockets: &'a [UdpSocket],
+    watch: Watch<'a>,
+    found: Vec<usize>,
+}
+
+impl<'a> KernelServer<'a> {
+    pub(super) fn epoll(sockets: &'a [UdpSocket]) -> anyhow::Result<KernelServer<'a>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (place, socket) in sockets.iter().enumerate() {
+            let data = epoll::EventData::new_u64(place as u64);
+            epoll::add(&epoll, socket, data, epoll::EventFlags::IN)?;
+        }
+        let none =
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        Ok(KernelServer { sockets, watch: Watch::Epoll(epoll, vec![none; 64]), found: Vec::new() })
+    }
+
+    pub(super) fn select(sockets: &'a [UdpSocket]) -> KernelServer<'a> {
+        let selected = Selected::new(sockets.iter().map(AsFd::as_fd).collect());
+        KernelServer { sockets, watch: Watch::Select(selected), found: Vec::new() }
+    }
+
+    /// Waits at most so long for requests, and answers them. How many there were.
+    pub(super) fn serve(&mut self, timeout: Duration) -> anyhow::Result<usize> {
+        match &mut self.watch {
+            Watch::Epoll(epoll, events) => {
+                let timeout = Timespec {
+                    tv_sec: timeout.as_secs() as i64,
+                    tv_nsec: timeout.subsec_nanos().into(),
+                };
+                self.found.clear();
+                match epoll::wait(&*epoll, &mut events[..], Some(&timeout)) {
+                    Ok(count) => {
+                        let places = events[..count].iter().map(|event| event.data.u64() as usize);
+                        self.found.extend(places);
+                    }
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Watch::Select(selected) => selected.readable(timeout, &mut self.found)?,
+        }
+        let mut served = 0;
+        let mut buffer = [0; 64];
+        for place in &self.found {
+            let Some(socket) = self.sockets.get(*place) else { continue };
+            if let Some((len, from)) = receive_from(socket, &mut buffer)? {
+                ensure!(send_to(socket, &buffer[..len], from)?, "no room for an answer");
+                served += 1;
+            }
+        }
+        Ok(served)
+    }
+}
+
+/// The client's side of kernel sockets: one, which tells connections apart by the server's port.
+pub(super) struct KernelClient {
+    socket: UdpSocket,
+    to: Vec<SocketAddr>,
+}
+
+impl KernelClient {
+    pub(super) fn new(wire: &KernelWire, to: &[UdpSocket]) -> anyhow::Result<KernelClient> {
+        let to = to.iter().map(UdpSocket::local_addr).collect::<Result<_, _>>()?;
+        Ok(KernelClient { socket: wire.near_udp(0)?, to })
+    }
+
+    pub(super) fn ask(&self, connection: usize) -> anyhow::Result<()> {
+        let to = self.to.get(connection).context("no such connection")?;
+        ensure!(send_to(&self.socket, &[7; PAYLOAD_BYTES], *to)?, "no room for a request");
+        Ok(())
+    }
+
+    /// The connection that an answer came on, if one came.
+    pub(super) fn answered(&self) -> anyhow::Result<Option<usize>> {
+        let mut buffer = [0; 64];
+        let got = receive_from(&self.socket, &mut buffer)?;
+        Ok(got.map(|(_, from)| usize::from(from.port().wrapping_sub(self.to[0].port()))))
+    }
+
+    pub(super) fn trip(&self, connection: usize) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        self.ask(connection)?;
+        let mut looks = 0_u32;
+        while self.answered()?.is_none() {
+            looks += 1;
+            ensure!(
+                !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE,
+                "an answer was lost between sockets"
+            );
+        }
+        Ok(start.elapsed())
+    }
+
+    pub(super) fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+}

@@ -1,0 +1,325 @@
+//! The other processes of an experiment: this program again, in a role.
+//!
+//! A child says one line when it is ready, and ends when its standard input does: no child outlives
+//! its experiment, whatever ends that.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::station::Serving;
+use towpath_server::Values;
+use towpath_server::internals::{Solo, Way};
+
+/// The flag that gives a process its role, followed by one argument.
+pub const ROLE_FLAG: &str = "--role";
+
+/// How long a child may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a child does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Role {
+    /// Serves an in-memory device.
+    Server {
+        /// Where.
+        socket: PathBuf,
+        /// Its engine's core.
+        engine_cpu: usize,
+    },
+    /// Serves a TAP device.
+    TapServer {
+        /// Where.
+        socket: PathBuf,
+    },
+    /// Serves what and how it is told.
+    Serve {
+        /// How.
+        serving: Serving,
+        /// Where.
+        socket: PathBuf,
+    },
+    /// Sends frames back to whom they came from.
+    Echo {
+        /// Of which interface.
+        interface: String,
+        /// Of which ethertype.
+        ethertype: u16,
+        /// On which core.
+        cpu: usize,
+    },
+    /// Serves a device, and sends to it as often as it is told, in one process.
+    Counted {
+        /// How.
+        serving: Serving,
+        /// Where.
+        socket: PathBuf,
+    },
+    /// Computes, and nothing else.
+    Factor {
+        /// On which core; any, if none.
+        cpu: Option<usize>,
+    },
+    /// Reads memory beyond the caches, and says how fast.
+    Stride {
+        /// On which core.
+        cpu: usize,
+    },
+    /// Counts what is left of each core, and says it when it is asked.
+    CountIdle {
+        /// Of which cores.
+        cpus: Vec<usize>,
+        /// How long to calibrate, in milliseconds.
+        calibration_ms: u64,
+    },
+    /// Sends to itself through a server, as fast as a pace allows.
+    Application {
+        /// Where the server is.
+        socket: PathBuf,
+        /// On which core.
+        cpu: usize,
+        /// Packets put into its queue at once, once a millisecond.
+        burst: usize,
+    },
+    /// Attacks a server, and says so.
+    Attack {
+        /// Which attack.
+        name: String,
+        /// Where the server is.
+        socket: PathBuf,
+        /// The attack's options.
+        options: Vec<String>,
+    },
+    /// Measures round trips and attachments, for as long as it is told.
+    Neighbour {
+        /// Where the server is.
+        socket: PathBuf,
+    },
+    /// Moves packets through an engine without threads, for a tool that counts instructions.
+    Count {
+        /// Which way.
+        way: Way,
+        /// How many of one flow one after the other.
+        train: usize,
+        /// How many.
+        packets: usize,
+        /// With the routines for taps, though nobody taps.
+        taps: bool,
+    },
+}
+
+/// Plays the role that a parent gave. Answers when the parent is gone.
+///
+/// # Errors
+/// What went wrong, in words; the parent reads them in the child's standard error.
+pub fn act(role: &str) -> anyhow::Result<()> {
+    let role = serde_json::from_str(role).context("no role of this program")?;
+    // One that is stopped would not see that its input has ended.
+    rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
+    match role {
+        Role::Server { socket, engine_cpu } => {
+            let _directory = Directory::of(&socket)?;
+            crate::switch::serve(socket, engine_cpu)
+        }
+        Role::TapServer { socket } => {
+            let _directory = Directory::of(&socket)?;
+            crate::tcp::serve(socket)
+        }
+        Role::Serve { serving, socket } => {
+            let _directory = Directory::of(&socket)?;
+            crate::station::serve(&serving, socket)
+        }
+        Role::Echo { interface, ethertype, cpu } => crate::echo::serve(&interface, ethertype, cpu),
+        Role::Counted { serving, socket } => {
+            let _directory = Directory::of(&socket)?;
+            crate::freebsd::counted(&serving, socket)
+        }
+        Role::Factor { cpu } => crate::penn::factor(cpu),
+        Role::Stride { cpu } => crate::penn::stride(cpu),
+        Role::CountIdle { cpus, calibration_ms } => {
+            crate::karlsruhe::count_idle(&cpus, Duration::from_millis(calibration_ms))
+        }
+        Role::Application { socket, cpu, burst } => {
+            crate::isolation::send_to_itself(&socket, cpu, burst)
+        }
+        Role::Attack { name, socket, options } => crate::attacks::attack(&name, &socket, &options),
+        Role::Neighbour { socket } => crate::attacks::neighbour(&socket),
+        Role::Count { way, train, packets, taps } => count(way, train, packets, taps),
+    }
+}
+
+/// A running child. Dropping it ends it.
+pub(crate) struct Child {
+    process: std::process::Child,
+    say: Option<ChildStdin>,
+    hear: BufReader<ChildStdout>,
+}
+
+impl Child {
+    /// Starts a child, and waits until it is ready.
+    pub(crate) fn start(role: &Role) -> anyhow::Result<Child> {
+        let program = std::env::current_exe().context("the program's own file")?;
+        let mut command = Command::new(program);
+        command.arg(ROLE_FLAG).arg(serde_json::to_string(role)?);
+        Child::start_command(command)
+    }
+
+    /// The same with a command that was made ready elsewhere.
+    pub(crate) fn start_command(mut command: Command) -> anyhow::Result<Child> {
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting another process of this program")?;
+        let (Some(say), Some(hear)) = (process.stdin.take(), process.stdout.take()) else {
+            bail!("a process without its pipes");
+        };
+        let mut child = Child { process, say: Some(say), hear: BufReader::new(hear) };
+        child.hear().context("the other process did not become ready")?;
+        Ok(child)
+    }
+
+    /// Its next line.
+    pub(crate) fn hear(&mut self) -> anyhow::Result<String> {
+        let until = Instant::now() + PATIENCE;
+        let mut line = Vec::new();
+        loop {
+            if self.hear.buffer().is_empty() {
+                let left = until.saturating_duration_since(Instant::now());
+                let mut heard = [PollFd::new(self.hear.get_ref(), PollFlags::IN)];
+                let timeout =
+                    Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                if poll(&mut heard, Some(&timeout))? == 0 {
+                    bail!("no answer from the other process in {} s", PATIENCE.as_secs());
+                }
+            }
+            let got = self.hear.fill_buf()?;
+            if got.is_empty() {
+                bail!("the other process ended; its words are above");
+            }
+            let end = got.iter().position(|byte| *byte == b'\n');
+            let used = end.map_or(got.len(), |at| at + 1);
+            line.extend_from_slice(&got[..end.unwrap_or(used)]);
+            self.hear.consume(used);
+            if end.is_some() {
+                return Ok(String::from_utf8_lossy(&line).into_owned());
+            }
+            if line.len() > 64 * 1024 {
+                bail!("the other process talks too much");
+            }
+        }
+    }
+
+    /// Its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends it a line.
+    pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        let say = self.say.as_mut().context("a process that was let go")?;
+        Ok(writeln!(say, "{line}")?)
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
+        Ok(kill_process(pid.context("a process without a number")?, signal)?)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.say = None;
+        // Stopped, it would not see that its input has ended.
+        let _ = self.signal(Signal::CONT);
+        let until = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < until {
+            match self.process.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(2)),
+                _ => return,
+            }
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A child's line to its parent.
+pub(crate) fn tell(line: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// Waits until the parent lets go.
+pub(crate) fn wait_for_end() -> anyhow::Result<()> {
+    std::io::copy(&mut std::io::stdin().lock().by_ref(), &mut std::io::sink())?;
+    Ok(())
+}
+
+/// Whether the parent has let go, looked at without waiting.
+pub(crate) fn is_over() -> bool {
+    let stdin = std::io::stdin();
+    let mut heard = [PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN)];
+    !matches!(poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+}
+
+/// A path for the socket of a child that serves, in a directory that nobody else has. The child makes
+/// the directory, and takes it away: a parent may be ended at any moment.
+pub(crate) struct OwnSocket(PathBuf);
+
+impl OwnSocket {
+    pub(crate) fn new() -> anyhow::Result<OwnSocket> {
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        let name = format!("towpath-lab-{:016x}", u64::from_ne_bytes(random));
+        Ok(OwnSocket(std::env::temp_dir().join(name)))
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.join("device.sock")
+    }
+}
+
+impl Drop for OwnSocket {
+    /// The child has done so, but for one that had to be killed.
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The directory of a socket, while it is served there.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn of(socket: &Path) -> anyhow::Result<Directory> {
+        let path = socket.parent().context("a socket in no directory")?;
+        std::fs::create_dir(path).with_context(|| path.display().to_string())?;
+        Ok(Directory(path.to_owned()))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// For a tool that counts instructions: moves packets and says how many; with the routines for taps,
+/// which nobody has open, or without.
+fn count(way: Way, train: usize, packets: usize, taps: bool) -> anyhow::Result<()> {
+    let mut solo = Solo::new(&Values::default()).map_err(anyhow::Error::from_boxed)?;
+    solo.assume_taps(taps);
+    let turns = packets.div_ceil(Solo::BATCH);
+    let moved = solo.run(way, turns, train.max(1)).map_err(anyhow::Error::from_boxed)?;
+    println!("{moved} packets");
+    Ok(())
+}

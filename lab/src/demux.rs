@@ -1,0 +1,356 @@
+//! Flow lookups with and without the last-flow cache, for packets that come in trains and for
+//! interleaved ones; and whom a broadcast frame is for.
+//!
+//! One thread looks up the headers of packets as the engine does. What is compared with is the same
+//! table with the cache off: the setting is changed after a few thousand lookups. What is measured is
+//! the processor's time, not the clock's, as others may be on the machine.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use anyhow::ensure;
+use towpath_packet::build::Flow;
+use towpath_packet::headers::Headers;
+use towpath_packet::plain::{self, Plain};
+use towpath_server::internals::{
+    Destination, FlowCounts, FlowTable, LookupWay, REST, Rule, Solo, Vlan, WINDOW, Way,
+    without_and_with_taps,
+};
+use towpath_server::{FlowCache, Values};
+use towpath_testkit::{pin, this_thread_cpu_time};
+
+use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::statistics::{Pairs, Summary, ratios};
+
+/// Flows, each with an endpoint of its own.
+const FLOWS: u16 = 64;
+/// Rules of other MAC addresses beside them.
+const OTHERS: u16 = 1000;
+/// Lengths of trains; 1: interleaved, no two packets in succession are of one flow.
+const TRAINS: [usize; 5] = [1, 2, 4, 16, 64];
+/// Automatic may cost this much where it cannot gain: by its samples.
+const AT_LEAST_INTERLEAVED: f64 = 0.97;
+/// And must gain where trains are long: little where one table is asked,
+const AT_LEAST_IN_TRAINS: f64 = 1.2;
+/// and more where several are.
+const AT_LEAST_IN_TRAINS_MORE_SETS: f64 = 2.0;
+/// Group endpoints that a frame is not for may cost it the cache's misses, and no more.
+const AT_LEAST_BESIDE_OTHERS: f64 = 0.5;
+/// Routines without what taps need are no slower than those with it,
+const AT_LEAST_WITHOUT_TAPS: f64 = 1.0;
+/// but to the device, where they look in vain whether a packet may go the short way first.
+const AT_LEAST_WITHOUT_TAPS_TO_DEVICE: f64 = 0.93;
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let lookups = if settings.quick { 200_000 } else { 2_000_000 };
+    let mut outcome = Outcome {
+        how: format!(
+            "one thread on core {}; {FLOWS} flows, each with a rule of its own, and {OTHERS} rules \
+             of other addresses; sets 1: all rules give the same fields; sets 4: the flows' rules \
+             are the least specific of four sets that are asked for their address; each setting has \
+             {CHUNK} lookups in turn. For a group: one endpoint that a broadcast frame is for, beside \
+             others of other ports that take broadcast, too. Routines without and with what captures \
+             and promiscuous endpoints need, of which there are none: 64 bytes through an engine with \
+             an in-memory device, in batches",
+            cores.0
+        ),
+        ..Outcome::default()
+    };
+    std::thread::scope(|scope| {
+        let measured = scope.spawn(|| -> anyhow::Result<()> {
+            pin(cores.0)?;
+            let mut figure = Figure::new(
+                "trains",
+                "A lookup by how many packets of a flow come one after the other",
+                Axis::log("packets of a train", ""),
+                Axis::linear("a lookup", "ns"),
+            );
+            for sets in [1, 4] {
+                let mut curves = [Vec::new(), Vec::new(), Vec::new()];
+                for train in TRAINS {
+                    let lookup = case(settings, &mut outcome, sets, train, lookups)?;
+                    for (curve, ns) in curves.iter_mut().zip(lookup) {
+                        curve.push([train as f64, ns]);
+                    }
+                }
+                for (cache, curve) in ["automatic", "off", "on"].into_iter().zip(curves) {
+                    let name =
+                        format!("cache {cache}, {sets} set{}", if sets > 1 { "s" } else { "" });
+                    figure.series.push(Series::line(&name, curve));
+                }
+            }
+            outcome.figures.push(figure);
+            for others in [1, 100, 10_000] {
+                group(settings, &mut outcome, others, lookups)?;
+            }
+            taps(settings, &mut outcome, lookups)?;
+            Ok(())
+        });
+        measured.join().map_err(|_| anyhow::anyhow!("the measuring thread failed"))?
+    })?;
+    Ok(outcome)
+}
+
+/// In between it is near one, and which side is the machine's affair.
+fn limit(sets: usize, train: usize) -> Option<f64> {
+    match train {
+        1 => Some(AT_LEAST_INTERLEAVED),
+        16.. if sets > 1 => Some(AT_LEAST_IN_TRAINS_MORE_SETS),
+        16.. => Some(AT_LEAST_IN_TRAINS),
+        _ => None,
+    }
+}
+
+/// Answers nanoseconds of a lookup with the cache automatic, off and on.
+fn case(
+    settings: Settings,
+    outcome: &mut Outcome,
+    sets: usize,
+    train: usize,
+    lookups: usize,
+) -> anyhow::Result<[f64; 3]> {
+    let parameters = [("sets", sets as f64), ("train", train as f64)];
+    let mut table = table(sets)?;
+    let packets = packets(train)?;
+    // Caches are cold in the first.
+    in_turn(&mut table, &packets, lookups)?;
+    let (mut all, mut counts) = ([Vec::new(), Vec::new(), Vec::new()], FlowCounts::default());
+    for _ in 0..settings.pairs() {
+        let one = in_turn(&mut table, &packets, lookups)?;
+        for (all, ns) in all.iter_mut().zip(one.ns) {
+            all.push(ns);
+        }
+        counts = counts + one.auto;
+    }
+    let [auto, off, on] = &all;
+    let row = Row::new("auto to off, speed", &parameters, "ratio", &ratios(off, auto));
+    outcome.rows.push(match limit(sets, train) {
+        Some(limit) => row.at_least(limit),
+        None => row,
+    });
+    outcome.context.push(Row::new("a lookup, auto", &parameters, "ns", auto));
+    outcome.context.push(Row::new("a lookup, off", &parameters, "ns", off));
+    outcome.context.push(Row::new("on to off, speed", &parameters, "ratio", &ratios(off, on)));
+    let hits = counts.hits as f64 / counts.lookups as f64;
+    outcome.context.push(Row::new("auto: from the cache", &parameters, "of all", &[hits]));
+    let mean = counts.mean_train().unwrap_or(f64::NAN);
+    outcome.context.push(Row::new("auto: mean train", &parameters, "packets", &[mean]));
+    let switches = [counts.switches as f64 / (counts.lookups as f64 / CHUNK as f64)];
+    outcome.context.push(Row::new("auto: switches", &parameters, "a turn", &switches));
+    Ok(all.map(|values| Summary::of(&values).median))
+}
+
+/// The settings, in the order in which they are reported.
+const CACHES: [FlowCache; 3] = [FlowCache::Auto, FlowCache::Off, FlowCache::On];
+/// Lookups with a setting before the next one's turn: as many of them are measured by the automatic
+/// one as if it had been at it for long.
+const CHUNK: usize = 4 * (WINDOW + REST) as usize;
+
+struct InTurn {
+    /// Nanoseconds a lookup, of each setting.
+    ns: [f64; 3],
+    /// What was counted with the automatic one.
+    auto: FlowCounts,
+}
+
+/// Lookups in one table, with each setting in turn, so that where its memory lies and what else the
+/// machine does make no difference.
+fn in_turn(
+    table: &mut FlowTable,
+    packets: &[(Plain, u32)],
+    lookups: usize,
+) -> anyhow::Result<InTurn> {
+    let rounds = lookups.div_ceil(CHUNK);
+    let mut times = [Duration::ZERO; 3];
+    let mut auto = FlowCounts::default();
+    for round in 0..rounds {
+        for place in 0..CACHES.len() {
+            let place = if round % 2 == 0 { place } else { CACHES.len() - 1 - place };
+            table.set_cache(CACHES[place]);
+            let before = table.counts(LookupWay::Received);
+            times[place] += run(table, packets, CHUNK)?;
+            if CACHES[place] == FlowCache::Auto {
+                auto = auto + since(table.counts(LookupWay::Received), before);
+            }
+        }
+    }
+    let ns = times.map(|time| time.as_nanos() as f64 / (rounds * CHUNK) as f64);
+    Ok(InTurn { ns, auto })
+}
+
+/// What was counted since.
+fn since(now: FlowCounts, before: FlowCounts) -> FlowCounts {
+    FlowCounts {
+        lookups: now.lookups - before.lookups,
+        compared: now.compared - before.compared,
+        hits: now.hits - before.hits,
+        switches: now.switches - before.switches,
+    }
+}
+
+fn table(sets: usize) -> anyhow::Result<FlowTable> {
+    let mut table = FlowTable::new(1, FlowCache::Off);
+    let to = |endpoint| Destination { session: 0, endpoint };
+    let udp = Rule { vlan: Vlan::Untagged, protocol: Some(17), ..Rule::default() };
+    for number in 0..FLOWS {
+        let rule = Rule { mac: Some(MAC), port: Some(number), ..udp };
+        ensure!(table.insert(&rule, false, to(u32::from(number))), "a rule of its own");
+    }
+    for number in 0..OTHERS {
+        let [high, low] = number.to_be_bytes();
+        let rule = Rule { mac: Some([2, 1, 0, 0, high, low]), port: Some(1), ..udp };
+        ensure!(table.insert(&rule, false, to(u32::from(FLOWS + number))), "a rule of its own");
+    }
+    // More specific rules, which no packet matches.
+    let mut closer = Rule { mac: Some(MAC), port: Some(9999), ..udp };
+    for set in 1..sets {
+        match set {
+            1 => closer.ethertype = Some(0x800),
+            2 => closer.remote_port = Some(1),
+            _ => closer.ip = Some(Flow::v4().destination),
+        }
+        ensure!(table.insert(&closer, false, to(u32::MAX)), "a rule of its own");
+    }
+    Ok(table)
+}
+
+/// Whom a broadcast frame is for, beside members of other ports, and beside none.
+fn group(
+    settings: Settings,
+    outcome: &mut Outcome,
+    others: u16,
+    lookups: usize,
+) -> anyhow::Result<()> {
+    let (alone, beside) = (members(0)?, members(others)?);
+    let frame = Flow::v4().macs([2, 0, 0, 0, 0, 1], [0xff; 6]).ports(1000, 0).udp(b"x");
+    let headers = Headers::parse(&frame, frame.len())?;
+    let run = |table: &FlowTable| {
+        let mut found = Vec::new();
+        let start = this_thread_cpu_time()?;
+        for _ in 0..lookups {
+            found.clear();
+            table.members(black_box(&headers), &mut found);
+            ensure!(found.len() == 1, "a frame for {found:?}");
+        }
+        let took = this_thread_cpu_time()?.saturating_sub(start);
+        Ok(took.as_nanos() as f64 / lookups as f64)
+    };
+    let pairs = Pairs::measure(settings.pairs(), || run(&beside), || run(&alone))?;
+    let parameters = [("others", f64::from(others))];
+    let row = Row::new(
+        "for a group, beside others to alone, speed",
+        &parameters,
+        "ratio",
+        &ratios(&pairs.base, &pairs.ours),
+    );
+    outcome.rows.push(row.at_least(AT_LEAST_BESIDE_OTHERS));
+    outcome.context.push(Row::new("for a group", &parameters, "ns", &pairs.ours));
+    Ok(())
+}
+
+/// A packet's whole way through the engine, by the routines for when nobody taps and by those for
+/// when somebody does, without anybody who does.
+fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Result<()> {
+    let mut solo = Solo::new(&Values::default()).map_err(anyhow::Error::from_boxed)?;
+    for way in Way::ALL {
+        let mut all = [Vec::new(), Vec::new()];
+        // Caches are cold in the first.
+        without_and_with_taps(&mut solo, way, packets / 10).map_err(anyhow::Error::from_boxed)?;
+        for _ in 0..settings.pairs() {
+            let ns = without_and_with_taps(&mut solo, way, packets / 10)
+                .map_err(anyhow::Error::from_boxed)?;
+            for (all, ns) in all.iter_mut().zip(ns) {
+                all.push(ns);
+            }
+        }
+        let [without, with] = &all;
+        let name = format!("{}: without taps' routines to with, speed", way.name());
+        let row = Row::new(&name, &[], "ratio", &ratios(with, without));
+        outcome.rows.push(row.at_least(match way {
+            Way::Receive | Way::Pass => AT_LEAST_WITHOUT_TAPS,
+            Way::Send => AT_LEAST_WITHOUT_TAPS_TO_DEVICE,
+        }));
+        let name = |which: &str| format!("{}: a packet, {which}", way.name());
+        outcome.context.push(Row::new(&name("without taps' routines"), &[], "ns", without));
+        outcome.context.push(Row::new(&name("with them"), &[], "ns", with));
+    }
+    Ok(())
+}
+
+/// The member that the frame is for, and others.
+fn members(others: u16) -> anyhow::Result<FlowTable> {
+    let mut table = FlowTable::new(1, FlowCache::Auto);
+    for port in 0..=others {
+        let rule = Rule { mac: Some(MAC), protocol: Some(17), port: Some(port), ..Rule::default() };
+        let to = Destination { session: 0, endpoint: u32::from(port) };
+        ensure!(table.insert(&rule, true, to), "a rule of its own");
+    }
+    Ok(table)
+}
+
+/// One round of packets of all flows, in trains.
+fn packets(train: usize) -> anyhow::Result<Vec<(Plain, u32)>> {
+    let mut packets = Vec::new();
+    for number in 0..FLOWS {
+        let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC).ports(1000, number);
+        let frame = flow.udp(b"x");
+        let Some(plain) = plain::read(&frame, frame.len()) else {
+            anyhow::bail!("a plain packet");
+        };
+        packets.extend(std::iter::repeat_n((plain, u32::from(number)), train));
+    }
+    Ok(packets)
+}
+
+/// How long the processor took for lookups.
+fn run(
+    table: &mut FlowTable,
+    packets: &[(Plain, u32)],
+    lookups: usize,
+) -> anyhow::Result<Duration> {
+    let start = this_thread_cpu_time()?;
+    let mut wrong = 0;
+    for (plain, endpoint) in packets.iter().cycle().take(lookups) {
+        let found = table.lookup_plain(LookupWay::Received, black_box(plain));
+        wrong += usize::from(found.is_none_or(|found| found.endpoint != *endpoint));
+    }
+    let took = this_thread_cpu_time()?.saturating_sub(start);
+    ensure!(wrong == 0, "{wrong} lookups found another endpoint");
+    Ok(took)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_lookup_finds_its_endpoint_and_trains_are_hit() {
+        for sets in [1, 4] {
+            for train in TRAINS {
+                let packets = packets(train).unwrap();
+                let lookups = 100 * usize::from(FLOWS) * train;
+                for cache in [FlowCache::Off, FlowCache::On, FlowCache::Auto] {
+                    let mut table = table(sets).unwrap();
+                    table.set_cache(cache);
+                    run(&mut table, &packets, lookups).unwrap();
+                    let counts = table.counts(LookupWay::Received);
+                    assert_eq!(counts.lookups, lookups as u64);
+                    let trains = (lookups / train) as u64;
+                    let hits = match cache {
+                        FlowCache::Off => 0,
+                        FlowCache::On => lookups as u64 - trains,
+                        FlowCache::Auto if train == 1 => 0,
+                        FlowCache::Auto => continue,
+                    };
+                    assert_eq!(counts.hits, hits, "{cache:?}, {sets}, {train}");
+                }
+            }
+        }
+    }
+}

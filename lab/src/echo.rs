@@ -1,0 +1,231 @@
+//! Frames that go there and back: who sends them and waits, and who sends them back.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_client::{Endpoint, Meta, Options, Rule, Session, Waiting};
+use towpath_testkit::{PacketSocket, pin};
+
+use crate::child::{is_over, tell};
+use crate::techniques::Waits;
+
+/// What the frames are said to carry: IEEE 802's first ethertype for local experiments.
+pub(crate) const ETHERTYPE: u16 = 0x88b5;
+/// The shortest frame that Ethernet allows, without its check sequence.
+pub(crate) const FRAME_BYTES: usize = 60;
+/// Where a frame's number stands, behind the Ethernet header.
+const NUMBER_AT: usize = 14;
+/// A frame that takes so long is lost.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A socket that sends every frame back.
+pub(crate) struct Echo {
+    socket: PacketSocket,
+    buffer: [u8; 2048],
+}
+
+impl Echo {
+    pub(crate) fn open(interface: &str, ethertype: u16) -> anyhow::Result<Echo> {
+        Ok(Echo { socket: PacketSocket::open(interface, ethertype)?, buffer: [0; 2048] })
+    }
+
+    /// Sends back what waits; answers whether there was something.
+    pub(crate) fn turn(&mut self) -> anyhow::Result<bool> {
+        let Some(len) = self.socket.receive(&mut self.buffer)? else { return Ok(false) };
+        let frame = &mut self.buffer[..len];
+        if len < FRAME_BYTES {
+            return Ok(true);
+        }
+        let (to, from) = frame.split_at_mut(6);
+        to.swap_with_slice(&mut from[..6]);
+        ensure!(self.socket.send(frame)?, "no room for a frame on its way back");
+        Ok(true)
+    }
+}
+
+/// The echo's process: sends frames back until its parent is gone, asleep in between.
+pub(crate) fn serve(interface: &str, ethertype: u16, cpu: usize) -> anyhow::Result<()> {
+    pin(cpu)?;
+    let mut echo = Echo::open(interface, ethertype)?;
+    tell("ready")?;
+    while !is_over() {
+        let mut heard = [
+            PollFd::from_borrowed_fd(echo.socket.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN),
+        ];
+        match poll(&mut heard, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        while echo.turn()? {}
+    }
+    Ok(())
+}
+
+/// What frames are sent and received by.
+pub(crate) enum Near {
+    Session(Box<Session>, Endpoint),
+    Socket(PacketSocket),
+}
+
+/// Sends a frame, and waits until it is back.
+pub(crate) struct Initiator {
+    pub(crate) near: Near,
+    /// Sends back in the same thread, so that only what is measured is between the two.
+    echo: Option<Echo>,
+    frame: [u8; FRAME_BYTES],
+    number: u64,
+    waits: Waits,
+    /// Sends by the short way of small messages.
+    small: bool,
+}
+
+impl Initiator {
+    /// With a session of its own. `to` is the Ethernet address of the kernel's side.
+    pub(crate) fn attach(
+        socket: &std::path::Path,
+        to: [u8; 6],
+        echo: Option<Echo>,
+        waits: Waits,
+        small: bool,
+    ) -> anyhow::Result<Initiator> {
+        let waiting = if waits == Waits::Spins { Waiting::Spin } else { Waiting::Block };
+        ensure!(
+            waits != Waits::Spins || echo.is_none(),
+            "who spins for its own frames cannot send them back"
+        );
+        let options = Options { name: "initiator".into(), waiting, ..Options::default() };
+        let mut session = Session::attach(socket, &options)?;
+        let from = session.info().mac;
+        let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
+        let near = Near::Session(Box::new(session), endpoint);
+        Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits, small })
+    }
+
+    /// With a packet socket.
+    pub(crate) fn open(
+        interface: &str,
+        [to, from]: [[u8; 6]; 2],
+        echo: Option<Echo>,
+        waits: Waits,
+    ) -> anyhow::Result<Initiator> {
+        let near = Near::Socket(PacketSocket::open(interface, ETHERTYPE)?);
+        Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits, small: false })
+    }
+
+    /// One trial: there and back twice. The second trip is the one that counts; the first one finds
+    /// everything cold (Tracey and Banerji, section 4.1).
+    pub(crate) fn double_trip(&mut self) -> anyhow::Result<[Duration; 2]> {
+        Ok([self.trip()?, self.trip()?])
+    }
+
+    /// There and back.
+    pub(crate) fn trip(&mut self) -> anyhow::Result<Duration> {
+        self.number += 1;
+        let number = self.number.to_be_bytes();
+        self.frame[NUMBER_AT..NUMBER_AT + 8].copy_from_slice(&number);
+        let start = Instant::now();
+        match &mut self.near {
+            Near::Session(session, endpoint) if self.small => {
+                session.send_small(*endpoint, &self.frame)?;
+                session.flush()?;
+            }
+            Near::Session(session, endpoint) => {
+                let frame = &self.frame;
+                session.send(*endpoint, FRAME_BYTES, Meta::FINISHED, |parts| {
+                    if let [part] = parts {
+                        part.copy_from_slice(frame);
+                    }
+                })?;
+                session.flush()?;
+            }
+            Near::Socket(socket) => ensure!(socket.send(&self.frame)?, "no room for a frame"),
+        }
+        let mut looks = 0_u32;
+        loop {
+            let sent_back = self.echo.as_mut().map_or(Ok(false), Echo::turn)?;
+            if self.is_back(number)? {
+                return Ok(start.elapsed());
+            }
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(256) && start.elapsed() > PATIENCE {
+                bail!("frame {} is not back after {PATIENCE:?}", self.number);
+            }
+            if self.waits != Waits::Polls && !sent_back {
+                self.sleep()?;
+            }
+        }
+    }
+
+    fn is_back(&mut self, number: [u8; 8]) -> anyhow::Result<bool> {
+        let is_it = |frame: &[u8]| frame.get(NUMBER_AT..NUMBER_AT + 8) == Some(&number[..]);
+        let mut back = false;
+        match &mut self.near {
+            Near::Session(session, _) => {
+                session.receive(0, 16, |packet| {
+                    back |= packet.contiguous().is_some_and(is_it);
+                })?;
+            }
+            Near::Socket(socket) => {
+                let mut buffer = [0; 2048];
+                while let Some(len) = socket.receive(&mut buffer)? {
+                    back |= is_it(&buffer[..len]);
+                }
+            }
+        }
+        Ok(back)
+    }
+
+    fn sleep(&mut self) -> anyhow::Result<()> {
+        // With nothing else to be woken for it is for the session to say how.
+        if let Near::Session(session, _) = &mut self.near
+            && self.echo.is_none()
+        {
+            let news = session.wait(Some(PATIENCE))?;
+            ensure!(news, "frame {} is not back after {PATIENCE:?}", self.number);
+            return Ok(());
+        }
+        if let Near::Session(session, _) = &mut self.near
+            && session.arm()?
+        {
+            return Ok(());
+        }
+        let mut heard = Vec::with_capacity(2);
+        match &self.near {
+            Near::Session(session, _) => {
+                heard.push(PollFd::from_borrowed_fd(session.as_fd(), PollFlags::IN));
+            }
+            Near::Socket(socket) => {
+                heard.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
+            }
+        }
+        if let Some(echo) = &self.echo {
+            heard.push(PollFd::from_borrowed_fd(echo.socket.as_fd(), PollFlags::IN));
+        }
+        let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let count = poll(&mut heard, Some(&timeout)).unwrap_or(1);
+        drop(heard);
+        if let Near::Session(session, _) = &mut self.near {
+            session.disarm();
+            session.take_rings();
+        }
+        ensure!(count > 0, "frame {} is not back after {PATIENCE:?}", self.number);
+        Ok(())
+    }
+}
+
+fn frame(to: [u8; 6], from: [u8; 6]) -> [u8; FRAME_BYTES] {
+    let mut frame = [0; FRAME_BYTES];
+    frame[..6].copy_from_slice(&to);
+    frame[6..12].copy_from_slice(&from);
+    frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+    frame
+}
+
+/// The Ethernet address of an interface of the calling thread's namespace.
+pub(crate) fn mac_of(interface: &str) -> anyhow::Result<[u8; 6]> {
+    let link = towpath_netlink::Netlink::open()?.link(interface)?;
+    link.mac.with_context(|| format!("{interface} has no Ethernet address"))
+}

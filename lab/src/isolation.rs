@@ -1,0 +1,152 @@
+//! Isolation: a neighbour's throughput while another application is killed, or stopped and resumed,
+//! in the middle of its traffic.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use towpath_client::{Options, Rule, SendError, Session};
+use towpath_packet::build::Flow;
+use towpath_testkit::pin;
+
+use crate::Settings;
+use crate::child::{Child, OwnSocket, Role, is_over, tell};
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::statistics::Summary;
+use crate::switch::Load;
+
+/// What the ratio must reach.
+const AT_LEAST: f64 = 0.95;
+/// Pairs of windows, whatever the settings.
+const PAIRS: usize = 20;
+/// What the other application sends at once, each millisecond.
+const BURST: usize = 128;
+/// The neighbour's packets.
+const FRAME_BYTES: usize = 64;
+
+/// What happens to the other application in the middle of a window.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Happens {
+    Nothing,
+    Killed,
+    StoppedAndResumed,
+}
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let own = OwnSocket::new()?;
+    let socket = own.path();
+    let _server = Child::start(&Role::Server { socket: socket.clone(), engine_cpu: cores.0 })?;
+    let window = Duration::from_millis(if settings.quick { 150 } else { 500 });
+    let role = Role::Application { socket: socket.clone(), cpu: cores.1, burst: BURST };
+    let mut other = Child::start(&role)?;
+    pin(cores.1)?;
+    let mut load = Load::new(&socket, FRAME_BYTES)?;
+    load.run(window)?;
+    let (mut undisturbed, mut ratios) = (Vec::new(), [Vec::new(), Vec::new()]);
+    let mut gaps = [Vec::new(), Vec::new()];
+    for pair in 0..PAIRS {
+        let event = if pair % 2 == 0 { Happens::Killed } else { Happens::StoppedAndResumed };
+        let mut rates = [0.0; 2];
+        let order = if pair / 2 % 2 == 0 { [0, 1] } else { [1, 0] };
+        for place in order {
+            let happens = if place == 0 { Happens::Nothing } else { event };
+            let (rate, gap) = one_window(&mut load, window, happens, &other)?;
+            rates[place] = rate;
+            gaps[place].push(gap.as_secs_f64() * 1e6);
+            if happens == Happens::Killed {
+                other = Child::start(&role)?;
+            }
+        }
+        undisturbed.push(rates[0]);
+        ratios[pair % 2].push(rates[1] / rates[0]);
+    }
+    load.check()?;
+    let all: Vec<f64> = ratios.concat();
+    let parameters = [("frame_bytes", FRAME_BYTES as f64)];
+    let lowest = |values: &[f64]| Summary::of(values).lowest;
+    Ok(Outcome {
+        how: format!(
+            "server: a process, its engine polls on core {}; neighbour: generator and sink in one \
+             thread on core {}; the other application, on the same core, sends {BURST} packets each \
+             millisecond and is killed, or stopped and resumed, in the middle of a window of {} ms",
+            cores.0,
+            cores.1,
+            window.as_millis()
+        ),
+        rows: vec![
+            Row::new("neighbour, disturbed to undisturbed", &parameters, "ratio", &all)
+                .at_least(AT_LEAST),
+        ],
+        context: vec![
+            Row::new("when the other is killed", &parameters, "ratio", &ratios[0]),
+            Row::new("when it is stopped and resumed", &parameters, "ratio", &ratios[1]),
+            Row::new("lowest of all windows", &parameters, "ratio", &[lowest(&all)]),
+            Row::new("neighbour, undisturbed", &parameters, "Mpps", &undisturbed),
+            Row::new("longest pause, undisturbed", &parameters, "us", &gaps[0]),
+            Row::new("longest pause, disturbed", &parameters, "us", &gaps[1]),
+        ],
+        ..Outcome::default()
+    })
+}
+
+/// A window in three parts; what happens, happens between them.
+fn one_window(
+    load: &mut Load,
+    window: Duration,
+    happens: Happens,
+    other: &Child,
+) -> anyhow::Result<(f64, Duration)> {
+    let start = Instant::now();
+    let before = load.received();
+    let mut gap = Duration::ZERO;
+    for part in 0..3 {
+        match (happens, part) {
+            (Happens::Killed, 1) => other.signal(Signal::KILL)?,
+            (Happens::StoppedAndResumed, 1) => other.signal(Signal::STOP)?,
+            (Happens::StoppedAndResumed, 2) => other.signal(Signal::CONT)?,
+            _ => {}
+        }
+        load.run(window / 3)?;
+        gap = gap.max(load.longest_gap);
+    }
+    let rate = (load.received() - before) as f64 / start.elapsed().as_secs_f64() / 1e6;
+    Ok((rate, gap))
+}
+
+/// The other application's process: sends to itself, a burst each millisecond, until its parent is
+/// gone.
+pub(crate) fn send_to_itself(socket: &Path, cpu: usize, burst: usize) -> anyhow::Result<()> {
+    pin(cpu)?;
+    let options = Options { name: "other".into(), ..Options::default() };
+    let mut session = Session::attach(socket, &options)?;
+    let mac = session.info().mac;
+    let endpoint = session.open(&Rule::new())?;
+    let mut flow = Flow::v4().macs(mac, mac);
+    if let Some((ip, _)) = session.info().ipv4 {
+        flow = flow.addresses(ip, ip);
+    }
+    let packet = flow.udp(&[0; 200]);
+    let mut told = false;
+    while !is_over() {
+        for _ in 0..burst {
+            match session.send_bytes(endpoint, &packet) {
+                Ok(()) => {}
+                Err(SendError::Full) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        session.flush()?;
+        std::thread::sleep(Duration::from_millis(1));
+        let mut sum = 0;
+        let got = session.receive(0, 2 * burst, |packet| sum += packet.len())?;
+        std::hint::black_box(sum);
+        if got > 0 && !told {
+            // Ready when its traffic flows.
+            tell("ready")?;
+            told = true;
+        }
+    }
+    Ok(())
+}

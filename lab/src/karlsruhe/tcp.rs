@@ -1,0 +1,250 @@
+//! TCP at the same throughput both ways: an application's stack behind a server and a TAP, and the
+//! kernel's own across a veth pair; and what is left of the processor.
+
+use std::cell::RefCell;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use towpath_net::Network;
+use towpath_testkit::{Participants, Usage};
+
+use super::WINDOW_S;
+use super::counted::{Counted, counted};
+use super::left::{Left, missing};
+use crate::Settings;
+use crate::kernel_wire::KernelWire;
+use crate::report::{Outcome, Row};
+use crate::station::{HOST, Serving, Station};
+use crate::statistics::Pairs;
+
+/// Megabits a second: the paper's, and more.
+const RATES: [u32; 3] = [83, 400, 2000];
+/// Bytes of one write.
+const WRITE_BYTES: usize = 8192;
+const PATIENCE: Duration = Duration::from_secs(10);
+const TAP: &str = "tpkar1";
+
+pub(super) fn measure(
+    settings: Settings,
+    cores: (usize, usize),
+    window: Duration,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    // Nothing is pinned: what is left is left on both.
+    let wire = KernelWire::new("tpkarv", 1500)?;
+    let station = Station::start(&Serving::tap(TAP), None)?;
+    let network = Network::attach(station.socket())?;
+    let ours = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
+    let ours = ours.context("the host got no IPv4 address")?;
+    let with_server = Participants::new(&[std::process::id(), station.pid()]);
+    let alone = Participants::new(&[std::process::id()]);
+    outcome.how += &format!(
+        "; TCP in writes of {WRITE_BYTES} bytes, paced, nothing pinned, both ends of a connection \
+         counted: the kernel is one of them in either"
+    );
+    let rates = if settings.quick { &RATES[1..2] } else { &RATES[..] };
+    let left = RefCell::new(None);
+    let run = |participants: &Participants, pace, ends: Ends<'_>| {
+        run(participants, left.borrow_mut().as_mut(), pace, ends)
+    };
+    for way in [By::Account, By::Count] {
+        if way == By::Count {
+            *left.borrow_mut() = Some(Left::start(cores, settings)?);
+        }
+        for &mbit_s in rates {
+            let pace = Pace { mbit_s, window };
+            let kernel = || {
+                let (near, far) = wire.tcp()?;
+                run(&alone, pace, Ends::of(near, far)?)
+            };
+            let sending = || {
+                let listener = std::net::TcpListener::bind((HOST, 0))?;
+                let at = listener.local_addr()?;
+                let near = towpath_net::TcpStream::connect(&network, at)?;
+                run(&with_server, pace, Ends::of(near, listener.accept()?.0)?)
+            };
+            let receiving = || {
+                let listener = towpath_net::TcpListener::bind(&network, SocketAddr::new(ours, 0))?;
+                let at = listener.local_addr()?;
+                let near = thread::spawn(move || std::net::TcpStream::connect(at));
+                let far = listener.accept()?.0;
+                let near = near.join().map_err(|_| anyhow::anyhow!("connecting failed"))??;
+                run(&with_server, pace, Ends::of(near, far)?)
+            };
+            way.compare(settings, (mbit_s, "sending"), sending, kernel, outcome)?;
+            way.compare(settings, (mbit_s, "receiving"), receiving, kernel, outcome)?;
+        }
+    }
+    Ok(())
+}
+
+/// How idle time is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// What the scheduler's account of participants leaves.
+    Account,
+    /// What a thread on each core counts.
+    Count,
+}
+
+impl By {
+    fn idle(self, sample: &Sample) -> f64 {
+        match self {
+            By::Account => sample.idle(),
+            By::Count => sample.left.unwrap_or(f64::NAN),
+        }
+    }
+
+    fn compare(
+        self,
+        settings: Settings,
+        (mbit_s, way): (u32, &str),
+        ours: impl Fn() -> anyhow::Result<Sample>,
+        kernel: impl Fn() -> anyhow::Result<Sample>,
+        outcome: &mut Outcome,
+    ) -> anyhow::Result<()> {
+        let samples = RefCell::new([Vec::new(), Vec::new()]);
+        let idle = |side: usize, sample: Sample| {
+            samples.borrow_mut()[side].push(sample);
+            self.idle(&sample)
+        };
+        let pairs =
+            Pairs::measure(settings.pairs(), || Ok(idle(0, ours()?)), || Ok(idle(1, kernel()?)))?;
+        let parameters = [("mbit_per_s", f64::from(mbit_s))];
+        let counted = if self == By::Count { " counted" } else { "" };
+        let name = format!("TCP {way}, idle time{counted}, Towpath to Linux");
+        outcome.rows.push(Row::new(&name, &parameters, "ratio", &pairs.ratios()));
+        for (who, samples) in ["Towpath", "Linux"].into_iter().zip(samples.into_inner()) {
+            let mut row = |what: &str, unit, value: &dyn Fn(&Sample) -> f64| {
+                // The first was thrown away.
+                let values: Vec<f64> = samples.iter().skip(1).map(value).collect();
+                let name = format!("TCP {way}, {who}{counted}, {what}");
+                outcome.context.push(Row::new(&name, &parameters, unit, &values));
+            };
+            row("idle", "% of both cores", &|sample| 100.0 * self.idle(sample));
+            if self == By::Count {
+                let name = "interrupts, the kernel's threads and others";
+                row(name, "% of both cores", &|sample| {
+                    100.0 * missing(self.idle(sample), sample.busy_s())
+                });
+            }
+            row("busy", "s in 5 s", &|sample| sample.busy_s());
+            row("switches", "in 5 s", &|sample| sample.switches());
+            row("throughput", "Mbit/s", &|sample| sample.mbit_s());
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    mbit_s: u32,
+    window: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    usage: Usage,
+    bytes: u64,
+    took: Duration,
+    /// The part of both cores that was left, where that is counted.
+    left: Option<f64>,
+}
+
+impl Sample {
+    fn scale(&self) -> f64 {
+        WINDOW_S / self.took.as_secs_f64()
+    }
+
+    fn busy_s(&self) -> f64 {
+        self.usage.cpu.as_secs_f64() * self.scale()
+    }
+
+    fn idle(&self) -> f64 {
+        1.0 - self.busy_s() / (2.0 * WINDOW_S)
+    }
+
+    fn switches(&self) -> f64 {
+        self.usage.switches() as f64 * self.scale()
+    }
+
+    fn mbit_s(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.took.as_secs_f64() / 1e6
+    }
+}
+
+/// A stream that can be told how long to wait.
+trait Patient {
+    fn be_patient(&self) -> std::io::Result<()>;
+}
+
+impl Patient for std::net::TcpStream {
+    fn be_patient(&self) -> std::io::Result<()> {
+        self.set_read_timeout(Some(PATIENCE))?;
+        self.set_write_timeout(Some(PATIENCE))
+    }
+}
+
+impl Patient for towpath_net::TcpStream {
+    fn be_patient(&self) -> std::io::Result<()> {
+        self.set_read_timeout(Some(PATIENCE))?;
+        self.set_write_timeout(Some(PATIENCE))
+    }
+}
+
+/// Both ends of a connection.
+struct Ends<'a> {
+    near: Box<dyn Write + Send + 'a>,
+    far: Box<dyn Read + Send + 'a>,
+}
+
+impl<'a> Ends<'a> {
+    fn of(
+        near: impl Write + Patient + Send + 'a,
+        far: impl Read + Patient + Send + 'a,
+    ) -> anyhow::Result<Ends<'a>> {
+        near.be_patient()?;
+        far.be_patient()?;
+        Ok(Ends { near: Box::new(near), far: Box::new(far) })
+    }
+}
+
+/// Sends at a pace; all must arrive.
+fn run(
+    participants: &Participants,
+    left: Option<&mut Left>,
+    pace: Pace,
+    Ends { mut near, mut far }: Ends<'_>,
+) -> anyhow::Result<Sample> {
+    let sending = move || {
+        let (data, start) = (vec![7; WRITE_BYTES], Instant::now());
+        let mut sent = 0;
+        while start.elapsed() < pace.window {
+            near.write_all(&data).context("sending")?;
+            sent += WRITE_BYTES as u64;
+            let due = Duration::from_nanos(sent * 8000 / u64::from(pace.mbit_s));
+            if let Some(left) = due.checked_sub(start.elapsed()) {
+                thread::sleep(left);
+            }
+        }
+        // Who reads sees its end.
+        drop(near);
+        Ok(sent)
+    };
+    let receiving = || {
+        let (mut buffer, mut bytes) = (vec![0; 128 * 1024], 0);
+        loop {
+            match far.read(&mut buffer).context("receiving")? {
+                0 => return Ok(bytes),
+                len => bytes += len as u64,
+            }
+        }
+    };
+    let Counted { moved, took, usage, left } =
+        counted(participants, left, vec![Box::new(sending), Box::new(receiving)])?;
+    ensure!(moved[0] == moved[1], "{} bytes sent, {} received", moved[0], moved[1]);
+    Ok(Sample { usage, bytes: moved[1], took, left })
+}

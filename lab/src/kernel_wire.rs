@@ -1,0 +1,116 @@
+//! What the kernel does by itself: sockets across a veth pair between two network namespaces.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+
+use anyhow::Context;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use towpath_testkit::{End, Namespace, connect};
+
+/// A wire between this namespace and another one.
+pub(crate) struct KernelWire {
+    there: Namespace,
+}
+
+/// The near and the far end's address.
+pub(crate) const NEAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub(crate) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// Bytes that a UDP socket takes before it drops, if the kernel grants them.
+const BUFFER_BYTES: usize = 4 << 20;
+
+impl KernelWire {
+    /// Lays it. `name` is that of its two ends, with a 0 and a 1 behind it.
+    pub(crate) fn new(name: &str, mtu_bytes: u32) -> anyhow::Result<KernelWire> {
+        let (here, there) = (Namespace::current()?, Namespace::create()?);
+        let _ = here.silence();
+        let _ = there.silence();
+        let address = |ip: Ipv4Addr| format!("{ip}/24").parse();
+        connect(
+            &End { namespace: &here, name: &format!("{name}0"), addresses: &[address(NEAR)?] },
+            &End { namespace: &there, name: &format!("{name}1"), addresses: &[address(FAR)?] },
+            Some(mtu_bytes),
+        )?;
+        Ok(KernelWire { there })
+    }
+
+    /// A UDP socket at the near end that does not wait; port 0: any.
+    pub(crate) fn near_udp(&self, port: u16) -> anyhow::Result<UdpSocket> {
+        udp(NEAR, port)
+    }
+
+    /// UDP sockets at the far end, from this port on.
+    pub(crate) fn far_udp(&self, port: u16, count: usize) -> anyhow::Result<Vec<UdpSocket>> {
+        self.there.run(|| {
+            let ports = (0..count).map(|number| u16::try_from(usize::from(port) + number));
+            ports.map(|port| udp(FAR, port?)).collect()
+        })?
+    }
+
+    /// A TCP listener at the far end.
+    pub(crate) fn far_listener(&self) -> anyhow::Result<TcpListener> {
+        Ok(self.there.run(|| TcpListener::bind((FAR, 0)))??)
+    }
+
+    /// A TCP connection: its near end, which connected, and its far end.
+    pub(crate) fn tcp(&self) -> anyhow::Result<(TcpStream, TcpStream)> {
+        let listener = self.far_listener()?;
+        let near = TcpStream::connect(listener.local_addr()?)?;
+        Ok((near, listener.accept()?.0))
+    }
+}
+
+fn udp(ip: Ipv4Addr, port: u16) -> anyhow::Result<UdpSocket> {
+    let socket = UdpSocket::bind((ip, port)).with_context(|| format!("UDP port {ip}:{port}"))?;
+    socket.set_nonblocking(true)?;
+    // Without the right to more, it is what the kernel's limit allows.
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES)
+        .or_else(|_| rustix::net::sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES))?;
+    Ok(socket)
+}
+
+/// Receives if something waits.
+pub(crate) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    match socket.recv(buffer) {
+        Ok(len) => Ok(Some(len)),
+        Err(error) if would_block(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The same, with the sender's address.
+pub(crate) fn receive_from(
+    socket: &UdpSocket,
+    buffer: &mut [u8],
+) -> io::Result<Option<(usize, SocketAddr)>> {
+    match socket.recv_from(buffer) {
+        Ok(got) => Ok(Some(got)),
+        Err(error) if would_block(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sends; answers whether the kernel had room.
+pub(crate) fn send_to(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) -> io::Result<bool> {
+    match socket.send_to(bytes, to) {
+        Ok(_) => Ok(true),
+        Err(error)
+            if would_block(&error)
+                || error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn would_block(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Has the process open as many descriptors as it may; answers how many these are.
+pub(crate) fn raise_file_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = setrlimit(Resource::Nofile, raised);
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}

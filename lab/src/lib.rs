@@ -1,0 +1,243 @@
+//! Measurements, each a ratio between two things in one run.
+//!
+//! Machines differ, and virtual ones differ from minute to minute. So what is claimed is measured
+//! beside what it is compared with, in turn (A B A B …), at least five times, and the median is
+//! given with its spread. What the hardware itself can do is measured in the same run
+//! ([`limits`]).
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`report`] | what an experiment answers: rows, machine, JSON and table |
+//! | [`limits`] | cache line round trip, memory copy, a bare queue |
+//! | `queue` | one queue against a bare ring |
+//! | `demux` | flow lookups, the last-flow cache on, off and automatic |
+//! | `optimistic` | one driver for several threads: an optimistic section against a mutex |
+//! | `notify` | the cost of one notification by a doorbell, by a call of a worker, and by a pipe |
+//! | `switch` | endpoint to endpoint through the engine of another process |
+//! | `scale` | what idle sessions, endpoints and connections cost a busy one |
+//! | `isolation` | a neighbour's throughput while another application dies |
+//! | `attacks` | a neighbour's round trips and attachments while a hostile program attacks the server |
+//! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
+//! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
+//! | `watchdog` | what watching a device costs |
+//! | `wakeups` | that no wake-up is lost, by trying very often |
+//! | [`page`] | the documentation's page of figures |
+//! | [`output`], [`figure`], [`svg`] | a report as files, with pictures |
+//! | `techniques` | what can be switched on and off |
+//! | `child`, `station` | the other processes of an experiment |
+
+#![forbid(unsafe_code)]
+
+mod attacks;
+mod bare;
+mod cambridge;
+mod child;
+mod csv;
+mod demux;
+mod echo;
+pub mod figure;
+pub mod fit;
+mod flow;
+mod freebsd;
+mod isolation;
+mod karlsruhe;
+mod kernel_wire;
+mod latency;
+pub mod limits;
+pub mod machine;
+mod messages;
+mod notify;
+mod notre_dame;
+mod optimistic;
+pub mod output;
+pub mod page;
+mod penn;
+mod queue;
+pub mod report;
+mod scale;
+mod station;
+pub mod statistics;
+pub mod svg;
+mod switch;
+mod tcp;
+mod techniques;
+mod waiting;
+mod wakeups;
+mod watchdog;
+
+pub use child::{ROLE_FLAG, act};
+pub use report::{Length, Report, Row};
+
+/// How long and how often.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {
+    /// All of an experiment in under 40 seconds: shorter windows, and only five pairs.
+    pub quick: bool,
+    /// As long as in the papers, where that is much longer.
+    pub full: bool,
+}
+
+impl Settings {
+    /// What a report calls it.
+    #[must_use]
+    pub fn length(&self) -> Length {
+        match self {
+            Settings { quick: true, .. } => Length::Quick,
+            Settings { full: true, .. } => Length::Full,
+            Settings { .. } => Length::Normal,
+        }
+    }
+
+    /// How many pairs are measured.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        if self.quick { 5 } else { 11 }
+    }
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Experiment {
+    /// One queue against a bare ring.
+    Queue,
+    /// Flow lookups with and without the last-flow cache.
+    Demux,
+    /// One driver for several threads: an optimistic section against a mutex.
+    Optimistic,
+    /// The cost of one notification to its sender.
+    Notify,
+    /// Endpoint to endpoint through the engine of another process.
+    Switch,
+    /// A neighbour's throughput while another application is killed or stopped.
+    Isolation,
+    /// A neighbour's times while an unprivileged program attacks the server.
+    Attacks,
+    /// What idle sessions, endpoints and connections cost a busy one.
+    Scale,
+    /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
+    Tcp,
+    /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
+    NotreDame,
+    /// Riddoch and Pope: message sizes, idle endpoints, load.
+    Cambridge,
+    /// Hennrich: what frames, wake-ups and polls cost, and what saving them saves.
+    Karlsruhe,
+    /// Smith and Traw: PDU sizes, what is left for others, the clock.
+    Penn,
+    /// How the engine waits: the controller beside sockets and beside fixed settings.
+    Waiting,
+    /// Watson: handing packets to the device directly, or through a queue.
+    FreeBsd,
+    /// What watching a device for stalls costs a frame.
+    Watchdog,
+    /// That no wake-up is lost.
+    Wakeups,
+}
+
+impl Experiment {
+    /// All, in the order of the page.
+    pub const ALL: [Experiment; 17] = [
+        Experiment::Queue,
+        Experiment::Demux,
+        Experiment::Optimistic,
+        Experiment::Notify,
+        Experiment::Switch,
+        Experiment::Isolation,
+        Experiment::Attacks,
+        Experiment::Scale,
+        Experiment::Tcp,
+        Experiment::NotreDame,
+        Experiment::Cambridge,
+        Experiment::Karlsruhe,
+        Experiment::Penn,
+        Experiment::FreeBsd,
+        Experiment::Waiting,
+        Experiment::Watchdog,
+        Experiment::Wakeups,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Experiment::Queue => "queue",
+            Experiment::Demux => "demux",
+            Experiment::Optimistic => "optimistic",
+            Experiment::Notify => "notify",
+            Experiment::Switch => "switch",
+            Experiment::Isolation => "isolation",
+            Experiment::Attacks => "attacks",
+            Experiment::Scale => "scale",
+            Experiment::Tcp => "tcp",
+            Experiment::NotreDame => "notre-dame",
+            Experiment::Cambridge => "cambridge",
+            Experiment::Karlsruhe => "karlsruhe",
+            Experiment::Penn => "penn",
+            Experiment::FreeBsd => "freebsd",
+            Experiment::Waiting => "waiting",
+            Experiment::Watchdog => "watchdog",
+            Experiment::Wakeups => "wakeups",
+        }
+    }
+
+    /// Whether it needs a network namespace of its own.
+    fn has_a_network(self) -> bool {
+        matches!(
+            self,
+            Experiment::Attacks
+                | Experiment::Tcp
+                | Experiment::NotreDame
+                | Experiment::Cambridge
+                | Experiment::Karlsruhe
+                | Experiment::Penn
+                | Experiment::FreeBsd
+                | Experiment::Waiting
+        )
+    }
+
+    /// The experiment of a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Experiment> {
+        Experiment::ALL.into_iter().find(|one| one.name() == name)
+    }
+}
+
+/// Measures. To be called before the process has a second thread: some experiments go into a
+/// network namespace of their own.
+///
+/// # Errors
+/// What is missing, or went wrong, in words; [`towpath_testkit::Unavailable`] among them.
+pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report> {
+    if experiment.has_a_network() {
+        tcp::enter()?;
+    }
+    let mut report = Report::new(experiment.name(), settings.length())?;
+    // How fast the machine is says nothing about what is lost.
+    if experiment != Experiment::Wakeups {
+        report.limits = limits::measure(settings)?;
+    }
+    let outcome = match experiment {
+        Experiment::Queue => queue::measure(settings)?,
+        Experiment::Demux => demux::measure(settings)?,
+        Experiment::Optimistic => optimistic::measure(settings)?,
+        Experiment::Notify => notify::measure(settings)?,
+        Experiment::Switch => switch::measure(settings)?,
+        Experiment::Isolation => isolation::measure(settings)?,
+        Experiment::Attacks => attacks::measure(settings)?,
+        Experiment::Scale => scale::measure(settings)?,
+        Experiment::Tcp => tcp::measure(settings)?,
+        Experiment::NotreDame => notre_dame::measure(settings)?,
+        Experiment::Cambridge => cambridge::measure(settings)?,
+        Experiment::Karlsruhe => karlsruhe::measure(settings)?,
+        Experiment::Penn => penn::measure(settings)?,
+        Experiment::FreeBsd => freebsd::measure(settings)?,
+        Experiment::Waiting => waiting::measure(settings)?,
+        Experiment::Watchdog => watchdog::measure(settings)?,
+        Experiment::Wakeups => wakeups::measure(settings)?,
+    };
+    report.how = outcome.how;
+    report.rows = outcome.rows;
+    report.context = outcome.context;
+    report.figures = outcome.figures;
+    Ok(report)
+}

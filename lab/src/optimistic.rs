@@ -1,0 +1,480 @@
+//! One driver for several threads: an optimistic section against a mutex.
+//!
+//! Threads send packets through one device of their own process. With the optimistic section, who
+//! finds somebody inside leaves its packet and goes on; with the mutex it waits. Both drive the same
+//! driver with the same memory. One thread alone shows what each costs when nobody is in the way.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use rustix::fs::{Mode, OFlags};
+use towpath_device::{
+    Armed, Capabilities, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces,
+};
+use towpath_embedded::{Config, Driver, Embedded, SendError};
+use towpath_testkit::pin;
+
+use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
+use crate::latency::Latency;
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::statistics::{Pairs, Summary};
+
+/// Bytes of a packet.
+const FRAME_BYTES: usize = 64;
+/// What a driver does for a packet.
+const DEVICES: [(&str, bool); 2] = [("memory", false), ("system call", true)];
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let mut outcome = Outcome {
+        how: format!(
+            "threads of one process send packets of {FRAME_BYTES} bytes through one driver, each as \
+             fast as it can; two on cores {} and {}, a third wherever there is room, so that one is \
+             stopped inside now and then. Beside resets: a further thread resets the device, and \
+             again a millisecond after each time. Devices: one that takes packets and does nothing, and one \
+             that makes a system call for each",
+            cores.0, cores.1
+        ),
+        ..Outcome::default()
+    };
+    let mut figure = Figure::new(
+        "threads",
+        "A packet by the number of threads that send",
+        Axis::linear("threads", ""),
+        Axis::log("a packet, all threads together", "ns"),
+    );
+    for (device, calls) in DEVICES {
+        let mut curves = [Vec::new(), Vec::new()];
+        for threads in [1, 2, 3] {
+            let packets: u64 = match (settings.quick, calls) {
+                (true, true) => 20_000,
+                (true, false) => 50_000,
+                (false, true) => 200_000,
+                (false, false) => 500_000,
+            };
+            let pairs = case(settings, &mut outcome, cores, (device, calls), threads, packets)?;
+            for (curve, values) in curves.iter_mut().zip([&pairs.ours, &pairs.base]) {
+                curve.push([threads as f64, Summary::of(values).median]);
+            }
+        }
+        for (who, curve) in ["optimistic", "mutex"].into_iter().zip(curves) {
+            figure.series.push(Series::line(&format!("{who}, {device}"), curve));
+        }
+    }
+    outcome.figures.push(figure);
+    Ok(outcome)
+}
+
+fn case(
+    settings: Settings,
+    outcome: &mut Outcome,
+    cores: (usize, usize),
+    (device, calls): (&str, bool),
+    threads: usize,
+    packets: u64,
+) -> anyhow::Result<Pairs> {
+    let parameters = [("threads", threads as f64)];
+    let name = |what: &str| format!("{what}, {device}");
+    let (mut left, mut inside, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+    let pairs = Pairs::measure(
+        settings.pairs(),
+        || {
+            let section = Section::new(calls)?;
+            let took = race(cores, threads, packets, &section)?;
+            let counts = section.settle(threads as u64 * packets)?;
+            left.push(counts.left as f64 / counts.taken as f64);
+            inside.push(counts.entered as f64 / counts.taken as f64);
+            refused.push(section.refused.load(Ordering::Relaxed) as f64 / counts.taken as f64);
+            Ok(took)
+        },
+        || {
+            let mutex = Locked::new(calls)?;
+            let took = race(cores, threads, packets, &mutex)?;
+            mutex.settle(threads as u64 * packets)?;
+            Ok(took)
+        },
+    )?;
+    let speed: Vec<f64> = pairs.ratios().iter().map(|ratio| 1.0 / ratio).collect();
+    outcome.rows.push(Row::new(&name("to a mutex, speed"), &parameters, "ratio", &speed));
+    // How long a thread is kept by one call, in races of their own: to look at the clock costs.
+    let mut kept = Pairs::default();
+    for _ in 0..settings.pairs() {
+        let section = Section::new(calls)?;
+        kept.ours.push(kept_us(cores, threads, packets / 10, &section)?);
+        section.settle(threads as u64 * (packets / 10))?;
+        kept.base.push(kept_us(cores, threads, packets / 10, &Locked::new(calls)?)?);
+    }
+    // The same beside a thread that resets the device.
+    let (mut resets, mut locked_resets) = (Vec::new(), Vec::new());
+    let beside = Pairs::measure(
+        settings.pairs(),
+        || {
+            let section = Section::new(calls)?;
+            let took = beside_resets(&section, || race(cores, threads, packets, &section))?;
+            resets.push(section.settle(threads as u64 * packets)?.resets as f64);
+            Ok(took)
+        },
+        || {
+            let mutex = Locked::new(calls)?;
+            let took = beside_resets(&mutex, || race(cores, threads, packets, &mutex))?;
+            locked_resets.push(mutex.settle(threads as u64 * packets)?.resets as f64);
+            Ok(took)
+        },
+    )?;
+    let reset: Vec<f64> = beside.ratios().iter().map(|ratio| 1.0 / ratio).collect();
+    let what = name("to a mutex, both beside resets, speed");
+    outcome.rows.push(Row::new(&what, &parameters, "ratio", &reset));
+    let rows = [
+        ("a packet beside resets, optimistic", "ns", &beside.ours),
+        ("a packet beside resets, mutex", "ns", &beside.base),
+        ("resets, optimistic", "a run", &resets),
+        ("resets, mutex", "a run", &locked_resets),
+        ("a packet, optimistic", "ns", &pairs.ours),
+        ("a packet, mutex", "ns", &pairs.base),
+        ("left for another", "of all", &left),
+        ("times inside", "a packet", &inside),
+        ("refused for want of room", "a packet", &refused),
+        ("999 of 1000 calls are over within, optimistic", "us", &kept.ours),
+        ("999 of 1000 calls are over within, mutex", "us", &kept.base),
+    ];
+    for (what, unit, values) in rows {
+        outcome.context.push(Row::new(&name(what), &parameters, unit, values));
+    }
+    Ok(pairs)
+}
+
+/// Either of the two.
+trait Shared: Sync {
+    /// Whether the packet was taken.
+    fn send(&self, packet: &[u8]) -> Result<(), SendError>;
+
+    /// From the side that controls the device.
+    fn reset(&self);
+}
+
+/// From one reset to the next.
+const RESET_EVERY: Duration = Duration::from_millis(1);
+
+/// Does something while a further thread resets the device, once at least.
+fn beside_resets<T>(
+    shared: &impl Shared,
+    run: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let resetting = scope.spawn(|| {
+            loop {
+                shared.reset();
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                std::thread::sleep(RESET_EVERY);
+            }
+        });
+        let outcome = run();
+        over.store(true, Ordering::Relaxed);
+        let joined = resetting.join();
+        joined.map_err(|_| anyhow::anyhow!("the thread that resets failed"))?;
+        outcome
+    })
+}
+
+struct Section {
+    driver: Embedded,
+    refused: AtomicU64,
+}
+
+impl Section {
+    fn new(calls: bool) -> anyhow::Result<Section> {
+        let driver = Embedded::new(Sink::boxed(calls)?, Config::default())?;
+        Ok(Section { driver, refused: AtomicU64::new(0) })
+    }
+
+    fn settle(&self, sent: u64) -> anyhow::Result<towpath_embedded::Counts> {
+        while self.driver.drive() != Some(0) {}
+        let counts = self.driver.counts().unwrap_or_default();
+        ensure!(counts.taken == sent, "{} of {sent} packets were sent", counts.taken);
+        ensure!(counts.direct + counts.left == sent, "{counts:?}");
+        Ok(counts)
+    }
+}
+
+impl Shared for Section {
+    fn send(&self, packet: &[u8]) -> Result<(), SendError> {
+        let sent = self.driver.send(packet);
+        if sent.is_err() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    fn reset(&self) {
+        self.driver.reset();
+    }
+}
+
+struct Locked {
+    driver: Mutex<Driver>,
+}
+
+impl Locked {
+    fn new(calls: bool) -> anyhow::Result<Locked> {
+        Ok(Locked { driver: Mutex::new(Driver::new(Sink::boxed(calls)?, Config::default())?) })
+    }
+
+    fn settle(self, sent: u64) -> anyhow::Result<towpath_embedded::Counts> {
+        let driver = self.driver.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let counts = driver.counts();
+        ensure!(counts.taken == sent, "{} of {sent} packets were sent", counts.taken);
+        Ok(counts)
+    }
+}
+
+impl Shared for Locked {
+    fn send(&self, packet: &[u8]) -> Result<(), SendError> {
+        let mut driver = self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        driver.collect();
+        driver.send(packet)
+    }
+
+    fn reset(&self) {
+        self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner).reset();
+    }
+}
+
+/// Nanoseconds a packet, all threads together.
+fn race(
+    cores: (usize, usize),
+    threads: usize,
+    packets: u64,
+    shared: &impl Shared,
+) -> anyhow::Result<f64> {
+    let times = run(cores, threads, packets, |_, packet| shared.send(packet))?;
+    let first = times.iter().map(|(start, _)| *start).min();
+    let last = times.iter().map(|(_, end)| *end).max();
+    let took = last.zip(first).map_or(Duration::ZERO, |(last, first)| last - first);
+    Ok(took.as_nanos() as f64 / (threads as u64 * packets) as f64)
+}
+
+/// What part of all calls is over within the time that is given for how long a thread is kept: even a
+/// quick run has some that take longer.
+const KEPT: f64 = 0.999;
+
+/// Within how many microseconds [`KEPT`] of the calls were over, of all threads.
+fn kept_us(
+    cores: (usize, usize),
+    threads: usize,
+    packets: u64,
+    shared: &impl Shared,
+) -> anyhow::Result<f64> {
+    // Each thread's own, so that nobody waits for another's.
+    let times = (0..threads).map(|_| Ok(Mutex::new(Latency::new()?)));
+    let times = times.collect::<anyhow::Result<Vec<_>>>()?;
+    run(cores, threads, packets, |thread, packet| {
+        let start = Instant::now();
+        let sent = shared.send(packet);
+        let took = start.elapsed();
+        times[thread].lock().unwrap_or_else(std::sync::PoisonError::into_inner).record(took);
+        sent
+    })?;
+    let mut all = Latency::new()?;
+    for one in times {
+        all.add(&one.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))?;
+    }
+    Ok(all.quantile_us(KEPT))
+}
+
+/// Lets threads send; answers when each began and ended.
+fn run(
+    cores: (usize, usize),
+    threads: usize,
+    packets: u64,
+    send: impl Fn(usize, &[u8]) -> Result<(), SendError> + Sync,
+) -> anyhow::Result<Vec<(Instant, Instant)>> {
+    let barrier = Barrier::new(threads);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads)
+            .map(|number| {
+                let (barrier, send) = (&barrier, &send);
+                scope.spawn(move || -> anyhow::Result<(Instant, Instant)> {
+                    let pinned = match number {
+                        0 => pin(cores.0),
+                        1 => pin(cores.1),
+                        _ => Ok(()),
+                    };
+                    barrier.wait();
+                    pinned?;
+                    let start = Instant::now();
+                    let packet = [number as u8; FRAME_BYTES];
+                    for _ in 0..packets {
+                        loop {
+                            match send(number, &packet) {
+                                Ok(()) => break,
+                                // Who is inside needs the processor more.
+                                Err(SendError::WouldBlock) => std::thread::yield_now(),
+                                Err(error) => return Err(error.into()),
+                            }
+                        }
+                    }
+                    Ok((start, Instant::now()))
+                })
+            })
+            .collect();
+        let joined = running
+            .into_iter()
+            .map(|one| one.join().map_err(|_| anyhow::anyhow!("a sending thread failed"))?);
+        joined.collect()
+    })
+}
+
+/// A device that takes everything and is done with it at once.
+struct Sink {
+    info: Info,
+    done: Vec<u64>,
+    null: Option<std::os::fd::OwnedFd>,
+    counters: Counters,
+}
+
+impl Sink {
+    fn boxed(calls: bool) -> anyhow::Result<Box<dyn Device>> {
+        let null = calls.then(|| {
+            rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+        });
+        Ok(Box::new(Sink {
+            info: Info {
+                name: "sink".to_owned(),
+                mac: [2, 0, 0, 0, 0, 1],
+                mtu: 1500,
+                rx_frame_bytes: 2048,
+                rx_queue_packets: 0,
+                can: Capabilities::default(),
+            },
+            done: Vec::with_capacity(1024),
+            null: null.transpose()?,
+            counters: Counters::default(),
+        }))
+    }
+}
+
+impl Device for Sink {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn start(&mut self, _: &mut Spaces) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn rx_provide(&mut self, _: &Spaces, _: SpaceId, _: &[u32]) -> usize {
+        0
+    }
+
+    fn rx_return(
+        &mut self,
+        _: &mut Spaces,
+        _: &mut Vec<Received>,
+        _: usize,
+    ) -> Result<usize, DeviceError> {
+        Ok(0)
+    }
+
+    fn tx_provide(
+        &mut self,
+        spaces: &mut Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        for packet in packets {
+            let mut bytes = [0; FRAME_BYTES];
+            for part in packet.parts {
+                let len = (part.len as usize).min(FRAME_BYTES);
+                if spaces.copy_out(part.space, part.offset, &mut bytes[..len]).is_err() {
+                    self.counters.tx_dropped += 1;
+                }
+            }
+            if let Some(null) = &self.null {
+                let written = rustix::io::write(null, &bytes);
+                written.map_err(|error| DeviceError::Failed {
+                    name: self.info.name.clone(),
+                    what: "writing",
+                    cause: io::Error::from(error),
+                })?;
+            }
+            self.counters.tx_packets += 1;
+            self.done.push(packet.token);
+        }
+        Ok(packets.len())
+    }
+
+    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        let count = self.done.len().min(budget);
+        out.extend(self.done.drain(..count));
+        Ok(count)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn arm(&mut self, _: bool) -> Result<Armed, DeviceError> {
+        Ok(Armed::Work)
+    }
+
+    fn reset(&mut self, _: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.counters.resets += 1;
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_send_every_packet() {
+        if towpath_testkit::cores().unwrap().len() < 2 {
+            println!("SKIP both_send_every_packet: one core; two threads are pinned to two");
+            return;
+        }
+        let cores = two_cores().unwrap();
+        for (_, calls) in DEVICES {
+            for threads in [1, 3] {
+                let section = Section::new(calls).unwrap();
+                race(cores, threads, 2_000, &section).unwrap();
+                let counts = section.settle(threads as u64 * 2_000).unwrap();
+                assert!(threads > 1 || counts.left == 0 && counts.entered > 2_000);
+                let locked = Locked::new(calls).unwrap();
+                race(cores, threads, 2_000, &locked).unwrap();
+                locked.settle(threads as u64 * 2_000).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn both_send_every_packet_beside_resets() {
+        if towpath_testkit::cores().unwrap().len() < 2 {
+            println!(
+                "SKIP both_send_every_packet_beside_resets: one core; two threads are pinned to two"
+            );
+            return;
+        }
+        let cores = two_cores().unwrap();
+        for (_, calls) in DEVICES {
+            let section = Section::new(calls).unwrap();
+            beside_resets(&section, || race(cores, 3, 2_000, &section)).unwrap();
+            assert!(section.settle(6_000).unwrap().resets > 0);
+            let locked = Locked::new(calls).unwrap();
+            beside_resets(&locked, || race(cores, 3, 2_000, &locked)).unwrap();
+            assert!(locked.settle(6_000).unwrap().resets > 0);
+        }
+    }
+}

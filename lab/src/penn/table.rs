@@ -1,0 +1,263 @@
+//! The paper's table III: how long a transfer takes, and what networking leaves to others.
+//!
+//! The paper's machine had one processor, which everything shared. It is repeated on one; and, since
+//! machines have more now, once more with the network's threads on two and the processes that compute
+//! wherever the scheduler puts them.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use towpath_testkit::{Participants, pin};
+
+use super::others::Load;
+use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
+use crate::kernel_wire::KernelWire;
+use crate::messages::{self, Amount, MTU_BYTES, Moved, Stream};
+use crate::report::{Outcome, Row};
+use crate::station::{Serving, Station};
+use crate::statistics::{Pairs, Summary};
+use crate::techniques::Waits;
+
+/// The paper's PDUs.
+pub(super) const PDUS: [usize; 3] = [48, 4800, 48_000];
+/// The paper's transfer.
+const TRANSFER_BYTES: f64 = 4.8e6;
+/// What the paper's link carried.
+pub(super) const LINK_BITS_PER_S: f64 = 135e6;
+/// Less of the processors than this is what a clock or the scheduler happened to leave: nothing is
+/// divided by it.
+const LEAST_LEFT: f64 = 0.01;
+
+/// One run: how long the paper's transfer takes at that rate, and what is left of the processors.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    transfer_s: f64,
+    left: f64,
+}
+
+/// Who else is there, and where the network runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Unloaded,
+    Loaded,
+    /// Two processors, for the network and for who computes.
+    LoadedOnTwo,
+}
+
+impl State {
+    const ALL: [State; 3] = [State::Unloaded, State::Loaded, State::LoadedOnTwo];
+
+    fn name(self) -> &'static str {
+        match self {
+            State::Unloaded => "unloaded",
+            State::Loaded => "loaded",
+            State::LoadedOnTwo => "loaded, on two processors",
+        }
+    }
+
+    fn whose(self) -> &'static str {
+        match self {
+            State::Unloaded => "nobody",
+            State::Loaded => "five others",
+            State::LoadedOnTwo => "five others on two processors",
+        }
+    }
+
+    fn processors(self) -> u32 {
+        if self == State::LoadedOnTwo { 2 } else { 1 }
+    }
+}
+
+/// Who carries PDUs.
+pub(super) struct Carriers<'a> {
+    station: &'a Station,
+    stream: Stream,
+    wire: &'a KernelWire,
+    /// Where the kernel has a thread for each side; both in one, if none.
+    cores: Option<(usize, usize)>,
+}
+
+impl Carriers<'_> {
+    pub(super) fn carry(
+        &mut self,
+        ours: bool,
+        pdu_bytes: usize,
+        window: Duration,
+        rate: Option<f64>,
+    ) -> anyhow::Result<Moved> {
+        let amount = Amount::Time(window);
+        if !ours {
+            return match self.cores {
+                Some(cores) => messages::udp(self.wire, cores, pdu_bytes, amount, rate),
+                None => messages::udp_alone(self.wire, pdu_bytes, amount, rate),
+            };
+        }
+        self.station.resume()?;
+        let moved = self.stream.run(pdu_bytes, amount, rate);
+        self.station.pause()?;
+        moved
+    }
+}
+
+/// What one run takes: who carries, who computes, and whose time is looked at.
+struct Place<'a, 'b> {
+    carriers: &'a RefCell<Carriers<'b>>,
+    load: &'a Load,
+    /// The kernel's, and ours.
+    participants: [Participants; 2],
+}
+
+impl Place<'_, '_> {
+    fn run(
+        &self,
+        ours: bool,
+        state: State,
+        pdu_bytes: usize,
+        window: Duration,
+        rate: Option<f64>,
+    ) -> anyhow::Result<Sample> {
+        let loaded = state != State::Unloaded;
+        let participants = &self.participants[usize::from(ours)];
+        self.load.go(loaded)?;
+        let start = Instant::now();
+        let (before, others) = (participants.cpu_time()?, self.load.cpu_time()?);
+        let moved = self.carriers.borrow_mut().carry(ours, pdu_bytes, window, rate)?;
+        let cpu = participants.cpu_time()? - before;
+        let others = self.load.cpu_time()? - others;
+        let all = start.elapsed() * state.processors();
+        self.load.go(false)?;
+        let bytes = (moved.messages as f64 * pdu_bytes as f64).max(1.0);
+        let transfer_s = TRANSFER_BYTES / bytes * moved.took.as_secs_f64();
+        let left = if loaded { others } else { all.saturating_sub(cpu) };
+        Ok(Sample { transfer_s, left: left.as_secs_f64() / all.as_secs_f64() })
+    }
+}
+
+/// `free`: processes that compute and were never kept on a core.
+pub(super) fn measure(
+    settings: Settings,
+    cores: (usize, usize),
+    wire: &KernelWire,
+    free: &Load,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let cpu = cores.1;
+    pin(cpu)?;
+    // Ten seconds of each, in five parts.
+    let window = Duration::from_millis(if settings.quick { 40 } else { 2000 });
+    let one = Station::start(&Serving::memory(MTU_BYTES).on(cpu), None)?;
+    let two = Station::start(&Serving::memory(MTU_BYTES).on(cores.0), None)?;
+    let carriers = |station, cores| -> anyhow::Result<RefCell<Carriers<'_>>> {
+        let stream = Stream::new(&Station::socket(station), Waits::Blocks)?;
+        Ok(RefCell::new(Carriers { station, stream, wire, cores }))
+    };
+    let (alone, spread) = (carriers(&one, None)?, carriers(&two, Some(cores))?);
+    let load = Load::start(Some(cpu))?;
+    let own = std::process::id();
+    let participants =
+        |station: &Station| [Participants::new(&[own]), Participants::new(&[own, station.pid()])];
+    let here = Place { carriers: &alone, load: &load, participants: participants(&one) };
+    let everywhere = Place { carriers: &spread, load: free, participants: participants(&two) };
+    let mut transfers = Figure::new(
+        "transfer",
+        "Time of a transfer of 4.8 MB by PDU size, at full rate",
+        Axis::log("PDU", "B"),
+        Axis::log("transfer", "ms"),
+    );
+    let mut left = Figure::new(
+        "left",
+        "Processor left at 135 Mbit/s by PDU size",
+        Axis::log("PDU", "B"),
+        Axis::linear("left", "%"),
+    );
+    for rate in [None, Some(LINK_BITS_PER_S)] {
+        for state in State::ALL {
+            let place = if state == State::LoadedOnTwo { &everywhere } else { &here };
+            let mut curves = [Vec::new(), Vec::new()];
+            for pdu_bytes in PDUS {
+                let samples = RefCell::new([Vec::new(), Vec::new()]);
+                let run = |ours: bool| {
+                    let sample = place.run(ours, state, pdu_bytes, window, rate)?;
+                    samples.borrow_mut()[usize::from(ours)].push(sample);
+                    Ok(sample.transfer_s)
+                };
+                let pairs = Pairs::measure(5, || run(true), || run(false))?;
+                let [kernel, ours] = samples.into_inner();
+                let (kernel, ours) = (&kernel[1..], &ours[1..]);
+                show(outcome, (pdu_bytes, rate, state), &pairs.ratios(), ours, kernel);
+                for (curve, samples) in curves.iter_mut().zip([ours, kernel]) {
+                    let value = |sample: &Sample| match rate {
+                        None => sample.transfer_s * 1e3,
+                        Some(_) => sample.left * 100.0,
+                    };
+                    let values: Vec<f64> = samples.iter().map(value).collect();
+                    curve.push([pdu_bytes as f64, Summary::of(&values).median]);
+                }
+            }
+            let figure = if rate.is_none() { &mut transfers } else { &mut left };
+            for (who, curve) in ["Towpath", "kernel"].into_iter().zip(curves) {
+                let name = match rate {
+                    None => format!("{who}, {}", state.name()),
+                    Some(_) => format!("{who}, to {}", state.whose()),
+                };
+                figure.series.push(Series::line(&name, curve));
+            }
+        }
+    }
+    outcome.figures.extend([transfers, left]);
+    drop(load);
+    super::memory::measure(settings, cpu, &alone, outcome)
+}
+
+fn show(
+    outcome: &mut Outcome,
+    (pdu_bytes, rate, state): (usize, Option<f64>, State),
+    transfers: &[f64],
+    ours: &[Sample],
+    kernel: &[Sample],
+) {
+    let mut parameters = vec![("pdu_bytes", pdu_bytes as f64)];
+    parameters.extend(rate.map(|rate| ("mbit_per_s", rate / 1e6)));
+    let row = |name: String, unit, values: &[f64]| Row::new(&name, &parameters, unit, values);
+    let name = format!("transfer time, {}, Towpath to read() and write()", state.name());
+    outcome.rows.push(row(name, "ratio", transfers));
+    let whose = state.whose();
+    // At full rate, alone, either takes all that there is; small PDUs do that at any rate.
+    if let Some(ratios) = left_ratios(ours, kernel)
+        && (state != State::Unloaded || rate.is_some())
+    {
+        let name = format!("processor left to {whose}, Towpath to read() and write()");
+        outcome.rows.push(row(name, "ratio", &ratios));
+    }
+    for (who, samples) in [("Towpath", ours), ("read() and write()", kernel)] {
+        let times: Vec<f64> = samples.iter().map(|sample| sample.transfer_s * 1e3).collect();
+        let name = format!("{who}, transfer of 4.8 MB, {}", state.name());
+        outcome.context.push(row(name, "ms", &times));
+        let left: Vec<f64> = samples.iter().map(|sample| sample.left * 100.0).collect();
+        let name = format!("{who}, processor left to {whose}");
+        outcome.context.push(row(name, "%", &left));
+    }
+}
+
+/// What we leave to what the kernel does, pair by pair, where that is more than an accident.
+fn left_ratios(ours: &[Sample], kernel: &[Sample]) -> Option<Vec<f64>> {
+    let enough = |side: &[Sample]| side.iter().all(|sample| sample.left >= LEAST_LEFT);
+    let ratios = || ours.iter().zip(kernel).map(|(a, b)| a.left / b.left).collect();
+    (enough(ours) && enough(kernel)).then(ratios)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_not_divided_by_nothing() {
+        let all = |left: &[f64]| -> Vec<Sample> {
+            left.iter().map(|&left| Sample { transfer_s: 1.0, left }).collect()
+        };
+        assert_eq!(left_ratios(&all(&[0.5, 0.6]), &all(&[0.25, 0.6])), Some(vec![2.0, 1.0]));
+        assert_eq!(left_ratios(&all(&[0.5, 0.001_58]), &all(&[0.5, 0.5])), None);
+        assert_eq!(left_ratios(&all(&[0.5, 0.5]), &all(&[0.5, 0.0])), None);
+    }
+}

@@ -1,0 +1,192 @@
+//! One queue against a bare ring: what it costs that neither side trusts the other.
+//!
+//! Both carry 16-byte descriptors in batches of 64 from one pinned thread to another; the producer
+//! writes every byte of a frame and the consumer reads them. The queue's two sides have mappings
+//! of their own of the same memory files, as two processes have; its consumer fetches, checks and
+//! accounts for each frame as the server does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_memory::{Mapping, Region, SharedFile};
+use towpath_memory::{own_words, peer_words};
+use towpath_queue::descriptor::{
+    Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN, prefetch_distance,
+};
+use towpath_queue::frames::{FreeFrames, Ledger};
+use towpath_queue::layout::QueueShape;
+use towpath_queue::receive::{application_side, server_side};
+use towpath_queue::transmit::{TransmitConsumer, TransmitProducer};
+
+use crate::Settings;
+use crate::bare::{self, BATCH, Finish, SLOTS, race, read_frame, write_frame};
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::statistics::Pairs;
+
+/// What the ratio must reach.
+const AT_LEAST: f64 = 0.85;
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let mut outcome = Outcome {
+        how: format!(
+            "one transmit queue against a bare ring; producer on core {}, consumer on core {}, \
+             both spin; {SLOTS} slots, batches of {BATCH}; every byte written and read",
+            cores.0, cores.1
+        ),
+        ..Outcome::default()
+    };
+    let window = Duration::from_millis(if settings.quick { 100 } else { 400 });
+    for frame_bytes in [64, 1500] {
+        let pairs = Pairs::measure(
+            settings.pairs(),
+            || run(cores, frame_bytes, window),
+            || bare::run(cores, frame_bytes, window),
+        )?;
+        let parameters = [("frame_bytes", frame_bytes as f64)];
+        outcome.rows.push(
+            Row::new("queue to bare ring", &parameters, "ratio", &pairs.ratios())
+                .at_least(AT_LEAST),
+        );
+        outcome.context.push(Row::new("queue", &parameters, "Mpps", &pairs.ours));
+        outcome.context.push(Row::new("bare ring", &parameters, "Mpps", &pairs.base));
+    }
+    Ok(outcome)
+}
+
+/// The two sides of a queue in shared memory, each with mappings of its own.
+struct Sides {
+    producer: TransmitProducer,
+    producer_heap: Region,
+    consumer: TransmitConsumer,
+    consumer_heap: Mapping,
+    ledger: Ledger,
+    heap: HeapShape,
+}
+
+impl Sides {
+    fn new(frame_bytes: usize) -> anyhow::Result<Sides> {
+        let slots = SLOTS as u32;
+        let (Some(shape), Some(heap)) =
+            (QueueShape::new(slots, slots), HeapShape::new(slots, frame_bytes as u32))
+        else {
+            anyhow::bail!("no queue has such a shape");
+        };
+        let application = SharedFile::create("bench-application", shape.application_words() * 8)?;
+        let server = SharedFile::create("bench-server", shape.server_words() * 8)?;
+        let frames = SharedFile::create("bench-heap", heap.heap_bytes())?;
+        let mut ledger_words = own_words(Region::private(
+            (shape.ledger_words() + Ledger::words_for(slots)).next_multiple_of(8) * 8,
+        )?);
+        let done = ledger_words.split_off_front(shape.ledger_words());
+        let (producer, _receive) = application_side(
+            &shape,
+            heap,
+            own_words(application.map_writable()?),
+            &peer_words(&Arc::new(server.map_readable()?)),
+        );
+        let (consumer, _receive) = server_side(
+            &shape,
+            heap,
+            own_words(server.map_writable()?),
+            &peer_words(&Arc::new(application.map_readable()?)),
+            done,
+        );
+        Ok(Sides {
+            producer,
+            producer_heap: frames.map_writable()?,
+            consumer,
+            consumer_heap: frames.map_readable()?,
+            ledger: Ledger::new(ledger_words, slots),
+            heap,
+        })
+    }
+}
+
+/// One run, in millions of packets a second.
+fn run(cores: (usize, usize), frame_bytes: usize, window: Duration) -> anyhow::Result<f64> {
+    let Sides { mut producer, mut producer_heap, mut consumer, consumer_heap, mut ledger, heap } =
+        Sides::new(frame_bytes)?;
+    let payload = vec![0x5a; frame_bytes];
+    let mut into = vec![0; frame_bytes];
+    let mut free = FreeFrames::new(0, SLOTS as u32);
+    let produce = move || {
+        if free.len() < BATCH {
+            let reclaimed = producer.reclaim(|frame| free.give_back(frame));
+            reclaimed.expect("the consumer is correct");
+            if free.len() < BATCH {
+                return 0;
+            }
+        }
+        for _ in 0..BATCH {
+            let Some(frame) = free.take() else { break };
+            // As the client library does.
+            if let Some(frame) = free.next(prefetch_distance(frame_bytes) as usize) {
+                let start = heap.frame_offset(frame) + HEADROOM_BYTES as usize;
+                producer_heap.prefetch_to_write(start, frame_bytes);
+            }
+            let descriptor = Descriptor {
+                frame,
+                start: HEADROOM_BYTES,
+                len: frame_bytes as u32,
+                endpoint: 0,
+                flags: 0,
+            };
+            write_frame(&mut producer_heap, descriptor.heap_offset(&heap), &payload);
+            assert!(producer.push(&[descriptor]), "there are as many slots as frames");
+        }
+        producer.publish();
+        BATCH as u64
+    };
+    let consume = move |finish: &Finish| {
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut got = 0;
+        while finish.has_more(got) {
+            let waiting = consumer.observe().expect("the producer is correct");
+            let (mut first, mut slots) = (0, 0);
+            for _ in 0..(waiting as usize).min(BATCH) {
+                let taken = consumer.take(&mut ledger, &mut packet);
+                let Some((count, at)) = taken.expect("the producer is correct") else { break };
+                for descriptor in &packet[..count] {
+                    let len = descriptor.len as usize;
+                    read_frame(&consumer_heap, descriptor.heap_offset(&heap), &mut into[..len]);
+                }
+                if slots == 0 {
+                    first = at;
+                }
+                slots += count as u32;
+                got += 1;
+            }
+            if slots > 0 {
+                consumer.complete(&mut ledger, first, slots);
+                consumer.publish();
+            }
+        }
+        got
+    };
+    race(cores, window, produce, consume)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_packet_arrives() {
+        if towpath_testkit::cores().unwrap().len() < 2 {
+            println!("SKIP every_packet_arrives: one core; two threads that spin need two");
+            return;
+        }
+        let cores = two_cores().unwrap();
+        for frame_bytes in [64, 1500] {
+            let window = Duration::from_millis(20);
+            for mpps in [
+                run(cores, frame_bytes, window).unwrap(),
+                bare::run(cores, frame_bytes, window).unwrap(),
+            ] {
+                assert!(mpps.is_finite() && mpps > 0.0, "{mpps}");
+            }
+        }
+    }
+}

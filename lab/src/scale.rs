@@ -1,0 +1,353 @@
+//! What idle sessions, endpoints and connections cost one that is busy.
+//!
+//! Two servers of the same kind, each a process whose engine polls on one core, of which one at a time
+//! runs: one serves the busy session alone, the other many idle ones beside it, or a session whose
+//! endpoints are mostly idle. The busy session sends to itself over some queue sets of its own, and
+//! finds what came by its events. For TCP, two pairs of stacks on one thread: one connection sends as
+//! fast as it goes, alone or among idle ones.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use towpath_client::{Endpoint, Options, Rule, SendError, Session};
+use towpath_packet::build::Flow;
+use towpath_stack::{Config, Meta, SocketError, Stack, TcpId, Transmit};
+use towpath_testkit::pin;
+
+use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
+use crate::kernel_wire::raise_file_limit;
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::station::Station;
+use crate::statistics::{Pairs, Summary};
+
+/// Queue sets that are busy.
+const BUSY: u32 = 8;
+/// Slots of each, and so packets on their way.
+const SLOTS: u32 = 8;
+/// A slow one among many is at most so much slower.
+const LIMIT: f64 = 1.0 / 1.10;
+const SESSIONS: [usize; 3] = [10, 100, 1000];
+const ENDPOINTS: [u32; 3] = [1, 100, 10_000];
+const CONNECTIONS: usize = 10_000;
+/// Descriptors that a session takes at most in one of the two processes.
+const DESCRIPTORS: u64 = 12;
+
+/// Many short windows: others on the machine disturb a few of them, and not the median.
+fn pairs(settings: Settings) -> usize {
+    settings.pairs() * 3
+}
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let mut outcome = Outcome {
+        how: format!(
+            "servers: processes whose engines poll on core {}, one at a time; the busy session: a \
+             thread on core {}, {BUSY} queue sets, {SLOTS} packets of 64 bytes in each; TCP: two \
+             stacks on that thread, 1448 bytes a segment",
+            cores.0, cores.1
+        ),
+        ..Outcome::default()
+    };
+    let window = Duration::from_millis(if settings.quick { 40 } else { 200 });
+    let measured = std::thread::scope(|scope| {
+        let measured = scope.spawn(|| -> anyhow::Result<()> {
+            pin(cores.1)?;
+            engine(settings, cores.0, window, &mut outcome)?;
+            tcp(settings, window, &mut outcome)
+        });
+        measured.join().map_err(|_| anyhow::anyhow!("the measuring thread failed"))
+    })?;
+    measured.map(|()| outcome)
+}
+
+fn row(outcome: &mut Outcome, what: &str, idle: usize, unit: &str, pairs: &Pairs) {
+    if outcome.figures.is_empty() {
+        outcome.figures.push(Figure::new(
+            "idle",
+            "Busy among idle ones, to alone",
+            Axis::log("idle", ""),
+            Axis::linear("throughput, to that alone", ""),
+        ));
+    }
+    let point = [idle as f64, Summary::of(&pairs.ratios()).median];
+    for figure in &mut outcome.figures {
+        match figure.series.iter_mut().find(|series| series.name == what) {
+            Some(series) => series.points.push(point),
+            None => figure.series.push(Series::line(what, vec![point])),
+        }
+    }
+    let parameters = [("idle", idle as f64)];
+    let name = format!("busy among idle {what}, to alone");
+    outcome.rows.push(Row::new(&name, &parameters, "ratio", &pairs.ratios()).at_least(LIMIT));
+    let name = format!("among idle {what}");
+    outcome.context.push(Row::new(&name, &parameters, unit, &pairs.ours));
+    outcome.context.push(Row::new("alone", &parameters, unit, &pairs.base));
+}
+
+/// A server and the busy session at it. It runs only while it is measured.
+struct Side {
+    station: Station,
+    busy: Busy,
+    idle: Vec<Session>,
+}
+
+impl Side {
+    fn new(cpu: usize, idle_endpoints: u32) -> anyhow::Result<Side> {
+        let station = Station::start_switch(cpu)?;
+        let busy = Busy::new(&station.socket(), idle_endpoints)?;
+        station.pause()?;
+        Ok(Side { station, busy, idle: Vec::new() })
+    }
+
+    fn attach_idle(&mut self, count: usize) -> anyhow::Result<()> {
+        self.station.resume()?;
+        while self.idle.len() < count {
+            let mut session = Session::attach(self.station.socket(), &options("idle", 1))?;
+            session.open(&Rule::new().udp(1))?;
+            self.idle.push(session);
+        }
+        self.station.pause()?;
+        Ok(())
+    }
+
+    fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
+        self.station.resume()?;
+        let rate = self.busy.run(window);
+        self.station.pause()?;
+        rate
+    }
+}
+
+fn engine(
+    settings: Settings,
+    cpu: usize,
+    window: Duration,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let most = raise_file_limit() / DESCRIPTORS;
+    let mut alone = Side::new(cpu, 0)?;
+    let mut among = Side::new(cpu, 0)?;
+    for idle in SESSIONS {
+        if idle as u64 > most {
+            bail!("{idle} sessions need more descriptors than a process may have: ulimit -Hn");
+        }
+        among.attach_idle(idle)?;
+        let pairs = Pairs::measure(pairs(settings), || among.run(window), || alone.run(window))?;
+        row(outcome, "sessions", idle, "Mpps", &pairs);
+    }
+    drop(among);
+    for idle in ENDPOINTS {
+        let mut among = Side::new(cpu, idle)?;
+        let pairs = Pairs::measure(pairs(settings), || among.run(window), || alone.run(window))?;
+        row(outcome, "endpoints", idle as usize, "Mpps", &pairs);
+    }
+    Ok(())
+}
+
+fn options(name: &str, queue_sets: u32) -> Options {
+    Options {
+        name: name.into(),
+        queue_sets,
+        endpoints: queue_sets,
+        transmit_slots: SLOTS,
+        receive_slots: SLOTS,
+        transmit_frame_bytes: 128,
+        receive_frame_bytes: 128,
+        ..Options::default()
+    }
+}
+
+/// A session that sends to itself.
+struct Busy {
+    session: Session,
+    /// Each busy queue set's endpoint, and the packet that it sends to the next one.
+    endpoints: Vec<(Endpoint, Vec<u8>)>,
+}
+
+impl Busy {
+    fn new(socket: &Path, idle: u32) -> anyhow::Result<Busy> {
+        let mut session = Session::attach(socket, &options("busy", BUSY + idle))?;
+        let (mac, ip) = (session.info().mac, session.info().ipv4.context("no address")?.0);
+        let flow = Flow::v4().macs(mac, mac).addresses(ip, ip);
+        let mut endpoints = Vec::new();
+        // Those that are busy stand behind half of the idle ones.
+        for queue_set in 0..BUSY + idle {
+            let port = |number: u32| 1000 + number as u16;
+            let rule = Rule::new().udp(port(queue_set)).queue_set(queue_set);
+            let endpoint = session.open(&rule)?;
+            let first = idle / 2;
+            if (first..first + BUSY).contains(&queue_set) {
+                let next = first + (queue_set - first + 1) % BUSY;
+                let packet = flow.ports(port(queue_set), port(next)).udp(&[0; 22]);
+                endpoints.push((endpoint, packet));
+            }
+        }
+        Ok(Busy { session, endpoints })
+    }
+
+    /// Sends a batch and receives it, again and again for a time; answers millions of packets a second
+    /// in the batch that is in the middle: others on the machine stop a few of them, and for long.
+    fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
+        let start = Instant::now();
+        let mut took = Vec::new();
+        while start.elapsed() < window {
+            let began = Instant::now();
+            let packets = self.batch(began)?;
+            took.push(began.elapsed().as_secs_f64() / packets as f64);
+        }
+        Ok(1e-6 / Summary::of(&took).median)
+    }
+
+    fn batch(&mut self, began: Instant) -> anyhow::Result<usize> {
+        let (mut sent, mut got) = (0, 0);
+        for (endpoint, packet) in &self.endpoints {
+            for _ in 0..SLOTS {
+                match self.session.send_bytes(*endpoint, packet) {
+                    Ok(()) => sent += 1,
+                    Err(SendError::Full) => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        self.session.flush()?;
+        while got < sent {
+            while self.session.wait(Some(Duration::ZERO))?
+                && let Some(queue_set) = self.session.ready()?
+            {
+                got += self.session.receive(queue_set, SLOTS as usize, |_| {})?;
+            }
+            if began.elapsed() > Duration::from_secs(5) {
+                bail!("{got} of {sent} packets came in 5 s");
+            }
+        }
+        Ok(got.max(1))
+    }
+}
+
+/// A stack's end of a link without delay.
+#[derive(Default)]
+struct End(Vec<(Vec<u8>, Meta)>, Vec<Vec<u8>>);
+
+impl Transmit for End {
+    fn room(&mut self, _: usize) -> bool {
+        self.0.len() < 64
+    }
+
+    fn transmit(&mut self, len: usize, meta: Meta, fill: impl FnOnce(&mut [u8])) -> bool {
+        if self.0.len() >= 64 {
+            return false;
+        }
+        let mut frame = self.1.pop().unwrap_or_default();
+        frame.resize(len, 0);
+        fill(&mut frame);
+        self.0.push((frame, meta));
+        true
+    }
+}
+
+/// Two hosts, one busy connection between them, and idle ones.
+struct Hosts {
+    stacks: [Stack; 2],
+    ends: [End; 2],
+    began: Instant,
+    busy: (TcpId, TcpId),
+}
+
+impl Hosts {
+    fn new(idle: usize) -> anyhow::Result<Hosts> {
+        let began = Instant::now();
+        let addresses = ["10.0.0.1", "10.0.0.2"];
+        let stack = |node: usize| -> anyhow::Result<Stack> {
+            let mut config = Config::new([2, 0, 0, 0, 0, node as u8 + 1]);
+            config.ipv4 = Some((addresses[node].parse()?, 24));
+            config.seed = node as u64 + 1;
+            config.tcp.receive_buffer_bytes = 64 * 1024;
+            config.tcp.send_buffer_bytes = 64 * 1024;
+            Ok(Stack::new(config, towpath_stack::Instant::ZERO)?)
+        };
+        let mut stacks = [stack(0)?, stack(1)?];
+        let to: SocketAddr = format!("{}:80", addresses[1]).parse()?;
+        let listener = stacks[1].tcp_listen(to, 128)?;
+        let (mut connected, mut accepted) = (Vec::new(), Vec::new());
+        let mut ends = <[End; 2]>::default();
+        let patience = Instant::now() + Duration::from_secs(60);
+        while accepted.len() < idle + 1 {
+            if connected.len() < idle + 1 && connected.len() - accepted.len() < 64
+                // The busy one is made first, and alone: who is who must not be guessed.
+                && (connected.is_empty() || !accepted.is_empty())
+            {
+                connected.push(stacks[0].tcp_connect(now(began), to, None, None)?);
+            }
+            pump(&mut stacks, &mut ends, now(began));
+            while let Ok((id, _)) = stacks[1].tcp_accept(listener) {
+                accepted.push(id);
+            }
+            if Instant::now() > patience {
+                bail!("{} of {} connections were made in a minute", accepted.len(), idle + 1);
+            }
+        }
+        let (Some(sender), Some(receiver)) = (connected.first(), accepted.first()) else {
+            bail!("no connection")
+        };
+        let busy = (*sender, *receiver);
+        Ok(Hosts { stacks, ends, began, busy })
+    }
+
+    /// Sends for a time; answers gigabits a second.
+    fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
+        let start = Instant::now();
+        let (chunk, mut buffer) = ([7; 16 * 1024], [0; 16 * 1024]);
+        let mut bytes = 0;
+        loop {
+            loop {
+                match self.stacks[0].tcp_send(self.busy.0, &chunk) {
+                    Ok(_) => {}
+                    Err(SocketError::WouldBlock) => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            pump(&mut self.stacks, &mut self.ends, now(self.began));
+            loop {
+                match self.stacks[1].tcp_recv(now(self.began), self.busy.1, &mut buffer) {
+                    Ok(0) => bail!("the connection ended"),
+                    Ok(len) => bytes += len,
+                    Err(SocketError::WouldBlock) => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let took = start.elapsed();
+            if took >= window {
+                return Ok(bytes as f64 * 8.0 / took.as_secs_f64() / 1e9);
+            }
+        }
+    }
+}
+
+fn now(began: Instant) -> towpath_stack::Instant {
+    towpath_stack::Instant::ZERO + began.elapsed()
+}
+
+/// Lets both send, and carries what they sent.
+fn pump(stacks: &mut [Stack; 2], ends: &mut [End; 2], now: towpath_stack::Instant) {
+    for from in 0..2 {
+        stacks[from].poll(now, &mut ends[from]);
+        let End(frames, free) = &mut ends[from];
+        for (frame, meta) in frames.drain(..) {
+            stacks[1 - from].input(now, &frame, meta);
+            free.push(frame);
+        }
+        while stacks[1 - from].next_news().is_some() {}
+    }
+}
+
+fn tcp(settings: Settings, window: Duration, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let mut alone = Hosts::new(0)?;
+    let mut among = Hosts::new(CONNECTIONS)?;
+    let pairs = Pairs::measure(pairs(settings), || among.run(window), || alone.run(window))?;
+    row(outcome, "connections", CONNECTIONS, "Gbit/s", &pairs);
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! Endpoint to endpoint through the engine of another process.
+//!
+//! The server is a process of its own, its engine polls on one core. Generator and sink are one
+//! thread on the other core, with two sessions that it attached over the server's socket: one
+//! sends, the other receives. Every packet's bytes are written in place in the transmit heap and
+//! read in place in the receive heap; between them are all checks, the flow table and one copy.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use rustix::process::Signal;
+use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_device::loopback;
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Policy, Server, Subnets};
+use towpath_testkit::pin;
+
+use crate::Settings;
+use crate::bare;
+use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
+use crate::flow::{self, HEADER_BYTES};
+use crate::limits::line_round_trip_ns;
+use crate::machine::two_cores;
+use crate::report::{Outcome, Row};
+use crate::statistics::Pairs;
+
+/// Endpoints that send or receive in the measurement, half of them each.
+const ENDPOINTS: u16 = 64;
+/// Flow rules in the table, those included.
+const RULES: u16 = 1000;
+/// Packets put into the queue at once.
+const BATCH: usize = 64;
+/// Packets on their way at most, and receive frames with the server: so few stay in cache.
+const ON_THE_WAY: u64 = 192;
+/// What must be reached, in millions of packets a second, by size.
+const SIZES: [(usize, f64); 2] = [(64, 20.0), (1500, 4.5)];
+
+/// The server's process: serves until its parent is gone.
+pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
+    let (near, _far) = loopback::pair(&loopback::Config::default())?;
+    let config = Config {
+        socket: Some(socket),
+        settings: Mode::Poll.into(),
+        engine_cpu: Some(engine_cpu),
+        subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 16)), ipv6: None },
+        policy: Policy { sessions_per_user: 2000, ..Policy::default() },
+        ..Config::default()
+    };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default())?;
+    tell("ready")?;
+    wait_for_end()?;
+    Ok(server.stop()?)
+}
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let socket = OwnSocket::new()?;
+    let server = Child::start(&Role::Server { socket: socket.path(), engine_cpu: cores.0 })?;
+    let mut outcome = Outcome {
+        how: format!(
+            "server: a process, its engine polls on core {}; generator and sink: one thread of \
+             another process on core {}, polls; {ENDPOINTS} endpoints, {RULES} flow rules, batches \
+             of {BATCH}, {ON_THE_WAY} packets on their way",
+            cores.0, cores.1
+        ),
+        ..Outcome::default()
+    };
+    // What generates is pinned; this thread stays free for the bare ring's.
+    let window = Duration::from_millis(if settings.quick { 300 } else { 1000 });
+    for (frame_bytes, goal) in SIZES {
+        let socket = socket.path();
+        let mut trips = Vec::new();
+        let (pairs, checked) = std::thread::scope(|scope| {
+            let measured = scope.spawn(|| -> anyhow::Result<_> {
+                pin(cores.1)?;
+                let mut load = Load::new(&socket, frame_bytes)?;
+                let pairs = Pairs::measure(
+                    settings.pairs(),
+                    || load.run(window),
+                    || {
+                        // The engine would take the bare ring's core.
+                        server.signal(Signal::STOP)?;
+                        let ring = bare::run(cores, frame_bytes, window / 4);
+                        let trip = line_round_trip_ns(cores, window / 20);
+                        server.signal(Signal::CONT)?;
+                        trips.push(trip?);
+                        ring
+                    },
+                )?;
+                Ok((pairs, load.check()?))
+            });
+            measured.join().map_err(|_| anyhow::anyhow!("the measuring thread failed"))?
+        })?;
+        let parameters = [("frame_bytes", frame_bytes as f64)];
+        outcome.rows.push(
+            Row::new("endpoint to endpoint", &parameters, "Mpps", &pairs.ours).at_least(goal),
+        );
+        outcome.context.push(Row::new("to a bare ring", &parameters, "ratio", &pairs.ratios()));
+        outcome.context.push(Row::new("bare ring", &parameters, "Mpps", &pairs.base));
+        // Virtual cores move: at one time they share a cache, at another they do not.
+        let row = Row::new("cache line round trip meanwhile", &parameters, "ns", &trips);
+        outcome.context.push(row);
+        let delivered = [checked as f64];
+        outcome.context.push(Row::new("all delivered", &parameters, "packets", &delivered));
+    }
+    Ok(outcome)
+}
+
+/// A generator and a sink.
+pub(crate) struct Load {
+    sender: Session,
+    receiver: Session,
+    /// Each with the headers of the packets that it sends.
+    from: Vec<(Endpoint, [u8; HEADER_BYTES])>,
+    to: Vec<Endpoint>,
+    next: usize,
+    frame_bytes: usize,
+    sent: u64,
+    received: u64,
+    sum: u64,
+    /// The longest time without a packet, in the last run.
+    pub(crate) longest_gap: Duration,
+}
+
+impl Load {
+    pub(crate) fn new(socket: &Path, frame_bytes: usize) -> anyhow::Result<Load> {
+        let options = |name: &str| Options {
+            name: name.into(),
+            endpoints: u32::from(RULES),
+            provided: Some(ON_THE_WAY as u32 + BATCH as u32),
+            transmit_slots: 1024,
+            receive_slots: 1024,
+            ..Options::default()
+        };
+        let mut sender = Session::attach(socket, &options("generator"))?;
+        let mut receiver = Session::attach(socket, &options("sink"))?;
+        let half = ENDPOINTS / 2;
+        let (mut from, mut to) = (Vec::new(), Vec::new());
+        for number in 0..half {
+            let flow = flow::between(&sender, &receiver, (1000 + number, 2000 + number))?;
+            let headers = flow::headers(&flow, frame_bytes - HEADER_BYTES)?;
+            from.push((sender.open(&Rule::new().udp(1000 + number))?, headers));
+            to.push(receiver.open(&Rule::new().udp(2000 + number))?);
+        }
+        for number in 0..RULES - ENDPOINTS {
+            receiver.open(&Rule::new().udp(10_000 + number))?;
+        }
+        Ok(Load {
+            sender,
+            receiver,
+            from,
+            to,
+            next: 0,
+            frame_bytes,
+            sent: 0,
+            received: 0,
+            sum: 0,
+            longest_gap: Duration::ZERO,
+        })
+    }
+
+    /// Sends and receives for a time; answers millions of packets received a second.
+    pub(crate) fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
+        let start = Instant::now();
+        let before = self.received;
+        let mut last = start;
+        self.longest_gap = Duration::ZERO;
+        loop {
+            if self.sent - self.received + BATCH as u64 <= ON_THE_WAY {
+                self.send_batch()?;
+            }
+            let got = self.receive_batch()?;
+            let now = Instant::now();
+            if got > 0 {
+                self.longest_gap = self.longest_gap.max(now - last);
+                last = now;
+            } else if now - last > Duration::from_secs(5) {
+                bail!("no packet for 5 s: {} of {} sent arrived", self.received, self.sent);
+            }
+            let took = now - start;
+            if took >= window {
+                self.longest_gap = self.longest_gap.max(now - last);
+                return Ok((self.received - before) as f64 / took.as_secs_f64() / 1e6);
+            }
+        }
+    }
+
+    /// Packets received so far.
+    pub(crate) fn received(&self) -> u64 {
+        self.received
+    }
+
+    fn send_batch(&mut self) -> anyhow::Result<()> {
+        for _ in 0..BATCH {
+            let (endpoint, headers) = &self.from[self.next];
+            let fill = self.sent as u8;
+            let sent = self.sender.send(*endpoint, self.frame_bytes, Meta::FINISHED, |parts| {
+                if let [part] = parts
+                    && let Some((start, payload)) = part.split_at_mut_checked(HEADER_BYTES)
+                {
+                    start.copy_from_slice(headers);
+                    payload.fill(fill);
+                }
+            });
+            match sent {
+                Ok(()) => {}
+                Err(SendError::Full) => break,
+                Err(error) => return Err(error.into()),
+            }
+            self.sent += 1;
+            self.next = (self.next + 1) % self.from.len();
+        }
+        Ok(self.sender.flush()?)
+    }
+
+    fn receive_batch(&mut self) -> anyhow::Result<usize> {
+        let mut sum = 0u64;
+        let got = self.receiver.receive(0, BATCH, |packet| {
+            for part in packet.parts() {
+                let (words, rest) = part.as_chunks::<8>();
+                for word in words {
+                    sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+                }
+                sum = sum.wrapping_add(rest.iter().map(|byte| u64::from(*byte)).sum());
+            }
+        })?;
+        self.sum = std::hint::black_box(self.sum.wrapping_add(sum));
+        self.received += got as u64;
+        Ok(got)
+    }
+
+    /// Waits for what is on its way, and checks that nothing was dropped. Answers how many packets
+    /// there were.
+    pub(crate) fn check(&mut self) -> anyhow::Result<u64> {
+        let until = Instant::now() + Duration::from_secs(5);
+        while self.received < self.sent && Instant::now() < until {
+            self.receive_batch()?;
+        }
+        let count =
+            |session: &Session, endpoints: &mut dyn Iterator<Item = Endpoint>, name: &str| {
+                endpoints
+                    .flat_map(|endpoint| session.counters(endpoint))
+                    .filter(|(counter, _)| *counter == name)
+                    .map(|(_, value)| value)
+                    .sum::<u64>()
+            };
+        let from = &mut self.from.iter().map(|(endpoint, _)| *endpoint);
+        let sent = count(&self.sender, from, "tx_packets");
+        let delivered = count(&self.receiver, &mut self.to.iter().copied(), "rx_packets");
+        if [sent, delivered, self.received] != [self.sent; 3] {
+            bail!(
+                "{} packets sent, {sent} passed on, {delivered} delivered, {} received",
+                self.sent,
+                self.received
+            );
+        }
+        Ok(self.received)
+    }
+}

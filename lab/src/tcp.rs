@@ -1,0 +1,171 @@
+//! TCP between the kernel and a host over TAP, beside the kernel's own over veth.
+//!
+//! The host is an application's: a stack of its own over a session with a server in another
+//! process, which serves a TAP device in a network namespace made for this. The kernel at the TAP's
+//! other side talks to it, and in turn, over a veth pair, to itself in a second namespace.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use towpath_device::tap::{Options, TapDevice};
+use towpath_net::Network;
+use towpath_netlink::Netlink;
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_testkit::{End, Namespace, connect};
+
+use crate::Settings;
+use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
+use crate::report::{Outcome, Row};
+use crate::statistics::Pairs;
+
+/// What each direction's ratio must reach.
+const AT_LEAST: f64 = 0.5;
+/// The TAP, and the kernel's address there.
+const TAP: &str = "tpbench0";
+const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// Bytes of one write or read.
+const WRITE_BYTES: usize = 128 * 1024;
+/// How long a write or read may take: then something hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The server's process: makes a TAP, and serves it until its parent is gone.
+pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
+    let device = TapDevice::open(&Options { name: TAP.into(), offloads: true })?;
+    let mut netlink = Netlink::open()?;
+    netlink.add_address(TAP, format!("{KERNEL}/24").parse()?)?;
+    netlink.set_up(TAP)?;
+    let config = Config {
+        socket: Some(socket),
+        settings: Mode::Interrupt.into(),
+        subnets: Subnets { ipv4: Some((KERNEL, 24)), ipv6: None },
+        ..Config::default()
+    };
+    let server = Server::start(&config, Box::new(device), Box::<MemoryStore>::default())?;
+    tell("ready")?;
+    wait_for_end()?;
+    Ok(server.stop()?)
+}
+
+/// To be called before the process has a second thread: into a namespace of its own.
+pub(crate) fn enter() -> anyhow::Result<()> {
+    towpath_testkit::check_tun().map_err(towpath_testkit::Error::Unavailable)?;
+    towpath_testkit::enter()?;
+    Ok(())
+}
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let (here, there) = (Namespace::current()?, Namespace::create()?);
+    let (near, far) = ("192.0.2.1/24".parse()?, "192.0.2.2/24".parse()?);
+    connect(
+        &End { namespace: &here, name: "tpbench1", addresses: &[near] },
+        &End { namespace: &there, name: "tpbench2", addresses: &[far] },
+        None,
+    )?;
+    let socket = OwnSocket::new()?;
+    let _server = Child::start(&Role::TapServer { socket: socket.path() })?;
+    let network = Network::attach(socket.path())?;
+    let ours = network.addresses().into_iter().find(|address| address.is_ipv4());
+    let ours = ours.context("the host got no IPv4 address")?;
+    let window = Duration::from_millis(if settings.quick { 250 } else { 1000 });
+
+    let kernel_to_kernel = || {
+        let listener = std::net::TcpListener::bind(("192.0.2.1", 0))?;
+        let at = listener.local_addr()?;
+        flow(
+            window,
+            || kernel_stream(listener.accept()?.0),
+            || kernel_stream(there.run(|| std::net::TcpStream::connect(at))??),
+        )
+    };
+    let to_application = || {
+        let listener = towpath_net::TcpListener::bind(&network, SocketAddr::new(ours, 0))?;
+        let at = listener.local_addr()?;
+        flow(
+            window,
+            || own_stream(listener.accept()?.0),
+            || kernel_stream(std::net::TcpStream::connect(at)?),
+        )
+    };
+    let to_kernel = || {
+        let listener = std::net::TcpListener::bind((KERNEL, 0))?;
+        let at = listener.local_addr()?;
+        flow(
+            window,
+            || kernel_stream(listener.accept()?.0),
+            || own_stream(towpath_net::TcpStream::connect(&network, at)?),
+        )
+    };
+    let inward = Pairs::measure(settings.pairs(), to_application, kernel_to_kernel)?;
+    let outward = Pairs::measure(settings.pairs(), to_kernel, kernel_to_kernel)?;
+    let parameters = [("mtu_bytes", 1500.0)];
+    let row = |name, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
+    Ok(Outcome {
+        how: "one TCP flow, 1 500 bytes of MTU, checksum and segmentation offload on both sides; \
+              server in a process of its own, its engine and the application sleep when idle; \
+              nothing pinned"
+            .into(),
+        rows: vec![
+            row("kernel to application, to kernel to kernel", "ratio", &inward.ratios())
+                .at_least(AT_LEAST),
+            row("application to kernel, to kernel to kernel", "ratio", &outward.ratios())
+                .at_least(AT_LEAST),
+        ],
+        context: vec![
+            row("kernel to application, over TAP", "Gbit/s", &inward.ours),
+            row("application to kernel, over TAP", "Gbit/s", &outward.ours),
+            row("kernel to kernel, over veth", "Gbit/s", &[inward.base, outward.base].concat()),
+        ],
+        ..Outcome::default()
+    })
+}
+
+fn kernel_stream(stream: std::net::TcpStream) -> anyhow::Result<std::net::TcpStream> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn own_stream(stream: towpath_net::TcpStream) -> anyhow::Result<towpath_net::TcpStream> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Sends through a connection for a time; answers gigabits received a second, from the first byte
+/// to the last. All that was sent must arrive.
+fn flow<A: Write, B: Read>(
+    window: Duration,
+    accept: impl FnOnce() -> anyhow::Result<B>,
+    connect: impl FnOnce() -> anyhow::Result<A> + Send,
+) -> anyhow::Result<f64> {
+    thread::scope(|scope| {
+        let sender = scope.spawn(move || -> anyhow::Result<u64> {
+            let (mut stream, data) = (connect()?, vec![7; WRITE_BYTES]);
+            let (start, mut sent) = (Instant::now(), 0);
+            while start.elapsed() < window {
+                sent += stream.write(&data).context("sending")? as u64;
+            }
+            Ok(sent)
+        });
+        let mut stream = accept().context("accepting")?;
+        let (mut buffer, mut got) = (vec![0; WRITE_BYTES], 0);
+        let mut start = None;
+        loop {
+            let len = stream.read(&mut buffer).context("receiving")?;
+            start.get_or_insert_with(Instant::now);
+            if len == 0 {
+                break;
+            }
+            got += len as u64;
+        }
+        let took = start.map_or(Duration::ZERO, |start| start.elapsed());
+        let sent = sender.join().map_err(|_| anyhow::anyhow!("the sending thread failed"))??;
+        ensure!(sent == got, "{sent} bytes sent, {got} received");
+        Ok(got as f64 * 8.0 / took.as_secs_f64() / 1e9)
+    })
+}

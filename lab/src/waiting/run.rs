@@ -1,0 +1,271 @@
+//! Frames by a pattern, from the kernel's UDP to an application or to a socket; what it cost the
+//! receiving side, and how long they took.
+
+use std::io;
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::UdpGsoSegment;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_client::{Options, Rule, Session, Setting};
+use towpath_netlink::Netlink;
+use towpath_testkit::{Participants, Usage, pin, this_thread_usage};
+
+use crate::kernel_wire::{FAR, KernelWire, raise_file_limit, receive};
+use crate::latency::Latency;
+use crate::station::{HOST, Station};
+
+/// The first port.
+const PORT: u16 = 2000;
+/// Endpoints of the application, each of a port.
+pub(super) const MANY: u16 = 1000;
+/// What a datagram carries: when it was sent.
+const STAMP_BYTES: usize = 8;
+/// How long is waited for what is on its way.
+const AFTER: Duration = Duration::from_millis(30);
+
+/// What one run came to.
+pub(super) struct Run {
+    pub(super) offered: u64,
+    pub(super) received: u64,
+    /// How long it took to send all of them.
+    pub(super) sending: Duration,
+    /// Of the server and the application, or of the receiving thread.
+    pub(super) usage: Usage,
+    pub(super) took: Duration,
+    pub(super) delay: Latency,
+}
+
+impl Run {
+    pub(super) fn cpu_us_per_frame(&self) -> f64 {
+        self.usage.cpu.as_secs_f64() * 1e6 / self.received.max(1) as f64
+    }
+
+    pub(super) fn sleeps_per_frame(&self) -> f64 {
+        self.usage.sleeps as f64 / self.received.max(1) as f64
+    }
+
+    /// Hundredths of a processor.
+    pub(super) fn cpu_percent(&self) -> f64 {
+        100.0 * self.usage.cpu.as_secs_f64() / self.took.as_secs_f64()
+    }
+
+    /// The delay of 99 in 100 of those sent. One that was lost did not come within the run.
+    pub(super) fn p99_us(&self) -> f64 {
+        let rank = 0.99 * self.offered as f64 / self.received.max(1) as f64;
+        if rank > 1.0 { self.took.as_secs_f64() * 1e6 } else { self.delay.quantile_us(rank) }
+    }
+
+    pub(super) fn sent_per_s(&self) -> f64 {
+        self.offered as f64 / self.sending.as_secs_f64()
+    }
+
+    pub(super) fn received_per_s(&self) -> f64 {
+        self.received as f64 / self.sending.as_secs_f64()
+    }
+
+    pub(super) fn lost(&self) -> f64 {
+        1.0 - self.received as f64 / self.offered.max(1) as f64
+    }
+}
+
+/// Datagrams of one call: above this rate one after the other is more than a core can send over veth.
+pub(super) const TOGETHER: usize = 4;
+
+/// Sends when it is due, by each connected socket in turn, awake in between, each with the time when
+/// it was sent: how late the generator is, where it is put aside, is nobody's delay. So many at once
+/// as frames of their own (`UDP_SEGMENT`), when the first of them is due. Answers how long it took.
+fn generate(times: &[u64], start: Instant, sockets: &[UdpSocket], together: usize) -> Duration {
+    let mut payloads = [0; TOGETHER * STAMP_BYTES];
+    for (due, socket) in times.chunks(together).zip(sockets.iter().cycle()) {
+        let (due, payloads) = (due[0], &mut payloads[..due.len() * STAMP_BYTES]);
+        let at = start + Duration::from_nanos(due);
+        while Instant::now() < at {
+            std::hint::spin_loop();
+        }
+        let sent = start.elapsed().as_nanos() as u64;
+        // What the interface has no room for is lost, as on a wire; the receiver's count shows it.
+        for payload in payloads.chunks_mut(STAMP_BYTES) {
+            payload.copy_from_slice(&sent.to_ne_bytes());
+        }
+        let _ = socket.send(payloads);
+    }
+    start.elapsed()
+}
+
+/// Has the kernel cut what is sent into datagrams.
+fn cut(socket: &UdpSocket, together: usize) -> anyhow::Result<()> {
+    let bytes = if together > 1 { STAMP_BYTES as i32 } else { 0 };
+    Ok(setsockopt(socket, UdpGsoSegment, &bytes)?)
+}
+
+fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
+    if let Some(sent) = payload.first_chunk() {
+        let sent = Duration::from_nanos(u64::from_ne_bytes(*sent));
+        delay.record(start.elapsed().saturating_sub(sent));
+    }
+}
+
+/// Has a generator and a receiver run on two cores. The receiver is told how many it got, and
+/// whether it is over.
+fn run(
+    times: &[u64],
+    cores: (usize, usize),
+    (sockets, together): (&[UdpSocket], usize),
+    receiver: impl FnOnce(Instant, &AtomicU64, &AtomicBool) -> anyhow::Result<(Usage, Latency)> + Send,
+) -> anyhow::Result<Run> {
+    let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (sending, (usage, delay), took) = thread::scope(|scope| {
+        let start = Instant::now() + Duration::from_millis(2);
+        let (received, over) = (&received, &over);
+        let receiving = scope.spawn(move || {
+            pin(cores.1)?;
+            receiver(start, received, over)
+        });
+        let sending = scope.spawn(move || {
+            let sent = pin(cores.0).map(|()| generate(times, start, sockets, together));
+            let until = Instant::now() + AFTER;
+            while received.load(Ordering::Acquire) < times.len() as u64 && Instant::now() < until {
+                thread::sleep(Duration::from_micros(500));
+            }
+            over.store(true, Ordering::Release);
+            sent
+        });
+        let sent = sending.join().ok().context("the generator failed")?;
+        let received = receiving.join().ok().context("the receiver failed")??;
+        anyhow::Ok((sent?, received, start.elapsed()))
+    })?;
+    let received = received.load(Ordering::Acquire);
+    Ok(Run { offered: times.len() as u64, received, sending, usage, took, delay })
+}
+
+/// What is sent to an application.
+#[derive(Clone, Copy)]
+pub(super) struct Load<'a> {
+    /// When, in nanoseconds.
+    pub(super) times: &'a [u64],
+    /// To so many endpoints in turn.
+    pub(super) endpoints: u16,
+    /// So many in one call.
+    pub(super) together: usize,
+    /// How long the application works on each.
+    pub(super) work: Duration,
+}
+
+impl<'a> Load<'a> {
+    pub(super) fn new(times: &'a [u64]) -> Load<'a> {
+        Load { times, endpoints: 1, together: 1, work: Duration::ZERO }
+    }
+}
+
+/// An application on a station.
+pub(super) struct Ours<'a> {
+    station: &'a Station,
+    session: Session,
+    /// To an endpoint each.
+    kernel: Vec<UdpSocket>,
+    server: Participants,
+}
+
+impl<'a> Ours<'a> {
+    pub(super) fn new(station: &'a Station, tap: &str) -> anyhow::Result<Ours<'a>> {
+        let options = Options {
+            name: "waiting".into(),
+            receive_slots: 4096,
+            receive_frame_bytes: 256,
+            endpoints: u32::from(MANY),
+            ..Options::default()
+        };
+        let mut session = Session::attach(station.socket(), &options)?;
+        let (ip, _) = session.info().ipv4.context("a session without an IPv4 address")?;
+        for port in PORT..PORT + MANY {
+            session.open(&Rule::new().udp(port))?;
+        }
+        // The application answers no ARP.
+        Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac)?;
+        raise_file_limit();
+        let to = |port| -> io::Result<UdpSocket> {
+            let socket = UdpSocket::bind((HOST, 0))?;
+            socket.connect((ip, port))?;
+            Ok(socket)
+        };
+        let kernel = (PORT..PORT + MANY).map(to).collect::<io::Result<_>>()?;
+        let server = Participants::new(&[station.pid()]);
+        Ok(Ours { station, session, kernel, server })
+    }
+
+    pub(super) fn set(&self, setting: Setting, value: u64) -> anyhow::Result<()> {
+        self.station.set(setting, value)
+    }
+
+    pub(super) fn run(&mut self, load: &Load<'_>, cores: (usize, usize)) -> anyhow::Result<Run> {
+        let Ours { session, kernel, server, .. } = self;
+        let Load { times, endpoints, together, work } = *load;
+        cut(&kernel[0], together)?;
+        // What came late of the run before.
+        while session.receive(0, 4096, |_| ())? > 0 {}
+        let before = server.usage()?;
+        let mut run = run(
+            times,
+            cores,
+            (&kernel[..usize::from(endpoints)], together),
+            |start, received, over| {
+                let mut delay = Latency::new()?;
+                let before = this_thread_usage()?;
+                while !over.load(Ordering::Acquire) {
+                    session.wait(Some(Duration::from_millis(20)))?;
+                    let got = session.receive(0, 256, |packet| {
+                        note(
+                            packet.contiguous().unwrap_or_default().get(42..).unwrap_or_default(),
+                            start,
+                            &mut delay,
+                        );
+                        if !work.is_zero() {
+                            let until = Instant::now() + work;
+                            while Instant::now() < until {
+                                std::hint::spin_loop();
+                            }
+                        }
+                    })?;
+                    received.fetch_add(got as u64, Ordering::Release);
+                }
+                Ok((this_thread_usage()?.since(&before), delay))
+            },
+        )?;
+        let server = server.usage()?.since(&before);
+        run.usage.cpu += server.cpu;
+        run.usage.sleeps += server.sleeps;
+        run.usage.put_aside += server.put_aside;
+        Ok(run)
+    }
+}
+
+/// A socket that sleeps until something comes, and takes what is there.
+pub(super) fn kernel(
+    wire: &KernelWire,
+    (times, together): (&[u64], usize),
+    cores: (usize, usize),
+) -> anyhow::Result<Run> {
+    let sender = wire.near_udp(0)?;
+    let receiver = wire.far_udp(PORT, 1)?.pop().context("no socket")?;
+    sender.connect((FAR, PORT))?;
+    cut(&sender, together)?;
+    run(times, cores, (&[sender], together), |start, received, over| {
+        let mut delay = Latency::new()?;
+        let before = this_thread_usage()?;
+        let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        let mut buffer = [0; 2048];
+        while !over.load(Ordering::Acquire) {
+            let _ = poll(&mut [PollFd::new(&receiver, PollFlags::IN)], Some(&timeout));
+            while let Some(len) = receive(&receiver, &mut buffer)? {
+                note(&buffer[..len], start, &mut delay);
+                received.fetch_add(1, Ordering::Release);
+            }
+        }
+        Ok((this_thread_usage()?.since(&before), delay))
+    })
+}

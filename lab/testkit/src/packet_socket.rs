@@ -1,0 +1,82 @@
+//! A socket of whole Ethernet frames on an interface (packet(7)): what a program without a driver
+//! of its own would use, and so what one is compared with.
+//!
+//! Unsafe lives here for its address, which rustix does not have.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use towpath_netlink::Netlink;
+
+use towpath_sandbox::Error;
+
+/// A packet socket that does not wait.
+#[derive(Debug)]
+pub struct PacketSocket {
+    fd: OwnedFd,
+}
+
+impl PacketSocket {
+    /// Opens one on an interface of the calling thread's network namespace. It receives frames of
+    /// one ethertype; those that it sends itself are not among them.
+    ///
+    /// # Errors
+    /// When there is no such interface, or no CAP_NET_RAW in its namespace.
+    pub fn open(interface: &str, ethertype: u16) -> Result<PacketSocket, Error> {
+        let index = Netlink::open()?.index(interface)?;
+        Self::bound(index, ethertype).map_err(Error::failed(format!("read frames of {interface}")))
+    }
+
+    fn bound(index: u32, ethertype: u16) -> io::Result<PacketSocket> {
+        // A protocol of zero: nothing is received before the socket is bound to its interface.
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: takes no pointers; the result is checked before it is owned.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor just opened, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: all zeros is a value of this structure of integers.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = ethertype.to_be();
+        address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
+        let size = size_of_val(&address) as libc::socklen_t;
+        // SAFETY: the pointer and length are those of a live address.
+        if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(PacketSocket { fd })
+    }
+
+    /// Sends a frame; answers whether there was room for it.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn send(&self, frame: &[u8]) -> io::Result<bool> {
+        match rustix::io::write(&self.fd, frame) {
+            Ok(_) => Ok(true),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes a frame, as much of it as fits; `None` when none waits.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match rustix::io::read(&self.fd, buffer) {
+            Ok(len) => Ok(Some(len)),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,209 @@
+//! The experiments, each run whole. `make test-experiments` runs them, one after the other: they take
+//! two minutes, of processors that others need. One more is in `bench.rs`.
+
+mod experiment;
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_testkit::{check_tun, skip};
+
+use crate::experiment::{Directory, LIMIT, NOTHING, alone, bench, end_of, files_of, start, whole};
+
+#[test]
+fn notre_dame() {
+    whole(
+        "notre_dame",
+        "notre-dame",
+        &[
+            "Towpath to AF_PACKET on both sides, all sleep",
+            "on to off: both poll, neither sleeps",
+            "on to off: mode=clocked, not interrupt",
+            "on to off: a small message goes past the others",
+            "on to off: rx_frames=16 rx_usecs=50",
+            "on to off: timer_slack_us=500, not 5",
+            "on to off: the application spins before it sleeps",
+            "on to off: pacing=on, not off",
+            "all poll, first to second trip",
+            "mapping elsewhere (mremap) to copying",
+        ],
+        &["asleep-awake", "techniques", "copy-remap"],
+    );
+}
+
+#[test]
+fn cambridge() {
+    whole(
+        "cambridge",
+        "cambridge",
+        &[
+            "bandwidth, Towpath to UDP",
+            "server awake, to one idle endpoint",
+            "engine and server asleep, to one idle endpoint",
+            "kernel UDP, select, server asleep",
+            "closed loop, Towpath to UDP and epoll",
+            "overhead of a message, Towpath",
+            "overhead of a message, asleep after 15 us of looking, to at once",
+            "Towpath: done at four times the load",
+            "kernel UDP, epoll: done at the most that its sender can send",
+            "Towpath, dropped",
+            "Towpath, waited when the time was over",
+        ],
+        &["bandwidth", "idle-endpoints", "connections", "offered-load"],
+    );
+}
+
+#[test]
+fn karlsruhe() {
+    whole(
+        "karlsruhe",
+        "karlsruhe",
+        &[
+            "sending: a frame costs, by least squares",
+            "receiving: idle time lost by a thousand switches",
+            "on to off: one ring for 16 frames",
+            "on to off: mode=adaptive, not interrupt",
+            "on to off: a ring after 16 frames or 1 ms",
+            "TCP receiving, idle time, Towpath to Linux",
+        ],
+        &["idle-switches"],
+    );
+}
+
+#[test]
+fn penn() {
+    whole(
+        "penn",
+        "penn",
+        &[
+            "throughput, shared memory to read() and write()",
+            "throughput, PDU endpoints",
+            "transfer time, loaded",
+            "processor left to five others",
+            "memory bandwidth left beside Towpath",
+            "clock: capacity, measured to the model",
+            "engine's clock: processor time, measured",
+        ],
+        &[
+            "throughput",
+            "transfer",
+            "left",
+            "clock-busy",
+            "clock-capacity",
+            "engine-clock",
+            "engine-capacity",
+        ],
+    );
+}
+
+#[test]
+fn freebsd() {
+    whole(
+        "freebsd",
+        "freebsd",
+        &[
+            "empty UDP packets, one core, Towpath to the kernel's sockets",
+            "empty UDP packets, slow device, directly, device without room",
+            "empty UDP packets, handed over directly, to through a queue",
+            "files over HTTP, two cores",
+            "files over HTTP, slow device, through a queue, device without room",
+            "locked instructions",
+        ],
+        &["packets"],
+    );
+}
+
+#[test]
+fn attacks() {
+    whole(
+        "attacks",
+        "attacks",
+        &[
+            "busy: round trip p99.9, attacked to undisturbed",
+            "doorbell-splice: round trip p99.9, attacked to undisturbed",
+            "linger: attach p99.9, attacked to undisturbed",
+            "linger: attach p99.9, attacked to busy",
+            "small-memories: attach worst, undisturbed",
+        ],
+        &[],
+    );
+}
+
+#[test]
+fn demux() {
+    whole("demux", "demux", &["auto to off, speed", "auto: from the cache"], &["trains"]);
+}
+
+#[test]
+fn optimistic() {
+    whole(
+        "optimistic",
+        "optimistic",
+        &["to a mutex, speed, system call", "999 of 1000 calls are over within, mutex"],
+        &["threads"],
+    );
+}
+
+#[test]
+fn watchdog() {
+    whole(
+        "watchdog",
+        "watchdog",
+        &["watchdog lazy, alone", "watchdog eager, application to far end, to off"],
+        &["alone"],
+    );
+}
+
+#[test]
+fn scale() {
+    whole(
+        "scale",
+        "scale",
+        &[
+            "busy among idle sessions, to alone",
+            "busy among idle endpoints, to alone",
+            "busy among idle connections, to alone",
+        ],
+        &["idle"],
+    );
+}
+
+#[test]
+fn ended_before_its_time_it_leaves_nothing() {
+    if let Err(why) = check_tun() {
+        skip("ended_before_its_time_it_leaves_nothing", &why);
+        return;
+    }
+    let _alone = alone();
+    let directory = Directory::new();
+    let temporary = directory.make("tmp");
+    let mut command = bench("notre-dame", &temporary);
+    // The test ends the experiment at many moments: while it starts its processes, and as soon as one or
+    // two servers exist. Of two servers, the experiment has stopped one.
+    let moments = (0..20).map(|number| When::After(Duration::from_millis(number * 10)));
+    for when in moments.chain([1, 2, 2, 2].map(When::Servers)) {
+        let mut child = start(&mut command);
+        let until = Instant::now() + LIMIT;
+        match when {
+            When::After(time) => std::thread::sleep(time),
+            When::Servers(number) => {
+                while files_of(&temporary).len() < number {
+                    let runs = child.try_wait().unwrap().is_none();
+                    assert!(runs && Instant::now() < until, "no {number} servers");
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let said = end_of(&command, child);
+        assert_eq!(files_of(&temporary), NOTHING, "{when:?}, {said:?}");
+    }
+}
+
+/// The moment at which the test ends the experiment.
+#[derive(Clone, Copy, Debug)]
+enum When {
+    After(Duration),
+    /// As soon as this many servers have made their directories.
+    Servers(usize),
+}
