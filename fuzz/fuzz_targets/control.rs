@@ -16,11 +16,12 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
 };
+use towpath_memory::{Region, own_words, peer_words};
 use towpath_protocol::VERSION;
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
-use towpath_memory::{own_words, peer_words};
-use towpath_protocol::layout::{MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_SETS, SessionShape, ShapeError};
-use towpath_memory::Region;
+use towpath_protocol::layout::{
+    MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_SETS, SessionShape, ShapeError,
+};
 use towpath_protocol::message::{
     Attach, MAGIC, MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError, Refusal, shown_name,
 };
