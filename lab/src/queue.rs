@@ -8,8 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_memory::{Mapping, Region, SharedFile};
-use towpath_memory::{own_words, peer_words};
+use towpath_memory::{Mapping, Region, SharedFile, own_words, peer_words};
 use towpath_queue::descriptor::{
     Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN, prefetch_distance,
 };

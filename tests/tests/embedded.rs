@@ -11,8 +11,7 @@ use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{
     Armed, Counters, Device, DeviceError, Info, Meta, Packet, Received, SpaceId, Spaces, loopback,
 };
-use towpath_memory::SharedFile;
-use towpath_memory::{own_words, peer_words};
+use towpath_memory::{SharedFile, own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attached, Message};

@@ -2,8 +2,7 @@
 
 use std::io;
 
-use towpath_memory::Region;
-use towpath_memory::{own_words, peer_words};
+use towpath_memory::{Region, own_words, peer_words};
 use towpath_queue::PeerWords;
 
 /// A page that children find wiped.

@@ -13,8 +13,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use rustix::event::epoll;
 use towpath_device::{Device, DeviceError, POOL_HEADROOM_BYTES, Received, Space, SpaceId, Spaces};
-use towpath_memory::own_words;
-use towpath_memory::{Mapping, Region};
+use towpath_memory::{Mapping, Region, own_words};
 use towpath_protocol::layout::{
     DEVICE_COUNTERS, STATE_COUNTERS_WORD, STATE_EPOCH_WORD, STATE_HEARTBEAT_WORD, STATE_SLEEP_WORD,
 };

@@ -9,8 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use towpath_memory::Region;
-use towpath_memory::{own_words, peer_words};
+use towpath_memory::{Region, own_words, peer_words};
 use towpath_queue::{OwnWords, PeerWords};
 
 use crate::prepare::Relay;

@@ -6,8 +6,7 @@
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-use towpath_memory::Mapping;
-use towpath_memory::peer_words;
+use towpath_memory::{Mapping, peer_words};
 use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD};
 use towpath_protocol::message::{Cursor, MAX_PAGE_BYTES};
 

@@ -4,8 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use towpath_device::SpaceId;
-use towpath_memory::{Mapping, Region};
-use towpath_memory::{own_words, peer_words};
+use towpath_memory::{Mapping, Region, own_words, peer_words};
 use towpath_protocol::layout::{CLOSED_WORD, REST_WORD, SessionShape};
 use towpath_protocol::settings::Setting;
 use towpath_queue::doorbell::{Ringer, Sleeper};

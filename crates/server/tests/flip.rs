@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session};
 use towpath_device::loopback;
-use towpath_memory::{Region, SharedFile};
-use towpath_memory::{own_words, peer_words};
+use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::layout::SessionShape;

@@ -11,8 +11,7 @@ use std::thread;
 
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_device::loopback;
-use towpath_memory::{Mapping, Region};
-use towpath_memory::{own_words, peer_words};
+use towpath_memory::{Mapping, Region, own_words, peer_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
@@ -20,12 +19,10 @@ use towpath_queue::events::{self, Acknowledger, Marker};
 use towpath_queue::frames::FreeFrames;
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
-use towpath_server::internals::Order;
-use towpath_server::internals::Relays;
-use towpath_server::internals::{Addresses, Rights};
-use towpath_server::internals::{Budgets, Engine, Link};
-use towpath_server::internals::{Doorbell, Endpoint, Memories, Session};
-use towpath_server::internals::{Rule, Vlan};
+use towpath_server::internals::{
+    Addresses, Budgets, Doorbell, Endpoint, Engine, Link, Memories, Order, Relays, Rights, Rule,
+    Session, Vlan,
+};
 use towpath_server::{Mode, Values};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];

@@ -10,9 +10,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use towpath_memory::own_words;
-use towpath_memory::peer_words;
-use towpath_memory::{Region, SharedFile};
+use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_protocol::message::{MAX_REQUEST_BYTES, Message};
 use towpath_queue::OwnWords;
 
