@@ -294,7 +294,9 @@ impl Control {
                 .and_then(|one| one.endpoints.get_mut(set.endpoint as usize))
                 .and_then(Option::as_mut)
                 .ok_or_else(|| {
-                    (Refusal::NotFound, format!("set {name}: there is no endpoint {at}"))
+                    let text =
+                        format!("set {name}: there is no endpoint {at}; towpath ls shows all");
+                    (Refusal::NotFound, text)
                 })?;
             if setting == Setting::Priority && !administrator && set.value > opened.given_priority {
                 let given = opened.given_priority;

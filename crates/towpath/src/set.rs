@@ -23,7 +23,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The device, or the path of its server's socket
-    #[arg(required_unless_present = "list")]
+    #[arg(required_unless_present = "list", value_parser = device)]
     device: Option<String>,
     /// What to change; SESSION/ENDPOINT says whose the settings behind it are
     #[arg(value_name = "SETTING=VALUE|SESSION/ENDPOINT", required_unless_present = "list")]
@@ -31,6 +31,16 @@ pub(crate) struct Args {
     /// Show what can be changed, with units, ranges and first values
     #[arg(long, exclusive = true)]
     list: bool,
+}
+
+/// Returns the name as it is, and refuses a setting in the name's place.
+fn device(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((name, _)) if Setting::named(name).is_ok() => Err(format!(
+            "name the device first, as in towpath set tap0 {text}; towpath ls names it"
+        )),
+        _ => Ok(text.to_owned()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +92,8 @@ type Asked = (Option<(u32, u32)>, Setting, u64);
 fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
     let idle = |(session, endpoint)| {
         Failure::usage(format!(
-            "nothing to set of {session}/{endpoint}: give an endpoint's SETTING=VALUE behind it"
+            "nothing to set of {session}/{endpoint}: give an endpoint's SETTING=VALUE behind it; \
+             towpath set --list shows which settings are an endpoint's"
         ))
     };
     let mut asked = Vec::new();

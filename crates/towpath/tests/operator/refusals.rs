@@ -43,7 +43,8 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["set", "x", "0/1", "mode=poll"], "SESSION/ENDPOINT"),
         (&["set", "x", "mode=poll", "3/1"], "3/1"),
         (&["set", "x", "3/1", "4/0", "priority=1"], "3/1"),
-        (&["set", "x", "3/1", "mode=poll"], "3/1"),
+        (&["set", "x", "3/1", "mode=poll"], "--list"),
+        (&["set", "mode=poll"], "set tap0 mode=poll"),
         (&["set", "x", "clock_hz=0"], "clock_hz=0: 1 to 100000 Hz is possible"),
         (&["set", "x", "clock_hz=100001"], "clock_hz=100001: 1 to 100000 Hz"),
         (&["set", "x", "clock_hz=-1"], "clock_hz=-1: 1 to 100000 Hz"),
@@ -199,6 +200,7 @@ fn what_cannot_be_set_leaves_the_old_settings() {
         }
         let said = fails(&mut towpath(&["set", &server.socket, &no_endpoint, "weight=2"]), 1);
         assert!(said.contains("set weight: there is no endpoint"), "{said}");
+        assert!(said.contains("towpath ls"), "{said}");
     });
 }
 
