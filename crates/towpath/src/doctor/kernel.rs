@@ -14,8 +14,8 @@ use super::{Finding, Standing, read, says};
 /// The oldest kernel that has all that is needed: sleeping for less than a millisecond.
 const OLDEST: (u32, u32) = (5, 11);
 
-/// From here on there is everything: `SO_PEERPIDFD` of 6.5 is the youngest.
-const FULL: (u32, u32) = (6, 5);
+/// From here on there is everything: `SO_PASSRIGHTS` of 6.16 is the youngest.
+const FULL: (u32, u32) = (6, 16);
 
 pub(super) struct Kernel {
     pub(super) findings: Vec<Finding>,

@@ -68,15 +68,33 @@ fn selected(text: &str) -> Option<&str> {
 }
 
 fn locked_memory() -> Finding {
-    let limit = getrlimit(Resource::Memlock).current;
-    let exempt = rustix::thread::capabilities(None)
-        .is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK));
+    // A server raises its limit as far as it may, before it gives up its capabilities.
+    let limit = getrlimit(Resource::Memlock).maximum;
+    let raises = rustix::thread::capabilities(None)
+        .is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_RESOURCE));
+    let swaps = read("/proc/swaps").is_some_and(|swaps| swaps.lines().nth(1).is_some());
+    locked(limit, raises, swaps)
+}
+
+fn locked(limit: Option<u64>, raises: bool, swaps: bool) -> Finding {
     let found = match limit {
         None => "no limit".to_owned(),
+        Some(bytes) if raises => {
+            format!("{} KiB, which CAP_SYS_RESOURCE lets a server raise", bytes / 1024)
+        }
         Some(bytes) => format!("{} KiB", bytes / 1024),
     };
-    let found = if exempt { found + ", void with CAP_IPC_LOCK" } else { found };
-    Finding::new("locked memory", Standing::Ok, found, "not needed: TAP pins none")
+    let (standing, means) = match (swaps, limit.is_none() || raises) {
+        (false, _) => (Standing::Ok, "not needed: there is no swap device"),
+        (true, true) => {
+            (Standing::Ok, "a server locks its sessions' memory: there is a swap device")
+        }
+        (true, false) => {
+            (Standing::Limited, "sessions' memory beyond the limit may go to the swap device")
+        }
+    };
+    Finding::new("locked memory", standing, found, means)
+        .remedy("LimitMEMLOCK=infinity in the server's unit")
 }
 
 fn cpus() -> Finding {
@@ -143,6 +161,20 @@ fn virtual_machine() -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_swap_device_needs_a_limit_that_suffices() {
+        for (limit, raises, swaps, standing) in [
+            (Some(8 << 20), false, false, Standing::Ok),
+            (None, false, true, Standing::Ok),
+            (Some(8 << 20), true, true, Standing::Ok),
+            (Some(8 << 20), false, true, Standing::Limited),
+        ] {
+            let finding = locked(limit, raises, swaps);
+            assert_eq!(finding.standing, standing, "{limit:?} {raises} {swaps}");
+            assert_eq!(finding.remedy.is_some(), standing == Standing::Limited);
+        }
+    }
 
     #[test]
     fn the_chosen_setting_is_the_one_in_brackets() {
