@@ -80,7 +80,7 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) engine_cpu: Option<Number<0, 1023>>,
     /// Make the wire worse, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,
-    /// delay_us=500,seed=42; rx. or tx. before a key for one direction
+    /// delay=0.1,delay_us=500,stall=0.001,stall_us=500,seed=42; rx. or tx. before a key for one direction
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
