@@ -36,11 +36,14 @@ pub const STATE_COUNTERS_WORD: usize = 2 * LINE_WORDS;
 /// Words of the state page.
 pub const STATE_WORDS: usize = STATE_COUNTERS_WORD + DEVICE_COUNTERS;
 
-/// Limits of a session; the policy may set lower ones.
+/// The most queue sets of a session; the policy may set a lower limit. The smallest queues of 10 000 of
+/// them take less than 64 MiB, and so do their frames; tests assert both.
 pub const MAX_QUEUE_SETS: u32 = 16_384;
-/// The most endpoints of a session.
+/// The most endpoints of a session; the policy may set a lower limit. As many as queue sets, for the
+/// same reason.
 pub const MAX_ENDPOINTS: u32 = 16_384;
-/// The most bytes of each of a session's memories.
+/// The most bytes of each of a session's memories, so that every offset fits 32 bits. The policy sets a
+/// lower limit on all of them together (`session_bytes`, by default 256 MiB).
 pub const MAX_MEMORY_BYTES: usize = 1 << 30;
 
 /// What a session consists of: asked for by the application, granted by the server.

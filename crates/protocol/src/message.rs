@@ -27,9 +27,10 @@ use crate::VERSION;
 pub const MAGIC: u32 = u32::from_le_bytes(*b"Towp");
 /// The largest message: a page of a report.
 pub const MAX_BYTES: usize = 32 << 10;
-/// The largest message that an application sends.
+/// The largest message that an application sends. The largest message of a fixed size, an error, has 256
+/// bytes.
 pub const MAX_REQUEST_BYTES: usize = 512;
-/// The most descriptors with a message.
+/// The most descriptors with a message: the answer to attach carries this many, and no other message more.
 pub const MAX_DESCRIPTORS: usize = 7;
 
 /// What every message starts with.

@@ -41,7 +41,7 @@ pub const TOGETHER: u16 = 8;
 /// A packet of one frame and at most [`SMALL_BYTES`] that goes past others (only to the server,
 /// with no other flag). Tracey and Banerji's tiny messages, section 3.4.
 pub const SMALL: u16 = 16;
-/// The longest packet that may be [`SMALL`], in bytes.
+/// The longest packet that may be [`SMALL`], in bytes: packets that go past all others must be little work.
 pub const SMALL_BYTES: u32 = 128;
 
 /// A heap's shape: how many frames and how far apart. Private to each side.

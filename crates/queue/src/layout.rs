@@ -11,7 +11,8 @@
 use crate::spsc::MAX_CAPACITY;
 use crate::word::{LINE_WORDS, OwnWords, PeerWords};
 
-/// The smallest capacity of a queue.
+/// The smallest capacity of a queue. Every capacity is a power of two, so that a side masks an index and
+/// does not divide it.
 pub const MIN_CAPACITY: u32 = 8;
 
 /// Capacities of a queue set, both powers of two.

@@ -8,7 +8,8 @@
 use crate::Violation;
 use crate::word::{OwnWords, PeerWords};
 
-/// The largest capacity of a queue.
+/// The largest capacity of a queue. A power of two, and below half the range of a 32-bit index, so that a
+/// difference of two indices tells ahead from behind.
 pub const MAX_CAPACITY: u32 = 1 << 20;
 
 /// A side's own index: what is decided here, and how far the other side was told.

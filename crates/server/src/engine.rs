@@ -203,10 +203,13 @@ pub struct Engine {
     pub(crate) stop: bool,
 }
 
-/// Slots of the stage, and so packets that may be with the device or on their way to it.
+/// Slots of the stage: packets between their check and their completion. At most 960 of them are with the
+/// device or on their way to it, 32 more are kept for small packets (`SMALL_PLACES`), and 32 for packets
+/// that are being checked (`GROUP`).
 pub(crate) const STAGE_SLOTS: u32 = 1024;
 
-/// Small packets of a turn at most, whatever is set.
+/// Small packets of a turn at most, whatever the setting `small` says: small packets go past all others,
+/// and must not starve them.
 const MOST_SMALL: usize = 32;
 
 /// What the engine's epoll says when a session's application notifies it.

@@ -15,11 +15,14 @@ use towpath_device::{Device, DeviceError, Packet, Spaces};
 use crate::stage::Stage;
 
 /// Packets given to a device at once, and packets that may wait before nothing more is taken from
-/// queues.
+/// queues. A packet of a higher priority waits for at most one such batch; all others wait in their
+/// queues, where the scheduler still decides their order.
 pub(crate) const BATCH: usize = 32;
-/// Places of the backlog: a packet that is cut into many has room behind those that wait.
+/// Places of the backlog: a packet that is cut into many (`MAX_SENT_SEGMENTS`) has room behind those that
+/// wait.
 pub(crate) const BACKLOG: usize = 256;
-/// Small packets that may wait for the device; as many slots of the stage are kept for them.
+/// Small packets that may wait for the device; as many slots of the stage are kept for them. They are
+/// sent before all others, so their number is small.
 pub(crate) const SMALL_PLACES: usize = 32;
 
 /// How packets are handed off.

@@ -93,7 +93,8 @@ pub enum Event {
     Ended(Result<(), DeviceError>),
 }
 
-/// Orders followed in one turn: who gives many is not the others' delay.
+/// Orders followed in one turn: a connection that opens or sets without end does not delay the other
+/// sessions. An engine with orders left does not sleep.
 const ORDERS_A_TURN: usize = 16;
 
 /// Endpoints of sessions that end that are taken away in one turn: one session's ten thousand are not

@@ -25,17 +25,23 @@ pub(crate) const DEVICE: u64 = 1;
 /// From here on, the sessions, by their number.
 pub(crate) const SESSIONS: u64 = 2;
 
-/// So many are watched in any case.
+/// The engine watches this many sessions in any case, so that the applications of a server with few of
+/// them make no system call while the engine is awake.
 const FEW: usize = 8;
-/// A turn that did something is as much as so many that did not.
+/// A turn that did something counts as much as this many that did not: an idle engine that polls must not
+/// make every session rest at once.
 const BUSY: u64 = 1024;
-/// A session without news for so long may rest: 64 turns that did something.
+/// A session without news for so long may rest: 64 turns that did something. So many looks in vain cost
+/// the other sessions about as much as one ring costs.
 const VAIN: u64 = 64 * BUSY;
-/// Rings taken from the epoll at once.
+/// Rings taken from the epoll at once, so that many applications that ring cannot make one turn long. The
+/// others stay in the epoll for the next turn.
 const RINGS: usize = 64;
-/// An engine that is awake asks for rings every 64 turns.
+/// An engine that is awake asks for rings every 64 turns that did nothing: asking is a system call, which
+/// must not come once a packet.
 const ASK: u32 = 64;
-/// A turn that did something is as much as so many that did not: 16 of them.
+/// A turn that did something counts as this many that did not, so that a busy engine asks every 16 turns:
+/// busy turns last longer, and a first packet must not wait longer because of them.
 const BUSY_ASK: u32 = 4;
 
 /// Not watched.

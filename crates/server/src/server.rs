@@ -30,7 +30,8 @@ use crate::worker::pin::pin;
 use crate::worker::process::Tables;
 use crate::worker::spawner::Spawner;
 
-/// An application that attaches has this long for each step.
+/// An application that attaches has this long for each step: one that connects and says nothing holds a
+/// descriptor.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a server serves.
@@ -45,12 +46,15 @@ pub struct Config {
     /// Everything that can be changed later too, first of all how the engine waits:
     /// `Mode::Poll.into()`, or [`Values::set`]. An `rx_batch` that nobody set is no more than `batch`.
     pub settings: Values,
-    /// Packets taken from the device in one turn, 1 to 1024.
+    /// Packets taken from the device in one turn, 1 to 1024. A larger batch shares fences and rings among
+    /// more packets, and adds latency.
     pub batch: usize,
-    /// Packets that one endpoint may receive in one turn; more are dropped before they are copied.
+    /// Packets that one endpoint may receive in one turn. The engine drops further packets before it copies
+    /// them, so that a flood of one endpoint costs the others little.
     pub receive_budget: u32,
-    /// Packets that the engine takes in a turn for each queue set in line, 1 to 65536; with round
-    /// robin, those of one before the next one's.
+    /// Packets that the engine takes in a turn for each queue set in line, 1 to 65536, and eight times as
+    /// many from all of them, so that one sender's bulk does not delay the others. With round robin, those
+    /// of one queue set before the next one's.
     pub transmit_budget: usize,
     /// The processor that the engine's thread is bound to; one that is not there is an error.
     pub engine_cpu: Option<usize>,
@@ -225,6 +229,7 @@ impl Server {
             batch: config.batch,
             receive_budget: config.receive_budget.max(1),
             transmit_budget: config.transmit_budget,
+            // 512 by default, however many queue sets are in line.
             turn_budget: config.transmit_budget * 8,
         };
         let link = Link {

@@ -11,8 +11,8 @@ use crate::schedule::round_robin::RoundRobin;
 use crate::schedule::shape::{Class, Shape, Shaping};
 use crate::wait::clock_ns;
 
-/// Queue sets asked again in one turn because settings changed: one session's thousands are not the
-/// others' delay.
+/// Queue sets asked again in one turn because settings changed: one session's thousands do not delay the
+/// other sessions. All of a session's are asked, because small packets of an endpoint may wait in any.
 const HURRIED_A_TURN: usize = 64;
 
 /// The policy that a value of the setting `scheduler` names.
