@@ -1,8 +1,8 @@
-//! Which addresses sessions get: a pool over the device's subnet.
+//! The addresses of sessions: a pool over the device's subnet.
 //!
-//! An application that comes again gets the addresses that it had, if they are free. Everybody else
-//! gets those that nobody has had for the longest time: packets for the last holder, and what
-//! neighbours remember of it, are still about for a while.
+//! An application that returns gets its former addresses if they are free. Every other application
+//! gets the addresses that have been free for the longest time. Packets for the last holder, and
+//! neighbours' cache entries for it, persist for a while.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::rights::Addresses;
 
-/// A subnet to give addresses from; the device's own address is in it, and is the gateway.
+/// A subnet from which the server gives addresses. The device's own address is in it and is the
+/// gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Subnets {
     /// IPv4: the device's address and the prefix length, 1 to 30.
@@ -19,24 +20,24 @@ pub struct Subnets {
     pub ipv6: Option<(Ipv6Addr, u8)>,
 }
 
-/// Addresses given to a session, by its place in the pool.
+/// Addresses given to a session, by index in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
     place: u32,
-    /// Its MAC address, locally administered.
+    /// The session's MAC address, locally administered.
     pub mac: [u8; 6],
-    /// Its IPv4 address and prefix length.
+    /// The session's IPv4 address and prefix length.
     pub ipv4: Option<(Ipv4Addr, u8)>,
     /// The IPv4 gateway.
     pub ipv4_gateway: Option<Ipv4Addr>,
-    /// Its IPv6 address and prefix length.
+    /// The session's IPv6 address and prefix length.
     pub ipv6: Option<(Ipv6Addr, u8)>,
     /// The IPv6 gateway.
     pub ipv6_gateway: Option<Ipv6Addr>,
 }
 
 impl Lease {
-    /// What a session with this lease may send from.
+    /// Returns the addresses that a session with this lease may send from.
     #[must_use]
     pub(crate) fn addresses(&self) -> Addresses {
         Addresses {
@@ -46,51 +47,51 @@ impl Lease {
     }
 }
 
-/// The link-local address made from a MAC address (RFC 4291, appendix A).
+/// Returns the link-local address made from a MAC address (RFC 4291, appendix A).
 #[must_use]
 pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
-/// Why no lease is to be had.
+/// The reasons for which the pool gives no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// All are given.
+    /// All leases are given.
     #[error(
         "no address is free in the device's subnet; end another application, or serve a larger subnet"
     )]
     Full,
-    /// The wanted one is given.
+    /// Another session holds the wanted address.
     #[error("address {0} belongs to another session")]
     InUse(Ipv4Addr),
-    /// The wanted one was another user's until just now.
+    /// Another user held the wanted address until a short time ago.
     #[error("address {0} was another user's until just now; ask again in a minute")]
     Lately(Ipv4Addr),
-    /// The wanted one is not to be had here.
+    /// The pool does not contain the wanted address.
     #[error("address {0} is not one that this device's subnet has for applications")]
     Outside(Ipv4Addr),
-    /// A subnet that leaves no addresses to give.
+    /// The subnet leaves no addresses to give.
     #[error(
         "subnet {0} has no room for applications; use a prefix of at most /30 (IPv4) or /120 (IPv6)"
     )]
     Subnet(&'static str),
 }
 
-/// Who holds a lease: an application, by its user and what it calls itself.
+/// The holder of a lease: an application, identified by its user and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// Its user.
+    /// The application's user.
     pub uid: u32,
-    /// Its session's name.
+    /// The name of the application's session.
     pub name: String,
 }
 
-/// Leases given back that are remembered with their holders.
+/// Returned leases that the pool remembers with their holders.
 const REMEMBERED: usize = 1024;
 
-/// How long after it was given back a lease is not for another user that names its address:
-/// packets for the last holder are still on their way.
+/// The time after its return for which the pool refuses a lease to another user that names its
+/// address. Packets for the last holder are still in flight.
 const STILL_THEIRS: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -106,26 +107,27 @@ pub(crate) struct Pool {
     subnets: Subnets,
     device_mac: [u8; 6],
     taken: BTreeSet<u32>,
-    /// Places given back and free, the last one at the back.
+    /// Indices returned and free; the most recent one is at the back.
     given_back: VecDeque<GivenBack>,
-    /// Where the search for a place goes on: it goes around.
+    /// The index at which the circular search for a free lease continues.
     next: u32,
     last: u32,
 }
 
 impl Pool {
-    /// A pool over these subnets; without any, leases have a MAC address alone. Those are made
-    /// from the device's own, so that two servers on one network do not give the same.
+    /// Creates a pool over these subnets; without any, leases have only a MAC address. The pool
+    /// derives MAC addresses from the device's own, so that two servers on one network do not give
+    /// the same.
     ///
     /// # Errors
-    /// [`PoolError::Subnet`].
+    /// Fails with [`PoolError::Subnet`].
     pub(crate) fn new(subnets: Subnets, device_mac: [u8; 6]) -> Result<Pool, PoolError> {
         let mut last = (1 << 24) - 2;
         if let Some((_, prefix)) = subnets.ipv4 {
             if !(1..=30).contains(&prefix) {
                 return Err(PoolError::Subnet("IPv4"));
             }
-            // All but the network's and the broadcast address.
+            // The network's address and the broadcast address are excluded.
             last = last.min(((1u64 << (32 - prefix)) - 2) as u32);
         }
         if let Some((_, prefix)) = subnets.ipv6 {
@@ -144,10 +146,10 @@ impl Pool {
         })
     }
 
-    /// Gives those wanted; or those that the holder had last; or those free for the longest time.
+    /// Gives the wanted addresses, the holder's last ones, or those free for the longest time.
     ///
     /// # Errors
-    /// [`PoolError`].
+    /// Fails with [`PoolError`].
     pub(crate) fn lease(
         &mut self,
         holder: &Holder,
@@ -197,13 +199,13 @@ impl Pool {
         }
     }
 
-    /// How many leases are given.
+    /// Returns the number of leases given.
     #[must_use]
     pub(crate) fn given(&self) -> usize {
         self.taken.len()
     }
 
-    /// How many there are to give.
+    /// Returns the number of leases in the pool.
     #[must_use]
     pub(crate) fn size(&self) -> usize {
         let own = [
@@ -221,8 +223,8 @@ impl Pool {
         self.given_back.iter().rev().find(|one| one.holder == *holder).map(|one| one.place)
     }
 
-    /// The next one around that nobody has, nor had lately. Looks at no more places than are taken,
-    /// remembered and the device's own, and one.
+    /// Returns the next index around the pool that is free and was not held recently. The search
+    /// reads at most as many indices as are taken, remembered and the device's own, plus one.
     fn free_for_long(&mut self) -> Option<u32> {
         let lately: BTreeSet<u32> = self.given_back.iter().map(|one| one.place).collect();
         let around = (self.next..=self.last).chain(1..self.next);
@@ -234,7 +236,7 @@ impl Pool {
         Some(place)
     }
 
-    /// Whether the device itself has one of the addresses of a place.
+    /// Returns `true` if the device itself has one of the addresses of an index.
     fn is_own(&self, place: u32) -> bool {
         self.subnets.ipv4.is_some_and(|(own, prefix)| ipv4_at(own, prefix, place) == own)
             || self.subnets.ipv6.is_some_and(|(own, prefix)| ipv6_at(own, prefix, place) == own)

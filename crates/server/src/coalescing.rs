@@ -1,13 +1,14 @@
-//! What the endpoints of one queue set ask for: the least counts, found without looking at each.
+//! The coalescing settings of one queue pair's endpoints. The lowest ones apply, and are found
+//! without a look at each endpoint.
 
 use std::collections::BTreeMap;
 
 use crate::session::Endpoint;
 
-/// Packets, and microseconds, of an endpoint that asked for nothing: however many, and at once.
+/// Packets, and microseconds, of an endpoint without settings: any number, and at once.
 pub(crate) const UNSET: (u32, u32) = (u32::MAX, 0);
 
-/// How often each value was asked for, but for one.
+/// The number of endpoints for each value, except the default.
 #[derive(Debug)]
 pub(crate) struct Values {
     unset: u32,
@@ -36,7 +37,7 @@ impl Values {
         }
     }
 
-    /// The least of what so many ask for.
+    /// Returns the lowest value among `endpoints` endpoints.
     pub(crate) fn least(&self, endpoints: u32) -> u32 {
         let asked = self.counts.first_key_value().map(|(value, _)| *value);
         let unset = (self.total < endpoints).then_some(self.unset);
@@ -44,7 +45,7 @@ impl Values {
     }
 }
 
-/// What the endpoints of one queue set ask for.
+/// The coalescing settings of one queue pair's endpoints.
 #[derive(Debug)]
 pub(crate) struct Coalescing {
     endpoints: u32,
@@ -72,7 +73,7 @@ impl Coalescing {
         self.microseconds.remove(endpoint.coalescing.1);
     }
 
-    /// What holds for all of them.
+    /// Returns the settings that apply to all endpoints.
     pub(crate) fn least(&self) -> (u32, u32) {
         (self.packets.least(self.endpoints), self.microseconds.least(self.endpoints))
     }

@@ -1,14 +1,15 @@
-//! Packets that the device is done with: their places in the stage and their applications' frames
-//! are free again.
+//! Completion: the bounce buffers of completed packets, and their applications' buffers, are free
+//! again.
 
 use towpath_device::DeviceError;
 
 use crate::engine::{Engine, STAGE_SLOTS};
 
 impl Engine {
-    /// Takes back what the device is done with, after it was given what waits. Answers how much came.
+    /// Collects the device's completions, after giving it the waiting packets. Returns how many
+    /// there were.
     pub(crate) fn complete(&mut self) -> Result<usize, DeviceError> {
-        // A device that had no room is asked again in the next turn.
+        // The engine asks a device that had no room again in the next poll iteration.
         if !self.handoff.is_blocked() {
             self.handoff.flush(&self.stage, &mut self.spaces, self.device.as_mut())?;
         }
@@ -23,8 +24,9 @@ impl Engine {
         Ok(count)
     }
 
-    /// A device packet is back, or will never be sent: its slot is free, and when it was the last
-    /// of its flight, the application's frames are too.
+    /// Completes a device packet that the device returned or that will never be sent. Its slot is
+    /// free. With the last device packet of an in-flight entry, the application's buffers are free,
+    /// too.
     pub(crate) fn land(&mut self, slot: u32) {
         let number = self.stage.slots[slot as usize].flight;
         self.stage.give_back(slot);

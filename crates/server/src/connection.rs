@@ -1,4 +1,4 @@
-//! One control connection: what it may ask, and what it is answered.
+//! One control connection: the requests that it may make, and their replies.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,86 +21,86 @@ use crate::policy::Standing;
 use crate::prepare::Prepared;
 use crate::session::Mappings;
 
-/// A refusal: what the peer is told.
+/// A refusal with the text for the peer.
 pub(crate) type Refused = (Refusal, String);
 
-/// How far a connection got.
+/// The progress of a connection.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// It has not asked for a session.
+    /// The peer has not asked for a session.
     New,
-    /// It was given memory and has yet to map it.
+    /// The peer has the session's memory and has yet to map it.
     Given(Box<Prepared>),
-    /// Its memory is being sealed and allocated by its worker.
+    /// The worker seals and allocates the session's memory.
     Preparing(Box<Prepared>),
-    /// Its memory is being mapped.
+    /// The server maps the session's memory.
     Populating,
     /// The engine has its session.
     Lives,
-    /// It is over; the engine may still have something of it.
+    /// The session is over; the engine may still hold a part of it.
     Over,
 }
 
-/// A connection, and the session on it if there is one. Its socket is its worker's.
+/// A connection, and its session if there is one. The worker holds the socket.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// The worker that hears it and answers it.
+    /// The worker that reads and answers the connection.
     pub(crate) worker: u64,
-    /// Who it is.
+    /// The peer's credentials.
     pub(crate) peer: Peer,
-    /// What it may.
+    /// The peer's rights.
     pub(crate) standing: Standing,
-    /// Its user is the server's, or root: server pages are not protected from it.
+    /// `true` if the peer's user is the server's, or root: server pages are not protected from it.
     pub(crate) trusted: bool,
-    /// How far it got.
+    /// The connection's progress.
     pub(crate) progress: Progress,
-    /// It has ended, and its worker has closed it.
+    /// `true` if the connection has ended and its worker has closed it.
     pub(crate) gone: bool,
-    /// What its user and its group have, all together.
+    /// The resources of the peer's user and group, all together.
     pub(crate) account: Account,
-    /// What its session takes, in bytes.
+    /// The size of the session, in bytes.
     pub(crate) bytes: usize,
     /// The session's number; 0 without one.
     pub(crate) number: u32,
-    /// What it calls itself.
+    /// The name that the application gave itself.
     pub(crate) name: String,
-    /// Its addresses.
+    /// The session's addresses.
     pub(crate) lease: Option<Lease>,
-    /// What its session consists of.
+    /// The sizes of the session's parts.
     pub(crate) shape: Option<SessionShape>,
-    /// Its session's memories, for reading counters, and for unmapping.
+    /// The session's memories, for reading counters and for unmapping.
     pub(crate) mappings: Option<Mappings>,
-    /// What keeps the pages of its session's memory in place while the engine uses them.
+    /// Descriptors that keep the pages of the session's memory in place while the engine uses them.
     pub(crate) pins: Vec<OwnedFd>,
-    /// Its session's notification counter.
+    /// The session's notification counter.
     pub(crate) counter: Option<u32>,
-    /// Its endpoints by number.
+    /// The session's endpoints by number.
     pub(crate) endpoints: Vec<Option<Opened>>,
-    /// Numbers of endpoints that were given back, and the first that was never given.
+    /// Endpoint numbers that were returned, and the first number that was never given.
     pub(crate) free: (BinaryHeap<Reverse<u32>>, u32),
 }
 
-/// An endpoint as the control thread has it.
+/// The control thread's view of an endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Opened {
-    /// What it receives.
+    /// The packets that the endpoint receives.
     pub(crate) rule: Rule,
-    /// It listens without a rule.
+    /// The way in which the endpoint listens without a rule.
     pub(crate) tap: Option<Tap>,
-    /// It also receives broadcast and multicast.
+    /// `true` if the endpoint also receives broadcast and multicast.
     pub(crate) group: bool,
-    /// It takes large and unfinished packets.
+    /// `true` if the endpoint takes large packets and packets with partial checksums.
     pub(crate) offload: bool,
-    /// Its queue set.
+    /// The endpoint's queue pair.
     pub(crate) queue_set: u32,
-    /// Its settings.
+    /// The endpoint's settings.
     pub(crate) settings: Values,
-    /// The priority that it was given: its application may go below, and back.
+    /// The priority that the endpoint was granted; the application may go below it, and back.
     pub(crate) given_priority: u64,
 }
 
 impl Connection {
-    /// The number for a new endpoint: the lowest that is free.
+    /// Returns the number for a new endpoint: the lowest that is free.
     #[must_use]
     pub(crate) fn free_endpoint(&self) -> Option<u32> {
         let (given_back, next) = &self.free;
@@ -108,7 +108,7 @@ impl Connection {
         given_back.peek().map(|Reverse(number)| *number).or(fresh)
     }
 
-    /// [`Connection::free_endpoint`] is somebody's.
+    /// Enters an endpoint under the number [`Connection::free_endpoint`].
     pub(crate) fn put_in(&mut self, opened: Opened) {
         let Some(number) = self.free_endpoint() else { return };
         let (given_back, next) = &mut self.free;
@@ -118,7 +118,7 @@ impl Connection {
         self.endpoints[number as usize] = Some(opened);
     }
 
-    /// An endpoint goes, and its number is free.
+    /// Removes an endpoint and frees its number.
     pub(crate) fn take_out(&mut self, number: u32) -> Option<Opened> {
         let opened = self.endpoints.get_mut(number as usize)?.take()?;
         self.free.0.push(Reverse(number));
@@ -129,7 +129,7 @@ impl Connection {
 /// Reads the numbers of an attach message.
 ///
 /// # Errors
-/// The line that the peer is told.
+/// Fails with the line that the server sends to the peer.
 pub(crate) fn read_attach(
     attach: &Attach,
 ) -> Result<(SessionShape, Option<Ipv4Addr>, String), Refused> {
@@ -151,10 +151,10 @@ pub(crate) fn read_attach(
     Ok((shape, (!wanted.is_unspecified()).then_some(wanted), name))
 }
 
-/// Reads an open message against what the session has and may.
+/// Reads an open message, and checks it against the session's resources and rights.
 ///
 /// # Errors
-/// The line that the peer is told.
+/// Fails with the line that the server sends to the peer.
 pub(crate) fn read_open(
     open: &Open,
     connection: &Connection,
@@ -230,7 +230,7 @@ pub(crate) fn read_open(
     if has(message::RULE_MAC) && open.mac != lease.mac && !(administrator && open.mac[0] & 1 == 0) {
         return denied("a MAC address that was not given to this session".into());
     }
-    // A neighbour's packets would match a rule without a MAC address.
+    // A rule without a MAC address would match a neighbour's packets.
     if has(message::RULE_ANY_MAC) && !administrator {
         return denied("only root and the server's user may receive for any MAC address".into());
     }

@@ -1,22 +1,22 @@
-//! All control connections, found by what they are asked for by, at a cost that does not follow how
-//! many there are; and what each user and each group has.
+//! All control connections, found by their various keys at a cost that does not grow with their
+//! number; and the resources of each user and each group.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::connection::{Connection, Progress};
 use crate::policy::Policy;
 
-/// Whose connection counts as. A user that was let in as a member of a group counts for that group, too:
-/// a member with many user numbers (`subuid(5)`) gets no more by it.
+/// The accounts that a connection counts against. A user admitted as a member of a group counts for
+/// that group, too. A member with many user numbers (`subuid(5)`) thereby gains nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Account {
     pub(crate) uid: u32,
     pub(crate) group: Option<u32>,
-    /// What its sessions take, all together, has a limit: it is no administrator's.
+    /// `true` if the memory of the account's sessions is limited: the user is no administrator.
     pub(crate) is_limited: bool,
 }
 
-/// What a user or a group uses.
+/// The resources that a user or a group uses.
 #[derive(Clone, Copy, Debug, Default)]
 struct Usage {
     connections: usize,
@@ -28,20 +28,20 @@ struct Usage {
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     all: BTreeMap<u64, Connection>,
-    /// Tokens by the numbers of sessions.
+    /// Tokens by session number.
     numbers: HashMap<u32, u64>,
     users: HashMap<u32, Usage>,
     groups: HashMap<u32, Usage>,
 }
 
 impl Connections {
-    /// A new one, that has yet to attach.
+    /// Enters a new connection that has yet to attach.
     pub(crate) fn insert(&mut self, token: u64, connection: Connection) {
         self.charge(connection.account, |held| held.connections += 1);
         self.all.insert(token, connection);
     }
 
-    /// Takes one away, and what goes with it.
+    /// Removes a connection and its resources.
     pub(crate) fn remove(&mut self, token: u64) -> Option<Connection> {
         self.take_number(token);
         let connection = self.all.remove(&token)?;
@@ -49,7 +49,7 @@ impl Connections {
         Some(connection)
     }
 
-    /// Changes what a user has, and its group.
+    /// Changes the usage of a user and its group.
     fn charge(&mut self, account: Account, change: impl Fn(&mut Usage)) {
         let apply = |all: &mut HashMap<u32, Usage>, key| {
             let held = all.entry(key).or_default();
@@ -72,17 +72,17 @@ impl Connections {
         self.all.get_mut(&token)
     }
 
-    /// Those whose tokens are `first` or more, in order.
+    /// Returns the connections whose tokens are `first` or more, in order.
     pub(crate) fn from(&self, first: u64) -> impl Iterator<Item = (u64, &Connection)> {
         self.all.range(first..).map(|(token, connection)| (*token, connection))
     }
 
-    /// The tokens of a worker's connections.
+    /// Returns the tokens of a worker's connections.
     pub(crate) fn of_worker(&self, worker: u64) -> Vec<u64> {
         self.from(0).filter(|(_, one)| one.worker == worker).map(|(token, _)| token).collect()
     }
 
-    /// The tokens of all connections.
+    /// Returns the tokens of all connections.
     pub(crate) fn of_all(&self) -> Vec<u64> {
         self.all.keys().copied().collect()
     }
@@ -92,14 +92,16 @@ impl Connections {
         let connections = |held: Option<&Usage>| held.map_or(0, |held| held.connections);
         let theirs = connections(self.users.get(&account.uid));
         let groups = account.group.and_then(|group| self.groups.get(&group));
-        // However many users a group's member has at hand, half is left for others.
+        // However many user numbers a group's member has, half of the connections are left for
+        // other users.
         let most = (policy.sessions_per_group * 2).min(policy.connections.div_ceil(2));
         self.all.len() < policy.connections
             && theirs < policy.connections_per_user()
             && connections(groups) < most
     }
 
-    /// Why there is no room for one more session of this account, of so many bytes.
+    /// Returns the reason for which there is no room for one more session of this account, of
+    /// `bytes` bytes.
     pub(crate) fn is_full(
         &self,
         policy: &Policy,
@@ -125,7 +127,8 @@ impl Connections {
         }
         let group = account.group?;
         let held = self.groups.get(&group).copied().unwrap_or_default();
-        // However many users a group's member has at hand, half of the addresses are left for others.
+        // However many user numbers a group's member has, half of the addresses are left for other
+        // users.
         let most = policy.sessions_per_group.min(addresses.div_ceil(2));
         (held.sessions >= most).then(|| {
             let count = held.sessions;
@@ -133,12 +136,12 @@ impl Connections {
         })
     }
 
-    /// Whose session it is.
+    /// Returns the token of a session's connection.
     pub(crate) fn token_of(&self, number: u32) -> Option<u64> {
         self.numbers.get(&number).copied()
     }
 
-    /// A connection has a session now, of so many bytes.
+    /// Records that a connection has a session, of `bytes` bytes.
     pub(crate) fn give_number(&mut self, token: u64, number: u32, bytes: usize) {
         let Some(connection) = self.all.get_mut(&token) else { return };
         (connection.number, connection.bytes) = (number, bytes);
@@ -149,7 +152,8 @@ impl Connections {
         });
     }
 
-    /// A connection has no session any more; returns which it had, 0: none.
+    /// Records that a connection has no session any more. Returns the session's former number; 0:
+    /// none.
     pub(crate) fn take_number(&mut self, token: u64) -> u32 {
         let Some(connection) = self.all.get_mut(&token) else { return 0 };
         let number = std::mem::take(&mut connection.number);
@@ -163,13 +167,13 @@ impl Connections {
         number
     }
 
-    /// A session that lives, by its number.
+    /// Returns the connection of a live session, by its number.
     pub(crate) fn living(&mut self, number: u32) -> Option<&mut Connection> {
         let token = self.token_of(number)?;
         self.all.get_mut(&token).filter(|one| matches!(one.progress, Progress::Lives))
     }
 
-    /// Returns `true` if sessions of more than one user are there.
+    /// Returns `true` if sessions of more than one user exist.
     pub(crate) fn serve_several(&self) -> bool {
         self.users.values().filter(|held| held.sessions > 0).nth(1).is_some()
     }

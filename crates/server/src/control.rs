@@ -1,10 +1,11 @@
-//! The control thread: accepts applications, decides, prepares, and hands over.
+//! The control thread: it accepts applications, decides, prepares, and hands sessions over to the
+//! engine.
 //!
-//! It waits in one epoll and wakes for nothing else. It touches no object that an application can reach:
-//! the workers of the applications' users do that for it (`worker`). Each wake-up handles one message of
-//! each worker. The worker reads a connection's next message only after the control thread has answered
-//! the last one, so a flooding user delays no other. A connection ends when it sends an invalid message,
-//! does not read its answers, or does not finish attaching.
+//! It waits in one epoll set and wakes for nothing else. It touches no object that an application
+//! can reach: the workers of the applications' users do that for it (`worker`). Each wake-up
+//! handles one message of each worker. The worker reads a connection's next message only after the
+//! control thread has answered the last one, so a flooding user delays no other. A connection ends
+//! when it sends an invalid message, does not read its answers, or does not finish attaching.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -36,24 +37,24 @@ use crate::worker::spawner::Spawner;
 use crate::worker::wire::{Descriptors, command};
 use crate::worker::workers::{Whose, Workers};
 
-/// Connections accepted at one wake-up.
+/// Connections that the control thread accepts per wake-up.
 const ACCEPTS: usize = 16;
 
-/// What the epoll says of. The others are workers, by their numbers.
+/// The epoll data of the control thread's own descriptors. Other values are worker numbers.
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-/// What the server's owner asks of the control thread.
+/// A request of the server's owner to the control thread.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Serve the peer on this connected socket: an application in the same process, or one that
-    /// was handed a socket.
+    /// Serves the peer on this connected socket: an application in the same process, or one that
+    /// was given the socket.
     Adopt(OwnedFd),
-    /// End.
+    /// Ends the server.
     Stop,
 }
 
-/// What is answered when the engine has followed an order.
+/// The reply to a connection once the engine has executed a command.
 #[derive(Debug)]
 pub(crate) enum Reply {
     Done(u64),
@@ -61,9 +62,9 @@ pub(crate) enum Reply {
     Nothing,
 }
 
-/// What the control thread is made with.
+/// The parts from which a control thread is made.
 pub(crate) struct Parts {
-    /// The listening socket, if applications may come from outside.
+    /// The listening socket, if other processes may attach.
     pub(crate) listener: Option<OwnedFd>,
     /// The device.
     pub(crate) info: Info,
@@ -71,35 +72,35 @@ pub(crate) struct Parts {
     pub(crate) state: SharedFile,
     /// The state page, mapped.
     pub(crate) state_mapping: Arc<Mapping>,
-    /// Which server this is.
+    /// The identity of this server's run.
     pub(crate) epoch: u64,
-    /// Who may what.
+    /// The rights of users.
     pub(crate) policy: Policy,
-    /// Addresses to give.
+    /// Addresses for sessions.
     pub(crate) pool: Pool,
-    /// No subnet was given: administrators may use any address.
+    /// `true` if no subnet was given: administrators may use any address.
     pub(crate) free_addresses: bool,
     /// The device's settings.
     pub(crate) settings: Values,
-    /// Packets of a turn that the engine has memory for.
+    /// Packets per poll iteration that the engine has memory for.
     pub(crate) batch: usize,
-    /// Keeps what must outlive the server.
+    /// Keeps everything that must outlive the server.
     pub(crate) store: Box<dyn Store>,
-    /// To the engine.
+    /// Commands to the engine.
     pub(crate) orders: Sender<(u64, Order)>,
-    /// From the engine.
+    /// Replies and reports from the engine.
     pub(crate) events: Receiver<Event>,
-    /// From the owner.
+    /// Requests from the owner.
     pub(crate) requests: Receiver<Request>,
     /// Wakes the engine.
     pub(crate) engine_wake: Arc<OwnedFd>,
     /// Wakes this thread.
     pub(crate) wake: Arc<OwnedFd>,
-    /// The engine's epoll, where workers enter sessions.
+    /// The engine's epoll set, in which workers enter sessions.
     pub(crate) engine_epoll: OwnedFd,
-    /// Session memory is locked: there is a swap device.
+    /// `true` if session memory is locked, because there is a swap device.
     pub(crate) locks_memory: bool,
-    /// What keeps the state page in place.
+    /// The descriptors that keep the state page in memory.
     pub(crate) _state_pins: Descriptors,
 }
 
@@ -112,11 +113,11 @@ pub(crate) struct Control {
     pub(crate) slow: Slow,
     pub(crate) log: LogLimit,
     pub(crate) says_it_cannot_lock: bool,
-    /// Notification counters that no session has.
+    /// Notification counters that no session uses.
     pub(crate) free_counters: Vec<u32>,
-    /// How the engine was told to notify.
+    /// The last command to the engine about how it notifies.
     notifies_directly: bool,
-    /// The first user that is not trusted and had a session, and whether a second one had.
+    /// The first untrusted user that had a session, and whether a second one had.
     untrusted: (Option<u32>, bool),
     pub(crate) own_uid: u32,
     all_users_known: bool,
@@ -126,12 +127,12 @@ pub(crate) struct Control {
     pub(crate) next_number: u32,
     pub(crate) next_ticket: u64,
     pub(crate) replies: HashMap<u64, Reply>,
-    /// Whose each flow rule is.
+    /// The owner of each flow rule.
     pub(crate) rules: HashMap<Rule, u32>,
     pub(crate) rule_sets: Sets,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
-    /// Why it stops, where that was not asked for.
+    /// The error that stops the control thread, if it stops without a request.
     failed: Option<DeviceError>,
 }
 
@@ -145,7 +146,7 @@ impl Control {
     /// Prepares to run.
     ///
     /// # Errors
-    /// When descriptors are not to be had.
+    /// Fails if descriptors are not available.
     pub(crate) fn new(parts: Parts, spawner: Spawner) -> io::Result<Control> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let data = epoll::EventData::new_u64;
@@ -183,10 +184,10 @@ impl Control {
         })
     }
 
-    /// Runs until told to stop, or until the engine has ended by itself.
+    /// Runs until a request stops it, or until the engine has ended by itself.
     ///
     /// # Errors
-    /// What ended the engine.
+    /// Fails with the error that ended the engine.
     pub(crate) fn run(mut self) -> Result<(), DeviceError> {
         let mut events = [epoll::Event {
             flags: epoll::EventFlags::empty(),
@@ -217,7 +218,7 @@ impl Control {
                     worker => self.hear(worker, event.flags),
                 }
             }
-            // The engine's answers, also when its wake-up came with other events.
+            // The engine's replies are read even if its wake-up came with other events.
             self.engine_events();
             self.go_on_slowly();
             self.give_up_workers();
@@ -246,16 +247,16 @@ impl Control {
     pub(crate) fn order(&mut self, order: Order, reply: Reply) {
         self.next_ticket += 1;
         self.replies.insert(self.next_ticket, reply);
-        // An engine that is gone says so by its last event.
+        // An engine that is gone has said so in its last event.
         if self.parts.orders.send((self.next_ticket, order)).is_ok() {
             let _ = rustix::io::write(&*self.parts.engine_wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// Whether the engine notifies applications itself, now that a connection has a session or has
-    /// none any more. To notify may last as long as the application likes, so the engine does it only
-    /// where no other user has to wait meanwhile. Where two users that are not trusted have had
-    /// sessions, the answer stays no: they would come and go.
+    /// Decides whether the engine itself notifies applications, after a connection gained or lost
+    /// its session. An application can make a notification take arbitrarily long. The engine
+    /// therefore notifies only if no other user has to wait meanwhile. Once two untrusted users
+    /// have had sessions, the decision stays negative, because they could come and go.
     pub(crate) fn decide_who_notifies(&mut self, token: u64) {
         if let Some(connection) = self.connections.get(token)
             && !connection.trusted
@@ -290,7 +291,7 @@ impl Control {
                             "no descriptors left for a new connection; raise the limit (ulimit -n)"
                         );
                     }
-                    // The listener stays readable: not at once again.
+                    // The listener stays readable; the pause prevents an immediate retry.
                     std::thread::sleep(Duration::from_millis(10));
                     return;
                 }
@@ -299,8 +300,9 @@ impl Control {
         }
     }
 
-    /// Takes a connection on. It is decided by what the kernel says of the peer alone; everything else
-    /// is its user's worker's to do, and where the user may not attach, the worker's of all those.
+    /// Takes on a connection. The control thread decides only by the kernel's credentials of the
+    /// peer. The worker of the peer's user does everything else. For a user that may not attach,
+    /// the common worker of all refused users does it.
     fn adopt(&mut self, socket: OwnedFd) {
         let mut peer = match Peer::of(&socket) {
             Ok(peer) => peer,
@@ -362,7 +364,7 @@ impl Control {
         self.workers.tell(worker, whose, adopt);
     }
 
-    /// The worker of a user. Without the process that workers are made from, the server ends: it could
+    /// Returns the worker of a user. Without the spawner process the server ends, because it could
     /// serve no new user.
     fn worker_of(&mut self, whose: Whose) -> Option<u64> {
         match self.workers.of(whose) {
@@ -384,10 +386,11 @@ impl Control {
         }
     }
 
-    /// Refuses a connection that is not taken on.
+    /// Refuses a connection.
     fn turn_away(&mut self, socket: OwnedFd, whose: Whose, (refusal, text): Refused) {
         let whose = self.workers.to_turn_away(whose);
-        // Without a process or descriptors for that worker, the connection is closed here, unheard.
+        // Without a process or descriptors for that worker, the control thread closes the
+        // connection without reading it.
         let Some(worker) = self.worker_of(whose) else { return };
         if self.workers.is_flooded(worker) {
             if self.log.allows(self.own_uid) {
@@ -408,8 +411,9 @@ impl Control {
                 Ok(event) => event,
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => {
-                    // It ended without a word: by a panic, which whoever joins its thread gets.
-                    // A server without an engine serves nobody, so it ends too.
+                    // The engine ended without a report: it panicked, and the thread's joiner
+                    // receives the panic. A server without an engine serves no session, so it ends
+                    // too.
                     let name = self.parts.info.name.clone();
                     let cause = io::Error::other("the engine's thread ended early");
                     let failed = DeviceError::Failed { name, what: "serving", cause };

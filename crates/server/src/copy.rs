@@ -1,9 +1,9 @@
-//! The trust boundary on receive: a packet is copied once, into frames of a heap that only the
-//! server writes. (On transmit it is the [`crate::stage`].) Copies are counted by the
-//! routines that make them, here and there, and nowhere else.
+//! The trust boundary on receive: the engine copies a packet once, into buffers of memory that only
+//! the server writes. (On transmit it is the [`crate::stage`].) Only the routines that make copies,
+//! here and there, count them.
 //!
-//! Unsafe lives here because checksums are summed in place, in receive heaps, which applications
-//! have mapped for reading alone.
+//! This module uses unsafe code because it sums checksums in place, in receive buffer pools, which
+//! applications have mapped read-only.
 
 use towpath_device::Meta;
 use towpath_memory::Region;
@@ -16,19 +16,19 @@ use crate::session::{QueueSet, Session};
 use crate::source::{Reader, Source};
 use towpath_protocol::counters::{self, Endpoint as Count};
 
-/// What became of a packet on its way to an application.
+/// The result of a delivery to an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivered {
-    /// It is in the receive queue.
+    /// The packet is in the receive queue.
     Yes,
-    /// The application had provided too few frames.
+    /// The application had provided too few buffers.
     NoFrames,
-    /// It is longer than any chain, or its places contradict each other.
+    /// The packet is longer than any chain, or its ranges contradict each other.
     Unusable,
 }
 
-/// Copies one packet into the next provided frames of a queue set. `finish`: where a checksum is
-/// to be finished in the copy, as [`towpath_device::Checksum::Unfinished`] has it.
+/// Copies one packet into the next provided buffers of a queue pair. `finish`: the place of a
+/// checksum to complete in the copy, as in [`towpath_device::Checksum::Unfinished`].
 #[inline]
 pub(crate) fn deliver(
     session: &mut Session,
@@ -56,7 +56,7 @@ pub(crate) fn deliver(
     outcome
 }
 
-/// What most packets are: finished, and in one frame.
+/// Delivers the most common kind of packet: with a full checksum, and in one buffer.
 #[inline]
 fn deliver_frame(
     session: &mut Session,
@@ -95,7 +95,7 @@ fn deliver_frame(
     Delivered::Yes
 }
 
-/// Looks what the application has provided since. Whether there are `frames`.
+/// Reads the buffers that the application has provided since. Returns `true` if there are `frames`.
 #[inline(never)]
 fn observe(
     set: &mut QueueSet,
@@ -174,13 +174,13 @@ fn deliver_chain(
     Delivered::Yes
 }
 
-/// Where an endpoint's counter stands among its session's.
+/// Returns the index of an endpoint's counter among its session's.
 #[inline]
 pub(crate) fn session_word(endpoint: u32, count: Count) -> usize {
     endpoint as usize * towpath_protocol::layout::ENDPOINT_COUNTERS + count as usize
 }
 
-/// Finishes the checksum of a packet of `len` bytes in the frames that `frame` names.
+/// Completes the checksum of a packet of `len` bytes in the buffers that `frame` names.
 fn finish_in_heap(
     memory: &mut Region,
     heap: &towpath_queue::HeapShape,
@@ -195,8 +195,8 @@ fn finish_in_heap(
     let mut parts: [&[u8]; MAX_CHAIN] = [&[]; MAX_CHAIN];
     for (place, part) in parts.iter_mut().enumerate().take(frames) {
         let now = data_bytes.min(len - place * data_bytes);
-        // SAFETY: a receive heap's file is mapped writable here alone, by this region: the server made
-        // it, and hands it out for reading (`prepare.rs`).
+        // SAFETY: only this region maps a receive buffer pool's file writable: the server made the
+        // file, and hands it out only for reading (`prepare.rs`).
         match unsafe { memory.bytes_of_file(at(place), now) } {
             Some(bytes) => *part = bytes,
             None => return false,
@@ -205,7 +205,7 @@ fn finish_in_heap(
     let Ok((field, value)) = checksum::finished(&parts[..frames], start, offset) else {
         return false;
     };
-    // It may lie across two frames.
+    // The checksum field may lie across two buffers.
     value.iter().enumerate().all(|(index, byte)| {
         let byte_at = field + index;
         memory.copy_in(at(byte_at / data_bytes) + byte_at % data_bytes, &[*byte])

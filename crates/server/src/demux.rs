@@ -1,9 +1,10 @@
-//! Demultiplexing: which endpoint a packet is for.
+//! Demultiplexing: the engine's choice of the endpoint that receives a packet.
 //!
-//! A flow rule names the local side of a packet, destination of what comes in and source of what
-//! goes out, and may name the remote one. It has eight fields, and any may be left out:
+//! A flow rule names the local side of a packet: the destination of a received packet, and the
+//! source of a sent one. The rule may also name the remote side. A rule has eight fields and may
+//! omit any of them:
 //!
-//! | field | left out |
+//! | field | if omitted |
 //! |---|---|
 //! | MAC address | any; for administrators |
 //! | VLAN | any and none; "none" is a value of the field |
@@ -11,24 +12,26 @@
 //! | local IP address, local port | any; also packets that have none |
 //! | remote IP address, remote port | any; also packets that have none |
 //!
-//! **Which of several matching rules wins** depends on what they give, never on when they came: one
-//! that gives more fields before one that gives fewer; of as many fields, the one that has the
-//! strongest of those in which they differ, and remote port is stronger than remote IP address,
-//! then port, IP address, protocol, ethertype, VLAN, MAC address. Two rules that give the same
-//! fields and match the same packet are the same rule, and the second one is refused.
+//! **Precedence of matching rules** depends on the fields that the rules give, never on their age.
+//! A rule with more fields precedes a rule with fewer. Among rules with equally many fields, the
+//! table compares the fields in which they differ, and the rule with the strongest of these wins.
+//! The order from the strongest field is: remote port, remote IP address, port, IP address,
+//! protocol, ethertype, VLAN, MAC address. Two rules that give the same fields and match the same
+//! packet are the same rule, and the table refuses the second one.
 //!
-//! **What a lookup costs.** Rules that give the same fields share one hash table. The packet's MAC
-//! address leads to the tables that its rules are in, and these and those of rules without a MAC
-//! address are asked in the order of precedence: at most [`SETS_PER_MAC`] each, in practice one to
-//! three, however many other sessions' rules there are. So who opens endpoints of many kinds slows
-//! down what is for its own address, within that bound, and nobody else. Where the device's rules
-//! together give no more than two sets of fields, both are asked at once. Packets that come in
-//! trains are spared all of it by the last-flow [cache](FlowCache).
+//! **Cost of a lookup.** Rules that give the same fields share one hash table. The packet's MAC
+//! address leads to the tables that hold its rules. The lookup reads these tables, and those of
+//! rules without a MAC address, in the order of precedence. It reads at most [`SETS_PER_MAC`] of
+//! each kind, in practice one to three, however many rules other sessions have. A session that
+//! opens endpoints of many kinds therefore slows down only the packets of its own address, within
+//! that bound. If the device's rules together give at most two sets of fields, the lookup reads
+//! their tables directly, without the MAC address. Packets that arrive in trains skip the lookup
+//! through the last-flow [cache](FlowCache).
 //!
-//! **Broadcast and multicast** go to every endpoint that asked for them and whose rule matches but for
-//! the local addresses. They are found in hash tables of their own, one for each set of the other
-//! fields that members' rules give, at most `GROUP_TABLES`: a packet looks at no rule of other
-//! ports, protocols or VLANs, however many there are.
+//! **Broadcast and multicast** packets go to every endpoint that asked for them and whose rule
+//! matches except for the local addresses. These endpoints are in separate hash tables, one for
+//! each set of the other fields that members' rules give, at most `GROUP_TABLES`. A packet reads no
+//! rule of other ports, protocols or VLANs, however many exist.
 
 mod cache;
 mod groups;
@@ -52,16 +55,16 @@ pub use rule::{Rule, Vlan};
 pub(crate) use sets::SETS_PER_MAC;
 pub(crate) use sets::Sets;
 
-/// An endpoint, named by session and place.
+/// An endpoint, named by session key and endpoint number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Destination {
-    /// The session's place in the engine.
+    /// The session key.
     pub session: u32,
     /// The endpoint's number in its session.
     pub endpoint: u32,
 }
 
-/// Which way a packet goes. Each has a last flow of its own.
+/// The direction of a packet. Each direction has its own last flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From the device.
@@ -70,17 +73,17 @@ pub enum Way {
     Sent = 1,
 }
 
-/// Whether a MAC address is broadcast or multicast.
+/// Returns `true` if a MAC address is broadcast or multicast.
 #[inline]
 #[must_use]
 pub(crate) fn is_group(mac: [u8; 6]) -> bool {
     mac[0] & 1 != 0
 }
 
-/// Tables that are asked at once, without the way by the MAC address, if there are no more.
+/// The number of tables up to which a lookup reads all of them, without the MAC address.
 const FEW: usize = 2;
 
-/// Sets of fields, by their places: a bit each.
+/// A bit set of field sets, by their table index.
 type Places = [u64; FIELD_SETS / 64];
 
 fn places(sets: impl Iterator<Item = Fields>) -> Places {
@@ -97,9 +100,9 @@ fn places(sets: impl Iterator<Item = Fields>) -> Places {
 struct Rules {
     fields: Fields,
     mask: Key,
-    /// Those without a remote IP address,
+    /// Rules without a remote IP address.
     local: Table<4, Destination>,
-    /// and those with one.
+    /// Rules with a remote IP address.
     remote: Table<6, Destination>,
 }
 
@@ -139,33 +142,34 @@ impl Rules {
 /// All flow rules of a device.
 #[derive(Debug)]
 pub struct FlowTable {
-    /// By place.
+    /// Rules by table index.
     rules: Vec<Rules>,
-    /// The tables that each MAC address' rules are in.
+    /// The tables that hold each MAC address' rules.
     macs: Table<1, Places>,
     /// The tables of rules without a MAC address.
     without_mac: Places,
-    /// The places of all tables with rules, where they are so few that the MAC address needs not be
-    /// asked; else nothing.
+    /// The indices of all tables with rules, if these are so few that a lookup need not use the MAC
+    /// address; otherwise `None`.
     few: Option<Vec<u8>>,
-    /// What any rule asks for: the rest of a packet makes no difference.
+    /// The key bits that any rule asks for; a lookup ignores the rest of a packet.
     counts: Key,
     fields: Fields,
     sets: Sets,
     last: [Last; 2],
-    /// Who receives broadcast and multicast.
+    /// Receivers of broadcast and multicast packets.
     groups: Groups,
     /// Endpoints that receive every packet of the device.
     pub promiscuous: Vec<Destination>,
     /// Endpoints that receive a copy of every packet in either direction.
     pub captures: Vec<Destination>,
-    /// As if there were such endpoints, even where there are none.
+    /// `true` if the engine behaves as if such endpoints existed, even where there are none.
     pub assumes_taps: bool,
     seed: u64,
 }
 
 impl FlowTable {
-    /// An empty table. The seed keeps a peer that may choose rules from choosing colliding ones.
+    /// Creates an empty table. The seed keeps a peer that may choose rules from choosing colliding
+    /// ones.
     #[must_use]
     pub fn new(seed: u64, cache: FlowCache) -> FlowTable {
         let mut rules: Vec<Rules> = (0..=Fields::MAX).map(Rules::new).collect();
@@ -194,14 +198,14 @@ impl FlowTable {
         }
     }
 
-    /// What lookups came to, of one way.
+    /// Returns the results of lookups in one direction.
     #[must_use]
     pub fn counts(&self, way: Way) -> FlowCounts {
         self.last[way as usize].counts()
     }
 
-    /// Adds a rule. Answers `false`, and changes nothing, when somebody has the same, or when the
-    /// rules of its MAC address give [`SETS_PER_MAC`] other sets of fields already.
+    /// Adds a rule. Returns `false` and changes nothing if the same rule exists, or if the rules of
+    /// its MAC address already give [`SETS_PER_MAC`] other sets of fields.
     pub fn insert(&mut self, rule: &Rule, group: bool, destination: Destination) -> bool {
         if !self.sets.has_room(rule) {
             return false;
@@ -218,7 +222,7 @@ impl FlowTable {
         true
     }
 
-    /// Takes a rule away.
+    /// Removes a rule.
     pub fn remove(&mut self, rule: &Rule, destination: Destination) {
         let place = usize::from(PLACES[usize::from(rule.given())]);
         if self.rules[place].remove(self.seed, &rule.key(), destination) {
@@ -228,7 +232,7 @@ impl FlowTable {
         self.groups.remove(self.seed, rule, destination);
     }
 
-    /// A rule came or went: which tables are to be asked.
+    /// Updates the set of tables that lookups read, after a rule was added or removed.
     fn tables_changed(&mut self, rule: &Rule) {
         let theirs = places(self.sets.of(rule.mac));
         match rule.mac {
@@ -251,27 +255,28 @@ impl FlowTable {
         }
     }
 
-    /// Takes away what an endpoint has beside its rule.
+    /// Removes an endpoint's registrations beside its rule.
     pub fn remove_taps(&mut self, destination: Destination) {
         self.promiscuous.retain(|one| *one != destination);
         self.captures.retain(|one| *one != destination);
     }
 
-    /// Whether nobody gets packets beside those that rules name.
+    /// Returns `true` if only endpoints named by rules receive packets.
     #[inline]
     #[must_use]
     pub fn has_no_taps(&self) -> bool {
         self.promiscuous.is_empty() && self.captures.is_empty() && !self.assumes_taps
     }
 
-    /// The endpoint whose rule matches the packet's destination, the most specific rule first.
+    /// Returns the endpoint whose rule matches the packet's destination; the most specific rule
+    /// wins.
     #[inline]
     #[must_use]
     pub fn lookup(&mut self, way: Way, headers: &Headers) -> Option<Destination> {
         self.look_up(way, &Looked::of_packet(headers))
     }
 
-    /// The same for a plain packet.
+    /// Does the same for a plain packet.
     #[inline]
     #[must_use]
     pub fn lookup_plain(&mut self, way: Way, packet: &Plain) -> Option<Destination> {
@@ -285,7 +290,7 @@ impl FlowTable {
         if !last.compares {
             return self.find(looked);
         }
-        // Packets that differ in nothing that any rule asks for are of one flow.
+        // Packets that are equal in all fields that any rule asks for belong to one flow.
         let looked =
             Looked { key: masked(&looked.key, &self.counts), has: looked.has & self.fields };
         if let Some(found) = last.ask(&looked) {
@@ -325,14 +330,14 @@ impl FlowTable {
     #[inline]
     fn find_in(&self, place: usize, looked: &Looked) -> Option<Destination> {
         let rules = &self.rules[place];
-        // Most packets have all that there is to ask for.
+        // Most packets have every field that rules ask for.
         if rules.fields & !looked.has != 0 {
             return None;
         }
         rules.lookup(self.seed, &looked.key)
     }
 
-    /// Appends everybody that receives a broadcast or multicast packet, in their order.
+    /// Appends every receiver of a broadcast or multicast packet, in their order.
     #[inline]
     pub fn members(&self, headers: &Headers, found: &mut Vec<Destination>) {
         if !self.groups.is_empty() {
@@ -340,13 +345,13 @@ impl FlowTable {
         }
     }
 
-    /// How many rules there are.
+    /// Returns the number of rules.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rules.iter().map(|rules| rules.local.used() + rules.remote.used()).sum()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the table has no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,5 +1,6 @@
-//! Counters of the device and its engine that others keep: the driver, the hand-off, the waiter, the
-//! flow table. They are copied into the state page before each sleep and every so many turns.
+//! Counters of the device and its engine that other parts keep: the driver, the hand-off, the
+//! waiter, the flow table. The engine copies them into the state page before each sleep and
+//! periodically.
 
 use towpath_protocol::counters::Device as Count;
 
@@ -7,7 +8,7 @@ use crate::demux::Way;
 use crate::engine::Engine;
 
 impl Engine {
-    /// Publishes what is counted elsewhere than in the state page.
+    /// Publishes the counts that are kept outside the state page.
     pub(crate) fn publish_device_counters(&mut self) {
         let (driver, handed) = (self.device.counters(), self.handoff.counts);
         let waited = self.counted.and(self.waiter.counted());

@@ -1,26 +1,27 @@
-//! What is due later: sessions whose ring is put off, queue sets that wait for a time or a tick.
+//! Deadlines: of sessions with a deferred notification, and of queue pairs that wait for a time or
+//! a tick.
 
-/// Not listed.
+/// Marks an id that is not in the heap.
 const NOWHERE: u32 = u32::MAX;
 
-/// Things that are due, each at most once: a heap that knows where each stands in it, so that it can
-/// be brought forward and taken back without looking through the others.
+/// A heap of ids with deadlines, each id at most once. The heap knows the position of each id, so
+/// that moving or removing one needs no search.
 #[derive(Debug, Default)]
 pub(crate) struct DueHeap {
-    /// When, and what by its number. None is due before the one at half its index.
+    /// Deadlines and ids. No entry is due before the one at half its index.
     heap: Vec<(u64, u32)>,
-    /// Where each stands, by its number.
+    /// The position of each id.
     at: Vec<u32>,
 }
 
 impl DueHeap {
-    /// There are so many things. Memory for all of them is had here and at no later time.
+    /// Reserves memory for `things` ids. The heap allocates here and at no later time.
     pub(crate) fn reserve(&mut self, things: usize) {
         self.at.resize(things.max(self.at.len()), NOWHERE);
         self.heap.reserve(self.at.len() - self.heap.len());
     }
 
-    /// One is due at `due`, or before if that was said already.
+    /// Sets the deadline of an id, unless an earlier one is set.
     pub(crate) fn put(&mut self, due: u64, id: u32) {
         let index = match self.at[id as usize] {
             NOWHERE => {
@@ -34,7 +35,7 @@ impl DueHeap {
         self.rise(index);
     }
 
-    /// One is not due any more. Whether it was.
+    /// Removes an id. Returns `true` if it was present.
     pub(crate) fn forget(&mut self, id: u32) -> bool {
         let at = std::mem::replace(&mut self.at[id as usize], NOWHERE);
         if at == NOWHERE {
@@ -42,24 +43,24 @@ impl DueHeap {
         }
         self.heap.swap_remove(at as usize);
         if (at as usize) < self.heap.len() {
-            // The last one stands there now: it may belong further up or down.
+            // The last entry now stands there and may belong further up or down.
             self.rise(at as usize);
             self.sink(self.at[self.heap[at as usize].1 as usize] as usize);
         }
         true
     }
 
-    /// Whether one is due at some time.
+    /// Returns `true` if an id has a deadline.
     pub(crate) fn has(&self, id: u32) -> bool {
         self.at[id as usize] != NOWHERE
     }
 
-    /// When the first is due.
+    /// Returns the first deadline.
     pub(crate) fn next(&self) -> Option<u64> {
         self.heap.first().map(|(due, _)| *due)
     }
 
-    /// Takes one that is due at `until`.
+    /// Removes and returns an id that is due at `until`.
     pub(crate) fn take(&mut self, until: u64) -> Option<u32> {
         let (due, id) = *self.heap.first()?;
         if due > until {
@@ -69,7 +70,7 @@ impl DueHeap {
         Some(id)
     }
 
-    /// Brings one forward until none behind it is due later.
+    /// Moves an entry forward until none behind it is due later.
     fn rise(&mut self, mut index: usize) {
         let one = self.heap[index];
         while index > 0 {
@@ -83,7 +84,7 @@ impl DueHeap {
         self.stand(index, one);
     }
 
-    /// Brings one back until none behind it is due earlier.
+    /// Moves an entry back until none behind it is due earlier.
     fn sink(&mut self, mut index: usize) {
         let one = self.heap[index];
         loop {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a time for each, looked through.
+        /// Compares the heap with a linear search over a time for each id.
         #[test]
         fn as_if_all_were_looked_through(acts in acts()) {
             let mut due = DueHeap::default();

@@ -1,9 +1,16 @@
-//! The engine: one thread, one turn after the other.
+//! The engine: one thread that runs one poll iteration after the other.
 //!
-//! A turn: commands of the control thread; receive (`receive.rs`); transmit (`transmit.rs`);
-//! complete (`complete.rs`); publish and ring (`publish.rs`); and when nothing was done, what the
-//! mode says. Every loop has a budget, and nothing on the way of a packet allocates, locks, logs or
-//! makes a system call but the driver.
+//! Steps of a poll iteration:
+//!
+//! 1. Execute commands of the control thread.
+//! 2. Receive packets (`receive.rs`).
+//! 3. Transmit packets (`transmit.rs`).
+//! 4. Complete packets (`complete.rs`).
+//! 5. Publish and notify (`publish.rs`).
+//! 6. If there was no work, wait as the mode says.
+//!
+//! Every loop has a budget. The engine itself does not allocate, lock, log or make a system call
+//! per packet; only the driver may.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -44,33 +51,33 @@ use crate::watchdog::Watchdog;
 use crate::work::Spent;
 use towpath_protocol::counters::{self, Device as Count};
 
-/// How the engine waits.
+/// The engine's wait strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It never sleeps.
+    /// The engine never sleeps.
     Poll,
-    /// It sleeps when there is nothing to do, and is rung.
+    /// The engine sleeps when it finds nothing to do, and clients notify it.
     Interrupt,
-    /// It spins a while before it sleeps, if work is likely to come so soon: at most as long as a
-    /// wake-up takes.
+    /// The engine spins before it sleeps if work is likely to come so soon. It spins at most as
+    /// long as a wake-up takes.
     Adaptive,
-    /// It looks so many times a second, and is not rung.
+    /// The engine polls at a fixed rate per second, and clients do not notify it.
     Clocked,
-    /// Whichever costs least within bounds on latency and processor time.
+    /// The engine picks the cheapest mode within bounds on latency and processor time.
     Auto,
 }
 
 impl Mode {
     const ALL: [Mode; 5] = [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto];
 
-    /// As the setting's value has it.
+    /// Returns the mode that the setting's value stands for.
     pub(crate) fn of(value: u64) -> Mode {
         Mode::ALL.get(value as usize).copied().unwrap_or(Mode::Interrupt)
     }
 }
 
 impl From<Mode> for Values {
-    /// Everything as nobody set it, but the mode.
+    /// Returns the default values, except for the mode.
     fn from(mode: Mode) -> Values {
         let mut values = Values::default();
         let set = values.set(Setting::Mode, mode as u64);
@@ -79,28 +86,28 @@ impl From<Mode> for Values {
     }
 }
 
-/// How much is done in one turn; see [`crate::Config`].
+/// Limits of one poll iteration; see [`crate::Config`].
 #[derive(Clone, Copy, Debug)]
 pub struct Budgets {
-    /// Packets taken from the device in one turn.
+    /// Packets that the engine takes from the device per poll iteration.
     pub batch: usize,
-    /// Packets, and segments of large ones, that an endpoint may receive in one turn.
+    /// Packets, and segments of large ones, that an endpoint may receive per poll iteration.
     pub receive_budget: u32,
-    /// Packets taken in one turn for each queue set in line. A packet that is copied several times, or
-    /// cut, counts as often.
+    /// Packets that the engine takes per poll iteration for each queue pair in line. A packet that
+    /// the engine copies or segments counts once per copy or segment.
     pub transmit_budget: usize,
-    /// Packets taken from all queue sets in one turn, counted so.
+    /// Packets that the engine takes from all queue pairs per poll iteration, counted the same way.
     pub turn_budget: usize,
 }
 
-/// A packet on its way through the device: which slots of which queue it came from.
+/// A packet in flight, with the slots of the queue that it came from.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Flight {
     pub(crate) session: u32,
     pub(crate) queue_set: u32,
     pub(crate) first: u32,
     pub(crate) chain: u32,
-    /// Device packets that it was made into and that are not back.
+    /// Device packets made from this packet that the device has not completed.
     pub(crate) remaining: u32,
 }
 
@@ -108,128 +115,130 @@ pub(crate) struct Flight {
 pub struct Engine {
     pub(crate) device: Box<dyn Device>,
     pub(crate) spaces: Spaces,
-    /// Pool and stage, for reading.
+    /// The device's pool and the bounce buffers, for reading.
     pub(crate) pool: Arc<Mapping>,
     pub(crate) pool_space: SpaceId,
     pub(crate) empty: FreeFrames,
     pub(crate) pool_frame_bytes: u32,
     pub(crate) sessions: Vec<Option<Box<Session>>>,
-    /// Their places by their numbers.
+    /// Session keys by session number.
     pub(crate) places: HashMap<u32, u32>,
-    /// Places that are nobody's.
+    /// Free session keys.
     pub(crate) free_places: Vec<u32>,
     pub(crate) watch: Watch,
-    /// Transmit heaps by their session's place: read while sessions change.
+    /// Transmit buffer pools by session key; the engine reads them while sessions change.
     pub(crate) heaps: Vec<Option<(Arc<Mapping>, PeerWords)>>,
     pub(crate) flows: FlowTable,
     pub(crate) stage: Stage,
     pub(crate) handoff: Handoff,
-    /// Packets that the device gave back, of those that [`crate::handoff::Counts::taken`] counts.
+    /// Packets that the device completed, of those that [`crate::handoff::Counts::taken`] counts.
     pub(crate) returned: u64,
     pub(crate) watchdog: Watchdog,
     pub(crate) flights: Vec<Flight>,
     pub(crate) free_flights: FreeFrames,
     pub(crate) schedule: Schedule,
-    /// Queue sets with news, while they are looked at.
+    /// Queue pairs with news, while the engine looks at them.
     pub(crate) discovered: Vec<u32>,
-    /// Small packets that go past others in one turn.
+    /// Expedited packets that pass others in one poll iteration.
     pub(crate) small_share: usize,
-    /// Endpoints whose settings need the clock; without them it is not read to send.
+    /// Endpoints whose settings need the clock; without any, the engine does not read the clock to
+    /// send.
     pub(crate) timed: usize,
-    /// What quotas count: the clock's ticks, or turns where there is no clock.
+    /// The unit of quotas: the clock's ticks, or poll iterations where there is no clock.
     pub(crate) tick: u64,
-    /// Of the clock's ticks, those that count in `tick` already.
+    /// The clock's ticks that `tick` already counts.
     clock_ticks: u64,
     pub(crate) touched: Vec<(u32, u32)>,
     pub(crate) finished: Vec<Finished>,
     pub(crate) received: Vec<Received>,
-    /// Of the received packets, those that are done with: the rest waits for the next turn.
+    /// Received packets of the batch that are done; the rest waits for the next poll iteration.
     pub(crate) received_done: usize,
     pub(crate) tokens: Vec<u64>,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) segment: SegmentPieces,
     pub(crate) found: Vec<Destination>,
-    /// Taken out while packets are sent.
+    /// The batch; `None` while the engine sends its packets.
     pub(crate) group: Option<Box<Group>>,
-    /// What the group that is sent costs beyond its own bytes.
+    /// The cost of the current batch beyond its own bytes.
     pub(crate) spent: Spent,
-    /// Bytes that this turn may still send, by what they cost.
+    /// Bytes that this poll iteration may still send, weighted by their cost.
     pub(crate) turn_bytes: i64,
     pub(crate) counters: OwnWords,
     pub(crate) budgets: Budgets,
     pub(crate) turn: u64,
-    /// Packets of the last turn.
+    /// Packets of the last poll iteration.
     pub(crate) packets: Found,
     header: OwnWords,
     pub(crate) sleeper: Sleeper,
     pub(crate) values: Values,
     pub(crate) waiter: Waiter,
-    /// Packets that may wait in the device: half of those that it keeps.
+    /// Packets that may wait in the device: half of those that the device keeps.
     pub(crate) most_waiting: u64,
-    /// What waiters that are left again had counted.
+    /// Counts of waiters that the engine has replaced.
     pub(crate) counted: Counted,
-    /// The last sleep was ended by a ring.
+    /// `true` if the engine has just woken from a sleep that a notification can end.
     pub(crate) rung: bool,
-    /// The device ends the engine's sleep.
+    /// `true` if the device can end the engine's sleep.
     pub(crate) device_watched: bool,
-    /// The monotonic clock as last read, in nanoseconds.
+    /// The monotonic clock's last reading, in nanoseconds.
     pub(crate) now: u64,
     pub(crate) held: DueHeap,
     pub(crate) rings: Rings,
-    /// Applications are notified by the engine itself, not by the workers of their users.
+    /// `true` if the engine itself notifies applications, instead of the workers of their users.
     pub(crate) notifies_directly: bool,
-    /// Even those that are trusted, or alone, are notified by their workers.
+    /// `true` if workers also notify the applications that are trusted or alone.
     pub(crate) always_by_worker: bool,
     pub(crate) relays: Relays,
-    /// Packets taken from the device in one turn.
+    /// Packets that the engine takes from the device per poll iteration.
     pub(crate) batch: usize,
-    /// Who is awake is not rung.
+    /// `true` if the engine suppresses notifications to clients that are awake.
     pub(crate) ring_saving: bool,
-    /// Whether half of their frames used is a reason to ring those who wait for a time.
+    /// `true` if the engine notifies coalescing clients early, once half of their buffers are used.
     pub(crate) ring_half: bool,
     pub(crate) orders: Receiver<(u64, Order)>,
     events: Sender<Event>,
     control_wake: Arc<OwnedFd>,
     pub(crate) wake: Arc<OwnedFd>,
     pub(crate) epoll: OwnedFd,
-    /// There may be orders that were not looked at.
+    /// `true` if there may be commands that the engine has not read.
     pub(crate) orders_left: bool,
-    /// Sessions whose queue sets are to be asked again, since settings changed.
+    /// Sessions whose queue pairs the engine must check again, because settings changed.
     pub(crate) hurrying: VecDeque<u32>,
-    /// Sessions to be taken away that have flow rules yet.
+    /// Sessions under removal that still have flow rules.
     pub(crate) closing: VecDeque<Closing>,
-    /// Sessions to be taken away of which nothing is with the device any more.
+    /// Sessions under removal that have nothing in flight any more.
     pub(crate) landed: Vec<u32>,
     pub(crate) stop: bool,
 }
 
-/// Slots of the stage: packets between their check and their completion. At most 960 of them are with the
-/// device or on their way to it, 32 more are kept for small packets (`SMALL_PLACES`), and 32 for packets
-/// that are being checked (`GROUP`).
+/// Number of bounce buffers, which hold packets between their check and their completion. At most
+/// 960 of these packets are in flight or on their way to the device. The engine reserves 32 more
+/// for expedited packets (`SMALL_PLACES`), and 32 for packets under check (`GROUP`).
 pub(crate) const STAGE_SLOTS: u32 = 1024;
 
-/// Small packets of a turn at most, whatever the setting `small` says: small packets go past all others,
-/// and must not starve them.
+/// Upper limit of expedited packets per poll iteration, whatever the value of the setting `small`.
+/// Expedited packets pass all others, and must not starve them.
 const MOST_SMALL: usize = 32;
 
-/// What the engine's epoll says when a session's application notifies it.
+/// Returns the data that the engine's epoll set reports when a session's application notifies the
+/// engine.
 #[must_use]
 pub(crate) fn wake_data(session: u32) -> u64 {
     crate::resting::SESSIONS + u64::from(session)
 }
 
-/// What connects an engine with its control thread.
+/// The channels between an engine and its control thread.
 #[derive(Debug)]
 pub struct Link {
-    /// Orders, each with a ticket. After sending one, `wake` is written.
+    /// Commands, each with a ticket. The control thread writes `wake` after sending one.
     pub orders: Receiver<(u64, Order)>,
-    /// Answers. After sending one, `control_wake` is written.
+    /// Replies and reports. The engine writes `control_wake` after sending one.
     pub events: Sender<Event>,
     /// Wakes the engine.
     pub wake: Arc<OwnedFd>,
     /// Wakes the control thread.
     pub control_wake: Arc<OwnedFd>,
-    /// Has workers notify applications.
+    /// Asks workers to notify applications.
     pub relays: Relays,
 }
 
@@ -240,10 +249,10 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// An engine that serves `device`, with its state page.
+    /// Creates an engine that serves `device`, with its state page.
     ///
     /// # Errors
-    /// When memory, or the device's start, fails.
+    /// Fails if memory cannot be allocated or the device does not start.
     pub fn new(
         mut device: Box<dyn Device>,
         state: Region,
@@ -268,12 +277,13 @@ impl Engine {
         } else {
             (info.mtu + 18).next_multiple_of(128).max(WHOLE_BYTES)
         };
-        // One space for both: a device that does not send in place sends out of this one alone.
+        // Pool and bounce buffers share one space: a device that does not send in place sends from
+        // this space alone.
         let pool_bytes = pool_frames as usize * pool_frame_bytes as usize;
         let mut memory = Region::private(pool_bytes + STAGE_SLOTS as usize * slot_bytes)
             .map_err(failed("memory for its packets"))?;
         let pool = memory.mapping().clone();
-        // The device writes the pool, and only reads the stage behind it.
+        // The device writes the pool and only reads the bounce buffers behind it.
         let pool_space = spaces.add(Space::writable(memory.split_off_front(pool_bytes)));
         let stage = Stage::new(memory, pool_space, STAGE_SLOTS, slot_bytes);
         device.start(&mut spaces)?;
@@ -364,13 +374,15 @@ impl Engine {
         })
     }
 
-    /// Where sessions are entered by their number, with [`wake_data`], to be heard of.
+    /// Returns the epoll set in which the control thread enters each session's doorbell, with
+    /// [`wake_data`].
     #[must_use]
     pub fn epoll(&self) -> &OwnedFd {
         &self.epoll
     }
 
-    /// Runs until it is told to stop, or the device fails; then closes every session.
+    /// Runs until the control thread stops the engine or the device fails; then closes every
+    /// session.
     pub fn run(mut self) {
         self.set_timer_slack();
         self.say_whether_it_spins();
@@ -396,10 +408,10 @@ impl Engine {
         self.tell(Event::Ended(outcome));
     }
 
-    /// One turn. Answers how much was done.
+    /// Runs one poll iteration and returns the amount of work done.
     ///
     /// # Errors
-    /// When the device as a whole fails.
+    /// Fails if the device as a whole fails.
     pub fn turn(&mut self) -> Result<usize, DeviceError> {
         self.turn += 1;
         self.count_tick();
@@ -418,7 +430,7 @@ impl Engine {
         if work > 0 {
             self.header.store(STATE_HEARTBEAT_WORD, self.turn);
         }
-        // An engine that never sleeps publishes what only the driver counts every so often.
+        // An engine that never sleeps publishes the driver's own counters periodically.
         if self.turn.is_multiple_of(4096) {
             self.publish_device_counters();
         }
@@ -431,19 +443,19 @@ impl Engine {
             return;
         };
         let ticks = clock.counts.kept + clock.counts.missed;
-        // A clock that was set anew starts at nothing.
+        // A newly set clock starts at zero.
         self.tick += ticks.saturating_sub(self.clock_ticks);
         self.clock_ticks = ticks;
     }
 
     pub(crate) fn tell(&self, event: Event) {
-        // Nobody listens any more when the control thread is gone; then the engine ends too.
+        // The channel is closed once the control thread is gone; then the engine ends too.
         if self.events.send(event).is_ok() {
             let _ = rustix::io::write(&*self.control_wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// Where a pool frame starts, in bytes.
+    /// Returns the offset of a pool buffer, in bytes.
     pub(crate) fn pool_offset(&self, frame: u32) -> u32 {
         frame * self.pool_frame_bytes
     }

@@ -1,12 +1,13 @@
-//! Hand-off: how packets that were checked reach the device.
+//! Hand-off of checked packets to the device.
 //!
-//! Two ways, switched while running (Watson, "Changes in the network interface queueing handoff
-//! model"). **Direct**: a device that runs and that nothing waits for gets each packet at once.
-//! **Queued**: packets go into the backlog, which is drained a batch at a time. Either way, what the
-//! device has no room for waits in the backlog, in order, and nothing overtakes it but small packets
-//! ([`SMALL_PLACES`]). What a device that was reset gave back nothing overtakes. The backlog is short:
-//! packets that wait longer wait in their queues, where the scheduler still decides whose turn it is, and
-//! the application sees back pressure.
+//! There are two modes, and a setting switches between them at run time (Watson, "Changes in the
+//! network interface queueing handoff model"). **Direct**: the engine gives each packet at once to
+//! a running device that no packet waits for. **Queued**: the engine puts packets into the backlog
+//! and drains it a batch at a time. In both modes, packets that the device has no room for wait in
+//! the backlog, in order, and only expedited packets overtake them ([`SMALL_PLACES`]). No packet
+//! overtakes those that a device returned at a reset. The backlog is short: packets that wait
+//! longer wait in their queues. There the scheduler still decides their order, and the application
+//! sees back pressure.
 
 use std::collections::VecDeque;
 
@@ -14,39 +15,40 @@ use towpath_device::{Device, DeviceError, Packet, Spaces};
 
 use crate::stage::Stage;
 
-/// Packets given to a device at once, and packets that may wait before nothing more is taken from
-/// queues. A packet of a higher priority waits for at most one such batch; all others wait in their
-/// queues, where the scheduler still decides their order.
+/// The number of packets that the engine gives to a device at once. Also the number of waiting
+/// packets from which on the engine takes no more packets from queues. A packet of a higher
+/// priority waits for at most one such batch. All other packets wait in their queues, where the
+/// scheduler still decides their order.
 pub(crate) const BATCH: usize = 32;
-/// Places of the backlog: a packet that is cut into many (`MAX_SENT_SEGMENTS`) has room behind those that
-/// wait.
+/// Slots of the backlog: a packet that the engine segments into many (`MAX_SENT_SEGMENTS`) has room
+/// behind those that wait.
 pub(crate) const BACKLOG: usize = 256;
-/// Small packets that may wait for the device; as many slots of the stage are kept for them. They are
-/// sent before all others, so their number is small.
+/// Expedited packets that may wait for the device; the engine reserves as many bounce buffers for
+/// them. Their number is small because the engine sends them before all others.
 pub(crate) const SMALL_PLACES: usize = 32;
 
 /// How packets are handed off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffMode {
-    /// Each at once, while nothing waits.
+    /// Each packet at once, while no other packet waits.
     Direct,
-    /// A batch together, or what there is at the end of a turn.
+    /// A full batch together, or all waiting packets at the end of a poll iteration.
     Queued,
 }
 
 impl HandoffMode {
-    /// As the setting's value has it.
+    /// Returns the mode that the setting's value stands for.
     pub(crate) fn of(value: u64) -> HandoffMode {
         if value == 0 { HandoffMode::Direct } else { HandoffMode::Queued }
     }
 }
 
-/// What was counted.
+/// Counts of the hand-off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Packets that the device took, each as often as it was given it.
+    /// Packets that the device took. A packet given to the device again counts again.
     pub taken: u64,
-    /// Their bytes.
+    /// The bytes of these packets.
     pub taken_bytes: u64,
     /// Packets that the device took at once.
     pub direct: u64,
@@ -54,36 +56,37 @@ pub(crate) struct Counts {
     pub queued: u64,
     /// Packets that the device took out of the backlog.
     pub drained: u64,
-    /// Times that the device took fewer than it was offered.
+    /// Times that the device took fewer packets than the engine offered.
     pub full: u64,
-    /// Packets that waited because the device had no room, each once.
+    /// Packets that waited because the device had no room; each counts once.
     pub backlogged: u64,
-    /// Small packets that the device took.
+    /// Expedited packets that the device took.
     pub small: u64,
 }
 
-/// Packets on their way to the device, by their slot in the stage.
+/// Packets on their way to the device, by bounce buffer.
 #[derive(Debug)]
 pub(crate) struct Handoff {
-    /// Before all others, and nothing goes past them: what a device gave back unsent, and small
-    /// packets that go past nobody any more.
+    /// Packets that precede all others and that no packet overtakes: those that a device returned
+    /// unsent, and expedited packets that lost their precedence.
     first: VecDeque<u32>,
     waiting: VecDeque<u32>,
     small: VecDeque<u32>,
-    /// Small packets that go before the others, of each batch of those.
+    /// Expedited packets that precede each batch of others.
     small_share: usize,
-    /// Of these, how many may still go.
+    /// Expedited packets of this share that may still go.
     small_left: usize,
-    /// Others that went since.
+    /// Other packets sent since.
     others: usize,
     mode: HandoffMode,
     blocked: bool,
-    /// What was counted.
+    /// The counts.
     pub counts: Counts,
 }
 
 impl Handoff {
-    /// Nothing waits. At most `small_share` small packets go before a batch of others.
+    /// Creates an empty backlog. At most `small_share` expedited packets go before a batch of
+    /// others.
     #[must_use]
     pub(crate) fn new(mode: HandoffMode, small_share: usize) -> Handoff {
         Handoff {
@@ -99,14 +102,14 @@ impl Handoff {
         }
     }
 
-    /// Hands off in another way from now on. What waits stays first.
+    /// Changes the mode. Waiting packets stay first.
     pub(crate) fn set_mode(&mut self, mode: HandoffMode) {
         self.mode = mode;
     }
 
-    /// At most so many small packets go before a batch of others. With 0, those that wait go before
-    /// all others: nobody would let them go past again. Later ones, should they go past again, do not
-    /// go past these.
+    /// Limits the expedited packets that go before a batch of others. With 0, waiting expedited
+    /// packets go before all others, because no later share would let them pass. If a later setting
+    /// admits expedited packets again, these do not overtake the waiting ones.
     pub(crate) fn set_small_share(&mut self, packets: usize) {
         self.small_share = packets;
         self.small_left = self.small_left.min(packets);
@@ -115,7 +118,8 @@ impl Handoff {
         }
     }
 
-    /// Whether a packet that becomes `packets` for the device may be given.
+    /// Returns `true` if the device or the backlog has room for a packet that becomes `packets`
+    /// device packets.
     #[inline]
     #[must_use]
     pub(crate) fn has_room(&self, packets: usize) -> bool {
@@ -123,38 +127,38 @@ impl Handoff {
         waiting < BATCH && waiting + packets <= BACKLOG
     }
 
-    /// Whether a small packet may be given.
+    /// Returns `true` if there is room for an expedited packet.
     #[inline]
     #[must_use]
     pub(crate) fn has_small_room(&self) -> bool {
         self.small.len() < SMALL_PLACES
     }
 
-    /// Whether anything waits for the device.
+    /// Returns `true` if a packet waits for the device.
     #[inline]
     #[must_use]
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting() > 0
     }
 
-    /// How many packets wait for the device.
+    /// Returns the number of packets that wait for the device.
     #[inline]
     #[must_use]
     pub(crate) fn waiting(&self) -> usize {
         self.first.len() + self.small.len() + self.waiting.len()
     }
 
-    /// Whether the device had no room when it was last asked.
+    /// Returns `true` if the device had no room at the last attempt.
     #[inline]
     #[must_use]
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Gives a packet, for which there is room: to the device at once, or into the backlog.
+    /// Gives a packet for which there is room to the device at once, or puts it into the backlog.
     ///
     /// # Errors
-    /// When the device as a whole fails.
+    /// Fails if the device as a whole fails.
     #[inline]
     pub(crate) fn give(
         &mut self,
@@ -196,11 +200,11 @@ impl Handoff {
         self.counts.small += u64::from(small);
     }
 
-    /// Gives the device what it has room for: what goes before all others, then small packets, within
-    /// their share.
+    /// Gives the device the packets that it has room for: first those that precede all others, then
+    /// expedited packets within their share, then the rest.
     ///
     /// # Errors
-    /// When the device as a whole fails.
+    /// Fails if the device as a whole fails.
     pub(crate) fn flush(
         &mut self,
         stage: &Stage,
@@ -211,7 +215,8 @@ impl Handoff {
         while self.is_waiting() {
             let mut batch =
                 [Packet { parts: &[], meta: towpath_device::Meta::FINISHED, token: 0 }; BATCH];
-            // Their share is of batches of others, and where none wait there is nobody to share with.
+            // The share limits expedited packets against batches of others. While no others wait,
+            // there is nothing to share.
             let share = if self.waiting.is_empty() { BATCH } else { self.small_left };
             let first = self.first.len().min(BATCH);
             let small = self.small.len().min(share).min(BATCH - first);
@@ -245,7 +250,7 @@ impl Handoff {
                 self.blocked = true;
                 self.counts.full += 1;
                 if !was_blocked {
-                    // What comes behind them is counted when it is given.
+                    // The call that gives a later packet counts that packet.
                     self.counts.backlogged += self.waiting() as u64;
                 }
                 break;
@@ -254,9 +259,9 @@ impl Handoff {
         Ok(())
     }
 
-    /// Puts packets that the device gave back unsent before all others, in their order. Small ones
-    /// among them were given before those that wait, so nothing goes past any of them. There may be
-    /// more of them than the backlog holds otherwise.
+    /// Puts packets that the device returned unsent before all others, in their order. The
+    /// expedited ones among them precede the waiting ones already, so no packet overtakes any of
+    /// them. There may be more of them than the backlog's usual limit.
     pub(crate) fn again(&mut self, slots: &[u64]) {
         self.counts.queued += slots.len() as u64;
         for slot in slots.iter().rev() {
@@ -264,7 +269,7 @@ impl Handoff {
         }
     }
 
-    /// Takes away the packets that `gone` names: their session ended.
+    /// Removes the packets of an ended session, which `gone` selects.
     pub(crate) fn forget(&mut self, mut gone: impl FnMut(u32) -> bool) {
         for line in [&mut self.first, &mut self.small, &mut self.waiting] {
             line.retain(|slot| !gone(*slot));

@@ -1,31 +1,31 @@
 //! The driver server: one process, one device, many applications.
 //!
-//! Two threads. The **engine** (`engine`) moves packets and does nothing else. The **control**
-//! thread (`control`) accepts applications, decides what they may, prepares their memory, and
-//! hands finished objects over; attaching never delays a packet.
+//! The server has two threads. The **engine** (`engine`) moves packets and does nothing else. The
+//! **control** thread (`control`) accepts applications, decides their rights, prepares their
+//! memory, and hands finished objects over; attaching never delays a packet.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `engine` | the turn: orders, receive, transmit, complete, publish and ring, sleep |
-//! | `publish` | the end of a turn: queues, events, rings |
-//! | `orders` | what the control thread orders of the engine |
-//! | `demux` | flow rules, and which endpoint a packet is for |
-//! | `rights` | what an endpoint may send |
-//! | `receive`, `transmit` | the two directions, a batch or a group of packets at a time |
-//! | `take` | what is taken of a queue when its turn has come |
-//! | `shaping` | settings of sending as the engine follows them |
-//! | `schedule` | whose turn it is to send: priorities, shares, rates, ticks |
-//! | `pass` | the short way of most packets: plain, and for an endpoint of this host |
-//! | `send` | one packet of an application: checks, and where it goes |
+//! | `engine` | the poll iteration: commands, receive, transmit, complete, publish, notify, sleep |
+//! | `publish` | the end of a poll iteration: queues, events, notifications |
+//! | `orders` | commands from the control thread to the engine |
+//! | `demux` | flow rules, and the choice of a packet's endpoint |
+//! | `rights` | the packets that an endpoint may send |
+//! | `receive`, `transmit` | the two directions, a batch of packets at a time |
+//! | `take` | taking packets out of a queue in its turn |
+//! | `shaping` | settings of sending, as the engine applies them |
+//! | `schedule` | the order of sending: priorities, shares, rates, ticks |
+//! | `pass` | the fast path of most packets: plain, and for an endpoint of this host |
+//! | `send` | one packet of an application: checks and destinations |
 //! | `copy`, `stage` | the trust boundary: every copy between two sides' memory |
-//! | `source` | where a packet's bytes are before they are copied |
-//! | `handoff` | how checked packets reach the device; the backlog |
-//! | `watchdog`, `revive` | a device that stalls is noticed and reset |
-//! | `session` | what the engine has of a session |
-//! | `connections` | all of them, found by token, number and user |
+//! | `source` | the place of a packet's bytes before they are copied |
+//! | `handoff` | the path of checked packets to the device; the backlog |
+//! | `watchdog`, `revive` | detecting and resetting a device that stalls |
+//! | `session` | the engine's view of a session |
+//! | `connections` | all connections, found by token, number and user |
 //! | `control` | connections, attach, endpoints, reports |
-//! | `addresses` | which addresses sessions get |
-//! | `policy` | who may what |
+//! | `addresses` | the addresses of sessions |
+//! | `policy` | the rights of users |
 
 #![deny(unsafe_code)]
 
@@ -81,8 +81,8 @@ pub use server::{Config, Server, StartError};
 pub use solo::packet_costs;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};
 
-/// The engine's parts, for the laboratory and for tests of several threads. No program that embeds a server
-/// needs them, and they change without notice.
+/// The engine's parts, for the laboratory and for tests of several threads. Programs that embed a
+/// server do not need them, and they change without notice.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::demux::{

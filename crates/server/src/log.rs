@@ -1,17 +1,17 @@
-//! Limits the log lines that one user can cause: a burst, then one a second. Counts suppressed lines, and
-//! logs the count before the user's next line.
+//! Limits the log lines that one user can cause: a burst, then one per second. Counts suppressed
+//! lines, and logs the count before the user's next line.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
 use tracing::warn;
 
-/// Lines at once.
+/// Lines that a user may log at once.
 const BURST: u32 = 20;
-/// Users that are remembered. Of more, those that have been quiet are forgotten.
+/// Users that the limit remembers. Beyond that, it forgets users that have been quiet.
 const USERS: usize = 1024;
 
-/// What a user's lines have come to.
+/// The lines of one user.
 #[derive(Debug)]
 struct LineBudget {
     left: u32,
@@ -19,14 +19,14 @@ struct LineBudget {
     suppressed: u64,
 }
 
-/// The users' lines.
+/// The lines of all users.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit {
     users: HashMap<u32, LineBudget>,
 }
 
 impl LogLimit {
-    /// Returns `true` if a line because of this user may be logged now.
+    /// Returns `true` if the server may log a line because of this user now.
     pub(crate) fn allows(&mut self, uid: u32) -> bool {
         match self.take(uid, Instant::now()) {
             None => false,
@@ -38,8 +38,8 @@ impl LogLimit {
         }
     }
 
-    /// Takes a line from the user's budget. Returns how many lines were suppressed before it, or `None` if
-    /// the budget is used up.
+    /// Takes a line from the user's budget. Returns how many lines were suppressed before it, or
+    /// `None` if the budget is used up.
     fn take(&mut self, uid: u32, now: Instant) -> Option<u64> {
         if self.users.len() >= USERS && !self.users.contains_key(&uid) {
             self.users.retain(|_, one| !one.is_quiet(now));
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(lines(&mut limit, 2, 900), Some(0), "another user's lines are its own");
         assert_eq!(lines(&mut limit, 1, 1000), Some(60_000));
         assert_eq!(lines(&mut limit, 1, 1000), None);
-        // However long it was quiet.
+        // The length of the quiet time makes no difference.
         for _ in 0..BURST {
             assert!(lines(&mut limit, 1, 1_000_000).is_some());
         }

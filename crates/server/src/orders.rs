@@ -1,7 +1,7 @@
-//! What the control thread orders: sessions and endpoints come and go.
+//! Commands of the control thread: they add and remove sessions and endpoints.
 //!
-//! Whatever takes time was done before by the control thread; here finished objects are put into
-//! their places, or taken out of them when nothing of theirs is with the device any more.
+//! The control thread has already done everything that takes time. The engine enters finished
+//! objects, and removes them once none of their packets is in flight.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::TryRecvError;
@@ -19,7 +19,8 @@ use crate::engine::Engine;
 use crate::schedule::shape::Shape;
 use crate::session::{Endpoint, Session};
 
-/// What the control thread asks for. Each is answered with `Event::Done` and its ticket.
+/// A command of the control thread. The engine answers each with `Event::Done` and the command's
+/// ticket.
 #[expect(missing_docs, reason = "the names say it")]
 #[derive(Debug)]
 pub enum Order {
@@ -38,81 +39,81 @@ pub enum Order {
         session: u32,
         number: u32,
     },
-    /// A checked value of a setting; session 0: the device's.
+    /// Sets a checked value; session 0 means the device.
     Set {
         setting: Setting,
         session: u32,
         endpoint: u32,
         value: u64,
     },
-    /// Whether the engine notifies applications itself. Where applications of several users are served
-    /// it does not, but for those that are trusted.
+    /// Sets whether the engine itself notifies applications. If the server serves applications of
+    /// several users, the engine notifies only the trusted ones.
     Notify {
         directly: bool,
     },
     Stop,
 }
 
-/// How an endpoint without a flow rule listens.
+/// The way in which an endpoint without a flow rule listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tap {
-    /// Every packet of the device.
+    /// The endpoint receives every packet of the device.
     Promiscuous,
-    /// A copy of every packet in either direction.
+    /// The endpoint receives a copy of every packet in either direction.
     Capture,
 }
 
-/// What the engine tells the control thread.
+/// A reply or report of the engine to the control thread.
 #[derive(Debug)]
 pub enum Event {
     Done {
         ticket: u64,
     },
-    /// The session gets and sends nothing any more: its doorbell is to be closed.
+    /// The session receives and sends nothing any more; the control thread has its doorbell closed.
     Closed {
         session: u32,
         doorbell: OwnedFd,
     },
-    /// Nothing of the session is in use any more.
+    /// No part of the session is in use any more.
     Removed(Box<Session>),
-    /// The session was closed for what its application did.
+    /// The engine closed the session because its application violated the protocol.
     Violated {
         session: u32,
         violation: Violation,
     },
-    /// The device gave back none of so many packets for a window: it is reset, and again each
-    /// window until it gives some back.
+    /// The device completed none of `packets` packets for a window. The engine resets it, and
+    /// repeats this each window until the device completes some.
     Stalled {
         packets: u64,
     },
-    /// The device works again, after so many resets.
+    /// The device works again, after `resets` resets.
     Recovered {
         resets: u64,
     },
-    /// The engine ended, well or with the device.
+    /// The engine ended, by command or because the device failed.
     Ended(Result<(), DeviceError>),
 }
 
-/// Orders followed in one turn: a connection that opens or sets without end does not delay the other
-/// sessions. An engine with orders left does not sleep.
+/// Commands that the engine executes per poll iteration, so that a connection that opens or sets
+/// endlessly does not delay other sessions. An engine with commands left does not sleep.
 const ORDERS_A_TURN: usize = 16;
 
-/// Endpoints of sessions that end that are taken away in one turn: one session's ten thousand are not
-/// the others' delay.
+/// Endpoints of ending sessions that the engine removes per poll iteration, so that one session's
+/// ten thousand do not delay other sessions.
 const CLOSED_A_TURN: usize = 64;
 
-/// A session that ends, and its endpoints whose flow rules are still there.
+/// An ending session and its endpoints that still have flow rules.
 #[derive(Debug)]
 pub(crate) struct Closing {
     place: u32,
-    /// Of the next endpoint.
+    /// The number of the next endpoint.
     number: u32,
     endpoints: std::vec::IntoIter<Option<Endpoint>>,
     shapes: std::vec::IntoIter<Option<Box<Shape>>>,
 }
 
 impl Engine {
-    /// Follows orders, a few a turn. Answers how much it did.
+    /// Executes commands, a few per poll iteration, and returns the amount of work done.
     pub(crate) fn follow_orders(&mut self) -> usize {
         let mut work = 0;
         self.orders_left = true;
@@ -133,8 +134,9 @@ impl Engine {
         work + self.go_on_hurrying()
     }
 
-    /// Whether orders, or what follows from them, go on in the next turn, which must not wait for a
-    /// ring or a tick: the ring of what is left may have been taken already.
+    /// Returns `true` if commands, or work that follows from them, continue in the next poll
+    /// iteration. The engine must then not wait for a notification or a tick: it may have consumed
+    /// the notification of the remaining commands already.
     pub(crate) fn has_orders_left(&self) -> bool {
         self.orders_left || !self.closing.is_empty() || !self.hurrying.is_empty()
     }
@@ -149,9 +151,9 @@ impl Engine {
             }
             Order::AddEndpoint { session, number, endpoint, tap, group } => {
                 let Some(place) = self.place(session) else { return };
-                // A session that is ending for a violation is asked until the control thread
-                // hears of it. A rule entered now would outlive it, and lead to whoever gets its
-                // place next.
+                // The control thread sends commands for a session that ends with a violation until
+                // it learns of the end. A rule entered now would outlive the session and lead to
+                // the next session with its key.
                 if self.sessions[place as usize].as_ref().is_none_or(|one| one.closing) {
                     return;
                 }
@@ -164,7 +166,7 @@ impl Engine {
                     Some(Tap::Capture) => self.flows.captures.push(destination),
                 }
                 if let Some(session) = &mut self.sessions[place as usize] {
-                    // A number given again starts at zero.
+                    // The counters of a reused number start at zero.
                     let first = number as usize * ENDPOINT_COUNTERS;
                     for word in first..first + ENDPOINT_COUNTERS {
                         session.counters.store(word, 0);
@@ -185,10 +187,10 @@ impl Engine {
         }
     }
 
-    /// Values were checked by whoever ordered them.
+    /// Sets a value that the sender of the command has checked.
     fn set(&mut self, setting: Setting, session: u32, endpoint: u32, value: u64) {
         if setting.spec().scope == Scope::Device {
-            // One that is out of range leaves the old value.
+            // A value out of range leaves the old one.
             let _ = self.values.set(setting, value);
         }
         match setting {
@@ -210,7 +212,8 @@ impl Engine {
                 let Some(place) = self.place(session) else { return };
                 if let Some(session) = &mut self.sessions[place as usize] {
                     session.set_coalescing(endpoint, setting, value as u32);
-                    // What waits may have waited long enough by what is said now.
+                    // A deferred notification may already have waited long enough under the new
+                    // setting.
                     if self.held.has(place) {
                         self.held.put(0, place);
                     }
@@ -247,7 +250,7 @@ impl Engine {
         });
         session.transmit_space = self.spaces.add(Space::new(session.transmit_heap.clone()));
         let words = peer_words(&session.transmit_heap);
-        // Both views read by atomics: headers are fetched as words, payload is copied.
+        // Both views are read by atomics: the engine fetches headers as words, and copies payload.
         self.heaps[place as usize] = Some((session.transmit_heap.clone(), words));
         for (number, set) in session.queue_sets.iter_mut().enumerate() {
             set.unit = self.schedule.add(place, number as u32);
@@ -265,7 +268,7 @@ impl Engine {
         self.forget_shape(place, number, queue_set);
     }
 
-    /// An endpoint receives nothing any more.
+    /// Stops delivery to an endpoint.
     fn forget(&mut self, endpoint: &Endpoint, destination: Destination) {
         if endpoint.tap {
             self.flows.remove_taps(destination);
@@ -274,8 +277,8 @@ impl Engine {
         }
     }
 
-    /// Ends a session: from now on it gets and sends nothing. What is with the device comes back
-    /// first, and its flow rules are taken away a few a turn.
+    /// Ends a session, which from now on receives and sends nothing. The engine waits for the
+    /// session's packets in flight, and removes its flow rules a few per poll iteration.
     pub(crate) fn begin_closing(&mut self, place: u32, reason: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         if session.closing {
@@ -290,7 +293,7 @@ impl Engine {
         self.held.forget(place);
         self.hurrying.retain(|one| *one != place);
         self.touched.retain(|(session, _)| *session != place);
-        // The place may be another's before it is looked at again.
+        // Another session may have the key before the engine looks at it again.
         self.finished.retain(|one| one.place != place);
         let mut gone = Vec::new();
         let (stage, flights) = (&self.stage, &self.flights);
@@ -310,8 +313,8 @@ impl Engine {
         }
     }
 
-    /// Takes flow rules of sessions that end away, and sessions that have ended. Answers how much it
-    /// did.
+    /// Removes flow rules of ending sessions, and sessions that have ended. Returns the amount of
+    /// work done.
     pub(crate) fn go_on_closing(&mut self) -> usize {
         while let Some(place) = self.landed.pop() {
             self.take_out(place);
@@ -342,14 +345,14 @@ impl Engine {
         work
     }
 
-    /// Takes a session out of which nothing is left, and hands it back.
+    /// Removes a session of which nothing is left, and hands it back.
     fn take_out(&mut self, place: u32) {
         let theirs = &mut self.sessions[place as usize];
         let Some(session) = theirs.take_if(|one| one.closing && one.emptied && one.flights == 0)
         else {
             return;
         };
-        // Of the server's own objects, so that no application has a part in it.
+        // This call uses only the server's own objects, so no application can prolong it.
         let _ = epoll::delete(&self.epoll, session.wake.as_fd());
         self.spaces.remove(session.transmit_space);
         self.heaps[place as usize] = None;
@@ -358,7 +361,7 @@ impl Engine {
         self.tell(Event::Removed(session));
     }
 
-    /// Closes a session that was found violating the protocol.
+    /// Closes a session that violated the protocol.
     pub(crate) fn end_if_violated(&mut self, place: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         let Some(violation) = session.violation else { return };

@@ -1,7 +1,8 @@
-//! The short way of most packets: plain, finished, in one frame, and for an endpoint of this host.
+//! The fast path of most packets: plain, with a full checksum, in one frame, and for an endpoint of
+//! this host.
 //!
-//! Nothing is decided here that `send.rs` would decide otherwise: whatever is in the least unusual,
-//! may not be sent, or has no receiver here, is left to it.
+//! The fast path decides nothing differently from `send.rs`. It leaves every packet to that module
+//! that is unusual in any way, may not be sent, or has no receiver here.
 
 use towpath_protocol::counters::{self, Device as Count};
 
@@ -12,20 +13,21 @@ use crate::send::count_sent;
 use crate::source::{Piece, Source};
 use crate::transmit::Group;
 
-/// What a frame has around its IP packet.
+/// The bytes of a frame around its IP packet.
 const ETHERNET_BYTES: usize = 14;
 
 impl Engine {
-    /// Passes on the packets of a group from `from` to the first that is not for this way. Answers
-    /// how many. Only while nobody captures or is promiscuous.
+    /// Passes on the packets of a batch from `from` up to the first that needs another path.
+    /// Returns how many. The engine calls it only while there is no capture and no promiscuous
+    /// endpoint.
     pub(crate) fn pass_on(&mut self, group: &mut Group, from: usize, mtu: usize) -> usize {
         let Some((memory, _)) = &self.heaps[group.place as usize] else { return 0 };
-        // Each packet of this way has one slot.
+        // Each packet on this path has one slot.
         let (mut first, mut slots) = (0u32, 0u32);
         for place in from..group.count {
             let (one, plain) = (&group.packets[place], &group.plain[place]);
-            // Packets whose slots do not follow each other were taken around one that a
-            // predecessor had done with.
+            // Packets whose slots are not consecutive were taken around one that a predecessor
+            // completed.
             if !one.plain || slots > 0 && one.first != first.wrapping_add(slots) {
                 break;
             }

@@ -1,4 +1,4 @@
-//! What workers say of connections, and how connections and sessions end.
+//! Reports of workers on connections, and the end of connections and sessions.
 
 use std::os::fd::OwnedFd;
 
@@ -19,7 +19,7 @@ use crate::worker::wire::{command, report};
 use crate::worker::workers::Whose;
 
 impl Control {
-    /// One report of a worker.
+    /// Handles one report of a worker.
     pub(crate) fn hear(&mut self, worker: u64, flags: epoll::EventFlags) {
         if flags.contains(epoll::EventFlags::OUT) {
             self.workers.flush(worker);
@@ -42,7 +42,7 @@ impl Control {
         }
     }
 
-    /// Ends the connections of users whose workers hang. Other users' connections go on.
+    /// Ends the connections of users whose workers hang. Connections of other users continue.
     pub(crate) fn give_up_workers(&mut self) {
         while let Some(worker) = self.workers.declare_one_hung() {
             if let Some(Whose::User(uid)) = self.workers.whose(worker)
@@ -57,7 +57,7 @@ impl Control {
         }
     }
 
-    /// Connections whose packets the kernel refused to pass on.
+    /// Ends connections whose packets the kernel refused to pass on.
     pub(crate) fn end_failed_connections(&mut self) {
         for (_, token) in self.workers.take_failed() {
             self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
@@ -71,7 +71,7 @@ impl Control {
         }
     }
 
-    /// A message of a connection.
+    /// Handles a message of a connection.
     fn heard(&mut self, token: u64, wrong: u64, body: &[u8]) {
         let malformed = |text: String| Err((Refusal::Malformed, text));
         let message = match wrong {
@@ -95,7 +95,7 @@ impl Control {
         }
     }
 
-    /// Answers a request; the connection is heard again behind it.
+    /// Answers a request; the worker then reads the connection's next message.
     pub(crate) fn answer(&mut self, token: u64, message: &Message) {
         self.answer_with(token, message, Vec::new(), 0);
     }
@@ -105,12 +105,12 @@ impl Control {
         self.answer(token, &error(refused));
     }
 
-    /// Refuses a request, and everything behind it.
+    /// Refuses a request and ends the connection.
     fn cut_off(&mut self, token: u64, refused: &Refused) {
         self.answer_with(token, &error(refused), Vec::new(), command::LAST);
     }
 
-    /// Answers with descriptors.
+    /// Sends an answer with descriptors.
     pub(crate) fn answer_with(
         &mut self,
         token: u64,
@@ -131,7 +131,8 @@ impl Control {
         self.workers.tell(connection.worker, Whose::User(connection.account.uid), packet);
     }
 
-    /// A connection has ended, and its worker has closed it. Its session, if it has one, ends too.
+    /// Handles the end of a connection that its worker has closed. Its session, if it has one,
+    /// ends, too.
     fn connection_ended(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.gone = true;
@@ -143,7 +144,7 @@ impl Control {
                 left.append(&mut self.forget_session(token));
                 self.workers.dispose(Whose::User(uid), left);
             }
-            // Its memory is unmapped slice by slice before it is forgotten.
+            // The control thread unmaps the memory slice by slice before it forgets the connection.
             Progress::Populating if self.slow.give_up(token) => return,
             Progress::Lives => {
                 if self.log.allows(uid) {
@@ -157,7 +158,7 @@ impl Control {
         self.drop_connection(token);
     }
 
-    /// Forgets a connection when nothing of it is left: neither its worker nor the engine has it.
+    /// Forgets a connection of which nothing is left, neither in its worker nor in the engine.
     fn drop_connection(&mut self, token: u64) {
         if self.connections.get(token).is_some_and(|one| one.gone && one.number == 0)
             && let Some(connection) = self.connections.remove(token)
@@ -166,7 +167,7 @@ impl Control {
         }
     }
 
-    /// A session's memory is sealed and allocated: maps it.
+    /// Maps a session's memory, which the worker has sealed and allocated.
     pub(crate) fn memory_ready(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let progress = std::mem::replace(&mut connection.progress, Progress::Over);
@@ -207,7 +208,7 @@ impl Control {
         self.refuse(token, &(Refusal::Limit, text));
     }
 
-    /// Does a slice of what takes long.
+    /// Executes a slice of a long job.
     pub(crate) fn go_on_slowly(&mut self) {
         match self.slow.go_on() {
             None => {}
@@ -238,7 +239,7 @@ impl Control {
         }
     }
 
-    /// Keeps the engine from waiting for a swap device, where there is one.
+    /// Locks the memory if there is a swap device, so that the engine need not wait for it.
     fn lock(&mut self, mappings: &Mappings) {
         if !self.slow.populates_all {
             return;
@@ -254,7 +255,7 @@ impl Control {
         }
     }
 
-    /// The engine has nothing of a session any more: unmaps it, slice by slice.
+    /// Unmaps a session, slice by slice, once the engine holds nothing of it any more.
     pub(crate) fn session_ended(&mut self, session: Box<Session>) {
         let Some(token) = self.connections.token_of(session.number) else { return };
         let Some(connection) = self.connections.get_mut(token) else { return };
@@ -264,7 +265,7 @@ impl Control {
         self.slow.push(uid, Job::Release { token, mappings, session: Some(session) });
     }
 
-    /// A session's memory is unmapped.
+    /// Disposes of a session whose memory is unmapped.
     fn released(&mut self, token: u64, session: Option<Box<Session>>) {
         let (mut left, doorbell) =
             session.map_or((Vec::new(), None), |session| session.into_rest());
@@ -281,16 +282,16 @@ impl Control {
         let mut files = self.forget_session(token);
         files.append(&mut left);
         let left = files;
-        // Where the session was ended by the server, its application may still read why.
+        // If the server ended the session, its application may still read the reason.
         let dispose = Packet::new(command::DISPOSE, token, command::WIPE).with(left);
         self.workers.tell(worker, Whose::User(uid), dispose);
-        // The memory is given back only without them.
+        // The kernel frees the memory only without them.
         let pins = Packet::new(command::DISPOSE, 0, 0).with(pins);
         self.workers.tell(worker, Whose::User(uid), pins);
         self.drop_connection(token);
     }
 
-    /// The session is over for its application as soon as the worker has closed the doorbell.
+    /// Has the worker close the doorbell, which ends the session for its application.
     pub(crate) fn close_doorbell(&mut self, number: u32, doorbell: OwnedFd) {
         let Some(token) = self.connections.token_of(number) else { return };
         let Some(connection) = self.connections.get_mut(token) else { return };
@@ -302,8 +303,8 @@ impl Control {
         self.free_counters.extend(counter);
     }
 
-    /// Gives back what the control thread holds for a session. Returns its memory files, to be disposed
-    /// of.
+    /// Releases the control thread's resources for a session. Returns its memory files, for
+    /// disposal.
     #[must_use]
     fn forget_session(&mut self, token: u64) -> Vec<OwnedFd> {
         let number = self.connections.take_number(token);
@@ -331,7 +332,7 @@ impl Control {
         }
     }
 
-    /// The server ends: what applications can reach is closed by the workers, as always.
+    /// Ends the server: the workers close the objects that applications can reach, as always.
     pub(crate) fn end_all(&mut self) {
         for token in self.connections.of_all() {
             let Some(connection) = self.connections.get_mut(token) else { continue };
@@ -343,7 +344,7 @@ impl Control {
             {
                 files.append(&mut prepared.into_descriptors());
             }
-            // Applications may still take what is in their queues: nothing is wiped.
+            // Applications may still take packets from their queues, so the workers wipe nothing.
             let dispose = Packet::new(command::DISPOSE, 0, 0).with(files);
             self.workers.tell(worker, Whose::User(uid), dispose);
         }

@@ -1,5 +1,5 @@
-//! Who may what. The default is nothing: root and the server's own user may do everything,
-//! everybody else what was granted by name, and nobody else may attach at all.
+//! The rights of users. By default, root and the server's own user may do everything, and no other
+//! user may attach. Grants by name admit further users.
 
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
@@ -11,18 +11,18 @@ pub struct Policy {
     pub users: Vec<u32>,
     /// Groups whose members may attach.
     pub groups: Vec<u32>,
-    /// Sessions that one user may have at a time.
+    /// Concurrent sessions of one user.
     pub sessions_per_user: usize,
-    /// Sessions at a time of all users that are let in as members of one group, taken together.
+    /// Concurrent sessions of all users admitted as members of one group, taken together.
     pub sessions_per_group: usize,
-    /// Bytes of memory that the sessions of one user may have, all together. Administrators have no
-    /// such limit.
+    /// Bytes of memory that all sessions of one user may have together. Administrators have no such
+    /// limit.
     pub bytes_per_user: usize,
-    /// Bytes of memory that one session may have, all of it together.
+    /// Bytes of memory that all parts of one session may have together.
     pub session_bytes: usize,
     /// Endpoints that one session may have.
     pub endpoints_per_session: u32,
-    /// Control connections at a time, all users together.
+    /// Concurrent control connections of all users together.
     pub connections: usize,
 }
 
@@ -41,28 +41,29 @@ impl Default for Policy {
     }
 }
 
-/// What a peer may.
+/// The rights of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Everything: root, or the server's own user.
+    /// All rights: the peer is root or the server's own user.
     Administrator,
-    /// Attach, and send and receive with what it is given.
+    /// The right to attach, and to send and receive with the given addresses.
     Granted,
 }
 
 impl Policy {
-    /// Control connections that one user may have at a time: some more than sessions, so that tools have
-    /// one, too.
+    /// Returns the number of concurrent control connections of one user. It exceeds the number of
+    /// sessions, so that tools can connect, too.
     #[must_use]
     pub fn connections_per_user(&self) -> usize {
         self.sessions_per_user * 2 + 4
     }
 
-    /// What a peer may, and as a member of which group, if it is not named itself; `own` is the server's user, and `all_known` whether every user has a number
-    /// of its own in the server's user namespace.
+    /// Returns a peer's rights, and the group that grants them if the policy does not name the user
+    /// itself. `own` is the server's user. `all_known` is `true` if every user has a distinct
+    /// number in the server's user namespace.
     ///
     /// # Errors
-    /// The line that the peer is told.
+    /// Fails with the line that the server sends to the peer.
     pub fn standing(
         &self,
         peer: &Peer,
@@ -117,7 +118,8 @@ mod tests {
         assert_eq!(standing(&peer(8, 1, &[5])), Err(Refusal::Permission));
         let unknown = peer(OVERFLOW_UID, 70, &[]);
         assert_eq!(standing(&unknown), Err(Refusal::Permission));
-        // A server of that very user takes for its own who may be anybody.
+        // A server that runs as the overflow user cannot tell its own user from users without a
+        // number.
         let standing = |all_known| policy.standing(&unknown, OVERFLOW_UID, all_known).ok();
         assert_eq!(standing(false), None);
         assert_eq!(standing(true), Some((Standing::Administrator, None)));

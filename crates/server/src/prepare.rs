@@ -1,9 +1,10 @@
-//! Making a session: its memory, its descriptors, its mappings.
+//! Preparation of a session: its memory, descriptors and mappings.
 //!
-//! In steps, since the order matters. The application maps what it will write while that may still be
-//! mapped writable. Then its user's worker seals that memory against every further writer, and allocates
-//! what the server writes. Only then the server maps all of it, the application's memory for reading
-//! alone. The control thread makes none of these calls that an application can make last.
+//! The order of the steps matters. The application first maps the memory that it will write, while
+//! a writable mapping is still possible. Then the worker of its user seals that memory against
+//! every further writer, and allocates the memory that the server writes. Only then does the server
+//! map all of it, the application's memory read-only. The control thread makes none of the calls
+//! that an application can prolong.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,12 +34,13 @@ pub(crate) struct Prepared {
     files: Files,
     /// The server's end of the doorbell.
     doorbell: OwnedFd,
-    /// Readable when the application notifies the engine. The application does not have it.
+    /// Readable when the application notifies the engine. The application does not have this
+    /// descriptor.
     wake: OwnedFd,
 }
 
-/// How many bytes a session takes: all of its memories together, and what the server keeps beside them
-/// for as many endpoints and queue sets as the session may have.
+/// Returns the bytes that a session takes. These are all of its memories, and the server's own
+/// memory for as many endpoints and queue pairs as the session may have.
 #[must_use]
 pub(crate) fn session_bytes(shape: &SessionShape) -> usize {
     (shape.server_words() + shape.application_words() + shape.ledger_words()) * 8
@@ -58,7 +60,7 @@ impl Files {
         let transmit_heap =
             SharedFile::create("towpath-transmit-heap", shape.transmit_heap.heap_bytes())?;
         let ledger = SharedFile::create("towpath-ledger", shape.ledger_words() * 8)?;
-        // The server's memories have all their seals from the start; nobody may seal them
+        // The server's memories have all their seals from the start, so no process can seal them
         // against the server's own writing.
         server.seal_seals()?;
         receive_heap.seal_seals()?;
@@ -72,11 +74,11 @@ impl Files {
 }
 
 impl Prepared {
-    /// Makes the memory files and descriptors of a session, and puts into the store what must outlive
-    /// the server. Returns what goes to the application, in the order of the attached message.
+    /// Makes the memory files and descriptors of a session, and stores those that must outlive the
+    /// server. Returns the descriptors for the application, in the order of the attached message.
     ///
     /// # Errors
-    /// When memory or descriptors are not to be had.
+    /// Fails if memory or descriptors are not available.
     pub(crate) fn new(
         number: u32,
         shape: SessionShape,
@@ -86,9 +88,9 @@ impl Prepared {
         let files = Files::new(&shape)?;
         let (doorbell, theirs) = towpath_protocol::doorbell::pair()?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        // The engine never touches the eventfd itself, to which the application may attach as many
-        // waiters as it likes: it waits for an epoll instance of the server's own. That is entered now,
-        // while nothing else is attached.
+        // The engine never touches the eventfd itself, to which the application may attach any
+        // number of waiters. The engine waits for an epoll instance of the server's own. The server
+        // enters the eventfd there now, while no other waiter is attached.
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&wake, &event, epoll::EventData::new_u64(0), edge)?;
@@ -108,28 +110,29 @@ impl Prepared {
         Ok((Prepared { shape, files, doorbell, wake }, handed))
     }
 
-    /// What the worker needs to have the session's memory ready, in its order.
+    /// Returns the files that the worker needs to prepare the session's memory, in the worker's
+    /// order.
     ///
     /// # Errors
-    /// When descriptors are not to be had.
+    /// Fails if descriptors are not available.
     pub(crate) fn files_to_prepare(&self) -> io::Result<Vec<OwnedFd>> {
         let files = self.files.all().into_iter().map(AsFd::as_fd);
         files.chain([self.wake.as_fd()]).map(|fd| fd.try_clone_to_owned()).collect()
     }
 
-    /// The server's end of the doorbell, once more.
+    /// Returns a duplicate of the server's end of the doorbell.
     ///
     /// # Errors
-    /// When descriptors are not to be had.
+    /// Fails if descriptors are not available.
     pub(crate) fn doorbell(&self) -> io::Result<OwnedFd> {
         self.doorbell.try_clone()
     }
 
-    /// The memory is sealed and allocated: maps everything here, and makes the engine's session. The
-    /// server's parts are yet to be populated. The store keeps the memory files.
+    /// Maps all memory, once the worker has sealed and allocated it, and makes the engine's
+    /// session. The server's parts are not populated yet. The store keeps the memory files.
     ///
     /// # Errors
-    /// When mapping fails; with what is to be disposed of.
+    /// Fails with the descriptors to dispose of if mapping fails.
     pub(crate) fn map(
         self,
         number: u32,
@@ -161,7 +164,7 @@ impl Prepared {
         Ok(memories)
     }
 
-    /// Everything that an application can reach.
+    /// Returns every descriptor that an application can reach.
     pub(crate) fn into_descriptors(self) -> Vec<OwnedFd> {
         let mut all = self.files.into_descriptors();
         all.extend([self.doorbell, self.wake]);
@@ -176,25 +179,26 @@ impl Files {
     }
 }
 
-/// By what the worker of a session's user notifies the application, where the engine does not.
+/// The means by which the worker of a session's user notifies the application in place of the
+/// engine.
 #[derive(Debug)]
 pub(crate) struct Relay {
-    /// Which notification counter it is.
+    /// The number of the notification counter.
     pub(crate) number: u32,
     /// Wakes the worker.
     pub(crate) worker: Arc<OwnedFd>,
-    /// The user is the server's, or root.
+    /// `true` if the user is the server's, or root.
     pub(crate) trusted: bool,
 }
 
-/// A session that is mapped.
+/// A mapped session.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) session: Box<Session>,
     pub(crate) mappings: Mappings,
 }
 
-/// Under which name a session's memories are in the store.
+/// Returns the name of a session's memories in the store.
 #[must_use]
 pub(crate) fn stored_name(number: u32) -> String {
     format!("session-{number}")

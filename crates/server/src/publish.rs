@@ -1,7 +1,8 @@
-//! The end of a turn: what it did is made known, and who must be woken is rung.
+//! The end of a poll iteration: the engine publishes its progress and notifies clients.
 //!
-//! First all queues, then all events, then all rings, so that each fence is made once a turn and not
-//! once a session. docs/signalling.md says what each is for.
+//! The engine first publishes all queues, then all events, then sends all notifications. Each fence
+//! therefore costs once per poll iteration and not once per session. docs/signalling.md explains
+//! each fence.
 
 use towpath_protocol::counters::{self, Device as Count};
 use towpath_protocol::settings::Setting;
@@ -14,20 +15,20 @@ use crate::session::{QueueSet, Session};
 use crate::transmit::Group;
 use crate::wait::clock_ns;
 
-/// What one session is to be told at the end of a turn.
+/// The news of one session at the end of a poll iteration.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct News {
-    /// Events were marked.
+    /// `true` if the engine marked events.
     marked: bool,
-    /// It is to be rung now, whatever was put off.
+    /// `true` if the engine must notify the client now, even if it deferred the notification.
     urgent: bool,
-    /// Half of a queue set's frames are used.
+    /// `true` if half of a queue pair's buffers are used.
     full: bool,
-    /// It is to be rung at this time at the latest, in nanoseconds; 0: nothing is put off.
+    /// The deadline of a deferred notification, in nanoseconds; 0 if none is deferred.
     due: u64,
 }
 
-/// Slots of a transmit queue whose packets need nothing more.
+/// Slots of a transmit queue whose packets are done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
     pub(crate) place: u32,
@@ -37,7 +38,7 @@ pub(crate) struct Finished {
 }
 
 impl Engine {
-    /// Notes a queue set to be published at the end of the turn.
+    /// Records a queue pair that the engine publishes at the end of the poll iteration.
     #[inline]
     pub(crate) fn touch(&mut self, session: u32, queue_set: u32) {
         if let Some(one) = &mut self.sessions[session as usize] {
@@ -45,8 +46,8 @@ impl Engine {
         }
     }
 
-    /// Packets of a group were delivered here, or dropped. They are done with once those who got
-    /// them can know: at the end of the turn.
+    /// Records packets of a batch that the engine delivered locally or dropped. The engine
+    /// completes them at the end of the poll iteration, once their receivers can see them.
     #[inline]
     pub(crate) fn finish(&mut self, group: &Group, first: u32, slots: u32) {
         let (place, queue_set) = (group.place, group.queue_set);
@@ -54,14 +55,14 @@ impl Engine {
         self.touch(place, queue_set);
     }
 
-    /// Publishes all that the turn did, marks events, and rings who must be woken: each fence once
-    /// for all sessions.
+    /// Publishes the progress of the poll iteration, marks events, and notifies clients. Each fence
+    /// runs once for all sessions.
     pub(crate) fn publish_and_ring(&mut self) {
         if self.touched.is_empty() {
             debug_assert!(self.finished.is_empty(), "what is finished was touched");
             return;
         }
-        // Read only where a ring is put off.
+        // The engine reads the clock only if it defers a notification.
         let mut now = None;
         for (place, queue_set) in &self.touched {
             if let Some(session) = &mut self.sessions[*place as usize] {
@@ -84,7 +85,8 @@ impl Engine {
                 }
             }
         }
-        // A successor sends again what is not done with: rather twice than never.
+        // A successor engine resends packets that are not done: it may send a packet twice, but
+        // loses none.
         for one in self.finished.drain(..) {
             if let Some(session) = &mut self.sessions[one.place as usize] {
                 let set = &mut session.queue_sets[one.queue_set as usize];
@@ -124,12 +126,13 @@ impl Engine {
         let mut touched = std::mem::take(&mut self.touched);
         for (place, _) in &touched {
             let Some(session) = &mut self.sessions[*place as usize] else { continue };
-            // What is told of one of its queue sets is told of all.
+            // An event for one queue pair reports all of the session's queue pairs.
             let news = std::mem::take(&mut session.news);
             if news.urgent {
                 session.unrung = 0;
-                // An event that is pending was rung for, but for who put its ring off, and who was
-                // not rung because it looks by the clock, and cannot wait for that any more.
+                // The engine has already notified the client of a pending event, with two
+                // exceptions: a deferred notification, and one suppressed because the client polls
+                // by the clock and can no longer wait for its next tick.
                 let put_off = self.held.forget(*place) || news.due != 0;
                 if news.marked || put_off || news.full || !self.ring_saving {
                     self.ring(*place, fenced, news.full);
@@ -147,8 +150,8 @@ impl Engine {
         self.count_rings();
     }
 
-    /// Rings those whose ring was put off until now, and with them those for whom it was put off
-    /// until so near a time that it is not worth a sleep of its own.
+    /// Sends the deferred notifications that are due. Includes those due so soon that a separate
+    /// sleep is not worthwhile.
     pub(crate) fn ring_the_held(&mut self) {
         let Some(first) = self.held.next() else { return };
         let now = self.read_clock();
@@ -166,8 +169,8 @@ impl Engine {
         self.count_rings();
     }
 
-    /// Wakes a session's application, if it sleeps; `full`: also if it looks by the clock, since its
-    /// frames would be used up.
+    /// Wakes a session's application if it sleeps. With `full` it also wakes an application that
+    /// polls by the clock, before its buffers run out.
     #[inline]
     fn ring(&mut self, place: u32, fenced: doorbell::Fenced, full: bool) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
@@ -211,8 +214,8 @@ impl Engine {
     }
 }
 
-/// Looks what the application has provided since: the frames of a queue set seem half used by what
-/// was seen at a time when there were none left. Whether they are not.
+/// Reads the buffers that the application has provided since the last look, because the last look
+/// found half of a queue pair's buffers used. Returns `true` if fewer than half are used now.
 #[cold]
 fn has_provided(set: &mut QueueSet, ledger: &mut Ledger, violated: &mut Option<Violation>) -> bool {
     if let Err(violation) = set.receive.observe(ledger) {
@@ -221,7 +224,7 @@ fn has_provided(set: &mut QueueSet, ledger: &mut Ledger, violated: &mut Option<V
     !set.receive.is_half_used()
 }
 
-/// What became of rings in one turn.
+/// Counts of notifications in one poll iteration.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rings {
     made: u64,
@@ -231,7 +234,7 @@ pub(crate) struct Rings {
     relayed: u64,
 }
 
-/// Notes a queue set to be published at the end of the turn.
+/// Records a queue pair that the engine publishes at the end of the poll iteration.
 #[inline]
 pub(crate) fn touch(
     touched: &mut Vec<(u32, u32)>,

@@ -1,4 +1,4 @@
-//! From the device to the applications.
+//! Receive path, from the device to the applications.
 
 use towpath_device::{Checksum, DeviceError, Meta, Received};
 use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
@@ -15,27 +15,27 @@ use crate::source::{Piece, SegmentPieces, Source};
 use crate::work::{TURN_BYTES, Work};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
-/// Headers are read from a copy of this many bytes first, and of 256 where they are longer.
+/// The engine reads headers from a copy of this many bytes first, and of 256 where they are longer.
 const FIRST_LOOK_BYTES: usize = 128;
 
-/// How a packet was received.
+/// The path that a received packet took.
 enum Path {
-    /// The short way.
+    /// The fast path.
     Short,
-    /// The short way, and it was to be cut.
+    /// The fast path, including segmentation.
     Large(Work),
-    /// Not the short way.
+    /// The full path.
     Long,
 }
 
 impl Engine {
-    /// Has packets go the way that they go while somebody captures or is promiscuous, though nobody
-    /// does: for measuring what it spares that there is another.
+    /// Makes packets take the path for captures and promiscuous endpoints although there are none.
+    /// Measurements use this to show how much the separate path saves.
     pub fn assume_taps(&mut self, assumed: bool) {
         self.flows.assumes_taps = assumed;
     }
 
-    /// Takes a batch from the device and gives each packet to those it is for.
+    /// Takes a batch from the device and delivers each packet.
     pub(crate) fn receive(&mut self) -> Result<usize, DeviceError> {
         let mut outcome = Ok(());
         let mut received = std::mem::take(&mut self.received);
@@ -47,7 +47,7 @@ impl Engine {
                 self.device.rx_return(&mut self.spaces, &mut received, self.batch).map(|_| ());
         }
         let left = &received[self.received_done..];
-        // Nobody begins to capture in the middle of a batch: orders are followed before it.
+        // No capture begins within a batch: the engine executes commands before it.
         let (packets, bytes) = if self.flows.has_no_taps() {
             self.receive_batch::<false>(left)
         } else {
@@ -62,12 +62,13 @@ impl Engine {
         outcome.map(|()| packets)
     }
 
-    /// Whether packets of the last batch wait for the next turn, since this one had enough of them.
+    /// Returns `true` if packets of the last batch wait for the next poll iteration, because this
+    /// one used up its budget.
     pub(crate) fn has_received_left(&self) -> bool {
         self.received_done < self.received.len()
     }
 
-    /// Gives the device empty frames, those used last first.
+    /// Gives the device empty buffers, the most recently used first.
     fn provide(&mut self) {
         let mut frames = [0; 64];
         while !self.empty.is_empty() {
@@ -87,9 +88,9 @@ impl Engine {
         }
     }
 
-    /// Gives each packet to those it is for, and its frame back, until the turn has done as much for them
-    /// as it may ([`TURN_BYTES`]). Answers how many packets and bytes they were. There is one routine for when somebody taps and one for when nobody does, so that taps which
-    /// are not there cost nothing.
+    /// Delivers each packet and frees its buffer, until the poll iteration reaches its limit
+    /// ([`TURN_BYTES`]). Returns the packets and bytes delivered. The compiler makes one routine
+    /// with captures and one without, so absent captures cost nothing.
     fn receive_batch<const TAPS: bool>(&mut self, received: &[Received]) -> (usize, u64) {
         let (mut bytes, mut beyond) = (0, 0);
         let mut waiting = received.iter();
@@ -102,7 +103,7 @@ impl Engine {
                 Path::Long => Some(self.receive_one::<TAPS>(one)),
             };
             self.empty.give_back(one.frame / self.pool_frame_bytes);
-            // What goes the short way is one copy of at most the MTU: the batch bounds that.
+            // The fast path makes one copy of at most the MTU, which the batch bounds.
             if let Some(work) = work {
                 beyond += work.beyond_one(one.len as usize).cost();
                 if bytes + beyond >= TURN_BYTES {
@@ -113,8 +114,9 @@ impl Engine {
         (received.len() - waiting.as_slice().len(), bytes)
     }
 
-    /// The short way of most packets: plain, and for one endpoint. Answers whether it was one. As
-    /// in `pass.rs`, nothing is decided here otherwise than by the long way.
+    /// Handles most packets on the fast path: plain packets for one endpoint. Returns the path that
+    /// the packet needs. As in `pass.rs`, the fast path decides nothing differently from the full
+    /// path.
     #[inline(always)]
     fn receive_plain(&mut self, received: &Received) -> Path {
         let mut prefix = [0; FIRST_LOOK_BYTES];
@@ -153,7 +155,7 @@ impl Engine {
         Path::Large(deliverer.deliver_to(destination, &packet, 0))
     }
 
-    /// The long way of all others. Answers the copies that it made.
+    /// Handles all other packets on the full path, and returns the copies that it made.
     fn receive_one<const TAPS: bool>(&mut self, received: &Received) -> Work {
         let mut work = Work::default();
         let mut prefix = [0; PREFIX_BYTES];
@@ -217,7 +219,7 @@ impl Engine {
     }
 }
 
-/// What of the engine is needed to deliver: all but what a packet is read from.
+/// The parts of the engine that delivery needs: all but the packet's source.
 pub(crate) struct Deliverer<'a> {
     pub(crate) sessions: &'a mut [Option<Box<Session>>],
     pub(crate) touched: &'a mut Vec<(u32, u32)>,
@@ -227,9 +229,9 @@ pub(crate) struct Deliverer<'a> {
 }
 
 impl Deliverer<'_> {
-    /// Delivers to one endpoint, finished and cut where it did not ask for less. Answers the copies
-    /// that it made. What was dropped before it was copied counts as a copy of nothing, so that an
-    /// endpoint without frames is no way to work that nobody is charged for.
+    /// Delivers to one endpoint, with full checksums and segmented unless the endpoint accepts
+    /// less. Returns the copies that it made. A packet that the engine drops before a copy counts
+    /// as a copy of no bytes, so an endpoint without buffers cannot cause uncharged work.
     #[inline(always)]
     pub(crate) fn deliver_to(
         &mut self,
@@ -250,7 +252,7 @@ impl Deliverer<'_> {
         work
     }
 
-    /// The same for a packet that needs nothing done to it.
+    /// Delivers a packet that needs neither checksums nor segmentation.
     #[inline(always)]
     pub(crate) fn deliver_finished(&mut self, destination: Destination, source: Source<'_>) {
         let Some((mut to, _)) = admit(self.sessions, destination, self.receive_budget, self.turn)
@@ -263,8 +265,8 @@ impl Deliverer<'_> {
     }
 }
 
-/// The endpoint's session, unless the endpoint is over its budget for this turn; and whether it
-/// takes unfinished packets.
+/// Returns the endpoint's session, unless the endpoint is over its budget for this poll iteration;
+/// and whether the endpoint takes packets with partial checksums.
 #[inline(always)]
 fn admit(
     sessions: &mut [Option<Box<Session>>],
@@ -289,13 +291,13 @@ fn admit(
     Some((To { session, endpoint: destination.endpoint, queue_set, flags: 0, left }, offload))
 }
 
-/// Marks a packet as captured on its way out.
+/// Marks a packet that the engine captured on its way out.
 pub(crate) const CAPTURED_OUTGOING: u16 = OUTGOING;
 
-/// A packet that is being delivered.
+/// A packet under delivery.
 pub(crate) struct Packet<'a> {
     pub(crate) source: Source<'a>,
-    /// Its beginning, private: what its headers were read from.
+    /// A private copy of the packet's beginning, from which the engine read the headers.
     pub(crate) looked: &'a [u8],
     pub(crate) meta: Meta,
 }
@@ -305,7 +307,7 @@ struct To<'a> {
     endpoint: u32,
     queue_set: u32,
     flags: u16,
-    /// Of the endpoint's budget for this turn, what is left beside this packet.
+    /// The rest of the endpoint's budget for this poll iteration, beside this packet.
     left: u32,
 }
 
@@ -334,8 +336,8 @@ impl To<'_> {
         }
     }
 
-    /// Each segment is a packet of the endpoint's budget. A packet whose segments do not all fit is
-    /// delivered up to there, as a wire would have it.
+    /// Each segment counts as one packet against the endpoint's budget. The engine delivers as many
+    /// segments as fit, as a wire would.
     fn segments(
         &mut self,
         packet: &Packet<'_>,
@@ -368,7 +370,7 @@ impl To<'_> {
             work.copies += 1;
             let payload = one.payload.clone();
             let (header_bytes, meta) = one.leave_unfinished(&mut header);
-            // The payload may start within the private beginning and go on behind it.
+            // The payload may start within the private copy and continue behind it.
             let kept = whole.prefix.get(payload.start..payload.end.min(inside)).unwrap_or(&[]);
             let mut start = [0; MAX_HEADER_BYTES + crate::stage::WHOLE_BYTES];
             let start_bytes = header_bytes + kept.len();

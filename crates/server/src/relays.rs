@@ -1,9 +1,10 @@
 //! Notifications that the engine leaves to the workers of the applications' users.
 //!
-//! To notify an application, the kernel walks everything that waits for its doorbell, and an application
-//! may have millions of waiters there. So where others would have to wait meanwhile, the engine counts a
-//! number up, once for each session with a notification, and wakes the worker of its user, once for all
-//! of them. The worker's eventfd and the counters are the server's own: no application reaches them.
+//! To notify an application, the kernel walks all waiters of its doorbell, and an application may
+//! have millions of them there. Where others would have to wait meanwhile, the engine therefore
+//! increments a counter once for each session with a notification. It then wakes the worker of its
+//! user once for all of them. The worker's eventfd and the counters are the server's own: no
+//! application reaches them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use towpath_queue::{OwnWords, PeerWords};
 
 use crate::prepare::Relay;
 
-/// Counters of notifications, and the workers that are to be called.
+/// Counters of notifications, and the workers to call.
 #[derive(Debug)]
 pub struct Relays {
     counters: OwnWords,
@@ -22,11 +23,11 @@ pub struct Relays {
 }
 
 impl Relays {
-    /// Counters for so many sessions, and a view of them for the workers, which are forks of this
-    /// process.
+    /// Creates counters for `sessions` sessions, and a view of them for the workers, which are
+    /// forks of this process.
     ///
     /// # Errors
-    /// What `mmap` answers.
+    /// Fails with the error of `mmap`.
     pub fn new(sessions: usize) -> std::io::Result<(Relays, PeerWords)> {
         let memory = Region::shared_with_forks(sessions * 8)?;
         let seen = peer_words(memory.mapping());
@@ -34,19 +35,19 @@ impl Relays {
         Ok((Relays { counters, called: Vec::with_capacity(64) }, seen))
     }
 
-    /// None at all, for an engine whose sessions are all notified directly.
+    /// Creates no counters, for an engine that notifies all its sessions directly.
     ///
     /// # Errors
-    /// What `mmap` answers.
+    /// Fails with the error of `mmap`.
     pub fn none() -> std::io::Result<Relays> {
         Ok(Relays::new(1)?.0)
     }
 
-    /// Notes a notification. The worker finds it when it is called.
+    /// Records a notification. The worker finds it when the engine calls it.
     pub(crate) fn notify(&mut self, relay: &Relay) {
         let place = relay.number as usize;
         self.counters.publish(place, self.counters.get(place).wrapping_add(1));
-        // Few users have notifications in one turn.
+        // Few users have notifications in one poll iteration.
         if !self.called.iter().any(|one| Arc::ptr_eq(one, &relay.worker)) {
             self.called.push(relay.worker.clone());
         }

@@ -1,7 +1,8 @@
-//! What tools are shown: sessions, endpoints, counters, as JSON, a page for each request.
+//! Reports for tools: sessions, endpoints and counters, as JSON, one page per request.
 //!
-//! Pages bound what a request costs the control thread, and what an application that never reads its
-//! answers can make the server keep: some small messages in that application's own socket.
+//! Pages bound the cost of a request to the control thread. They also bound the data that the
+//! server keeps for an application that never reads its replies: a few small messages in that
+//! application's own socket.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -15,87 +16,88 @@ use crate::demux::{Rule, Vlan};
 use crate::orders::Tap;
 use towpath_protocol::counters;
 
-/// Everything.
+/// The full report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     /// The device and its engine; on the first page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
-    /// The sessions that whoever asks may see.
+    /// The sessions that the requesting user may see.
     pub sessions: Vec<Session>,
 }
 
 /// The device and its engine.
 #[derive(Debug, Serialize)]
 pub(crate) struct Device {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its own MAC address.
+    /// The device's own MAC address.
     pub mac: String,
-    /// Its MTU, in bytes.
+    /// The engine's wait strategy.
     pub mtu: usize,
-    /// How the engine waits.
+    /// The device's settings, in their text form.
     pub mode: String,
-    /// Its settings, as people write them.
+    /// The identity of this server's run.
     pub settings: BTreeMap<&'static str, String>,
-    /// Which server this is.
+    /// Seconds since the server started.
     pub epoch: u64,
-    /// Seconds since it started.
+    /// Addresses that the subnet has for sessions.
     pub uptime_s: u64,
-    /// Addresses that its subnet has for sessions.
+    /// Addresses that sessions hold.
     pub addresses: usize,
     /// Of these, those that sessions have.
     pub addresses_given: usize,
-    /// Its counters.
+    /// The device's counters.
     pub counters: BTreeMap<&'static str, u64>,
 }
 
 /// A session.
 #[derive(Debug, Serialize)]
 pub(crate) struct Session {
-    /// Its number.
+    /// The session's number.
     pub session: u32,
-    /// What the application calls itself.
+    /// The name that the application gave itself.
     pub name: String,
-    /// Its process.
+    /// The application's process.
     pub pid: i32,
-    /// Its user.
+    /// The application's user.
     pub uid: u32,
-    /// Server pages are not protected from it: it is the server's user, or root.
+    /// `true` if server pages are not protected from the session: its user is the server's, or
+    /// root.
     pub trusted: bool,
-    /// Its MAC address.
+    /// The session's MAC address.
     pub mac: String,
-    /// Its IPv4 address.
+    /// The session's IPv4 address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<String>,
-    /// Its IPv6 address.
+    /// The session's IPv6 address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<String>,
-    /// Its queue sets.
+    /// The number of queue pairs.
     pub queue_sets: u32,
-    /// Its memory, in bytes.
+    /// The session's memory, in bytes.
     pub bytes: usize,
-    /// Its endpoints.
+    /// The session's endpoints.
     pub endpoints: Vec<Endpoint>,
 }
 
 /// An endpoint.
 #[derive(Debug, Serialize)]
 pub(crate) struct Endpoint {
-    /// Its number.
+    /// The endpoint's number.
     pub endpoint: u32,
-    /// Its queue set.
+    /// The endpoint's queue pair.
     pub queue_set: u32,
-    /// What it receives, as text.
+    /// The packets that the endpoint receives, as text.
     pub receives: String,
-    /// Its settings that are not as they were at first, as people write them.
+    /// The endpoint's settings that differ from the defaults, in their text form.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<&'static str, String>,
-    /// Its counters.
+    /// The endpoint's counters.
     pub counters: BTreeMap<&'static str, u64>,
 }
 
-/// A MAC address as people write it.
+/// Returns a MAC address in its text form.
 #[must_use]
 pub(crate) fn mac_text([a, b, c, d, e, f]: [u8; 6]) -> String {
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
@@ -148,11 +150,11 @@ pub(crate) fn device_counters(state: &std::sync::Arc<Mapping>) -> BTreeMap<&'sta
         .collect()
 }
 
-/// One page of a report: of these connections, by their tokens, from the cursor on. Returns where the
-/// next page begins, and the page's JSON, which has at most [`MAX_PAGE_BYTES`].
+/// Returns one page of a report on these connections, given by their tokens, from the cursor on.
+/// Returns the start of the next page, and the page's JSON, which has at most [`MAX_PAGE_BYTES`].
 ///
 /// # Errors
-/// What the serializer answers.
+/// Fails with the serializer's error.
 pub(crate) fn page<'a>(
     device: Option<Device>,
     connections: impl Iterator<Item = (u64, &'a Connection)>,
@@ -161,7 +163,8 @@ pub(crate) fn page<'a>(
     let mut report = Report { device, sessions: Vec::new() };
     let mut bytes = serde_json::to_vec(&report)?.len();
     for (token, connection) in connections {
-        // The connection that the cursor is in may have gone: the next one begins at its beginning.
+        // The cursor's connection may have gone; the page then starts at the beginning of the next
+        // one.
         let first = if token == cursor.connection { cursor.endpoint } else { 0 };
         let here = Cursor { connection: token, endpoint: first, reserved: 0 };
         let Some((mut session, endpoints)) = session(connection, first) else { continue };
@@ -183,8 +186,8 @@ pub(crate) fn page<'a>(
     Ok((Cursor::END, serde_json::to_vec(&report)?))
 }
 
-/// A session's part of the report, and its endpoints from the first one on; `None` for a connection that
-/// has no session.
+/// Returns a session's part of the report, with its endpoints from the first one on. `None`: the
+/// connection has no session.
 fn session(
     connection: &Connection,
     first: u32,

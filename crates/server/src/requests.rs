@@ -1,4 +1,4 @@
-//! What a connection asks of the control thread, and what it is answered.
+//! The requests of a connection to the control thread, and their replies.
 
 use rustix::io::Errno;
 use towpath_protocol::message::{self, Attached, Cursor, Message, Open, Refusal, Set};

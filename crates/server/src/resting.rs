@@ -1,14 +1,16 @@
-//! Which sessions have something to send, at a cost that does not follow how many there are.
+//! Discovery of the sessions that have something to send. Its cost does not grow with the number of
+//! sessions.
 //!
-//! The engine looks by itself at those that had something lately: they are *watched*. The others
-//! *rest*: each has a flag of its own in its server pages that says "ring", and the engine does not
-//! look at it again, neither in a turn nor before a sleep, until its eventfd comes out of the epoll.
-//! An engine that is awake asks the epoll every so many turns, and only while somebody rests.
+//! The engine polls the sessions that had news recently: these are *active*. The others are
+//! *parked*. Each session has its own flag in its server pages that requests notifications. The
+//! engine does not poll a parked session, neither in a poll iteration nor before a sleep, until the
+//! epoll set reports the session's eventfd. An awake engine asks the epoll set every few
+//! iterations, and only while a session is parked.
 //!
-//! When to let a session rest is the question of the skier who may rent or buy: after so many looks
-//! in vain that they have cost others about what a ring costs. Looks of an engine that has nothing
-//! else to do cost nobody anything, and hardly count. A few are always watched, so that a server of
-//! few applications makes them no system call but to wake it.
+//! Parking is the ski-rental problem. The engine parks a session once vain looks have cost other
+//! sessions about as much as a notification. Looks of an otherwise idle engine cost other sessions
+//! nothing and hardly count. A few sessions are always active. The applications of a server with
+//! few sessions therefore make no system call except to wake the engine.
 
 use std::mem::MaybeUninit;
 
@@ -18,60 +20,60 @@ use towpath_device::DeviceError;
 use crate::engine::Engine;
 use crate::transmit::EVENTS;
 
-/// What the epoll says of: the server's own eventfd, with orders.
+/// The epoll data of the engine's own eventfd, which signals commands.
 pub(crate) const ORDERS: u64 = 0;
-/// The device.
+/// The epoll data of the device.
 pub(crate) const DEVICE: u64 = 1;
-/// From here on, the sessions, by their number.
+/// From this value on, the epoll data names sessions by their numbers.
 pub(crate) const SESSIONS: u64 = 2;
 
-/// The engine watches this many sessions in any case, so that the applications of a server with few of
-/// them make no system call while the engine is awake.
+/// The number of sessions that the engine always keeps active. The applications of a server with
+/// few sessions therefore make no system call while the engine is awake.
 const FEW: usize = 8;
-/// A turn that did something counts as much as this many that did not: an idle engine that polls must not
-/// make every session rest at once.
+/// The weight of a busy poll iteration in idle ones: an idle engine that polls must not park every
+/// session at once.
 const BUSY: u64 = 1024;
-/// A session without news for so long may rest: 64 turns that did something. So many looks in vain cost
-/// the other sessions about as much as one ring costs.
+/// The age without news after which the engine may park a session: 64 busy poll iterations. So many
+/// vain looks cost the other sessions about as much as one notification.
 const VAIN: u64 = 64 * BUSY;
-/// Rings taken from the epoll at once, so that many applications that ring cannot make one turn long. The
-/// others stay in the epoll for the next turn.
+/// Notifications that the engine takes from the epoll set at once, so that many notifying clients
+/// cannot prolong a poll iteration. The rest stays in the epoll set for the next one.
 const RINGS: usize = 64;
-/// An engine that is awake asks for rings every 64 turns that did nothing: asking is a system call, which
-/// must not come once a packet.
+/// An awake engine asks for notifications every 64 idle poll iterations. Asking is a system call,
+/// which must not happen once per packet.
 const ASK: u32 = 64;
-/// A turn that did something counts as this many that did not, so that a busy engine asks every 16 turns:
-/// busy turns last longer, and a first packet must not wait longer because of them.
+/// The weight of a busy poll iteration in idle ones for asking: a busy engine asks every 16. Busy
+/// iterations last longer, and must not make a first packet wait longer.
 const BUSY_ASK: u32 = 4;
 
-/// Not watched.
+/// Marks a parked session.
 pub(crate) const RESTS: u32 = u32::MAX;
 
-/// The sessions that are watched.
+/// The active sessions.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// By their place, in no order.
+    /// Session keys of the active sessions, in no order.
     watched: Vec<u32>,
-    /// How many rest.
+    /// Number of parked sessions.
     resting: usize,
-    /// Turns so far, busy ones counted as [`BUSY`].
+    /// Age in poll iterations; a busy one counts as [`BUSY`].
     age: u64,
-    /// Turns since rings were asked for.
+    /// Poll iterations since the engine last asked for notifications.
     since: u32,
-    /// In the turn that is over, a session named as many queue sets as are taken at once: there may
-    /// be more.
+    /// `true` if, in the last poll iteration, a session named as many queue pairs as the engine
+    /// takes at once; there may be more.
     left: bool,
     pub(crate) counts: Counts,
 }
 
-/// What was done to find news.
+/// Counts of the work to find news.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
-    /// Sessions looked at, in turns and before sleeps.
+    /// Looks at sessions, in poll iterations and before sleeps.
     pub(crate) looks: u64,
-    /// Sessions that began to rest.
+    /// Sessions parked.
     pub(crate) rests: u64,
-    /// Times that an engine that was awake asked for rings.
+    /// Times that an awake engine asked for notifications.
     pub(crate) asked: u64,
 }
 
@@ -81,7 +83,7 @@ impl Watch {
         Watch { watched: Vec::new(), resting: 0, age: 0, since: 0, left: false, counts }
     }
 
-    /// A turn is over.
+    /// Records the end of a poll iteration.
     #[inline]
     pub(crate) fn passed(&mut self, work: usize) {
         let (age, since) = if work > 0 { (BUSY, BUSY_ASK) } else { (1, 1) };
@@ -89,17 +91,18 @@ impl Watch {
         self.since = self.since.saturating_add(since);
     }
 
-    /// Whether some queue sets with something to send may not have been heard of yet.
+    /// Returns `true` if there may be queue pairs with something to send that the engine has not
+    /// read yet.
     pub(crate) fn has_left(&self) -> bool {
         self.left
     }
 
-    /// The next turn asks for rings.
+    /// Makes the next poll iteration ask for notifications.
     pub(crate) fn ask(&mut self) {
         self.since = ASK;
     }
 
-    /// Which one is watched at a place of the list.
+    /// Returns the session at an index of the active list.
     #[inline]
     fn at(&self, at: usize) -> Option<u32> {
         self.watched.get(at).copied()
@@ -107,8 +110,8 @@ impl Watch {
 }
 
 impl Engine {
-    /// Finds the queue sets with something to send: of those sessions that are watched, and of those
-    /// that rang.
+    /// Finds the queue pairs with something to send, among active sessions and those that sent a
+    /// notification.
     pub(crate) fn discover(&mut self) -> Result<(), DeviceError> {
         if self.watch.resting > 0 && self.watch.since >= ASK {
             self.watch.counts.asked += 1;
@@ -128,16 +131,16 @@ impl Engine {
                     self.let_rest(place);
                 }
             }
-            // Another one may stand there now.
+            // The list may now hold another session at this index.
             at += usize::from(self.watch.at(at) == Some(place));
         }
         self.watch.counts.looks += at as u64;
         Ok(())
     }
 
-    /// Looks at everything that the engine would be woken for, after it announced its sleep: those
-    /// that rest ring whether or not it sleeps. An order that came meanwhile has made `wake`
-    /// readable, or is among those that are left.
+    /// Checks every source of a wake-up after the engine announced its sleep. Parked sessions
+    /// notify whether or not the engine sleeps. A command that arrived meanwhile has made `wake`
+    /// readable, or is among those left over.
     pub(crate) fn is_idle(&mut self) -> bool {
         let mut idle = !self.has_orders_left() && !self.has_received_left();
         let mut at = 0;
@@ -149,8 +152,8 @@ impl Engine {
         idle
     }
 
-    /// Whether a session has nothing to send that was not taken. One that violates the protocol is
-    /// ended.
+    /// Returns `true` if a session has nothing new to send. Ends a session that violates the
+    /// protocol.
     fn has_no_news(&mut self, place: u32) -> bool {
         let Some(session) = &mut self.sessions[place as usize] else { return true };
         match session.work.is_idle() {
@@ -163,7 +166,7 @@ impl Engine {
         }
     }
 
-    /// Looks at a session by itself from now on.
+    /// Makes a session active.
     pub(crate) fn watch(&mut self, place: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         session.watched_at = self.watch.watched.len() as u32;
@@ -172,7 +175,7 @@ impl Engine {
         self.watch.watched.push(place);
     }
 
-    /// Takes a session out that is about to go.
+    /// Removes a session that is about to end from the active list.
     pub(crate) fn unwatch(&mut self, place: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         match std::mem::replace(&mut session.watched_at, RESTS) {
@@ -190,10 +193,10 @@ impl Engine {
         }
     }
 
-    /// Tells a session to ring, looks once more, and from then on does not look.
+    /// Parks a session: asks it to notify, looks once more, and then stops polling it.
     fn let_rest(&mut self, place: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
-        // Flag, fence, look: the doorbell's handshake, with a flag for this session alone.
+        // This is the doorbell's handshake (flag, fence, look) with a flag of this session alone.
         session.rest.prepare();
         if !self.has_no_news(place) {
             if let Some(session) = &mut self.sessions[place as usize] {
@@ -208,10 +211,12 @@ impl Engine {
         self.watch.counts.rests += 1;
     }
 
-    /// A session rang. If it rests and has something to send, it is watched again.
+    /// Handles a session's notification. A parked session that has something to send becomes active
+    /// again.
     ///
-    /// If it has nothing, its ring came late, for what an earlier look had found. It takes this ring
-    /// for the one of the flag as it stands, and would not ring again: it begins to rest anew.
+    /// If it has nothing to send, the notification is late and belongs to packets that an earlier
+    /// look found. The client regards it as the notification for the current flag and would not
+    /// notify again. The engine therefore parks the session anew.
     fn rang(&mut self, place: u32) {
         let Some(Some(session)) = self.sessions.get_mut(place as usize) else { return };
         if session.closing || session.watched_at != RESTS {
@@ -229,9 +234,9 @@ impl Engine {
         }
     }
 
-    /// Waits for rings, as long as `timeout` says: zero only asks. Edges stay in the epoll until they
-    /// are taken, each session's at most once, so that who rings all the time is heard no more often
-    /// than the others.
+    /// Waits for notifications for `timeout`; zero only asks. Edges stay in the epoll set until the
+    /// engine takes them, at most one per session. A client that notifies constantly is therefore
+    /// handled no more often than the others.
     pub(crate) fn hear(&mut self, timeout: Option<&Timespec>) -> Result<(), DeviceError> {
         let mut events = [const { MaybeUninit::uninit() }; RINGS];
         let heard = match epoll::wait(&self.epoll, &mut events[..], timeout) {
@@ -239,20 +244,21 @@ impl Engine {
             Err(rustix::io::Errno::INTR) => return Ok(()),
             Err(cause) => return Err(self.waiting_failed(cause)),
         };
-        // When there may be more, they are asked for in the next turn.
+        // If there may be more notifications, the next poll iteration asks for them.
         self.watch.since = if heard.len() == RINGS { ASK } else { 0 };
         for event in heard {
             match event.data.u64() {
                 ORDERS => {
                     let mut count = [0; 8];
                     let _ = rustix::io::read(&*self.wake, &mut count);
-                    // They may have come after this turn looked, and nothing rings for them again.
+                    // Commands may have arrived after this iteration's look, and no further
+                    // notification follows for them.
                     self.orders_left = true;
                 }
                 DEVICE => {}
                 session => {
                     let number = u32::try_from(session - SESSIONS).ok();
-                    // Of one that has ended meanwhile, or is yet to come, nothing is to be done.
+                    // The engine ignores a notification of a session that has ended or not begun.
                     if let Some(place) = number.and_then(|number| self.place(number)) {
                         self.rang(place);
                     }

@@ -1,10 +1,10 @@
-//! A stalled device is reset, and what it kept is sent again.
+//! The reset of a stalled device, and the resending of the packets that it kept.
 //!
-//! What came back before the reset was sent, or dropped by the driver and counted there. What comes
-//! back by the reset was kept: it is sent again, in its order and before everything that waited
-//! behind it. A driver tells the two apart as well as its device does. A packet that a device sent
-//! and had not told of goes out twice: nobody can know it, and networks may double packets anyway.
-//! None is lost.
+//! Packets completed before the reset were sent, or the driver dropped and counted them. The device
+//! kept the packets that the reset returns. The engine sends them again, in their order and before
+//! everything that waited behind them. A driver tells the two apart as well as its device does. A
+//! packet that a device sent without completing it goes out twice. The engine cannot know this, and
+//! networks may duplicate packets anyway. No packet is lost.
 
 use towpath_device::DeviceError;
 use towpath_protocol::counters::{self, Device as Count};
@@ -15,11 +15,11 @@ use crate::wait::clock_ns;
 use crate::watchdog::{Verdict, Watchdog};
 
 impl Engine {
-    /// Looks after each turn whether the device gives back what it was given. Answers how much was
-    /// done.
+    /// Checks after each poll iteration whether the device completes packets, and returns the
+    /// amount of work done.
     ///
     /// # Errors
-    /// When a stalled device cannot be reset.
+    /// Fails if a stalled device cannot be reset.
     #[inline]
     pub(crate) fn look_after_device(&mut self) -> Result<usize, DeviceError> {
         match self.watchdog.after_turn(self.out(), self.returned, clock_ns) {
@@ -37,7 +37,7 @@ impl Engine {
         }
     }
 
-    /// Packets that are with the device.
+    /// Returns the number of packets in flight.
     #[inline]
     pub(crate) fn out(&self) -> u64 {
         self.handoff.counts.taken - self.returned
@@ -82,7 +82,7 @@ impl Engine {
         Ok(returned)
     }
 
-    /// A setting of the watchdog was changed.
+    /// Applies a changed setting of the watchdog.
     pub(crate) fn set_watchdog(&mut self) {
         self.watchdog.change(Watchdog::of(&self.values));
     }

@@ -1,9 +1,9 @@
-//! What an endpoint may send.
+//! The packets that an endpoint may send.
 //!
-//! Checked on the server's own copy of the headers, and that copy is what is sent. The default is
-//! nothing: an endpoint sends from the addresses that its session was given and inside of its flow
-//! rule, and never what would speak for a router, a bridge or a neighbour (`roles.rs`). What a rule leaves out
-//! widens what is received; a source address that it leaves out is the session's own.
+//! The engine checks its own copy of the headers, and sends that copy. By default, an endpoint
+//! sends only from the addresses given to its session and within its flow rule. It never sends
+//! packets that would speak for a router, a bridge or a neighbour (`roles.rs`). A field omitted
+//! from a rule widens reception; an omitted source address means the session's own.
 
 mod roles;
 
@@ -18,20 +18,21 @@ use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION,
 use crate::demux::{Rule, Vlan};
 use towpath_protocol::counters;
 
-/// Why a packet may not be sent: the counter that it raises.
+/// The reason for which a packet may not be sent: the counter that the engine increments.
 pub(crate) type Refused = counters::Endpoint;
 
 /// The addresses given to a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// Its IPv4 address.
+    /// The session's IPv4 address.
     pub ipv4: Option<u32>,
-    /// Its IPv6 addresses: the one given, and the link-local one made from its MAC address.
+    /// The session's IPv6 addresses: the one given, and the link-local one made from its MAC
+    /// address.
     pub ipv6: [Option<u128>; 2],
 }
 
 impl Addresses {
-    /// Whether an address is among them.
+    /// Returns `true` if the session has the address.
     #[must_use]
     pub fn has(&self, ip: IpAddr) -> bool {
         match ip {
@@ -41,15 +42,15 @@ impl Addresses {
     }
 }
 
-/// What an endpoint may send.
+/// The packets that an endpoint may send.
 #[derive(Clone, Copy, Debug)]
 pub struct Rights {
     rule: Rule,
-    /// The rule's, or the session's own.
+    /// The rule's MAC address, or the session's own.
     mac: [u8; 6],
     addresses: Addresses,
     nothing: bool,
-    /// It may also send what makes others believe that it runs the network.
+    /// `true` if the endpoint may also send packets that claim a role in the network's operation.
     any_role: bool,
     plain: PlainRights,
 }
@@ -57,17 +58,17 @@ pub struct Rights {
 /// The link of VLAN 65535: no plain packet has it, because a plain packet has no VLAN tag.
 const NO_LINK: u64 = link([0; 6], Some(u16::MAX));
 
-/// The same for plain packets, made ready to be compared.
+/// The same rights for plain packets, prepared for comparison.
 #[derive(Clone, Copy, Debug)]
 struct PlainRights {
     link: u64,
-    /// What counts of the second word, and what it must be.
+    /// The mask of the second word, and its required value under the mask.
     mask: u64,
     kind: u64,
-    /// The same of the destination's,
+    /// The mask and the required value for the destination.
     remote_mask: u64,
     remote_kind: u64,
-    /// and its IP address, low and high.
+    /// The required remote IP address, low and high.
     remote_ip: Option<[u64; 2]>,
 }
 
@@ -80,7 +81,7 @@ impl PlainRights {
         });
         let version = remote.map_or(0, |(version, _)| version);
         PlainRights {
-            // Plain packets have no tag: who must tag sends none.
+            // Plain packets have no tag: an endpoint that must tag sends none.
             link: match rule.vlan {
                 Vlan::Any | Vlan::Untagged => link(mac, None),
                 Vlan::Number(number) => link(mac, Some(number)),
@@ -103,7 +104,8 @@ impl PlainRights {
 }
 
 impl Rights {
-    /// Inside of its rule, from its session's addresses, `mac` among them, or from the rule's own.
+    /// Permits packets within the rule, from the session's addresses (`mac` among them) or from the
+    /// rule's own.
     #[must_use]
     pub fn new(rule: Rule, mac: [u8; 6], addresses: Addresses) -> Rights {
         let mac = rule.mac.unwrap_or(mac);
@@ -116,13 +118,13 @@ impl Rights {
         Rights { rule, mac, addresses, nothing: false, any_role: false, plain }
     }
 
-    /// The same, and, where `any_role`, also what routers, DHCP servers, queriers and switches send.
+    /// Also permits, if `any_role`, the packets of routers, DHCP servers, queriers and switches.
     #[must_use]
     pub fn with_any_role(self, any_role: bool) -> Rights {
         Rights { any_role, ..self }
     }
 
-    /// Nothing at all: endpoints that only capture.
+    /// Permits nothing, for endpoints that only capture.
     #[must_use]
     pub fn nothing() -> Rights {
         let rights = Rights::new(Rule::default(), [0; 6], Addresses::default());
@@ -130,7 +132,8 @@ impl Rights {
         Rights { nothing: true, plain, ..rights }
     }
 
-    /// Whether a plain packet may be sent. Where not, [`Rights::check`] says why, or that it may after all.
+    /// Returns `true` if a plain packet may be sent. Otherwise [`Rights::check`] gives the reason,
+    /// or permits the packet after all.
     #[inline]
     #[must_use]
     pub fn allow(&self, packet: &Plain) -> bool {
@@ -150,7 +153,7 @@ impl Rights {
     /// Checks a packet by its headers, which were read from its first bytes.
     ///
     /// # Errors
-    /// The counter of what is wrong.
+    /// Fails with the counter of the violation.
     #[inline]
     pub fn check<'a>(
         &self,
@@ -163,7 +166,7 @@ impl Rights {
         if headers.source != self.mac {
             return Err(Refused::TxSourceMac);
         }
-        // A tag within a tag would hide what is inside from every check.
+        // A tag within a tag would hide the inner packet from every check.
         if !self.rule.vlan.matches(headers.vlan)
             || matches!(headers.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN)
         {
@@ -172,7 +175,7 @@ impl Rights {
         if headers.malformed.is_some() {
             return Err(Refused::TxMalformed);
         }
-        // Below 0x0600 is a length: what bridges and their like say to each other.
+        // Values below 0x0600 are lengths, which bridges and similar devices use among themselves.
         if headers.ethertype < 0x600
             || self.rule.ethertype.is_some_and(|ethertype| ethertype != headers.ethertype)
         {
@@ -189,7 +192,7 @@ impl Rights {
                 if arp.sender_mac != self.mac {
                     return Err(Refused::TxSourceMac);
                 }
-                // 0.0.0.0 asks whether anybody has the address (RFC 5227).
+                // The sender address 0.0.0.0 asks whether a host has the target address (RFC 5227).
                 let ours = arp.sender_ip == 0 || self.addresses.ipv4 == Some(arp.sender_ip);
                 return if ours { Ok(()) } else { Err(Refused::TxSourceAddress) };
             }
@@ -219,7 +222,7 @@ impl Rights {
         {
             return Err(Refused::TxOutsideRule);
         }
-        // A later fragment has no port to be checked by.
+        // A later fragment has no port to check.
         let ports = transport.ports().filter(|_| !matches!(fragment, Fragment::Later { .. }));
         let (from, to) = (ports.map(|(source, _)| source), ports.map(|(_, to)| to));
         if self.rule.port.is_some() && self.rule.port != from
@@ -233,7 +236,7 @@ impl Rights {
     fn check_icmpv6(&self, source: u128, transport: &Transport) -> Result<(), Refused> {
         let ours = self.addresses.ipv6.contains(&Some(source));
         let allowed = match transport {
-            // `::` asks whether anybody has the address (RFC 4862, 5.4.2).
+            // The source `::` asks whether a host has the target address (RFC 4862, 5.4.2).
             Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } if source == 0 => {
                 self.addresses.ipv6.contains(&Some(*target))
             }
@@ -293,7 +296,8 @@ mod tests {
         assert_eq!(check(&Rights::nothing(), &flow.udp(b"x")), Err(Refused::TxOutsideRule));
     }
 
-    /// Not even with addresses, and from the MAC address that it is made with.
+    /// These rights permit no packet, even with addresses, and from the MAC address that they are
+    /// made with.
     #[test]
     fn nothing_is_nothing_both_ways() {
         for base in [flow(), Flow::v6()] {
@@ -314,7 +318,7 @@ mod tests {
         frame.extend_from_slice(&[0x81, 0, 0, 5, 0x81, 0, 0, 6, 8, 0]);
         frame.resize(60, 0);
         assert_eq!(check(&rights, &frame), Err(Refused::TxOutsideRule));
-        // And lengths instead of ethertypes: bridges talk so.
+        // The check also refuses lengths in place of ethertypes, which bridges use.
         let rights = Rights::new(rule(), MAC, Addresses::default());
         let mut frame = vec![1, 0x80, 0xc2, 0, 0, 0];
         frame.extend_from_slice(&MAC);
@@ -323,7 +327,7 @@ mod tests {
         assert_eq!(check(&rights, &frame), Err(Refused::TxOutsideRule));
     }
 
-    /// What both ways say of a frame; the short one only of those that are plain.
+    /// Returns the result of both checks of a frame; the fast check applies only to plain ones.
     fn both(rights: &Rights, frame: &[u8]) -> Result<(), Refused> {
         let outcome = check(rights, frame);
         if let Some(plain) = towpath_packet::plain::read(frame, frame.len()) {
@@ -363,7 +367,7 @@ mod tests {
             assert_eq!(both(&rights, &no_port), Err(Refused::TxOutsideRule));
             let arp = flow().who_has();
             assert_eq!(both(&rights, &arp), Err(Refused::TxOutsideRule));
-            // A port without a protocol.
+            // This rule gives a port without a protocol.
             let rule = Rule { port: Some(base.source_port), ..Rule::default() };
             let rights = Rights::new(rule, MAC, addresses(&base));
             assert_eq!(both(&rights, &base.udp(b"x")), Ok(()));

@@ -1,16 +1,18 @@
-//! Whose turn it is: the transmit scheduler.
+//! The transmit scheduler, which decides which queue pair the engine serves next.
 //!
-//! What is scheduled is a **unit**, a queue set: its packets leave in their order, so the one at its
-//! head decides by its endpoint's settings. Endpoints that share a queue set share one turn; an
-//! endpoint that is to have a share of its own has a queue set of its own.
+//! The scheduler serves **units**. A unit is a queue pair: its packets leave in order, so the
+//! settings of the endpoint whose packet is at the head apply. Endpoints that share a queue pair
+//! share one turn; an endpoint with a share of its own has its own queue pair.
 //!
-//! In this order: strict priority between levels; within a level the [`Policy`], one file each;
-//! before its turn comes, a unit may have to wait for its rate or its tick ([`shape`]), which it does
-//! outside of any line. Who waits for room in the device keeps its place and what it may send, and is
-//! passed over while there is none: others may have packets for this host.
+//! The scheduler applies strict priority between levels. Within a level it applies the [`Policy`];
+//! each policy has its own file. Before its turn, a unit may have to wait for its rate or its tick
+//! ([`shape`]), and it stands in no line meanwhile. A unit that waits for room in the device keeps
+//! its position and its credit. The scheduler passes it over while the device has no room, because
+//! other units may have packets for this host.
 //!
-//! This module knows neither queues nor packets. The engine asks whose turn it is
-//! ([`Schedule::next`]), serves it, and says what came of it; docs/scheduling.md says what users see.
+//! This module knows neither queues nor packets. The engine asks for the next unit
+//! ([`Schedule::next`]), serves it, and reports the result. docs/scheduling.md describes the
+//! behaviour that users see.
 
 pub(crate) mod arrivals;
 pub(crate) mod bucket;
@@ -28,13 +30,14 @@ use crate::due::DueHeap;
 use shape::{Class, LEVELS};
 use units::{List, SMALL, State, Unit, Units};
 
-/// Who is first when the device has room again.
+/// The unit that the scheduler serves first once the device has room again.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     unit: u32,
-    /// It is in the middle of a message: before everybody. Else: before those of its level and below.
+    /// `true` if the unit is in the middle of a message; it then precedes every other unit.
+    /// Otherwise it precedes the units of its level and below.
     message: bool,
-    /// In this turn of the engine it found too little room.
+    /// `true` if the unit found too little room in this poll iteration.
     refused: bool,
 }
 
@@ -44,19 +47,19 @@ pub(crate) struct Schedule {
     units: Units,
     policy: Box<dyn Policy>,
     hold: Option<Hold>,
-    /// In this turn of the engine somebody found the device without any room.
+    /// `true` if a unit found the device without any room in this poll iteration.
     full: bool,
-    /// Units that wait for a time, in nanoseconds, and for a tick.
+    /// Units that wait for a time, in nanoseconds, and units that wait for a tick.
     times: DueHeap,
     ticks: DueHeap,
-    /// The unit being served is the only one of its level: nobody is to be paid.
+    /// `true` if the served unit is the only one of its level; the policy then pays no other unit.
     alone: bool,
-    /// There was room in the device for the unit being served.
+    /// `true` if the device had room for the served unit.
     open: bool,
 }
 
 impl Schedule {
-    /// Nobody is there.
+    /// Returns a scheduler without units.
     #[must_use]
     pub(crate) fn new(policy: Box<dyn Policy>) -> Schedule {
         Schedule {
@@ -71,7 +74,7 @@ impl Schedule {
         }
     }
 
-    /// Shares in another way from now on; nobody owes anything.
+    /// Replaces the policy and clears every unit's debt.
     pub(crate) fn set_policy(&mut self, policy: Box<dyn Policy>) {
         self.policy = policy;
         for unit in &mut self.units.all {
@@ -79,7 +82,7 @@ impl Schedule {
         }
     }
 
-    /// A new unit, which has nothing to send. Memory for it is had here and at no later time.
+    /// Adds a unit that has nothing to send. All memory for the unit is allocated here.
     pub(crate) fn add(&mut self, place: u32, queue_set: u32) -> u32 {
         let id = self.units.add(place, queue_set);
         self.times.reserve(self.units.all.len());
@@ -87,7 +90,7 @@ impl Schedule {
         id
     }
 
-    /// Units that are no more, whatever they were doing.
+    /// Removes units in any state.
     pub(crate) fn remove(&mut self, ids: impl IntoIterator<Item = u32>) {
         for id in ids {
             self.leave(id);
@@ -95,27 +98,28 @@ impl Schedule {
         }
     }
 
-    /// Whether a unit is known to have something to send.
+    /// Returns `true` if the scheduler knows that the unit has something to send.
     #[inline]
     #[must_use]
     pub(crate) fn is_active(&self, unit: u32) -> bool {
         self.units.get(unit).state != State::Idle
     }
 
-    /// In which line a unit stands, or stood last.
+    /// Returns the line in which a unit stands, or stood last.
     #[inline]
     #[must_use]
     pub(crate) fn class(&self, unit: u32) -> Class {
         self.units.get(unit).class
     }
 
-    /// Since when a unit has had something to send, in nanoseconds.
+    /// Returns the time since which a unit has had something to send, in nanoseconds.
     #[must_use]
     pub(crate) fn since(&self, unit: u32) -> u64 {
         self.units.get(unit).since
     }
 
-    /// A unit that stood in no line has something to send. `small`: next is a small packet.
+    /// Puts a unit that stood in no line, and now has something to send, into its line. `small`:
+    /// the next packet is an expedited one.
     #[inline]
     pub(crate) fn enter(&mut self, id: u32, class: Class, small: bool, now: u64) {
         let unit = self.units.get_mut(id);
@@ -130,7 +134,7 @@ impl Schedule {
         }
     }
 
-    /// Behind the others of its level, in whose next round it has its turn.
+    /// Puts a unit behind the others of its level; its turn comes in the level's next round.
     fn go_last(&mut self, id: u32, blocked: bool) {
         self.units.leave(id);
         let unit = self.units.get_mut(id);
@@ -139,7 +143,7 @@ impl Schedule {
         self.units.push_back(level, id, blocked);
     }
 
-    /// Takes a unit out of whatever it is in.
+    /// Takes a unit out of its line or heap.
     fn leave(&mut self, id: u32) {
         self.units.leave(id);
         self.hold.take_if(|hold| hold.unit == id);
@@ -148,7 +152,7 @@ impl Schedule {
         }
     }
 
-    /// The engine begins a turn: who found no room in the last one may try again.
+    /// Begins a poll iteration: units that found no room in the last one may try again.
     pub(crate) fn begin(&mut self) {
         self.full = false;
         if let Some(hold) = &mut self.hold {
@@ -156,16 +160,16 @@ impl Schedule {
         }
     }
 
-    /// Whose turn it is, among those that may be served now; `room`: the device has some. The unit
-    /// is being served then, and keeps its place, until [`Schedule::more`] or [`Schedule::idle`] is
-    /// told.
+    /// Returns the next turn among the units that the engine may serve now; `room`: the device has
+    /// room. The unit is then being served, and keeps its position until the engine calls
+    /// [`Schedule::more`] or [`Schedule::idle`].
     pub(crate) fn next(&mut self, room: bool) -> Option<Turn> {
         let room = room && !self.full;
         if let Some(Hold { unit, message: true, refused }) = self.hold
             && (room && !refused || !self.units.is_blocked(unit))
             && matches!(self.units.get(unit).state, State::Line(line) if line < LEVELS)
         {
-            // Beyond its share it goes on to the message's end alone.
+            // Beyond its share, the unit may only finish the message.
             let bytes = self.units.get(unit).account.bytes;
             return Some(self.serve(unit, bytes, true));
         }
@@ -177,7 +181,7 @@ impl Schedule {
         None
     }
 
-    /// The same among those of one level.
+    /// Returns the next turn among the units of one level.
     fn next_of(&mut self, level: u8, room: bool) -> Option<Turn> {
         let held = self.hold.map(|hold| (hold, self.units.get(hold.unit).class.level));
         if let Some((Hold { unit, message: false, refused: false }, at)) = held
@@ -192,9 +196,10 @@ impl Schedule {
             let bytes = account.bytes;
             return Some(self.serve(unit, bytes, true));
         }
-        // Who waits for room with a large packet does not bind those above: their debts count.
+        // A unit that waits for room with a large packet does not bind the levels above: debts
+        // count there.
         let open = room && held.is_none_or(|(hold, below)| !hold.message && level > below);
-        // Nothing is fetched to find out what is known.
+        // The scheduler fetches no memory for facts that it already knows.
         let list = if open { List::All } else { List::Unblocked };
         let (mut passed, mut least) = (0, i64::MAX);
         while let Some(id) = self.units.head(level, list) {
@@ -206,7 +211,8 @@ impl Schedule {
             let before = account.bytes;
             let bytes = self.policy.begin(account, weight);
             if !open && !unit.local && bytes <= 0 {
-                // Whether it waits for the device too is asked where it stands.
+                // The engine checks at the head of the line whether the unit also waits for the
+                // device.
                 let rounds = self.policy.rounds(account, weight);
                 self.policy.skip(account, weight, rounds);
             }
@@ -220,7 +226,8 @@ impl Schedule {
             self.go_last(id, blocked);
             passed += 1;
             if passed >= self.units.count(level, list) {
-                // All owe. Rounds in which nobody sends are not gone through one by one.
+                // Every unit is in debt. The scheduler skips the rounds in which no unit sends in
+                // one step.
                 self.skip(level, list, least - 1);
                 (passed, least) = (0, i64::MAX);
             }
@@ -248,23 +255,23 @@ impl Schedule {
         if self.alone {
             unit.account = Account::default();
         }
-        // A message that nobody waited for has ended.
+        // A message that no other unit waited for has ended.
         let run = if message { unit.run } else { 0 };
         unit.run = 0;
         Turn {
             unit: id,
             place: unit.place,
             queue_set: unit.queue_set,
-            // For one alone there is nobody whose turn could come earlier.
+            // No other unit's turn could come earlier than that of a lone unit.
             packets: if self.alone { usize::MAX } else { self.policy.packets() },
             bytes: if self.alone { i64::MAX } else { bytes },
             run,
         }
     }
 
-    /// The unit whose next packet is a small one, and whose turn it is among those; `room`: the device
-    /// has some for small ones. The unit keeps its place until [`Schedule::more_small`] or another is
-    /// told.
+    /// Returns the next turn among the units whose next packet is an expedited one; `room`: the
+    /// device has room for expedited packets. The unit keeps its position until the engine calls
+    /// [`Schedule::more_small`] or another verb for it.
     pub(crate) fn next_small(&mut self, room: bool) -> Option<Turn> {
         let id = self.units.head(SMALL, if room { List::All } else { List::Unblocked })?;
         self.alone = true;
@@ -273,7 +280,7 @@ impl Schedule {
         Some(Turn { unit: id, place, queue_set, packets: usize::MAX, bytes: i64::MAX, run: 0 })
     }
 
-    /// Whether a unit may give the device packets while others wait for room.
+    /// Returns `true` if a unit may give the device packets while other units wait for room.
     #[inline]
     #[must_use]
     pub(crate) fn may_use_device(&self, unit: u32) -> bool {
@@ -286,7 +293,7 @@ impl Schedule {
         }
     }
 
-    /// The unit that is served sent so many bytes.
+    /// Charges the served unit with the bytes that it sent.
     #[inline]
     pub(crate) fn charge(&mut self, unit: u32, bytes: u64) {
         if !self.alone {
@@ -294,8 +301,8 @@ impl Schedule {
         }
     }
 
-    /// The unit that was served has more to send; `run`: bytes of the message that it is in the
-    /// middle of, and that is to be kept together.
+    /// Takes back a served unit that has more to send. `run`: bytes sent so far of the message that
+    /// the unit is in the middle of, and that the scheduler keeps together.
     pub(crate) fn more(&mut self, id: u32, stop: Stop, run: u64) {
         let unit = self.units.get_mut(id);
         let lent = std::mem::take(&mut unit.lent);
@@ -329,7 +336,8 @@ impl Schedule {
                     self.go_last(id, true);
                 }
                 self.full |= self.open && !large;
-                // It has its turn when there is room again, before those that need less of it.
+                // The unit has its turn once the device has room again, before units that need less
+                // room.
                 if run > 0 || first && large {
                     self.hold_for(Hold { unit: id, message: run > 0, refused: true });
                 }
@@ -345,7 +353,7 @@ impl Schedule {
         }
     }
 
-    /// From now on others wait for this one, unless it has to wait for another itself.
+    /// Makes the other units wait for this one, unless the unit itself has to wait for another.
     fn hold_for(&mut self, hold: Hold) {
         let held = self.hold.is_some_and(|hold| hold.message);
         if !held && (hold.message || self.may_use_device(hold.unit)) {
@@ -353,8 +361,8 @@ impl Schedule {
         }
     }
 
-    /// The unit that was served from the line of small packets still has some; `blocked`: the device
-    /// has no room for the next one, and the unit keeps its place.
+    /// Takes back a served unit of the expedited line that has more expedited packets. `blocked`:
+    /// the device has no room for the next one, and the unit keeps its position.
     pub(crate) fn more_small(&mut self, id: u32, blocked: bool) {
         if blocked {
             self.units.block(id);
@@ -364,18 +372,19 @@ impl Schedule {
         }
     }
 
-    /// The unit that was served is to [`Schedule::enter`] another line.
+    /// Takes the served unit out of its line; the engine calls [`Schedule::enter`] for another
+    /// line.
     pub(crate) fn leave_line(&mut self, id: u32) {
         self.rest(id, State::Served);
     }
 
-    /// The unit that was served has nothing more to send.
+    /// Takes back a served unit that has nothing more to send.
     #[inline]
     pub(crate) fn idle(&mut self, id: u32) {
         self.rest(id, State::Idle);
     }
 
-    /// What it did not use is lost, and what it owes stays.
+    /// Takes the unit out of its line; it loses unused credit and keeps its debt.
     fn rest(&mut self, id: u32, state: State) {
         self.units.leave(id);
         let unit = self.units.get_mut(id);
@@ -383,8 +392,8 @@ impl Schedule {
         (unit.state, unit.run, unit.lent) = (state, 0, 0);
     }
 
-    /// A unit that waited, and waits no more at this time and tick: it is to [`Schedule::enter`]
-    /// again. `None`: no further one.
+    /// Returns a unit whose wait ends at this time or tick; the engine calls [`Schedule::enter`]
+    /// for it again. `None`: no further unit is due.
     pub(crate) fn due(&mut self, now: u64, tick: u64) -> Option<Due> {
         let unit = self.times.take(now).or_else(|| self.ticks.take(tick))?;
         let one = self.units.get_mut(unit);
@@ -392,21 +401,21 @@ impl Schedule {
         Some(Due { unit, place: one.place, queue_set: one.queue_set })
     }
 
-    /// Takes a unit out of its line, or from what it waits for: something of it changed, and it is to
-    /// [`Schedule::enter`] again. `false`: it has nothing to send.
+    /// Takes a unit out of its line or its wait because one of its settings changed; the engine
+    /// calls [`Schedule::enter`] for it again. Returns `false` if the unit has nothing to send.
     pub(crate) fn withdraw(&mut self, id: u32) -> bool {
         let state = self.units.get(id).state;
         self.leave(id);
         !matches!(state, State::Free | State::Idle)
     }
 
-    /// Whether a unit waits for a time or a tick.
+    /// Returns `true` if a unit waits for a time or a tick.
     #[must_use]
     pub(crate) fn someone_waits(&self) -> bool {
         self.times.next().or(self.ticks.next()).is_some()
     }
 
-    /// A unit that waits for a time or a tick is due at once.
+    /// Makes a unit that waits for a time or a tick due at once.
     pub(crate) fn hurry(&mut self, id: u32) {
         for heap in [&mut self.times, &mut self.ticks] {
             if heap.has(id) {
@@ -415,39 +424,39 @@ impl Schedule {
         }
     }
 
-    /// Takes a unit out of the line of small packets: they go past nobody any more.
+    /// Takes a unit out of the line of expedited packets, whose packets then lose precedence.
     pub(crate) fn withdraw_small(&mut self) -> Option<Due> {
         let Turn { unit, place, queue_set, .. } = self.next_small(true)?;
         self.leave(unit);
         Some(Due { unit, place, queue_set })
     }
 
-    /// When the next unit is due that waits for a time, in nanoseconds.
+    /// Returns when the next unit that waits for a time is due, in nanoseconds.
     #[must_use]
     pub(crate) fn next_due(&self) -> Option<u64> {
         self.times.next()
     }
 
-    /// When the next unit is due that waits for a tick.
+    /// Returns when the next unit that waits for a tick is due.
     #[must_use]
     pub(crate) fn next_tick(&self) -> Option<u64> {
         self.ticks.next()
     }
 
-    /// Units that could be served now; `room`: the device has some.
+    /// Counts the units that the engine could serve now; `room`: the device has room.
     #[must_use]
     pub(crate) fn ready(&self, room: bool) -> usize {
         self.count(if room { List::All } else { List::Unblocked })
     }
 
-    /// Units whose next packet is a small one, and that could be served now; `room`: the device has
-    /// some for small ones.
+    /// Counts the units whose next packet is an expedited one and that the engine could serve now;
+    /// `room`: the device has room for expedited packets.
     #[must_use]
     pub(crate) fn small(&self, room: bool) -> usize {
         self.units.count(SMALL, if room { List::All } else { List::Unblocked })
     }
 
-    /// Units that wait for room in the device, as far as is known.
+    /// Counts the units known to wait for room in the device.
     #[must_use]
     pub(crate) fn blocked(&self) -> usize {
         self.count(List::All) - self.count(List::Unblocked)

@@ -1,4 +1,4 @@
-//! One packet of an application: checked, and sent where it is to go.
+//! One packet of an application: the engine checks it and sends it to its destinations.
 
 use towpath_device::{Checksum, DeviceError, Meta, Part};
 use towpath_packet::headers::{Headers, Malformed};
@@ -19,24 +19,24 @@ use crate::stage::WHOLE_BYTES;
 use crate::transmit::Group;
 use crate::work::Work;
 
-/// What became of it.
+/// The result for a packet.
 pub(crate) enum Sent {
-    /// Done with: dropped, or delivered here.
+    /// The packet is done: dropped, or delivered here.
     Now,
-    /// On its way to the device.
+    /// The packet is on its way to the device.
     Later,
-    /// Either, and it needed more than one copy: see [`Engine::spent`].
+    /// Either of these, with more than one copy: see [`Engine::spent`].
     Costly {
-        /// It is on its way to the device.
+        /// `true` if the packet is on its way to the device.
         later: bool,
     },
-    /// No room for it now.
+    /// The device has no room for the packet now.
     NoRoom,
-    /// No correct application sends it.
+    /// No correct application sends the packet.
     Violates(Violation),
 }
 
-/// A packet on its way to be sent.
+/// A packet that the engine is about to send.
 #[derive(Clone, Copy)]
 struct Outgoing {
     place: u32,
@@ -45,13 +45,13 @@ struct Outgoing {
     first: u32,
     chain: u32,
     len: usize,
-    /// Where in the stage its beginning is.
+    /// The bounce buffer that holds the packet's beginning.
     slot: u32,
     /// See [`crate::transmit::Taken`].
     for_nobody_here: bool,
-    /// Its queue set in the scheduler.
+    /// The number of the packet's queue pair in the scheduler.
     unit: u32,
-    /// It goes past the others.
+    /// `true` if the packet passes the others.
     small: bool,
 }
 
@@ -63,7 +63,7 @@ impl Engine {
         Sent::Now
     }
 
-    /// Checks a packet by its beginning in its slot, and sends what was checked.
+    /// Checks a packet by its beginning in its slot, and sends the checked bytes.
     pub(crate) fn check_and_send<const TAPS: bool>(
         &mut self,
         group: &mut Group,
@@ -113,11 +113,12 @@ impl Engine {
             }
             _ => Meta::FINISHED,
         };
-        // An endpoint that was closed while packets waited: they are dropped, that is no crime.
+        // The application closed the endpoint while packets waited. The engine drops them; this is
+        // no violation.
         let Some(endpoint) = endpoint else {
             return Ok(self.refuse(one, EndpointCount::TxOutsideRule));
         };
-        // What is small may have a queue set of its own, where it does not wait behind others.
+        // Expedited packets may have their own queue pair, in which they do not wait behind others.
         let small = descriptors.first().is_some_and(|first| first.flags & SMALL != 0);
         if endpoint.queue_set != one.queue_set && !small {
             return Ok(Sent::Violates(Violation::Endpoint));
@@ -144,8 +145,8 @@ impl Engine {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
         if meta.segmentation.is_some() {
-            // No TCP packet is for a group (RFC 9293, 3.9.2.3), and each of its segments would be copied to
-            // each member.
+            // No TCP packet is for a group (RFC 9293, 3.9.2.3), and each of its segments would be
+            // copied to each member.
             if is_group(headers.destination) {
                 return Ok(self.refuse(one, EndpointCount::TxMalformed));
             }
@@ -156,14 +157,14 @@ impl Engine {
             }
         }
         let meta = match meta.checksum {
-            // That a device found it right is for devices to say.
+            // Only a device may declare a checksum verified.
             Checksum::Verified => Meta::FINISHED,
             _ => meta,
         };
         if wire_bytes(&meta, &headers, one.len) > mtu + usize::from(headers.l3_offset) {
             return Ok(self.refuse(one, EndpointCount::TxTooLong));
         }
-        // What the slot holds needs not be read from the heap again.
+        // The engine need not read the slot's bytes from the transmit buffer pool again.
         let mut held = self.stage.bytes(slot).len();
         self.pieces.clear();
         if held < one.len {
@@ -214,7 +215,8 @@ impl Engine {
             let room = if one.small {
                 self.has_small_room()
             } else {
-                // Who waits for room longer, or is in the middle of a message, is before this one.
+                // Packets that have waited longer, or units in the middle of a message, precede
+                // this one.
                 self.handoff.has_room(packets)
                     && self.has_slots(packets + SMALL_PLACES)
                     && self.schedule.may_use_device(one.unit)
@@ -253,8 +255,8 @@ impl Engine {
         Ok(self.spend(one, work, taps, sent))
     }
 
-    /// Notes what a packet needed: `work` in place of the one copy that it is charged for by itself, and
-    /// `taps` for captures and promiscuous endpoints.
+    /// Records a packet's cost: `work` in place of the one copy that every packet is charged for,
+    /// and `taps` for captures and promiscuous endpoints.
     fn spend(&mut self, one: &Outgoing, work: Work, taps: Work, sent: Sent) -> Sent {
         let beyond = work.beyond_one(one.len);
         if beyond == Work::default() && taps == Work::default() {
@@ -277,8 +279,8 @@ impl Engine {
         }
     }
 
-    /// Delivers to the endpoints of this host in `found`, of which the first `members` are those that
-    /// the packet is for, and to those that capture. Answers the copies for the former, and for all
+    /// Delivers to the endpoints of this host in `found`, the first `members` of which are the
+    /// packet's receivers, and to captures. Returns the copies for the receivers, and those for all
     /// others.
     fn deliver_here<const TAPS: bool>(
         &mut self,
@@ -336,7 +338,7 @@ impl Engine {
         Some(number)
     }
 
-    /// The slot's bytes, and the rest in place where the device can take it so.
+    /// Sends the slot's bytes, and the rest in place where the device supports it.
     fn send_as_it_is(&mut self, one: &Outgoing, meta: Meta) -> Result<Sent, DeviceError> {
         let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
         let space = session.transmit_space;
@@ -371,7 +373,7 @@ impl Engine {
         self.stage.append(one.slot, rest, finish)
     }
 
-    /// Finishes and cuts in software: the device cannot.
+    /// Completes checksums and segments in software, for a device that cannot.
     fn send_by_software(&mut self, one: &Outgoing, meta: Meta) -> Result<Sent, DeviceError> {
         if meta.segmentation.is_none() {
             let finish = match meta.checksum {
@@ -407,7 +409,8 @@ impl Engine {
                 Checksum::Unfinished { start, offset } => Some((start, offset)),
                 _ => None,
             };
-            // The first takes the packet's own slot; that there are enough was looked at before.
+            // The first segment takes the packet's own slot. The engine has checked before that
+            // there are enough.
             let Some(slot) = own_slot.take().or_else(|| self.stage.take()) else { break };
             let built = self.stage.build(
                 slot,
@@ -440,7 +443,7 @@ impl Engine {
     }
 }
 
-/// Counts a packet that was sent, to the device or to an endpoint of this host.
+/// Counts a packet sent to the device or to an endpoint of this host.
 #[inline]
 pub(crate) fn count_sent(words: &mut OwnWords, endpoint: u32, len: usize, copies: u64) {
     for (count, by) in [
@@ -452,7 +455,7 @@ pub(crate) fn count_sent(words: &mut OwnWords, endpoint: u32, len: usize, copies
     }
 }
 
-/// How long the longest frame is that a packet becomes on the wire.
+/// Returns the length of the longest frame that a packet becomes on the wire.
 fn wire_bytes(meta: &Meta, headers: &Headers, len: usize) -> usize {
     if meta.segmentation.is_none() {
         return len;
@@ -465,7 +468,7 @@ fn wire_bytes(meta: &Meta, headers: &Headers, len: usize) -> usize {
     }
 }
 
-/// How many frames a packet becomes on the wire.
+/// Returns the number of frames that a packet becomes on the wire.
 fn segments(meta: &Meta, headers: &Headers, len: usize) -> usize {
     match (meta.segmentation, headers.transport(), headers.l4_offset()) {
         (Some(segmentation), Transport::Tcp { header_bytes, .. }, Some(l4)) => {
@@ -476,6 +479,6 @@ fn segments(meta: &Meta, headers: &Headers, len: usize) -> usize {
     }
 }
 
-// A packet that is cut in software has room behind those that wait, and in the stage.
+// A packet segmented in software has room behind those that wait, and in the bounce buffers.
 const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BACKLOG / 2);
 const _: () = assert!(offload::MAX_SENT_SEGMENTS <= STAGE_SLOTS as usize / 2);

@@ -1,4 +1,4 @@
-//! A server: engine and control thread around a device.
+//! A server: an engine and a control thread around a device.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,33 +30,33 @@ use crate::worker::pin::pin;
 use crate::worker::process::Tables;
 use crate::worker::spawner::Spawner;
 
-/// An application that attaches has this long for each step: one that connects and says nothing holds a
+/// The time limit of each step of an application that attaches: a silent connection holds a
 /// descriptor.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a server serves.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where applications find it; `None`: only those of [`Server::connect`].
+    /// The socket's path for applications; `None` allows only those of [`Server::connect`].
     pub socket: Option<PathBuf>,
-    /// Who may what.
+    /// The rights of users.
     pub policy: Policy,
-    /// Addresses to give to sessions.
+    /// Addresses for sessions.
     pub subnets: Subnets,
-    /// Everything that can be changed later too, first of all how the engine waits:
-    /// `Mode::Poll.into()`, or [`Values::set`]. An `rx_batch` that nobody set is no more than `batch`.
+    /// All settings that can also change later, first of all the engine's wait strategy:
+    /// `Mode::Poll.into()`, or [`Values::set`]. A default `rx_batch` is at most `batch`.
     pub settings: Values,
-    /// Packets taken from the device in one turn, 1 to 1024. A larger batch shares fences and rings among
-    /// more packets, and adds latency.
+    /// Packets that the engine takes from the device per poll iteration, 1 to 1024. A larger batch
+    /// shares fences and notifications among more packets, and adds latency.
     pub batch: usize,
-    /// Packets that one endpoint may receive in one turn. The engine drops further packets before it copies
-    /// them, so that a flood of one endpoint costs the others little.
+    /// Packets that one endpoint may receive per poll iteration. The engine drops further packets
+    /// before it copies them, so a flood of one endpoint costs the others little.
     pub receive_budget: u32,
-    /// Packets that the engine takes in a turn for each queue set in line, 1 to 65536, and eight times as
-    /// many from all of them, so that one sender's bulk does not delay the others. With round robin, those
-    /// of one queue set before the next one's.
+    /// Packets that the engine takes per poll iteration for each queue pair in line, 1 to 65536,
+    /// and eight times as many from all of them. One sender's bulk therefore does not delay the
+    /// others. With round robin, the engine takes those of one queue pair before the next one's.
     pub transmit_budget: usize,
-    /// The processor that the engine's thread is bound to; one that is not there is an error.
+    /// The processor that the engine's thread is bound to; a missing processor is an error.
     pub engine_cpu: Option<usize>,
 }
 
@@ -75,18 +75,18 @@ impl Default for Config {
     }
 }
 
-/// Why a server could not start. Nothing that was made on the way is left behind.
+/// The reasons for which a server cannot start. A failed start leaves nothing behind.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Another server has the socket.
+    /// Another server holds the socket.
     #[error("{0}: another server serves here; stop it, or choose another --socket")]
     InUse(PathBuf),
     /// The socket's path cannot be used.
     #[error("{path}: {cause}; choose a path that this user may write with --socket")]
     Socket {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// The subnet leaves no addresses.
@@ -95,43 +95,43 @@ pub enum StartError {
     /// The device did not start.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A number out of its range.
+    /// A number is out of its range.
     #[error("{name} is {value}; {range} is possible")]
     Range {
-        /// Which.
+        /// The number's name.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: usize,
-        /// What may be given.
+        /// The permitted range.
         range: &'static str,
     },
-    /// More packets of a turn than the server was to have memory for.
+    /// `rx_batch` exceeds the number of packets per poll iteration that the server has memory for.
     #[error("rx_batch={rx_batch} with --batch {batch}; give a larger --batch, or 1 to {batch}")]
     Batch {
-        /// What was set.
+        /// The value of the setting.
         rx_batch: u64,
-        /// What was given.
+        /// The given `batch`.
         batch: usize,
     },
     /// The engine cannot be bound to the processor.
     #[error("--engine-cpu {cpu}: the engine cannot run there; this server may use {usable}")]
     Processor {
-        /// Which.
+        /// The processor.
         cpu: usize,
-        /// Those that are there, such as `0-3,8`.
+        /// The usable processors, such as `0-3,8`.
         usable: String,
     },
-    /// Memory, descriptors or threads are not to be had.
+    /// Memory, descriptors or threads are not available.
     #[error("{what}: {cause}")]
     Resources {
-        /// What was needed.
+        /// The missing resource.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
 }
 
-/// A running server. Dropping it stops it and waits.
+/// A running server. Dropping it stops the server and waits.
 #[derive(Debug)]
 pub struct Server {
     requests: Sender<Request>,
@@ -142,7 +142,7 @@ pub struct Server {
     _bound: Option<Bound>,
 }
 
-/// A socket's path, and the lock that makes it ours. Both are taken away with this.
+/// A socket's path and the lock that claims it. Dropping this removes both.
 #[derive(Debug)]
 struct Bound {
     path: PathBuf,
@@ -157,7 +157,7 @@ impl Drop for Bound {
     }
 }
 
-/// Wakes the control thread when the engine's thread ends, however it does.
+/// Wakes the control thread when the engine's thread ends for any reason.
 struct WakesAtTheEnd(Arc<OwnedFd>);
 
 impl Drop for WakesAtTheEnd {
@@ -170,7 +170,7 @@ impl Server {
     /// Starts to serve a device.
     ///
     /// # Errors
-    /// [`StartError`] names what was in the way.
+    /// [`StartError`] names the obstacle.
     pub fn start(
         config: &Config,
         device: Box<dyn Device>,
@@ -186,7 +186,8 @@ impl Server {
             return Err(StartError::Range { name, value, range });
         }
         let settings = settings_of(config)?;
-        // Before there is anything that an application could reach.
+        // The server makes the spawner of workers before any object exists that an application
+        // could reach.
         let (relays, counters) =
             Relays::new(config.policy.connections).map_err(resources("notification counters"))?;
         let spawner = Spawner::start(tables(&config.policy, counters))
@@ -198,7 +199,7 @@ impl Server {
         state.seal_seals().map_err(resources("the state page"))?;
         let state_region = state.map_writable().map_err(resources("the state page"))?;
         let state_mapping = state_region.mapping().clone();
-        // Every session has it, and the engine writes it.
+        // The engine writes the state page, and every session maps it.
         let state_pins =
             pin(&[state.as_fd()]).map_err(|error| resources("the state page")(error.into()))?;
         store.put("state", state.as_fd()).map_err(resources("keeping the state page"))?;
@@ -229,7 +230,7 @@ impl Server {
             batch: config.batch,
             receive_budget: config.receive_budget.max(1),
             transmit_budget: config.transmit_budget,
-            // 512 by default, however many queue sets are in line.
+            // 512 by default, however many queue pairs are in line.
             turn_budget: config.transmit_budget * 8,
         };
         let link = Link {
@@ -239,7 +240,7 @@ impl Server {
             control_wake: control_wake.clone(),
             relays,
         };
-        // Measured while nothing runs yet that would be in its way.
+        // The server measures before its threads could disturb the result.
         let _ = towpath_waiting::Costs::of_this_machine();
         let engine = Engine::new(device, state_region, epoch, seed, &settings, budgets, link)?;
         let engine_epoll = engine.epoll().try_clone().map_err(resources("an epoll"))?;
@@ -283,7 +284,7 @@ impl Server {
             let _ = engine.join();
             return Err(error);
         }
-        // The read end hangs up when the control thread is over.
+        // The read end hangs up when the control thread ends.
         let (over, over_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| resources("a pipe")(error.into()))?;
         let control = std::thread::Builder::new()
@@ -310,10 +311,11 @@ impl Server {
         }
     }
 
-    /// A control connection for an application in this process, or to be handed to another one.
+    /// Returns a control connection for an application in this process, or for handing to another
+    /// process.
     ///
     /// # Errors
-    /// What `socketpair` answers.
+    /// Fails with the error of `socketpair`.
     pub fn connect(&self) -> io::Result<OwnedFd> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -322,16 +324,17 @@ impl Server {
         Ok(theirs)
     }
 
-    /// Hangs up when the server has ended, asked to or not: to be watched beside other things.
+    /// Returns a descriptor that hangs up when the server has ended for any reason, for use with
+    /// `poll`.
     #[must_use]
     pub fn over(&self) -> &OwnedFd {
         &self.over
     }
 
-    /// Stops, if it has not ended by itself, and says how it ended.
+    /// Stops the server, if it has not ended by itself, and returns how it ended.
     ///
     /// # Errors
-    /// What the device failed with.
+    /// Fails with the device's error.
     pub fn stop(mut self) -> Result<(), DeviceError> {
         self.end()
     }
@@ -358,7 +361,7 @@ impl Drop for Server {
     }
 }
 
-/// What every worker begins with.
+/// Returns the tables that every worker begins with.
 fn tables(policy: &Policy, counters: PeerWords) -> Tables {
     let connections = policy.connections.min(policy.connections_per_user());
     Tables {
@@ -368,13 +371,13 @@ fn tables(policy: &Policy, counters: PeerWords) -> Tables {
     }
 }
 
-/// Returns `true` if memory can be paged out: an application could have its own paged out, and have the
-/// engine wait for it.
+/// Returns `true` if the kernel can page memory out. An application could then have its memory
+/// paged out and make the engine wait for it.
 fn has_swap() -> bool {
     std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().nth(1).is_some())
 }
 
-/// The settings to begin with: no more packets of a turn than there is memory for.
+/// Returns the initial settings, with `rx_batch` limited to the available memory.
 fn settings_of(config: &Config) -> Result<Values, StartError> {
     let mut settings = config.settings.clone();
     let (rx_batch, batch) = (settings.get(Setting::RxBatch), config.batch);
@@ -398,7 +401,7 @@ fn bind_to_processor(cpu: usize) -> Result<(), StartError> {
     Err(StartError::Processor { cpu, usable: usable_processors() })
 }
 
-/// The processors that this thread may run on, as the kernel writes them: `0-3,8`.
+/// Returns the processors that this thread may run on, in the kernel's format: `0-3,8`.
 fn usable_processors() -> String {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return "others".into() };
     let mut ranges: Vec<(usize, usize)> = Vec::new();
@@ -415,7 +418,7 @@ fn usable_processors() -> String {
     ranges.iter().map(shown).collect::<Vec<_>>().join(",")
 }
 
-/// Binds the socket, after making sure that no living server has it.
+/// Binds the socket, after checking that no living server holds it.
 fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), StartError> {
     let failed = |cause: io::Error| StartError::Socket { path: path.to_owned(), cause };
     let mut lock_path = path.as_os_str().to_owned();
@@ -443,7 +446,7 @@ fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), StartError> {
                 std::mem::forget(bound);
                 return Err(failed(cause));
             }
-            // Left by a server that was killed: its lock is free.
+            // A killed server left the socket behind: its lock is free.
             std::fs::remove_file(path).map_err(failed)?;
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -456,12 +459,12 @@ fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), StartError> {
         None,
     )
     .map_err(|error| failed(error.into()))?;
-    // Before Linux 6.16, the workers close what is sent.
+    // Before Linux 6.16, the workers close descriptors that a peer sends.
     let _ = towpath_protocol::peer::refuse_descriptors(&socket);
     let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
     rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
-    // Who may attach is decided by who the kernel says the peer is; the file's mode only keeps
-    // those out early that nothing was granted to.
+    // The server decides by the kernel's peer credentials. The file's mode only rejects users
+    // without any right early.
     let open = !policy.users.is_empty() || !policy.groups.is_empty();
     let mode = if open { 0o666 } else { 0o600 };
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! A session as the engine has it.
+//! The engine's view of a session.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,120 +23,126 @@ use crate::rights::Rights;
 use crate::schedule::arrivals::Arrivals;
 use crate::schedule::shape::{Class, Shape};
 
-/// A queue set and what the engine notes beside it.
+/// A queue pair and the engine's own notes about it.
 #[derive(Debug)]
 pub struct QueueSet {
-    /// Transmit.
+    /// The transmit queue.
     pub transmit: TransmitConsumer,
-    /// Receive.
+    /// The receive queue.
     pub receive: ReceiveProducer,
-    /// Its number in the scheduler; given by the engine.
+    /// The queue pair's number in the scheduler; the engine assigns it.
     pub unit: u32,
-    /// An endpoint that uses it has settings of its own: its packets are looked at one by one.
+    /// `true` if an endpoint that uses the queue pair has settings of its own; the engine then
+    /// checks its packets one by one.
     pub shaped: bool,
-    /// How many.
+    /// Number of such endpoints.
     shapes: u32,
-    /// Their maximum delays, in microseconds.
+    /// The maximum delays of such endpoints, in microseconds.
     delays: Values,
-    /// When its packets came, where an endpoint that uses it has a maximum delay.
+    /// The arrival times of packets, if an endpoint that uses the queue pair has a maximum delay.
     pub arrivals: Option<Box<Arrivals>>,
-    /// It is in the list of those to be published at the end of the turn.
+    /// `true` if the queue pair is in the list of those that the engine publishes at the end of the
+    /// poll iteration.
     pub touched: bool,
-    /// Received packets after which the application is rung.
+    /// Received packets after which the engine notifies the application.
     pub rx_frames: u32,
-    /// How long a ring may be put off for them, in microseconds; 0: not at all.
+    /// The longest deferral of a notification for received packets, in microseconds; 0 for none.
     pub rx_usecs: u32,
-    /// What its endpoints ask for of these.
+    /// The coalescing settings of the endpoints that use the queue pair.
     coalescing: Coalescing,
 }
 
-/// An endpoint as the engine has it.
+/// The engine's view of an endpoint.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// Its queue set.
+    /// The endpoint's queue pair.
     pub queue_set: u32,
-    /// What it receives.
+    /// The packets that the endpoint receives.
     pub rule: Rule,
-    /// What it may send.
+    /// The packets that the endpoint may send.
     pub rights: Rights,
-    /// Packets received, and microseconds, after which the application is rung.
+    /// Received packets, and microseconds, after which the engine notifies the application.
     pub coalescing: (u32, u32),
-    /// It takes large and unfinished packets.
+    /// `true` if the endpoint takes large packets and packets with partial checksums.
     pub offload: bool,
-    /// It has no flow rule: it captures, or receives everything.
+    /// `true` if the endpoint has no flow rule: it captures, or receives everything.
     pub tap: bool,
-    /// For which turn `received` counts.
+    /// The poll iteration for which `received` counts.
     pub turn: u64,
-    /// Packets received in that turn.
+    /// Packets received in that poll iteration.
     pub received: u32,
 }
 
-/// Everything of a session that the engine touches. Made by the control thread, handed over whole,
-/// and handed back whole to be unmapped there.
+/// Everything of a session that the engine touches. The control thread makes it and hands it over
+/// whole. The engine hands it back whole, and the control thread unmaps it.
 #[derive(Debug)]
 pub struct Session {
-    /// Its number, as tools show it.
+    /// The session's number, as tools show it.
     pub number: u32,
-    /// What it consists of.
+    /// The sizes of the session's parts.
     pub shape: SessionShape,
-    /// Where received packets go. Only the engine writes it.
+    /// The memory for received packets. Only the engine writes it.
     pub receive_heap: Region,
-    /// Where packets to be sent come from. Only the application writes it.
+    /// The memory with packets to send. Only the application writes it.
     pub transmit_heap: Arc<Mapping>,
-    /// The transmit heap as a data space; given by the engine.
+    /// The transmit buffer pool as a data space; the engine assigns it.
     pub transmit_space: SpaceId,
     /// Events to the application.
     pub marker: Marker,
     /// Events from the application.
     pub work: Acknowledger,
-    /// Whether the application sleeps.
+    /// The application's sleep state.
     pub ringer: Ringer,
-    /// How the application is notified.
+    /// The way in which the server notifies the application.
     pub doorbell: Doorbell,
-    /// Readable when the application notifies the engine: an epoll instance, which no application has.
+    /// Readable when the application notifies the engine. This is an epoll instance that no
+    /// application has.
     pub wake: OwnedFd,
-    /// Its queue sets.
+    /// The session's queue pairs.
     pub queue_sets: Vec<QueueSet>,
-    /// Whose the frames of the transmit heap are.
+    /// The owner of each buffer of the transmit buffer pool.
     pub transmit_ledger: Ledger,
-    /// Whose the frames of the receive heap are.
+    /// The owner of each buffer of the receive buffer pool.
     pub receive_ledger: Ledger,
-    /// Its endpoints by number; none any more when it is to be taken away.
+    /// The session's endpoints by number; empty once the session is under removal.
     pub endpoints: Vec<Option<Endpoint>>,
-    /// How those of them send that have settings of their own, by their number.
+    /// The sending state of the endpoints with settings of their own, by endpoint number.
     pub shapes: Vec<Option<Box<Shape>>>,
-    /// Queue sets that are yet to be asked again, since settings changed, and the first of them.
+    /// Number of queue pairs that the engine must check again because settings changed, and the
+    /// first of them.
     pub(crate) to_hurry: (u32, u32),
-    /// Their counters.
+    /// The endpoints' counters.
     pub counters: OwnWords,
     header: OwnWords,
-    /// Whether it has to ring although the engine is awake.
+    /// Tells the application to notify the engine even if the engine is awake.
     pub(crate) rest: Sleeper,
-    /// Where it stands among those that the engine looks at by itself.
+    /// The session's index in the list of active sessions.
     pub(crate) watched_at: u32,
-    /// When it last had something to send, in the engine's turns.
+    /// The time of the last packet to send, in the engine's poll iterations.
     pub(crate) news_at: u64,
-    /// Packets that are with the device.
+    /// Packets in flight.
     pub flights: u32,
-    /// What is to be made known to it at the end of this turn.
+    /// The news for the session at the end of this poll iteration.
     pub(crate) news: News,
-    /// Packets that it was not rung for.
+    /// Packets without a notification so far.
     pub(crate) unrung: u32,
-    /// It is to be taken away as soon as nothing of it is with the device.
+    /// `true` if the engine removes the session as soon as none of its packets is in flight.
     pub closing: bool,
-    /// Its flow rules are gone, too.
+    /// `true` if the session's flow rules are gone, too.
     pub(crate) emptied: bool,
-    /// What the application did wrong; found in the middle of a turn, dealt with at its end.
+    /// The application's violation. The engine finds it within a poll iteration and acts on it at
+    /// the end.
     pub violation: Option<Violation>,
 }
 
-/// How an application is notified: by the engine itself, or, where that could last as long as the
-/// application likes and others would wait, by the worker of its user.
+/// The way in which the server notifies an application. An application can make a notification take
+/// arbitrarily long. Where others would wait for it, the worker of the application's user notifies;
+/// otherwise the engine does.
 #[derive(Debug)]
 pub struct Doorbell {
-    /// The server's end of the doorbell; none once the session is over.
+    /// The server's end of the doorbell; `None` once the session is over.
     socket: Option<OwnedFd>,
-    /// The worker's part; none where there is no worker.
+    /// The worker's part; `None` where there is no worker.
     relay: Option<Relay>,
 }
 
@@ -145,34 +151,35 @@ impl Doorbell {
         Doorbell { socket: Some(socket), relay: Some(relay) }
     }
 
-    /// A doorbell that the engine itself always uses: of an application that is trusted not to make
-    /// that last.
+    /// Returns a doorbell that the engine itself always uses. The application must be trusted not
+    /// to prolong a notification.
     #[must_use]
     pub fn direct(socket: OwnedFd) -> Doorbell {
         Doorbell { socket: Some(socket), relay: None }
     }
 
-    /// The worker that can notify for the engine.
+    /// Returns the worker that can notify in place of the engine.
     pub(crate) fn relay(&self) -> Option<&Relay> {
         self.relay.as_ref()
     }
 
-    /// Notifies the application. The kernel walks everything that waits for the doorbell.
+    /// Notifies the application. The kernel walks the list of all waiters of the doorbell.
     pub(crate) fn notify(&self) {
         if let Some(socket) = &self.socket {
-            // A full socket holds a notification already; a closed one is noticed by the worker.
+            // A full socket already holds a notification. The worker notices a closed one.
             crate::worker::held::notify(socket);
         }
     }
 }
 
-/// Bytes of the server's own memory that an endpoint counts as: in the engine's tables, the control
-/// thread's and the flow table, some 900 without settings of its own, and as much again with them.
+/// Bytes of the server's own memory that an endpoint counts as. The tables of the engine and of the
+/// control thread, and the flow table, take some 900 without settings of its own, and as much again
+/// with them.
 pub(crate) const ENDPOINT_BYTES: usize = 2560;
-/// The same for a queue set.
+/// Bytes of the server's own memory that a queue pair counts as.
 pub(crate) const QUEUE_SET_BYTES: usize = 1024;
 
-/// The memories that a session is made of, mapped.
+/// The mapped memories of a session.
 #[derive(Debug)]
 pub struct Memories {
     /// Server pages, writable.
@@ -181,23 +188,23 @@ pub struct Memories {
     pub application: Arc<Mapping>,
     /// Ledger, writable.
     pub ledger: Region,
-    /// Receive heap, writable.
+    /// Receive buffer pool, writable.
     pub receive_heap: Region,
-    /// Transmit heap, read-only.
+    /// Transmit buffer pool, read-only.
     pub transmit_heap: Arc<Mapping>,
 }
 
-/// A session's memories, for reading: counters, and what concerns the mappings themselves.
+/// A session's memories for reading counters and for operations on the mappings themselves.
 #[derive(Clone, Debug)]
 pub struct Mappings {
     /// Server pages.
     pub server: Arc<Mapping>,
-    /// All: first those that the server writes.
+    /// All mappings; those that the server writes come first.
     pub(crate) all: [Arc<Mapping>; 5],
 }
 
 impl Memories {
-    /// Their mappings.
+    /// Returns the mappings of these memories.
     #[must_use]
     pub fn mappings(&self) -> Mappings {
         let written = [&self.server, &self.ledger, &self.receive_heap].map(Region::mapping);
@@ -209,7 +216,7 @@ impl Memories {
 }
 
 impl QueueSet {
-    /// An endpoint that uses it had settings of its own, and has others now.
+    /// Records that the settings of an endpoint that uses the queue pair changed.
     pub(crate) fn note_shape(&mut self, old: Option<&Shape>, new: Option<&Shape>) {
         let delay = |shape: &Shape| match shape.set.max_delay_us {
             0 => u32::MAX,
@@ -229,14 +236,14 @@ impl QueueSet {
             (least_us < u32::MAX).then(|| Box::new(Arrivals::new(u64::from(least_us) * 1000)));
     }
 
-    /// What holds for it: the least of its endpoints'.
+    /// Applies the lowest coalescing settings of the endpoints that use the queue pair.
     fn coalesce(&mut self) {
         (self.rx_frames, self.rx_usecs) = self.coalescing.least();
     }
 }
 
 impl Session {
-    /// A session over its memories, new ones or those left by a predecessor.
+    /// Creates a session over its memories, either new ones or those that a predecessor left.
     #[must_use]
     pub fn new(
         number: u32,
@@ -274,7 +281,7 @@ impl Session {
             .collect();
         let cleared = |words: OwnWords, frames: u32| {
             let mut ledger = Ledger::new(words, frames);
-            // What the frames' places are is said by the queues alone.
+            // Only the queues determine the buffers' places.
             ledger.clear();
             ledger
         };
@@ -309,8 +316,9 @@ impl Session {
         }
     }
 
-    /// Tells the application that it is over, and why (0: no violation). Returns the doorbell, which
-    /// the worker of the application's user is to close: that is how the application hears of it.
+    /// Tells the application that the session is over, and the reason (0: no violation). Returns
+    /// the doorbell for the worker of the application's user to close. The close informs the
+    /// application.
     #[must_use]
     pub fn close(&mut self, reason: u32) -> Option<OwnedFd> {
         self.closing = true;
@@ -318,14 +326,14 @@ impl Session {
         self.doorbell.socket.take()
     }
 
-    /// What is left of a session that is over: descriptors, among them the doorbell if it was never
-    /// closed.
+    /// Returns the remaining descriptors of a session that is over, and the doorbell if it is still
+    /// open.
     pub(crate) fn into_rest(self) -> (Vec<OwnedFd>, Option<OwnedFd>) {
         (vec![self.wake], self.doorbell.socket)
     }
 
-    /// An endpoint's packets are rung for later. Those that share a queue set are rung for together,
-    /// when the first of them is to be.
+    /// Changes the coalescing of an endpoint. For endpoints that share a queue pair, the engine
+    /// notifies as soon as the first of them requires a notification.
     pub fn set_coalescing(&mut self, endpoint: u32, setting: Setting, value: u32) {
         let Some(one) = self.endpoints.get_mut(endpoint as usize).and_then(Option::as_mut) else {
             return;
@@ -341,7 +349,7 @@ impl Session {
         set.coalesce();
     }
 
-    /// An endpoint comes.
+    /// Enters an endpoint.
     pub(crate) fn put_in(&mut self, number: u32, endpoint: Endpoint) {
         let set = &mut self.queue_sets[endpoint.queue_set as usize];
         set.coalescing.add(&endpoint);
@@ -349,7 +357,7 @@ impl Session {
         self.endpoints[number as usize] = Some(endpoint);
     }
 
-    /// An endpoint goes.
+    /// Removes an endpoint.
     pub(crate) fn take_out(&mut self, number: u32) -> Option<Endpoint> {
         let endpoint = self.endpoints.get_mut(number as usize)?.take()?;
         let set = &mut self.queue_sets[endpoint.queue_set as usize];
@@ -358,7 +366,7 @@ impl Session {
         Some(endpoint)
     }
 
-    /// Which line a packet of an endpoint stands in.
+    /// Returns the scheduler's line for an endpoint's packets.
     #[must_use]
     pub fn class(&self, endpoint: u32) -> Class {
         let shape = self.shapes.get(endpoint as usize).and_then(Option::as_deref);

@@ -1,5 +1,5 @@
-//! Settings of sending, as the engine follows them: how turns are shared, how packets are handed
-//! off, and each endpoint's own.
+//! Settings of sending, as the engine applies them: the policy, the hand-off, and each endpoint's
+//! own settings.
 
 use towpath_protocol::settings::Setting;
 
@@ -11,11 +11,12 @@ use crate::schedule::round_robin::RoundRobin;
 use crate::schedule::shape::{Class, Shape, Shaping};
 use crate::wait::clock_ns;
 
-/// Queue sets asked again in one turn because settings changed: one session's thousands do not delay the
-/// other sessions. All of a session's are asked, because small packets of an endpoint may wait in any.
+/// Queue pairs that the engine checks again per poll iteration because settings changed, so that
+/// one session's thousands do not delay other sessions. The engine checks all of a session's,
+/// because expedited packets of an endpoint may wait in any.
 const HURRIED_A_TURN: usize = 64;
 
-/// The policy that a value of the setting `scheduler` names.
+/// Returns the policy that a value of the setting `scheduler` names.
 pub(crate) fn policy(value: u64, budgets: &Budgets) -> Box<dyn Policy> {
     match value {
         0 => Box::new(RoundRobin { packets: budgets.transmit_budget }),
@@ -23,7 +24,7 @@ pub(crate) fn policy(value: u64, budgets: &Budgets) -> Box<dyn Policy> {
     }
 }
 
-/// Changes one setting of an endpoint. Values were checked against the table.
+/// Changes one setting of an endpoint. The values were checked against the table.
 fn change(set: &mut Shaping, setting: Setting, value: u64) {
     match setting {
         Setting::Priority => set.priority = value as u8,
@@ -37,13 +38,13 @@ fn change(set: &mut Shaping, setting: Setting, value: u64) {
         Setting::MaxRunBytes => set.max_run_bytes = value as u32,
         Setting::Quota => set.quota = value as u32,
         Setting::TickMultiple => set.tick_multiple = value as u32,
-        // The rest are others'.
+        // Other modules apply the remaining settings.
         _ => {}
     }
 }
 
 impl Engine {
-    /// Follows a setting of how the device's turns are shared.
+    /// Applies a setting of the device's scheduling.
     pub(crate) fn set_sending(&mut self, setting: Setting, value: u64) {
         match setting {
             Setting::Scheduler => self.schedule.set_policy(policy(value, &self.budgets)),
@@ -57,12 +58,12 @@ impl Engine {
                     }
                 }
             }
-            // The rest are others'.
+            // Other modules apply the remaining settings.
             _ => {}
         }
     }
 
-    /// Follows a setting of how an endpoint sends.
+    /// Applies a setting of an endpoint's sending.
     pub(crate) fn set_shape(&mut self, place: u32, number: u32, setting: Setting, value: u64) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         let Some(Some(endpoint)) = session.endpoints.get(number as usize) else { return };
@@ -84,7 +85,7 @@ impl Engine {
         self.reshape(place, queue_set);
     }
 
-    /// An endpoint is no more.
+    /// Removes the sending settings of a closed endpoint.
     pub(crate) fn forget_shape(&mut self, place: u32, number: u32, queue_set: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         let Some(slot) = session.shapes.get_mut(number as usize) else { return };
@@ -94,8 +95,8 @@ impl Engine {
         self.reshape(place, queue_set);
     }
 
-    /// Settings of those who use a queue set changed: it stands where it belongs now. Small packets
-    /// of theirs may wait in any other queue set, which is asked again.
+    /// Moves a queue pair to its line after settings of its endpoints changed. Expedited packets of
+    /// these endpoints may wait in any other queue pair, which the engine checks again.
     fn reshape(&mut self, place: u32, queue_set: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         if session.closing {
@@ -114,7 +115,8 @@ impl Engine {
         }
     }
 
-    /// Has queue sets asked again, a few a turn and each session in its turn. Answers how many.
+    /// Makes waiting queue pairs due for another check, a few per poll iteration and each session
+    /// in its turn. Returns how many.
     pub(crate) fn go_on_hurrying(&mut self) -> usize {
         let mut work = 0;
         while work < HURRIED_A_TURN

@@ -1,25 +1,26 @@
-//! Work of the control thread that takes long where a session is large: mapping its memory page by page,
-//! and unmapping it. It is done in slices, in turn for each user with such work, so that others wait for
-//! a slice of each user at most.
+//! Long jobs of the control thread for large sessions: mapping their memory page by page, and
+//! unmapping it. The control thread works in slices, in turn for each user with such jobs. A user's
+//! next slice therefore waits for at most one slice of each other user.
 
 use std::collections::VecDeque;
 
 use crate::prepare::Mapped;
 use crate::session::{Mappings, Session};
 
-/// Bytes of page tables that one slice fills or empties: some 0.1 ms.
+/// Bytes of memory that one slice maps or unmaps: some 0.1 ms.
 const SLICE_BYTES: usize = 2 << 20;
 
-/// Something that takes long.
+/// A long job.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// A session that is to be served when the server's part of its memory is populated.
+    /// Populates the server's part of a session's memory; then the session can be served.
     Populate { token: u64, mapped: Mapped },
-    /// A session that has ended, or will not be served, is unmapped. Then these are disposed of.
+    /// Unmaps a session that has ended, or that will not be served. Then these parts are disposed
+    /// of.
     Release { token: u64, mappings: Mappings, session: Option<Box<Session>> },
 }
 
-/// A job and how much of it is done.
+/// A job and its progress.
 #[derive(Debug)]
 struct Begun {
     job: Job,
@@ -27,10 +28,11 @@ struct Begun {
     at: usize,
 }
 
-/// What is to be done, by user.
+/// Pending jobs, by user.
 #[derive(Debug)]
 pub(crate) struct Slow {
-    /// Also the applications' memory is allocated and mapped: it is to be locked.
+    /// `true` if the jobs also allocate and map the applications' memory, because it is to be
+    /// locked.
     pub(crate) populates_all: bool,
     users: VecDeque<(u32, VecDeque<Begun>)>,
 }
@@ -40,12 +42,12 @@ impl Slow {
         Slow { populates_all, users: VecDeque::new() }
     }
 
-    /// There is nothing to do.
+    /// Returns `true` if there are no jobs.
     pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty()
     }
 
-    /// A job for a user, behind the user's others.
+    /// Adds a job behind the user's others.
     pub(crate) fn push(&mut self, uid: u32, job: Job) {
         let begun = Begun { job, part: 0, at: 0 };
         match self.users.iter_mut().find(|(user, _)| *user == uid) {
@@ -54,7 +56,7 @@ impl Slow {
         }
     }
 
-    /// A connection has ended: its session, which is not served yet, is to be released instead.
+    /// Replaces the job of an ended connection, whose session is not served yet, with its release.
     /// Returns `true` if there was one.
     pub(crate) fn give_up(&mut self, ended: u64) -> bool {
         for begun in self.users.iter_mut().flat_map(|(_, jobs)| jobs) {
@@ -75,7 +77,7 @@ impl Slow {
         false
     }
 
-    /// Does a slice of the next user's first job. Returns the job when it is done.
+    /// Executes a slice of the next user's first job. Returns the job when it is done.
     pub(crate) fn go_on(&mut self) -> Option<Job> {
         let (uid, mut jobs) = self.users.pop_front()?;
         let mut begun = jobs.pop_front()?;
@@ -94,13 +96,14 @@ impl Slow {
 }
 
 impl Begun {
-    /// Does a slice. Returns `true` when everything is done.
+    /// Executes a slice. Returns `true` when everything is done.
     fn slice(&mut self, populates_all: bool) -> bool {
         let (mappings, populates) = match &self.job {
             Job::Populate { mapped, .. } => (&mapped.mappings, true),
             Job::Release { mappings, .. } => (mappings, false),
         };
-        // The application's memory is left, where it can be: it may never use most of it.
+        // The control thread skips the application's memory where possible: the application may
+        // never use most of it.
         let parts = &mappings.all[..if populates && !populates_all { 3 } else { 5 }];
         let mut left = SLICE_BYTES;
         while left > 0 {

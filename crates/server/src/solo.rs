@@ -1,6 +1,6 @@
-//! An engine without threads, processes or a clock: one application, an in-memory device, and a
-//! turn at a call. What it does is the same at every run, to the instruction, so that a tool which
-//! counts them gives a figure per packet.
+//! An engine without threads, processes or a clock: one application, an in-memory device, and one
+//! poll iteration per call. Every run executes the same instructions, so a tool that counts them
+//! gives a figure per packet.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -27,10 +27,10 @@ use towpath_queue::frames::FreeFrames;
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 
-/// What a measurement answers.
+/// The result of a measurement.
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// An error where something is not so.
+/// Returns an error if a condition does not hold.
 fn ensure(so: bool, what: impl Into<String>) -> Outcome<()> {
     if so { Ok(()) } else { Err(what.into().into()) }
 }
@@ -40,18 +40,18 @@ fn this_thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Packets in a turn.
+/// Packets per poll iteration.
 const BATCH: usize = Solo::BATCH;
-/// Slots of each queue, and frames of each heap.
+/// Slots of each queue, and buffers of each memory.
 const SLOTS: u32 = 256;
 /// Endpoints, each with a port.
 const ENDPOINTS: u16 = 8;
-/// The first of their ports.
+/// The first port.
 const PORT: u16 = 2000;
-/// Bytes of a packet.
+/// Bytes per packet.
 const FRAME_BYTES: usize = 64;
 
-/// Which way packets go.
+/// The direction of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Way {
     /// From the device to the application.
@@ -66,7 +66,7 @@ impl Way {
     /// All ways.
     pub const ALL: [Way; 3] = [Way::Receive, Way::Pass, Way::Send];
 
-    /// What tables call it.
+    /// Returns the name used in tables.
     pub fn name(self) -> &'static str {
         match self {
             Way::Receive => "from the device",
@@ -90,7 +90,7 @@ pub struct Solo {
     outward: Vec<Vec<u8>>,
     received: u64,
     left: u64,
-    /// How long the processor took for the engine's turns.
+    /// The processor's time for the engine's poll iterations.
     busy: Duration,
     _orders: Sender<(u64, Order)>,
     _events: Receiver<Event>,
@@ -100,10 +100,10 @@ pub struct Solo {
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 impl Solo {
-    /// Packets in a turn.
+    /// Packets per poll iteration.
     pub const BATCH: usize = 64;
 
-    /// With endpoints for ports, and the settings that are given.
+    /// Creates an engine with endpoints for ports, and with the given settings.
     pub fn new(values: &Values) -> Outcome<Solo> {
         let (near, far) = loopback::pair(&loopback::Config::default())?;
         let far = DeviceFarEnd::new(Box::new(far));
@@ -178,7 +178,7 @@ impl Solo {
             ensure(receive.provide(frame), "a frame for each slot")?;
         }
         receive.publish();
-        // One flow for each endpoint, in and out.
+        // Each endpoint has one flow in and one out.
         let body = [0; FRAME_BYTES - 42];
         let inward = |number: u16| flow.ports(1000, PORT + number).udp(&body);
         let outward = |number: u16| {
@@ -208,13 +208,13 @@ impl Solo {
         Ok(solo)
     }
 
-    /// Takes the routines for taps, which none is open for, or those without; see
+    /// Selects the routines for captures, although there are none, or those without; see
     /// [`Engine::assume_taps`].
     pub fn assume_taps(&mut self, taps: bool) {
         self.engine.assume_taps(taps);
     }
 
-    /// Moves `turns` batches, in trains of a length, and checks that all arrived.
+    /// Moves `turns` batches, in trains of a length, and checks that all packets arrived.
     pub fn run(&mut self, way: Way, turns: usize, train: usize) -> Outcome<u64> {
         let before = self.received + self.left;
         let mut number = 0;
@@ -264,7 +264,7 @@ impl Solo {
         Ok(())
     }
 
-    /// What the application and the far end got, and what was sent.
+    /// Takes the packets that the application and the far end received, and the completions.
     fn take(&mut self) -> Outcome<()> {
         let mut packet = [Descriptor::default(); MAX_CHAIN];
         self.receive.observe()?;
@@ -288,7 +288,8 @@ impl Solo {
     }
 }
 
-/// Its instructions are counted: all that the engine does for a batch.
+/// Runs one poll iteration. A tool counts this function's instructions: all the work of the engine
+/// for a batch.
 #[inline(never)]
 fn turn(engine: &mut Engine) -> Outcome<()> {
     engine.turn()?;
@@ -307,17 +308,17 @@ fn ip(flow: &Flow) -> Outcome<u32> {
     }
 }
 
-/// What a frame of 64 bytes costs the engine, in batches over an in-memory device, in nanoseconds:
-/// from the device to an application, from one to another, and to the device. Takes some
-/// milliseconds.
+/// Returns the engine's cost of a frame of 64 bytes, in batches over an in-memory device, in
+/// nanoseconds. The three values are for the ways from the device to an application, from one
+/// application to another, and to the device. The measurement takes some milliseconds.
 ///
 /// # Errors
-/// When memory or descriptors are not to be had.
+/// Fails if memory or descriptors are not available.
 pub fn packet_costs() -> Outcome<[f64; 3]> {
     let mut solo = Solo::new(&Values::default())?;
     let mut costs = [0.0; 3];
     for (cost, way) in costs.iter_mut().zip(Way::ALL) {
-        // Caches are cold in the first.
+        // Caches are cold in the first batches.
         solo.run(way, 20, 1)?;
         solo.busy = Duration::ZERO;
         let moved = solo.run(way, 200, 1)?;
@@ -326,12 +327,12 @@ pub fn packet_costs() -> Outcome<[f64; 3]> {
     Ok(costs)
 }
 
-/// Turns with one kind of routines before the other's turn.
+/// Poll iterations with one kind of routines before those with the other.
 const TURNS: usize = 20;
 
-/// Nanoseconds of a packet without routines for taps and with them, and no tap open: one engine, in
-/// which they take turns, so that where its memory lies and what else the machine does make no
-/// difference.
+/// Returns the nanoseconds per packet without the routines for captures and with them, while no
+/// capture is open. One engine alternates between both, so that neither its memory's place nor
+/// other work of the machine makes a difference.
 pub fn without_and_with_taps(solo: &mut Solo, way: Way, packets: usize) -> Outcome<[f64; 2]> {
     let rounds = packets.div_ceil(TURNS * BATCH);
     let mut times = [Duration::ZERO; 2];

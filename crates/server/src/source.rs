@@ -1,5 +1,5 @@
-//! Where a packet's bytes are before they are copied: a checked beginning in private memory, and
-//! pieces of one other memory.
+//! The place of a packet's bytes before the copy: a checked beginning in private memory, and pieces
+//! of one other memory.
 
 use towpath_memory::{Mapping, Region};
 use towpath_queue::descriptor::MAX_CHAIN;
@@ -7,13 +7,13 @@ use towpath_queue::descriptor::MAX_CHAIN;
 /// Bytes in one memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Piece {
-    /// From where.
+    /// The offset of the first byte.
     pub offset: u32,
-    /// How many.
+    /// The number of bytes.
     pub len: u32,
 }
 
-/// Where a packet's bytes are: a checked beginning in private memory, and pieces of one other
+/// The place of a packet's bytes: a checked beginning in private memory, and pieces of one other
 /// memory, in order.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
@@ -26,7 +26,7 @@ pub(crate) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Length of the packet, in bytes.
+    /// Returns the length of the packet, in bytes.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.prefix.len() + self.pieces.iter().map(|piece| piece.len as usize).sum::<usize>()
@@ -46,8 +46,8 @@ impl<'a> Reader<'a> {
         Reader { source, at: 0, piece: 0, within: 0 }
     }
 
-    /// Copies the next `len` bytes to a place; `false` when there are not so many, or no such
-    /// place.
+    /// Copies the next `len` bytes to an offset. Returns `false` if there are fewer bytes, or the
+    /// target is out of bounds.
     #[inline]
     pub(crate) fn copy(&mut self, mut len: usize, to: &mut Region, mut offset: usize) -> bool {
         if self.at < self.source.prefix.len() {
@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// Passes over the next `len` bytes; `false` when there are not so many.
+    /// Skips the next `len` bytes. Returns `false` if there are fewer.
     pub(crate) fn skip(&mut self, mut len: usize) -> bool {
         let now = len.min(self.source.prefix.len() - self.at);
         self.at += now;
@@ -96,21 +96,21 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Delivers a part of a source behind a header of its own: one segment of a large packet.
+/// Selects a part of a source for delivery behind its own header: one segment of a large packet.
 #[derive(Debug, Default)]
 pub(crate) struct SegmentPieces {
     pieces: Vec<Piece>,
 }
 
 impl SegmentPieces {
-    /// Room for the pieces of any packet.
+    /// Creates room for the pieces of any packet.
     #[must_use]
     pub(crate) fn new() -> SegmentPieces {
         SegmentPieces { pieces: Vec::with_capacity(MAX_CHAIN + 1) }
     }
 
-    /// The pieces that hold bytes `from` to `to` of a source, counted behind its prefix; `None`
-    /// when the range reaches into the prefix or over the end.
+    /// Returns the pieces that hold bytes `from` to `to` of a source, counted from behind its
+    /// prefix. Returns `None` if the range reaches into the prefix or beyond the end.
     pub(crate) fn cut(&mut self, source: &Source<'_>, from: usize, to: usize) -> Option<&[Piece]> {
         self.pieces.clear();
         let mut skip = from.checked_sub(source.prefix.len())?;

@@ -1,7 +1,7 @@
-//! The stage: the server's memory for what it sends.
+//! The bounce buffers: the server's private memory for packets to send. Each one is a slot.
 //!
-//! A packet's headers, or all of a small packet, are fetched from the application's memory into a
-//! slot, checked there and sent from there.
+//! The engine fetches a packet's headers, or all of a small packet, from the application's memory
+//! into a slot. It checks the packet there, and sends it from there.
 
 use towpath_device::{Meta, Part, SpaceId};
 use towpath_memory::Region;
@@ -11,31 +11,31 @@ use towpath_queue::{HeapShape, PeerWords};
 
 use crate::source::{Reader, Source};
 
-/// Bytes of a packet's beginning that are copied and checked when the rest is sent in place.
+/// Bytes of a packet's beginning that the engine copies and checks when it sends the rest in place.
 pub(crate) const PREFIX_BYTES: usize = 128;
-/// Packets up to this length are copied whole.
+/// The engine copies packets up to this length whole.
 pub(crate) const WHOLE_BYTES: usize = 256;
 
-/// A place in the stage, with what is sent from it.
+/// A bounce buffer, with the packet sent from it.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// How many bytes of the slot's memory count.
+    /// Valid bytes in the slot's memory.
     pub len: u32,
-    /// How often bytes of the packet were fetched.
+    /// Number of fetches of the packet's bytes.
     pub copies: u32,
-    /// All parts of the packet; the first is in the stage.
+    /// All parts of the packet; the first is in the slot.
     pub parts: Vec<Part>,
-    /// What is left to the device.
+    /// The offload work left to the device.
     pub meta: Meta,
-    /// Which flight it belongs to.
+    /// The in-flight entry that the slot belongs to.
     pub flight: u32,
 }
 
-/// The server's memory for what it sends: one slot a packet, from the check until the device is
-/// done with it.
+/// The server's memory for packets to send: one slot per packet, from the check until the device
+/// completes it.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    /// The slots' memory. The device reads it too.
+    /// The slots' memory. The device reads it, too.
     memory: Region,
     slot_bytes: usize,
     /// The slots.
@@ -45,8 +45,8 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// A stage of `slots` slots of `slot_bytes` each, in a region of private memory; the mapping that it
-    /// is in is the data space `space`.
+    /// Creates `slots` slots of `slot_bytes` each, in a region of private memory. The data space
+    /// `space` is the mapping that contains the region.
     #[must_use]
     pub(crate) fn new(memory: Region, space: SpaceId, slots: u32, slot_bytes: usize) -> Stage {
         let slot = || Slot {
@@ -65,7 +65,7 @@ impl Stage {
         }
     }
 
-    /// Free slots.
+    /// Returns the number of free slots.
     #[cfg(test)]
     pub(crate) fn free(&self) -> usize {
         self.free.len()
@@ -77,7 +77,7 @@ impl Stage {
         self.free.take()
     }
 
-    /// Gives a slot back.
+    /// Frees a slot.
     #[inline]
     pub(crate) fn give_back(&mut self, slot: u32) {
         self.free.give_back(slot);
@@ -88,9 +88,9 @@ impl Stage {
         slot as usize * self.slot_bytes
     }
 
-    /// Fetches the first `len` bytes of a packet into a slot; what was there before is not kept.
-    /// They will be checked, so they come by the fetch function. `false` when they do not fit, or
-    /// are not there.
+    /// Fetches the first `len` bytes of a packet into a slot, and replaces its former content. The
+    /// engine will check them, so they come by the fetch function. Returns `false` if the bytes do
+    /// not fit, or do not exist.
     #[inline]
     pub(crate) fn fetch(
         &mut self,
@@ -120,7 +120,7 @@ impl Stage {
         at == len
     }
 
-    /// Fetches again, and more, what was too short to be read.
+    /// Fetches more bytes of a packet whose first fetch was too short.
     pub(crate) fn fetch_again(
         &mut self,
         slot: u32,
@@ -135,8 +135,8 @@ impl Stage {
         fetched
     }
 
-    /// Appends payload to what a slot holds, and finishes a checksum in the whole. `false` when
-    /// it does not fit, or something is not inside.
+    /// Appends payload to a slot's content, and completes a checksum over the whole. Returns
+    /// `false` if the payload does not fit, or a range is out of bounds.
     pub(crate) fn append(
         &mut self,
         slot: u32,
@@ -161,7 +161,7 @@ impl Stage {
         finished.is_ok_and(|(field, value)| self.memory.copy_in(self.start(slot) + field, &value))
     }
 
-    /// What is in a slot.
+    /// Returns a slot's content.
     #[inline]
     #[must_use]
     pub(crate) fn bytes(&self, slot: u32) -> &[u8] {
@@ -169,8 +169,8 @@ impl Stage {
         self.memory.bytes(self.start(slot), len).unwrap_or(&[])
     }
 
-    /// Makes a slot a frame of `header` and of `payload` bytes of the source from `from` on, and
-    /// finishes its checksum. `false` when something is not inside.
+    /// Fills a slot with a frame of `header` and of `payload` bytes of the source from `from` on,
+    /// and completes its checksum. Returns `false` if a range is out of bounds.
     pub(crate) fn build(
         &mut self,
         slot: u32,
@@ -193,7 +193,7 @@ impl Stage {
         self.finish(slot, finish)
     }
 
-    /// Where a slot's memory is, as a part to be sent.
+    /// Returns the place of a slot's memory, as a part to send.
     #[inline]
     #[must_use]
     pub(crate) fn part(&self, slot: u32) -> Part {

@@ -1,5 +1,5 @@
-//! Taking packets out of a queue, a group together: as many as whose turn it is may send, and no
-//! packet whose time has not come.
+//! Taking packets out of a queue, a batch at a time. The engine takes at most as many as the unit
+//! may send, and no packet whose time has not come.
 
 use towpath_packet::plain;
 use towpath_queue::Violation;
@@ -11,38 +11,38 @@ use crate::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
 use crate::stage::{PREFIX_BYTES, WHOLE_BYTES};
 use crate::transmit::{GROUP, Group, NO_SLOT, Taken};
 
-/// As much of a packet is brought near before it is looked at: nobody knows yet whether it may be
-/// sent.
+/// The part of a packet that the engine prefetches before it looks at the packet, without knowing
+/// yet whether the packet may be sent.
 const PREFETCH_BYTES: usize = 2048;
 
-/// How much may be taken.
+/// The amount that the engine may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allowance {
     pub(crate) packets: usize,
-    /// The packet that uses up the last of them is taken whole.
+    /// The packet that uses up the last bytes is taken whole.
     pub(crate) bytes: i64,
-    /// Bytes of the message that goes on.
+    /// Bytes of the message that continues.
     pub(crate) run: u64,
 }
 
-/// Why no more was taken.
+/// The reason for which the engine took no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// There is no more.
+    /// The queue is empty.
     Empty,
-    /// The group is full, or the next packet is for another one.
+    /// The batch is full, or the next packet belongs in another one.
     Full,
-    /// There is more than the allowance, and no message to be ended.
+    /// The queue holds more than the allowance, and no message is to be ended.
     Over,
     /// The next packet has to wait, or is not of this class.
     Stop(Stop),
-    /// The next packet belongs in another line: small ones have one of their own.
+    /// The next packet belongs in another line: expedited packets have their own.
     OtherLine,
 }
 
 impl Group {
-    /// What the first `sent` packets were, in bytes, and how many of these belong to a message that
-    /// goes on behind them and is to be kept together.
+    /// Returns the bytes of the first `sent` packets. Also returns how many of these bytes belong
+    /// to a message that continues behind them and that the scheduler keeps together.
     pub(crate) fn sent(&self, sent: usize, mut run: u64) -> (u64, u64) {
         if sent == self.count {
             return (self.bytes, self.run);
@@ -57,8 +57,8 @@ impl Group {
 }
 
 impl Engine {
-    /// Takes packets of a queue set together, and has their beginnings brought near. What was taken
-    /// before a violation counts.
+    /// Takes packets of a queue pair together, and prefetches their beginnings. Packets taken
+    /// before a violation count.
     pub(crate) fn take_group(
         &mut self,
         group: &mut Group,
@@ -76,11 +76,12 @@ impl Engine {
         let set = &mut session.queue_sets[group.queue_set as usize];
         group.shaped = set.shaped || group.small;
         let mut moment = Moment { now: self.now, tick: self.tick, ..Moment::default() };
-        // The endpoint's shape as it will be when what was taken is sent.
+        // The state of the endpoint's shape once the taken packets are sent.
         let mut shape: Option<Shape> = None;
         let mut at = 0;
         while group.count < GROUP.min(allowance.packets) {
-            // A chain of the greatest length finds room, or waits for the next group.
+            // There must be room for a chain of the greatest length; otherwise the packet waits for
+            // the next batch.
             let Some(chain) = group.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
             else {
                 break;
@@ -89,8 +90,8 @@ impl Engine {
                 return Ok(Ended::Empty);
             }
             let taken = set.transmit.take(&mut session.transmit_ledger, chain)?;
-            // What a predecessor had done with was passed over; what came behind it meanwhile is
-            // looked at.
+            // Packets that a predecessor completed were skipped; the loop looks at the packets
+            // behind them.
             let Some((count, first)) = taken else { continue };
             let start = chain[0].heap_offset(&heap);
             let mut len = chain[0].len;
@@ -100,14 +101,15 @@ impl Engine {
             let endpoint = chain[0].endpoint;
             let mut late = false;
             let small = chain[0].flags & SMALL != 0;
-            // A small one goes past others as soon as it is at the head. In the middle of a message it
-            // comes with that.
+            // An expedited packet passes others as soon as it is at the head. In the middle of a
+            // message it goes with the message.
             if small != group.small && (group.small || self.small_share > 0 && group.run == 0) {
                 set.transmit.put_back(&mut session.transmit_ledger, first);
                 return Ok(Ended::OtherLine);
             }
             if !group.shaped && small {
-                // It may be another queue set's endpoint, with settings of its own.
+                // The packet may name an endpoint of another queue pair, which has settings of its
+                // own.
                 if group.count > 0 {
                     set.transmit.put_back(&mut session.transmit_ledger, first);
                     return Ok(Ended::Full);
@@ -133,7 +135,7 @@ impl Engine {
                     moment.since = self.schedule.since(group.unit);
                 }
                 if group.count > 0 && endpoint != group.packets[0].endpoint {
-                    // One endpoint a group.
+                    // A batch holds packets of one endpoint.
                     stop = Some(Ended::Full);
                 } else if let Some(shape) = &mut shape {
                     if let Some(arrivals) = &mut set.arrivals {
@@ -186,7 +188,7 @@ impl Engine {
         Ok(Ended::Full)
     }
 
-    /// Charges an endpoint that has settings of its own for the first packets of a group.
+    /// Charges an endpoint with settings of its own for the first packets of a batch.
     pub(crate) fn charge(&mut self, group: &Group, sent: usize) {
         let Some(session) = &mut self.sessions[group.place as usize] else { return };
         let Some(first) = group.packets[..sent].first() else { return };
@@ -199,12 +201,12 @@ impl Engine {
         }
     }
 
-    /// Fetches the beginnings of a group's packets into the stage, as far as it has room, and reads
-    /// the headers of those that are plain.
+    /// Fetches the beginnings of a batch's packets into the bounce buffers, as far as there is
+    /// room, and reads the headers of the plain ones.
     ///
-    /// They are read in a loop of their own: a processor that finds a value in several stores on
-    /// their way to its cache waits until all stores before them are made, and among those of a
-    /// delivery are some to lines that another core has.
+    /// A separate loop reads the headers. A processor that finds a value in several stores on their
+    /// way to its cache waits until all earlier stores complete. Among the stores of a delivery are
+    /// some to lines that another core holds.
     pub(crate) fn fetch_group(&mut self, group: &mut Group) {
         let Some(session) = &self.sessions[group.place as usize] else { return };
         let Some((_, heap_words)) = &self.heaps[group.place as usize] else { return };
@@ -235,7 +237,7 @@ impl Engine {
         }
     }
 
-    /// Gives the packets of a group from `from` on back to their queue.
+    /// Puts the packets of a batch from `from` on back into their queue.
     pub(crate) fn put_back(&mut self, group: &Group, from: usize) {
         let Some(session) = &mut self.sessions[group.place as usize] else { return };
         let set = &mut session.queue_sets[group.queue_set as usize];

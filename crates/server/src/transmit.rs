@@ -1,6 +1,6 @@
-//! From the applications to the device, and to each other: a turn of those that have something to
-//! send, in the scheduler's order and within budgets. What is taken is in `take.rs`, what becomes of
-//! each packet in `send.rs`.
+//! Transmit path, from the applications to the device and to each other. The engine serves the
+//! queue pairs that have something to send, in the scheduler's order and within budgets. `take.rs`
+//! takes packets from the queues; `send.rs` decides what becomes of each packet.
 
 use towpath_device::DeviceError;
 use towpath_packet::plain::Plain;
@@ -16,66 +16,67 @@ use crate::send::Sent;
 use crate::take::{Allowance, Ended};
 use crate::work::{Share, Spent, TURN_BYTES};
 
-/// Packets of one queue set that are fetched together, so that the processor waits for their
-/// memory once.
+/// Packets of one queue pair that the engine fetches together, so that the processor waits once for
+/// their memory.
 pub(crate) const GROUP: usize = 32;
 
-/// Events of one session taken in a turn: the rest waits for the next one.
+/// Events of one session that the engine takes per poll iteration; the rest waits for the next one.
 pub(crate) const EVENTS: u32 = 256;
 
-/// Small packets of one queue set before the next one's.
+/// Expedited packets of one queue pair that precede those of the next one.
 const SMALL_TURN: usize = 4;
 
-/// No slot of the stage.
+/// Marks a packet without a bounce buffer.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-/// A packet taken from a queue and not done with.
+/// A packet that the engine took from a queue and that is not done.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) first: u32,
     pub(crate) chain: u32,
-    /// Where its descriptors start among the group's.
+    /// The index of the packet's first descriptor in the batch.
     pub(crate) at: u32,
     pub(crate) endpoint: u32,
     pub(crate) len: u32,
-    /// One finished frame, as far as its descriptor says.
+    /// `true` if the packet is one frame with a full checksum, according to its descriptor.
     pub(crate) single: bool,
-    /// Its beginning is in its slot.
+    /// `true` if the packet's beginning is in its bounce buffer.
     pub(crate) fetched: bool,
-    /// It is in [`Group::plain`].
+    /// `true` if the packet's headers are in [`Group::plain`].
     pub(crate) plain: bool,
-    /// It was looked up, and no endpoint of this host has its destination.
+    /// `true` if the engine looked the destination up and found no endpoint of this host.
     pub(crate) for_nobody_here: bool,
-    /// The packet behind it belongs to the same message.
+    /// `true` if the next packet belongs to the same message.
     pub(crate) together: bool,
-    /// It waited too long, and is to be dropped.
+    /// `true` if the packet waited too long and the engine drops it.
     pub(crate) late: bool,
 }
 
-/// Packets of one queue set taken together, with their descriptors.
+/// Packets of one queue pair that the engine took together, with their descriptors.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) place: u32,
     pub(crate) queue_set: u32,
     pub(crate) unit: u32,
-    /// They are small ones, and go past the others.
+    /// `true` if the packets are expedited and pass the others.
     pub(crate) small: bool,
-    /// They are of one endpoint, whose settings count.
+    /// `true` if all packets are of one endpoint, whose settings apply.
     pub(crate) shaped: bool,
     pub(crate) descriptors: [Descriptor; GROUP + MAX_CHAIN],
     pub(crate) packets: [Taken; GROUP],
-    /// Their slots of the stage. A slot whose packet needs it no more is the next group's.
+    /// The packets' bounce buffers. The next batch reuses a slot that its packet no longer needs.
     pub(crate) slots: [u32; GROUP],
-    /// The headers of those that are plain.
+    /// The headers of the plain packets.
     pub(crate) plain: [Plain; GROUP],
     pub(crate) count: usize,
-    /// Their bytes.
+    /// Bytes of all packets.
     pub(crate) bytes: u64,
-    /// Bytes of the message that goes on behind them; 0: none, or enough of it was kept together.
+    /// Bytes of the message that continues behind the batch; 0 if there is none, or if the
+    /// scheduler has kept enough of it together.
     pub(crate) run: u64,
-    /// How much of a message is kept together, in bytes.
+    /// The limit up to which the scheduler keeps a message together, in bytes.
     pub(crate) max_run: u64,
-    /// How much they may cost.
+    /// The limit of the packets' cost.
     pub(crate) share: Share,
 }
 
@@ -100,29 +101,31 @@ impl Default for Group {
     }
 }
 
-/// A unit's turn.
+/// The result of a unit's turn.
 struct Round {
-    /// Packets that were taken.
+    /// Packets taken.
     taken: usize,
-    /// The same, and copies beyond the first of each.
+    /// Packets taken, plus each packet's copies beyond the first.
     used: usize,
     served: Served,
 }
 
-/// How a unit's turn ended.
+/// The way in which a unit's turn ended.
 enum Served {
-    /// It has nothing more to send.
+    /// The unit has nothing more to send.
     Idle,
-    /// It has, and why its turn ended; bytes of the message that it is in the middle of.
+    /// The unit has more to send. The fields give the reason for the turn's end, and the bytes sent
+    /// so far of the current message.
     More(Stop, u64),
-    /// Its next packet belongs in another line.
+    /// The unit's next packet belongs in another line.
     OtherLine,
-    /// Its session is gone, or about to be.
+    /// The unit's session is gone or about to end.
     Gone,
 }
 
 impl Engine {
-    /// Takes packets from the queue sets that have some, in the scheduler's order, within budgets.
+    /// Takes packets from the queue pairs that have some, in the scheduler's order and within
+    /// budgets.
     pub(crate) fn transmit(&mut self) -> Result<usize, DeviceError> {
         if self.timed > 0 || self.schedule.next_due().is_some() {
             self.read_clock();
@@ -147,28 +150,28 @@ impl Engine {
         outcome
     }
 
-    /// Whether a packet may be on its way to the device.
+    /// Returns `true` if a packet may be sent towards the device.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.handoff.has_room(1) && self.has_slots(1 + SMALL_PLACES)
     }
 
-    /// Whether a small one may.
+    /// Returns `true` if an expedited packet may be sent towards the device.
     #[inline]
     pub(crate) fn has_small_room(&self) -> bool {
         self.handoff.has_small_room() && self.has_slots(1)
     }
 
-    /// Whether so many more slots of the stage may be taken on the way to the device. As many as a
-    /// group has are left for what is being checked: it may be for this host. There are as many
-    /// flights as slots, and each has a slot at least.
+    /// Returns `true` if packets on their way to the device may take `slots` more bounce buffers.
+    /// One batch's worth of slots stays reserved for packets under check, which may be for this
+    /// host. There are as many in-flight entries as slots, and each entry has at least one slot.
     #[inline]
     pub(crate) fn has_slots(&self, slots: usize) -> bool {
         let taken = self.handoff.waiting() + self.out() as usize;
         taken + slots <= STAGE_SLOTS as usize - GROUP
     }
 
-    /// Whether there is something to send that nothing is to be waited for.
+    /// Returns `true` if the engine has something to send that need not wait.
     pub(crate) fn can_transmit(&self) -> bool {
         self.schedule.ready(self.has_room()) > 0 || self.schedule.small(self.has_small_room()) > 0
     }
@@ -190,17 +193,19 @@ impl Engine {
             }
             vain -= usize::from(taken == 0);
             work += taken;
-            // Copies come out of the unit's own part of the turn's packets, and not out of the others'.
+            // Copies count against the unit's own part of the iteration's packets, and not against
+            // the parts of other units.
             left -= used.min(taken.max(self.budgets.transmit_budget)).min(left);
         }
         Ok(work)
     }
 
-    /// Small packets go first: so many in a turn. Who waits for room keeps its place, and those behind
-    /// it may have packets for this host.
+    /// Sends expedited packets first, up to their limit per poll iteration. A unit that waits for
+    /// room keeps its position, and units behind it may have packets for this host.
     fn transmit_small(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
         let mut left = self.small_share;
-        // Who says that a packet is small, and has another one there when it is taken, says so once.
+        // A client can announce an expedited packet and then provide another one, but this wastes
+        // at most one turn per unit.
         let mut vain = self.schedule.small(self.has_small_room());
         let mut work = 0;
         while left > 0 && vain > 0 && self.turn_bytes > 0 {
@@ -224,20 +229,21 @@ impl Engine {
         Ok(work)
     }
 
-    /// Small packets have a line of their own, and the others that of their class: a queue set that was
-    /// served goes to the one of its next packet.
+    /// Moves a served queue pair to the line of its next packet: expedited packets have their own
+    /// line, and other packets that of their class.
     fn change_line(&mut self, turn: &Turn) {
         self.schedule.leave_line(turn.unit);
         self.activate(turn.unit, turn.place, turn.queue_set);
     }
 
-    /// Finds the queue sets of a session with something to send. Answers how many it named.
+    /// Finds the queue pairs of a session that have something to send, and returns how many the
+    /// session named.
     pub(crate) fn discover_in(&mut self, place: u32) -> u32 {
         let Some(session) = &mut self.sessions[place as usize] else { return 0 };
         let mut found = std::mem::take(&mut self.discovered);
         found.clear();
         let outcome = session.work.take(EVENTS, |queue_set| found.push(queue_set));
-        // Looked at now that all events are acknowledged: what comes later is a new event.
+        // All events are acknowledged before this look, so later packets cause a new event.
         for queue_set in &found {
             let Some(session) = &mut self.sessions[place as usize] else { break };
             let set = &mut session.queue_sets[*queue_set as usize];
@@ -267,14 +273,14 @@ impl Engine {
         }
     }
 
-    /// Puts a queue set that stands in no line into the one that its next packet belongs to.
+    /// Puts a queue pair that stands in no line into the line of its next packet.
     pub(crate) fn activate(&mut self, unit: u32, place: u32, queue_set: u32) {
         let Some(session) = &mut self.sessions[place as usize] else { return };
         if session.closing {
             return;
         }
         let set = &mut session.queue_sets[queue_set as usize];
-        // Only a hint, but who lies is found out when the packet is taken.
+        // The client writes this hint. The engine detects a false one when it takes the packet.
         match set.transmit.peek() {
             Ok(Some((endpoint, flags))) => {
                 if let Some(arrivals) = &mut set.arrivals {
@@ -289,8 +295,8 @@ impl Engine {
         }
     }
 
-    /// Sends from one queue set, until its share of the turn, or the turn, is used up: by packets, or by
-    /// what they cost beyond themselves. What was fetched and is not sent goes back into its queue.
+    /// Sends from one queue pair until its share or the iteration's budget is used up, by packets
+    /// or by their extra cost. Puts packets that it fetched but did not send back into their queue.
     fn serve(
         &mut self,
         group: &mut Group,
@@ -308,7 +314,7 @@ impl Engine {
             self.spent = Spent::default();
             let allowance = Allowance { packets: budget - used, bytes: bytes.min(turn_bytes), run };
             let ended = self.take_group(group, allowance);
-            // What was passed over is to be told as well.
+            // The engine reports skipped packets to the client, too.
             if let Some(session) = &mut self.sessions[place as usize]
                 && session.queue_sets[queue_set as usize].transmit.has_news()
             {
@@ -341,11 +347,12 @@ impl Engine {
                 self.charge(group, sent);
             }
             if left && self.has_used_share(group, sent) {
-                // No message keeps others waiting for copies: it goes on when it is its turn again.
+                // A message does not keep other units waiting for copies; it continues in the
+                // unit's next turn.
                 return served(Served::More(Stop::Over, 0));
             }
             if left {
-                // What is longer than a frame may be cut.
+                // The engine may segment a packet that is longer than a frame.
                 let large = group.packets[sent].len as usize > self.device.info().mtu + 18;
                 let stop = Stop::Blocked { at_once: taken == 0, large };
                 return served(Served::More(stop, run));
@@ -362,18 +369,18 @@ impl Engine {
         }
     }
 
-    /// Whether the first `sent` packets of a group have used up its share by what they cost beyond
-    /// themselves.
+    /// Returns `true` if the first `sent` packets of a batch have used up its share by their extra
+    /// cost.
     fn has_used_share(&mut self, group: &Group, sent: usize) -> bool {
         let charged = |one: &Taken| if one.late { 0 } else { one.len };
         self.spent.has_used(&group.share, group.packets[..sent].iter().map(charged))
     }
 
-    /// Sends what was fetched, one after the other. Answers how many are done with or on their way,
-    /// and the violation that ended it; fewer than there are and none: there is no room, or those that
-    /// were sent have used up the group's share.
+    /// Sends the fetched packets one after the other. Returns how many are done or on their way,
+    /// and the violation that ended the batch. If fewer than all were sent without a violation, the
+    /// device has no room, or the packets have used up the batch's share.
     fn send_group(&mut self, group: &mut Group) -> Result<(usize, Option<Violation>), DeviceError> {
-        // Nobody begins to capture in the middle of a turn: orders are followed before it.
+        // No capture begins within a poll iteration: the engine executes commands before it.
         if self.flows.has_no_taps() {
             self.send_group_to::<false>(group)
         } else {
@@ -381,7 +388,7 @@ impl Engine {
         }
     }
 
-    /// The same when somebody captures or is promiscuous, or when nobody does.
+    /// Sends the batch, with or without captures and promiscuous endpoints.
     fn send_group_to<const TAPS: bool>(
         &mut self,
         group: &mut Group,
@@ -403,7 +410,7 @@ impl Engine {
                     let one = group.packets[place];
                     self.finish(group, one.first, one.chain);
                 }
-                // A packet on its way keeps its slot.
+                // A packet on its way to the device keeps its slot.
                 Sent::Later => group.slots[place] = NO_SLOT,
                 Sent::Costly { later } => {
                     if later {

@@ -1,5 +1,5 @@
-//! The engine waits: awake, asleep until it is rung, asleep until a time, or asleep until what it has
-//! used of the processor is paid.
+//! The engine's waiting: awake, asleep until a notification, asleep until a deadline, or asleep
+//! until the processor time that it has used is paid for.
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -11,10 +11,10 @@ use towpath_waiting::{Found, Next, Step};
 use crate::engine::Engine;
 use crate::resting::DEVICE;
 
-/// Shorter times are not slept for: they are over before a sleep would be.
+/// The shortest time that the engine sleeps for; shorter times pass before a sleep would begin.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
 
-/// The monotonic clock, in nanoseconds.
+/// Returns the monotonic clock's time, in nanoseconds.
 pub(crate) fn clock_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -24,23 +24,24 @@ fn timespec(ns: u64) -> Timespec {
     Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
-/// How often orders are heard while the engine is throttled: who gives one after the other does not
-/// put off the turn behind it for ever.
+/// How often a throttled engine executes commands, so that a stream of commands cannot delay the
+/// next poll iteration forever.
 pub(crate) const HEARD_THROTTLED: usize = 8;
 
 impl Engine {
-    /// After a turn that did so much: goes on, spins or sleeps, as the mode says.
+    /// Continues, spins or sleeps after a poll iteration that did `work`, as the mode says.
     pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
         let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
         let rung = std::mem::take(&mut self.rung);
-        // A batch that was not full took what there was; so did a look at the events of a session.
+        // A batch that was not full took every packet there was; so did a look at a session's
+        // events.
         let left = self.watch.has_left();
         let drained = self.received.len() < self.batch
             && !self.has_received_left()
             && !self.can_transmit()
             && !left
             && !self.has_orders_left();
-        // Events were taken, whatever came of them.
+        // Taken events count as work, even if they led to no packet.
         let found = Found { work: work.max(usize::from(left)), ..self.packets };
         let step = match self.waiter.after(now, found, drained, rung) {
             Next::Take(step) => step,
@@ -57,7 +58,7 @@ impl Engine {
                 while clock_ns() < until {
                     self.waiter.give_way();
                 }
-                // As often as a sleep between ticks would hear them.
+                // The engine then executes commands as often as with a sleep between ticks.
                 self.watch.ask();
                 self.woken();
                 Ok(())
@@ -72,12 +73,12 @@ impl Engine {
         self.now
     }
 
-    /// Announces sleep, looks once more at everything that it would be woken for, and sleeps.
+    /// Announces sleep, checks every source of a wake-up once more, and sleeps.
     fn sleep_until_rung(&mut self) -> Result<(), DeviceError> {
         self.publish_device_counters();
         self.watch_device(true)?;
         self.sleeper.prepare();
-        // Without a clock the next turn is the next tick.
+        // Without a clock the next poll iteration is the next tick.
         let ticks = self.schedule.next_tick().is_some();
         let idle = self.is_idle() && !self.can_transmit() && !ticks;
         let waiting = self.handoff.is_waiting() || self.schedule.blocked() > 0;
@@ -90,7 +91,8 @@ impl Engine {
         } else {
             self.waiter.stayed();
         }
-        // Who may sleep by the clock next does not look again before.
+        // With a clock, the next sleep may follow without another look at the queues. Urgent
+        // packets must therefore cause notifications from now on.
         if self.waiter.has_clock() {
             self.sleeper.awake_by_the_clock();
         } else {
@@ -99,8 +101,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Sleeps until then: the device is not waited for, and applications ring only for what is
-    /// urgent.
+    /// Sleeps until a deadline. The device does not wake the engine, and applications notify it
+    /// only of urgent packets.
     fn sleep_until(&mut self, until: u64) -> Result<(), DeviceError> {
         let until = self.next_due().map_or(until, |due| due.min(until));
         let now = self.read_clock();
@@ -118,14 +120,16 @@ impl Engine {
         Ok(())
     }
 
-    /// The bound on processor time is reached: sleeps until then, whatever comes and whatever was to
-    /// be done meanwhile. No application has a part in how this sleep ends: it says awake, so that
-    /// nobody rings; edges of those that ring all the same stay in the epoll; and the turn behind it
-    /// looks at everything.
+    /// Sleeps until a deadline because the engine has reached the bound on its processor time,
+    /// whatever work arrives or is pending. Applications have no influence on the end of this
+    /// sleep. The engine advertises itself as awake, which suppresses notifications. Edges of
+    /// clients that notify all the same stay in the epoll set, and the next poll iteration looks at
+    /// everything.
     ///
-    /// Orders alone are followed, so that the operator's are heard. An application has orders made,
-    /// too, by what it asks the control thread for; so each time what they took is paid for before
-    /// the next ones are heard, and after [`HEARD_THROTTLED`] times they wait for the turn.
+    /// The engine executes only commands, so that an operator can still change settings. An
+    /// application also causes commands, by its requests to the control thread. The engine
+    /// therefore pays for the time that commands took before it executes the next ones. After
+    /// [`HEARD_THROTTLED`] times, further commands wait for the poll iteration.
     fn sleep_throttled(&mut self, mut until: u64) -> Result<(), DeviceError> {
         self.publish_device_counters();
         self.sleeper.awake();
@@ -138,7 +142,7 @@ impl Engine {
             if now >= until || self.stop {
                 break;
             }
-            // What a turn left of them has rung already.
+            // The notification for commands left over from a poll iteration is already consumed.
             let left = (self.orders_left || !self.hurrying.is_empty()) && now >= deaf;
             if !left && !self.is_ordered(now >= deaf, end - now)? {
                 continue;
@@ -157,8 +161,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Sleeps so long, in nanoseconds, or until there are orders, where those are `heard`. Answers
-    /// whether there are.
+    /// Sleeps for a time, in nanoseconds, or until a command arrives if the engine is to hear
+    /// commands (`heard`). Returns `true` if there are commands.
     fn is_ordered(&self, heard: bool, left: u64) -> Result<bool, DeviceError> {
         let mut polled = [PollFd::new(&*self.wake, PollFlags::IN)];
         let polled = if heard { &mut polled[..] } else { &mut [] };
@@ -186,7 +190,7 @@ impl Engine {
         self.hear(timeout.as_ref())
     }
 
-    /// Whether the device wakes: only changed where the way of sleeping changes.
+    /// Sets whether the device wakes the engine. The setting changes only with the kind of sleep.
     fn watch_device(&mut self, watched: bool) -> Result<(), DeviceError> {
         if self.device_watched == watched {
             return Ok(());
@@ -204,16 +208,16 @@ impl Engine {
         DeviceError::Failed { name, what: "waiting", cause: cause.into() }
     }
 
-    /// When the engine has something to do by itself, on the monotonic clock in nanoseconds: a
-    /// ring that was put off, a packet whose time comes, a look at a device that keeps packets. It
-    /// must not sleep longer.
+    /// Returns the time of the engine's next own task, on the monotonic clock in nanoseconds: a
+    /// deferred notification, a packet whose time comes, or a check of a device that keeps packets.
+    /// The engine must not sleep longer.
     pub(crate) fn next_due(&self) -> Option<u64> {
         let (ring, packet) = (self.held.next(), self.schedule.next_due());
         let watchdog = self.watchdog.next_due(self.out());
         ring.into_iter().chain(packet).chain(watchdog).min()
     }
 
-    /// A setting of how to wait was changed.
+    /// Applies a changed setting of the wait strategy.
     pub(crate) fn set_waiting(&mut self, setting: Setting) {
         let now = self.read_clock();
         self.sleeper.awake();
@@ -226,7 +230,8 @@ impl Engine {
         }
     }
 
-    /// A clock that keeps a processor busy although nothing comes is seldom what was meant.
+    /// Logs a warning if the engine stays awake between the clock's ticks. It then keeps a
+    /// processor busy without traffic, which is seldom intended.
     pub(crate) fn say_whether_it_spins(&self) {
         if self.waiter.spins_between_ticks() {
             tracing::warn!(
@@ -238,10 +243,11 @@ impl Engine {
         }
     }
 
-    /// The kernel may let timers of this thread be so much late, to end several sleeps at once.
+    /// Sets the timer slack: the kernel may delay this thread's timers by it, to end several sleeps
+    /// at once.
     pub(crate) fn set_timer_slack(&self) {
         let slack = self.values.get(Setting::TimerSlackUs) * 1000;
-        // None at all would be the default.
+        // Zero would select the default slack.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(slack.max(1)));
     }
 }

@@ -1,4 +1,5 @@
-//! How the engine waits, as its settings say. What to do next is decided here; `wait.rs` does it.
+//! The wait strategy of the engine, as its settings say. This module decides the next step;
+//! `wait.rs` executes it.
 
 use rustix::time::{ClockId, clock_gettime};
 use towpath_protocol::settings::{Setting, Values};
@@ -6,7 +7,7 @@ use towpath_waiting::{Bounds, Clock, Controller, Costs, Found, Next, Spinner, St
 
 use crate::engine::Mode;
 
-/// One way of waiting, with what it remembers.
+/// One wait strategy with its state.
 #[derive(Debug)]
 pub(crate) enum Waiter {
     Poll,
@@ -16,7 +17,7 @@ pub(crate) enum Waiter {
     Auto(Box<Controller>),
 }
 
-/// What was counted of ways of waiting that were left again.
+/// Counts of former wait strategies.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) ticks: u64,
@@ -31,8 +32,8 @@ pub(crate) struct Counted {
 }
 
 impl Waiter {
-    /// The waiter that the settings ask for, from `now` on, in nanoseconds; `packets` may come
-    /// between two looks.
+    /// Creates the waiter for the settings, from `now` on, in nanoseconds; up to `packets` may
+    /// arrive between two looks.
     pub(crate) fn new(values: &Values, packets: u64, now: u64) -> Waiter {
         let mode = Mode::of(values.get(Setting::Mode));
         match mode {
@@ -50,7 +51,7 @@ impl Waiter {
         }
     }
 
-    /// A setting that concerns it was changed. Bounds are taken over in going on.
+    /// Applies a changed setting. The waiter adopts new bounds without a restart.
     pub(crate) fn set(
         &mut self,
         values: &Values,
@@ -63,7 +64,7 @@ impl Waiter {
                 controller.set(bounds(values, packets));
                 None
             }
-            // The timer's slack is the thread's.
+            // The timer's slack belongs to the thread.
             (Setting::LatencyUs | Setting::CpuPercent | Setting::TimerSlackUs, _) => None,
             (Setting::ClockHz, waiter) if !matches!(waiter, Waiter::Clocked(_)) => None,
             _ => {
@@ -74,24 +75,24 @@ impl Waiter {
         }
     }
 
-    /// Whether the time has to be known after each turn.
+    /// Returns `true` if the waiter needs the time after each poll iteration.
     pub(crate) fn needs_time(&self) -> bool {
         !matches!(self, Waiter::Poll | Waiter::Interrupt)
     }
 
-    /// Whether it may sleep by the clock.
+    /// Returns `true` if the waiter may sleep by the clock.
     pub(crate) fn has_clock(&self) -> bool {
         matches!(self, Waiter::Clocked(_) | Waiter::Auto(_))
     }
 
-    /// Whether it stays awake between ticks, since no sleep is so short.
+    /// Returns `true` if the engine stays awake between ticks, because no sleep is so short.
     pub(crate) fn spins_between_ticks(&self) -> bool {
         matches!(self, Waiter::Clocked(clock) if clock.spins())
     }
 
-    /// Between two looks without sleep. Who spins for a while lets others have the processor first:
-    /// it may be the application that he has just rung, and it would wait for milliseconds. Who was
-    /// told to poll has a processor of his own, and makes no system call.
+    /// Yields the processor between two looks without sleep. An engine that spins for a while gives
+    /// other threads precedence. Otherwise the application that it has just notified could wait for
+    /// milliseconds. An engine that polls has its own processor and makes no system call.
     pub(crate) fn give_way(&self) {
         if matches!(self, Waiter::Poll) {
             std::hint::spin_loop();
@@ -100,8 +101,8 @@ impl Waiter {
         }
     }
 
-    /// After a turn that found so much; `drained`: and left nothing. `slept`: it followed a sleep
-    /// that was ended by a ring.
+    /// Decides after a poll iteration that found `found`. `drained`: the engine left nothing
+    /// behind. `slept`: the iteration followed a sleep that a notification can end.
     pub(crate) fn after(&mut self, now: u64, found: Found, drained: bool, slept: bool) -> Next {
         let is_busy = found.work > 0;
         Next::Take(match self {
@@ -139,7 +140,7 @@ impl Waiter {
         })
     }
 
-    /// After a sleep.
+    /// Records the end of a sleep.
     pub(crate) fn woke(&mut self, now: u64) {
         match self {
             Waiter::Clocked(clock) => clock.woke(now),
@@ -148,23 +149,24 @@ impl Waiter {
         }
     }
 
-    /// After orders were followed while it was throttled. `None`: it may look.
+    /// Records that the engine executed commands while it was throttled. `None`: the engine may run
+    /// a poll iteration.
     pub(crate) fn throttled(&mut self, now: u64) -> Option<Throttled> {
         match self {
             Waiter::Auto(controller) => controller.throttled(now),
-            // The orders made it wait in another way.
+            // The commands selected another wait strategy.
             _ => None,
         }
     }
 
-    /// It announced sleep, and did not sleep: there was something.
+    /// Records that the engine announced sleep and found work instead.
     pub(crate) fn stayed(&mut self) {
         if let Waiter::Auto(controller) = self {
             controller.stayed();
         }
     }
 
-    /// What it counted.
+    /// Returns the waiter's counts.
     pub(crate) fn counted(&self) -> Counted {
         match self {
             Waiter::Clocked(clock) => Counted {
@@ -192,7 +194,7 @@ impl Waiter {
 }
 
 impl Counted {
-    /// This and what came before it.
+    /// Adds earlier counts to these.
     pub(crate) fn and(self, other: Counted) -> Counted {
         Counted {
             ticks: self.ticks + other.ticks,
@@ -208,7 +210,7 @@ impl Counted {
     }
 }
 
-/// Processor time of this thread, in nanoseconds, as the scheduler has it.
+/// Returns the processor time of this thread, in nanoseconds, according to the kernel's scheduler.
 fn thread_cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -235,7 +237,7 @@ mod tests {
             values.set(Setting::TimerSlackUs, 7).unwrap();
             assert!(waiter.set(&values, 64, Setting::TimerSlackUs, 1_000_000).is_none());
             assert_eq!(format!("{waiter:?}"), before);
-            // And one that concerns it begins anew.
+            // A setting that concerns the waiter makes it begin anew.
             values.set(Setting::Mode, Mode::Poll as u64).unwrap();
             assert!(waiter.set(&values, 64, Setting::Mode, 1_000_000).is_some());
             assert!(matches!(waiter, Waiter::Poll));

@@ -1,60 +1,60 @@
-//! The watchdog: when a device that keeps what it was given is taken for stalled.
+//! The watchdog: it decides when a device that keeps packets is stalled.
 //!
-//! Nothing but arithmetic: what is with the device, how much ever came back, and the time, are
-//! told; the engine acts on the answer (`revive.rs`). Frames to be received are not watched: nobody
-//! may be sending any.
+//! This module is only arithmetic. The engine passes in the number of packets in flight, the number
+//! ever completed, and the time, and acts on the verdict (`revive.rs`). The watchdog ignores
+//! receive buffers, because there may be no traffic to receive.
 //!
-//! Two ways of being armed, for comparison (Tracey and Banerji, "Device Driver Issues in
-//! High-Performance Networking", 3.1). The *eager* one sets a deadline when frames go out, moves it
-//! when some come back, and clears it when all are back. The *lazy* one lets frames go and come, and
-//! looks once a window whether any came back since it looked last: it needs nothing of their way,
-//! and takes up to two windows to notice. The paper's driver did either for every frame; an engine
-//! that works in turns does it once a turn, for all frames of the turn.
+//! There are two ways of arming, for comparison (Tracey and Banerji, "Device Driver Issues in
+//! High-Performance Networking", 3.1). The *eager* watchdog sets a deadline when packets go out,
+//! moves it when the device completes some, and clears it when none is in flight. The *lazy* one
+//! checks once per window whether the device completed any packet since the last check. It costs
+//! nothing per packet, and takes up to two windows to notice a stall. The paper's driver armed per
+//! frame; this engine does so once per poll iteration, for all its packets.
 
 use towpath_protocol::settings::{Setting, Values};
 
-/// Turns between two looks at the clock while something is watched, when no sleep lies between.
+/// Poll iterations between two looks at the clock while the watchdog is armed, if no sleep lies
+/// between.
 const TURNS: u32 = 64;
 
-/// How it is armed.
+/// The way of arming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arming {
-    /// Not at all.
+    /// The watchdog is off.
     Off,
-    /// By a check once a window.
+    /// The watchdog checks once per window.
     Lazy,
-    /// By a deadline.
+    /// The watchdog sets a deadline.
     Eager,
 }
 
-/// What was found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing to be done.
+    /// The engine need not act.
     Fine,
-    /// Nothing came back for a window: the device is to be reset. `new`: it worked since it was
-    /// reset last.
+    /// The device completed nothing for a window, and the engine must reset it.
     Stalled {
-        /// It is no stall that was told of before.
+        /// `true` if the device worked since its last reset, so this stall was not reported before.
         new: bool,
     },
-    /// Frames come back again, after so many resets.
+    /// The device completes packets again.
     Recovered {
         /// Resets of this stall.
         resets: u64,
     },
 }
 
-/// What it counted.
+/// Counts of the watchdog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Times that a deadline was set, or a check was scheduled while none was.
+    /// Times that the watchdog set a deadline, or scheduled a check while none was scheduled.
     pub arms: u64,
-    /// Times that the clock was compared with the deadline, or that a check was made.
+    /// Times that the watchdog compared the clock with the deadline, or made a check.
     pub checks: u64,
     /// Stalls noticed.
     pub stalls: u64,
-    /// Resets that were ordered.
+    /// Resets that the watchdog asked for.
     pub resets: u64,
 }
 
@@ -63,19 +63,19 @@ pub struct Counts {
 pub struct Watchdog {
     arming: Arming,
     window: u64,
-    /// Eager: the deadline. Lazy: the next check.
+    /// For the eager watchdog, the deadline; for the lazy one, the time of the next check.
     at: Option<u64>,
-    /// What had come back when it was set, or last looked.
+    /// Packets completed when the deadline was set, or at the last check.
     seen: u64,
     turns: u32,
-    /// Resets since something came back; 0: it works.
+    /// Resets since the last completion; 0: the device works.
     resets: u64,
-    /// What it counted.
+    /// The counts.
     pub counts: Counts,
 }
 
 impl Watchdog {
-    /// One that is armed so, and takes a device for stalled after a `window` in nanoseconds; 0: off.
+    /// Creates a watchdog that takes a device for stalled after `window`, in nanoseconds; 0: off.
     #[must_use]
     pub fn new(arming: Arming, window: u64) -> Watchdog {
         Watchdog {
@@ -89,7 +89,7 @@ impl Watchdog {
         }
     }
 
-    /// As the settings say.
+    /// Creates a watchdog for the settings.
     pub(crate) fn of(values: &Values) -> Watchdog {
         let arming = match values.get(Setting::Watchdog) {
             0 => Arming::Off,
@@ -99,15 +99,15 @@ impl Watchdog {
         Watchdog::new(arming, values.get(Setting::WatchdogMs) * 1_000_000)
     }
 
-    /// Goes on with another arming and window. What is out is watched from now on.
+    /// Changes the arming and the window. The watchdog then also watches packets already in flight.
     pub fn change(&mut self, to: Watchdog) {
-        // A stall goes on: only what comes back ends it.
+        // A stall continues: only a completion ends it.
         let (resets, seen, counts) = (self.resets, self.seen, self.counts);
         *self = Watchdog { resets, seen, counts, ..to };
     }
 
-    /// After each turn: `out` packets are with the device, and `returned` ever came back. The time
-    /// is asked for only where it is needed, in nanoseconds.
+    /// Checks after each poll iteration. `out` packets are in flight, and `returned` packets were
+    /// ever completed. The watchdog calls `now` only when it needs the time, in nanoseconds.
     #[inline]
     pub fn after_turn(&mut self, out: u64, returned: u64, now: impl FnOnce() -> u64) -> Verdict {
         if out == 0 && self.resets == 0 && (self.at.is_none() || self.arming == Arming::Lazy) {
@@ -189,19 +189,19 @@ impl Watchdog {
         Verdict::Recovered { resets: std::mem::take(&mut self.resets) }
     }
 
-    /// The device was reset: what came back by that, `returned` in all, is no sign of life, and
-    /// nothing is out.
+    /// Records a reset of the device. Packets that the reset returned (`returned` in all) are no
+    /// sign of life, and none is in flight.
     pub fn was_reset(&mut self, returned: u64) {
         (self.at, self.seen) = (None, returned);
     }
 
-    /// The engine has slept: the next turn looks at the clock.
+    /// Records a sleep of the engine: the next poll iteration looks at the clock.
     pub fn slept(&mut self) {
         self.turns = TURNS;
     }
 
-    /// When it must look next, in nanoseconds, if `out` packets are with the device. Nothing out:
-    /// never.
+    /// Returns the time of the next check, in nanoseconds, if `out` packets are in flight. Without
+    /// packets in flight there is none.
     #[must_use]
     pub fn next_due(&self, out: u64) -> Option<u64> {
         if out == 0 { None } else { self.at }
@@ -214,7 +214,8 @@ mod tests {
 
     const WINDOW: u64 = 1000;
 
-    /// A device in simulated time: a turn each 7 ns at the most, sleep where nothing is due.
+    /// A device in simulated time: poll iterations are at most 7 ns apart, and the engine sleeps
+    /// when nothing is due.
     struct Simulated {
         dog: Watchdog,
         now: u64,
@@ -238,7 +239,7 @@ mod tests {
             self.returned += count;
         }
 
-        /// Sleeps as long as it may, and takes the turn after it.
+        /// Sleeps as long as permitted, and runs the poll iteration after it.
         fn sleep(&mut self, most: u64) -> Verdict {
             let due = self.dog.next_due(self.out).unwrap_or(u64::MAX);
             self.now = self.now.max(due.min(self.now + most));
@@ -246,8 +247,8 @@ mod tests {
             self.turn()
         }
 
-        /// How long it takes to notice the stall that begins with the frames of this turn, by a
-        /// side that sleeps or one that does not.
+        /// Returns the time to notice a stall that begins with the packets of this iteration, for
+        /// an engine that sleeps or one that does not.
         fn noticed(&mut self, sleeps: bool) -> u64 {
             let begin = self.now;
             assert_eq!(self.turn(), Verdict::Fine);
@@ -269,14 +270,14 @@ mod tests {
         }
     }
 
-    /// A stall is noticed after a window, and before two are over; an eager one at once after it.
-    /// Turns come 64 to a look.
+    /// The watchdog notices a stall after one window and before two are over; the eager one
+    /// directly after one window. The engine looks at the clock every 64 poll iterations.
     #[test]
     fn a_stall_is_noticed_in_time() {
         let grain = 7 * u64::from(TURNS + 1);
         for (arming, looks) in [(Arming::Eager, 1), (Arming::Lazy, 2)] {
             for sleeps in [false, true] {
-                // It begins at any moment of a window, and after any traffic before it.
+                // The stall begins at any moment of a window, and after any traffic.
                 for before in 0..400 {
                     let mut device = Simulated::new(arming);
                     for packet in 0..before {
@@ -297,8 +298,8 @@ mod tests {
         }
     }
 
-    /// As long as something comes back within each window, nothing is reset: also when there is
-    /// always something out, and when long silence lies between.
+    /// While the device completes a packet within each window, the watchdog resets nothing. That
+    /// also holds if packets are always in flight, and after long silence.
     #[test]
     fn what_is_slow_is_not_stalled() {
         for arming in [Arming::Lazy, Arming::Eager] {
@@ -327,8 +328,8 @@ mod tests {
         }
     }
 
-    /// One that does not come back to life is reset once a window, and told of once; what comes back
-    /// afterwards ends the stall, and the next one is new.
+    /// The watchdog resets a device that stays stalled once per window, and reports the stall once.
+    /// A later completion ends the stall, and the next one is new.
     #[test]
     fn a_stall_is_told_of_once() {
         for arming in [Arming::Lazy, Arming::Eager] {
@@ -358,8 +359,7 @@ mod tests {
         }
     }
 
-    /// The lazy one does nothing for frames that go and come between its checks; the eager one
-    /// arms for each.
+    /// The lazy watchdog does nothing per packet between its checks; the eager one arms for each.
     #[test]
     fn what_they_do_for_frames() {
         let run = |arming| {
@@ -384,7 +384,7 @@ mod tests {
             let mut device = Simulated::new(from);
             device.out = 1;
             device.noticed(true);
-            // What the reset gave back goes out again.
+            // Packets that the reset returned go out again.
             device.reset();
             device.out = 1;
             device.dog.change(Watchdog::new(to, 2 * WINDOW));

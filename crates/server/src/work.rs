@@ -1,22 +1,23 @@
-//! What packets cost the engine beyond their own bytes, and how much of it one turn does.
+//! The cost of packets beyond their own bytes, and its limit per poll iteration.
 //!
-//! A packet is one entry of a queue, and may be much work: a large packet is cut into segments, each of
-//! which is copied by itself, and a packet for a group is copied to each of its members. So budgets that
-//! count packets alone bound nothing. The engine counts the copies that it makes and their bytes; a packet
-//! that needs more than one copy is charged for the others, to its queue set's share, to the turn's
-//! packets and to the turn's bytes. The ordinary packet, which is copied once, is charged for its bytes,
-//! as ever, and costs no arithmetic beside that.
+//! A packet is one entry of a queue, and may be much work. The engine segments a large packet and
+//! copies each segment by itself, and it copies a packet for a group to each member. Budgets that
+//! only count packets therefore bound nothing. The engine counts its copies and their bytes. It
+//! charges a packet for each copy beyond the first: to its queue pair's share, to the iteration's
+//! packets and to the iteration's bytes. An ordinary packet, with one copy, is charged only for its
+//! bytes and costs no further arithmetic.
 
-/// Bytes that the engine moves in one turn in each direction, by [`Work::cost`]; the packet that uses up
-/// the last of them goes whole. About twice what 512 packets of 1 KiB are, so that ordinary packets meet
-/// the limits in packets first, and a millisecond's copying at 1 GB/s.
+/// Bytes that the engine moves per poll iteration in each direction, by [`Work::cost`]; the packet
+/// that uses up the last of them goes whole. This is about twice the size of 512 packets of 1 KiB,
+/// so that ordinary packets meet the packet limits first. It is also a millisecond's copying at 1
+/// GB/s.
 pub(crate) const TURN_BYTES: u64 = 1 << 20;
 
-/// What a copy costs beside its bytes, as a number of bytes: headers, descriptors and counters of one
-/// copy take about as long as a kilobyte takes to be moved.
+/// The fixed cost of a copy, as a number of bytes. Headers, descriptors and counters of one copy
+/// take about as long as moving a kilobyte.
 pub(crate) const COPY_BYTES: u64 = 1024;
 
-/// Copies made, or segments made for a device that does not cut.
+/// Copies, or segments made for a device that cannot segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Work {
     pub(crate) copies: u64,
@@ -24,19 +25,19 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// One copy of so many bytes.
+    /// Returns the work of one copy of `bytes` bytes.
     #[inline(always)]
     pub(crate) fn copy(bytes: usize) -> Work {
         Work { copies: 1, bytes: bytes as u64 }
     }
 
-    /// What is more than one copy of a packet of `len` bytes: that is what each packet is charged by
-    /// itself.
+    /// Returns the work beyond one copy of a packet of `len` bytes, which every packet is charged
+    /// for anyway.
     pub(crate) fn beyond_one(self, len: usize) -> Work {
         Work { copies: self.copies.saturating_sub(1), bytes: self.bytes.saturating_sub(len as u64) }
     }
 
-    /// As a number of bytes.
+    /// Returns the cost as a number of bytes.
     pub(crate) fn cost(self) -> u64 {
         self.bytes + self.copies * COPY_BYTES
     }
@@ -50,32 +51,33 @@ impl std::ops::AddAssign for Work {
     }
 }
 
-/// What packets of a group that are sent together cost beyond themselves.
+/// The cost of a batch's packets beyond their own bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
-    /// What is charged to their queue set.
+    /// The work charged to the queue pair.
     pub(crate) unit: Work,
-    /// What captures and promiscuous endpoints make: the turn's work, and nobody's share.
+    /// The work for captures and promiscuous endpoints. It counts against the poll iteration, and
+    /// against no unit's share.
     pub(crate) taps: Work,
-    /// Bytes of the first `upto` packets of the group.
+    /// Bytes of the first `upto` packets of the batch.
     bytes: u64,
     upto: usize,
 }
 
-/// How much a group may cost.
+/// The limit of a batch's cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Share {
-    /// Packets and copies beyond the first of each.
+    /// Packets, and each packet's copies beyond the first.
     pub(crate) packets: usize,
-    /// Bytes of the queue set's turn.
+    /// Bytes of the queue pair's turn.
     pub(crate) bytes: i64,
-    /// Bytes of the engine's turn.
+    /// Bytes of the poll iteration.
     pub(crate) turn_bytes: i64,
 }
 
 impl Spent {
-    /// Whether the first `sent` packets of a group, whose lengths are given, have used up a share by what
-    /// they cost beyond themselves. Ordinary packets never do: how many are taken is bounded before.
+    /// Returns `true` if the first `sent` packets of a batch, whose lengths are given, have used up
+    /// a share by their extra cost. Ordinary packets never do: the number taken bounds them before.
     pub(crate) fn has_used(
         &mut self,
         share: &Share,

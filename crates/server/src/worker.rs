@@ -2,21 +2,21 @@
 //! can reach.
 //!
 //! An application shares kernel objects with the server: its control connection, its doorbell, its
-//! memory files. Some system calls on such an object last as long as the application likes: the kernel
-//! walks all waiters that the application attached to it, waits for a lock that the application holds,
-//! or closes a descriptor that the application sent. The engine and the control thread make none of
-//! them. They hand the object to the worker of the application's user, over a private socket that never
-//! blocks. A worker that hangs holds up this user alone, and a process of its own because a thread that
-//! hangs in the kernel would keep the whole server from exiting.
+//! memory files. An application can prolong some system calls on such an object at will. The kernel
+//! walks all waiters that the application attached to it, waits for a lock that the application
+//! holds, or closes a descriptor that the application sent. The engine and the control thread make
+//! none of these calls. They hand the object to the worker of the application's user, over a
+//! private socket that never blocks. A worker that hangs holds up only this user. It is a separate
+//! process because a thread that hangs in the kernel would keep the whole server from exiting.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`wire`] | what the control thread and a worker say to each other |
-//! | [`link`] | a worker as the control thread has it: what is to be sent, and whether it hangs |
+//! | [`wire`] | the messages between the control thread and a worker |
+//! | [`link`] | the control thread's view of a worker: pending commands, and whether it hangs |
 //! | [`workers`] | all workers, by user |
-//! | [`spawner`] | the process that the workers are made from |
+//! | [`spawner`] | the process from which the workers are forked |
 //! | [`process`] | the worker's own loop |
-//! | [`held`] | what a worker holds: connections and doorbells |
+//! | [`held`] | the connections and doorbells that a worker holds |
 //! | [`pin`] | keeps the kernel from merging a session's pages |
 
 pub(crate) mod held;

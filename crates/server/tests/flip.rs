@@ -1,6 +1,6 @@
-//! The flip test on a live server: an application changes the headers of its packets all the time,
-//! between the address that it was given and one that it forges, while the server fetches and
-//! checks them. What was checked is what is delivered: no forged packet ever arrives.
+//! The flip test on a live server. An application constantly changes the headers of its packets
+//! between its own address and a forged one, while the server fetches and checks them. The server
+//! delivers exactly the bytes that it checked: no forged packet ever arrives.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use towpath_queue::receive::application_side;
 use towpath_queue::transmit::TransmitProducer;
 use towpath_server::{Config, Server, Subnets};
 
-/// An application that uses the protocol as it likes.
+/// An application that uses the protocol without restraint.
 struct Raw {
     _channel: Channel,
     _doorbell: std::os::fd::OwnedFd,
@@ -106,8 +106,8 @@ impl Raw {
     }
 }
 
-/// What an application changes all the time: bytes at a place, between those that it may send and
-/// others.
+/// The bytes that an application constantly changes: at an offset, between permitted and forbidden
+/// values.
 struct Flip {
     at: usize,
     good: Vec<u8>,
@@ -116,7 +116,7 @@ struct Flip {
 
 const FORGED_MAC: [u8; 6] = [2, 0xba, 0xdb, 0xad, 0, 1];
 
-/// Frames of a protocol of their own go the long way through the server.
+/// Frames of a separate protocol take the full path through the server.
 #[test]
 fn what_was_checked_is_what_arrives() {
     let open = Open { given: message::RULE_ETHERTYPE, ethertype: 0x88b5, ..Open::default() };
@@ -128,7 +128,7 @@ fn what_was_checked_is_what_arrives() {
     });
 }
 
-/// UDP goes the short one.
+/// UDP packets take the fast path.
 #[test]
 fn what_was_checked_of_plain_packets_is_what_arrives() {
     let given = message::RULE_PROTOCOL | message::RULE_PORT;
@@ -161,7 +161,7 @@ fn flip(open: Open, rule: &Rule, frame: impl Fn(&Raw, &Session, usize) -> (Vec<u
     let frame_start =
         |frame: u32| raw.shape.transmit_heap.frame_offset(frame) + HEADROOM_BYTES as usize;
     let starts: Vec<usize> = (0..64).map(frame_start).collect();
-    // Small ones are copied whole, of larger ones the beginning.
+    // The engine copies small packets whole, and of larger ones the beginning.
     let length = |frame: usize| if frame.is_multiple_of(2) { 60 } else { 1400 };
     let mut flips = Vec::new();
     let mut heap = raw.heap.take().unwrap();

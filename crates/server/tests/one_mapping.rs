@@ -1,8 +1,9 @@
 //! The engine and an application in two threads of one process, over one mapping of each memory.
 //!
 //! Elsewhere both sides map a memory file each, at two addresses, and ThreadSanitizer finds no race
-//! between them. Here it sees each access of both. The application writes and reads its buffers plainly,
-//! as the client library does, so each packet shows whether the queues order them.
+//! between them. Here it sees each access of both. The application writes and reads its buffers
+//! with plain accesses, as the client library does, so each packet shows whether the queues order
+//! them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,9 +30,11 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const PORT: u16 = 2000;
 const SLOTS: u32 = 16;
 const PACKETS: u64 = 5_000;
-/// Packets on their way at most: of three frames each, they find room in the receive queue.
+/// The maximum number of packets in flight: with three buffers each, they fit into the receive
+/// queue.
 const OUT: u64 = 4;
-/// One that is copied whole, one whose beginning is, and one of several frames.
+/// A packet that the engine copies whole, one whose beginning it copies, and one of several
+/// buffers.
 const BODY_BYTES: [usize; 3] = [18, 1400, 4000];
 
 struct Application {
@@ -49,7 +52,7 @@ fn region(bytes: usize) -> Region {
     Region::private(bytes).unwrap()
 }
 
-/// A session with one queue set, and what its application has.
+/// Makes a session with one queue pair, and its application's side.
 fn session() -> (Session, Application) {
     let shape = SessionShape::new(1, 1, SLOTS, SLOTS, 2048, 2048).unwrap();
     let server = region(shape.server_words() * 8);
@@ -92,7 +95,7 @@ fn session() -> (Session, Application) {
 }
 
 impl Application {
-    /// Sends a packet in as many frames as it needs; `false` when there are too few.
+    /// Sends a packet in as many buffers as it needs. Returns `false` if there are too few.
     fn send(&mut self, packet: &[u8]) -> bool {
         let heap = self.shape.transmit_heap;
         let pieces = packet.chunks(heap.data_bytes() as usize);
@@ -105,7 +108,7 @@ impl Application {
                 let len = piece.len() as u32;
                 let one = Descriptor { frame, start: HEADROOM_BYTES, len, endpoint: 0, flags: 0 };
                 let at = one.heap_offset(&heap);
-                // SAFETY: the frame is free: no queue has it, so the engine does not read it.
+                // SAFETY: the buffer is free: no queue holds it, so the engine does not read it.
                 let bytes = unsafe { self.transmit_heap.bytes_mut(at, piece.len()) };
                 bytes.unwrap().copy_from_slice(piece);
                 one
@@ -116,14 +119,14 @@ impl Application {
     }
 
     fn publish(&mut self) {
-        // What was read is provided again before more is sent.
+        // The application provides read buffers again before it sends more.
         self.receive.publish();
         self.transmit.publish();
         self.marker.mark(events::fence(), 0).unwrap();
         self.marker.publish();
     }
 
-    /// The next packet that came.
+    /// Returns the next received packet.
     fn receive(&mut self) -> Option<Vec<u8>> {
         self.events.take(1, |_| {}).unwrap();
         self.receive.observe().unwrap();
@@ -132,8 +135,8 @@ impl Application {
         let mut packet = Vec::new();
         for one in &chain[..count] {
             let at = one.heap_offset(&self.shape.receive_heap);
-            // SAFETY: the queue gave the frame to this side, and the engine writes it only after it was
-            // provided again.
+            // SAFETY: the queue gave the buffer to this side, and the engine writes it only after
+            // this side has provided it again.
             let bytes = unsafe { self.receive_heap.bytes(at, one.len as usize) };
             packet.extend_from_slice(bytes.unwrap());
             assert!(self.receive.provide(one.frame));

@@ -1,5 +1,5 @@
-//! What a connection may leave with the engine, and how a session ends: one order at a time, and
-//! none of it waits for a clock.
+//! The commands that a connection may leave with the engine, and the end of a session: one command
+//! at a time, and none waits for a clock.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -27,7 +27,7 @@ fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a device holds its engine up, and has done so.
+/// A gate that may hold a device's engine up, and whether it has done so.
 #[derive(Default)]
 struct Gate {
     state: Mutex<(bool, bool)>,
@@ -50,7 +50,8 @@ impl Gate {
             state.1 = true;
             state = self.changed.wait(state).unwrap();
         }
-        // Who has been held up is answered slowly, as one who is late to read would be cut off.
+        // An engine that was held up continues slowly, because the server would cut off a client
+        // that reads the replies too late.
         let slowly = state.1;
         drop(state);
         if slowly {
@@ -59,7 +60,7 @@ impl Gate {
     }
 }
 
-/// A device in which the engine stands still while its gate is shut.
+/// A device in which the engine blocks while its gate is shut.
 struct Gated(LoopbackDevice, Arc<Gate>);
 
 impl Device for Gated {
@@ -122,7 +123,7 @@ fn ask(channel: &Channel, message: &Message) -> (Message, Vec<OwnedFd>) {
     }
 }
 
-/// A session with an endpoint, by its messages alone.
+/// Makes a session with an endpoint, by its messages alone.
 fn live(server: &Server) -> (Channel, u32) {
     let channel = Channel::new(server.connect().unwrap());
     let attach = Attach {
@@ -153,7 +154,7 @@ fn is_full(outcome: Result<(), ChannelError>) -> bool {
     }
 }
 
-/// How many messages a socket holds that nobody reads.
+/// Returns how many messages an unread socket holds.
 fn room(message: &Message) -> usize {
     let kind = SocketType::SEQPACKET;
     let (ours, _theirs) =
@@ -166,14 +167,15 @@ fn subnets() -> Subnets {
     Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None }
 }
 
-/// Addresses that sessions have: those that the engine still has something of, too.
+/// Returns the number of addresses given to sessions, including those of which the engine still
+/// holds a part.
 fn given(server: &Server) -> u64 {
     let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
     report["device"]["addresses_given"].as_u64().unwrap()
 }
 
-/// With an engine that follows nothing, of what is written to a connection one order is taken and
-/// the rest stays in the socket.
+/// With an engine that executes nothing, the server takes one command of a connection. The rest
+/// stays in the socket.
 #[test]
 fn a_connection_has_one_order_with_the_engine() {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
@@ -198,7 +200,8 @@ fn a_connection_has_one_order_with_the_engine() {
         }
         assert!(written <= most, "{written} were taken, {most} have room");
     }
-    // Others are heard meanwhile, and one that ends with orders unanswered goes all the same.
+    // The server serves other connections meanwhile, and a connection that ends with unanswered
+    // commands ends all the same.
     for value in [1, 0, 1] {
         let number = session + 1;
         let set = Set { setting, session: number, endpoint: 0, reserved: 0, value };
@@ -219,7 +222,8 @@ fn a_connection_has_one_order_with_the_engine() {
     server.stop().unwrap();
 }
 
-/// The end of a session with thousands of endpoints takes many turns, and waits for no tick.
+/// The end of a session with thousands of endpoints takes many poll iterations, and waits for no
+/// tick.
 #[test]
 fn a_session_ends_between_two_ticks() {
     const ENDPOINTS: u32 = 4096;
@@ -243,7 +247,7 @@ fn a_session_ends_between_two_ticks() {
     }
     assert_eq!(given(&server), 1);
     drop(session);
-    // 64 turns: by the clock it would be a minute.
+    // This takes 64 poll iterations; by the clock it would take a minute.
     eventually("the session ends", || given(&server) == 0);
     server.stop().unwrap();
 }

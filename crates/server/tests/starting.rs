@@ -1,12 +1,12 @@
-//! What a server does not start with: an error that names the option and what is possible, and
-//! nothing is left behind.
+//! Configurations with which a server does not start. The error names the option and the possible
+//! values, and nothing is left behind.
 
 use towpath_client::set_over;
 use towpath_device::loopback::{self, LoopbackDevice};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Setting, StartError, Values};
 
-/// A server, and the far end that its device would be gone without.
+/// Starts a server, and returns it with the far end, without which its device would be gone.
 fn start(config: &Config) -> Result<(Server, LoopbackDevice), StartError> {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     Ok((Server::start(config, Box::new(near), Box::<MemoryStore>::default())?, far))
@@ -65,7 +65,8 @@ fn budgets_out_of_range_are_refused() {
     start(&most).unwrap().0.stop().unwrap();
 }
 
-/// A server takes no more packets a turn than it was started with, and says no other number.
+/// A server takes at most the number of packets per poll iteration that it was started with, and
+/// reports no other number.
 #[test]
 fn no_rx_batch_is_above_the_servers() {
     let (server, _far) = start(&Config { batch: 32, ..Config::default() }).unwrap();
@@ -83,7 +84,7 @@ fn no_rx_batch_is_above_the_servers() {
     set(32).unwrap();
     assert_eq!(rx_batch(&server), "32");
     server.stop().unwrap();
-    // Nor from the start.
+    // The limit also applies to the initial settings.
     let mut settings = Values::default();
     settings.set(Setting::RxBatch, 100).unwrap();
     let said = refused(&Config { settings: settings.clone(), ..Config::default() });

@@ -1,26 +1,26 @@
-//! The last-flow cache: the answer to the packet before, for packets that come in trains.
+//! The last-flow cache: it keeps the previous packet's endpoint, for packets that come in trains.
 //!
 //! Tracey and Banerji (3.2) found that remembering the last network identifier helps trains of
-//! packets for one receiver and hurts where flows interleave, and that the statistics of run
-//! lengths should decide. So they do here: what is measured is the mean length of trains, lookups
-//! that compare equal one after the other. To compare is what the cache costs, so while it rests,
-//! only one window of [`WINDOW`] lookups in each [`REST`] is measured.
+//! packets for one receiver and hurts where flows interleave. They concluded that the statistics of
+//! run lengths should decide. So they do here: the cache measures the mean length of trains, which
+//! are consecutive lookups that compare equal. The comparison is the cost of the cache. While the
+//! cache rests, it therefore measures only one window of [`WINDOW`] lookups in each [`REST`].
 //!
-//! Two thresholds keep it from switching to and fro. They lie around where the cache neither gains
-//! nor loses (`towpath-lab demux`): above two packets a train where one or two tables are asked,
-//! [`FEW_SETS`], and below where there are more to be spared, [`MORE_SETS`].
+//! Two thresholds keep the cache from oscillating. They lie around the point where it neither gains
+//! nor loses (`towpath-lab demux`). That point is above two packets per train where a lookup reads
+//! one or two tables, [`FEW_SETS`], and below where it saves more, [`MORE_SETS`].
 
 use super::rule::{Key, Looked};
 use super::{Destination, hash};
 
-/// Whether lookups remember the last flow.
+/// The conditions under which lookups remember the last flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlowCache {
     /// Never.
     Off,
     /// Always.
     On,
-    /// While the measured mean length of trains says that it pays.
+    /// While the measured mean length of trains makes the cache worthwhile.
     #[default]
     Auto,
 }
@@ -28,48 +28,48 @@ pub enum FlowCache {
 impl FlowCache {
     const ALL: [FlowCache; 3] = [FlowCache::Off, FlowCache::On, FlowCache::Auto];
 
-    /// As the setting's value has it.
+    /// Returns the setting that the value stands for.
     pub(crate) fn of(value: u64) -> FlowCache {
         FlowCache::ALL.get(value as usize).copied().unwrap_or_default()
     }
 }
 
-/// Lookups after which the cache, where it is used, is decided about again; and as many are
-/// measured while it rests.
+/// Lookups after which the table decides anew about a used cache, and lookups that it measures
+/// while the cache rests.
 pub const WINDOW: u64 = 128;
 /// Lookups between two measured windows while the cache rests.
 pub const REST: u64 = 32 * WINDOW;
 
-/// Mean lengths of trains, in tenths of a packet, at which the cache is put to use or to rest.
+/// Mean lengths of trains, in tenths of a packet, at which the cache starts or stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Thresholds {
-    /// From here on it is used.
+    /// From this length on, lookups use the cache.
     pub on_tenths: u64,
-    /// Below, it is not used any more.
+    /// Below this length, lookups stop using the cache.
     pub off_tenths: u64,
 }
 
-/// Where the device's rules give one or two sets of fields.
+/// Thresholds where the device's rules give one or two sets of fields.
 pub(super) const FEW_SETS: Thresholds = Thresholds { on_tenths: 30, off_tenths: 24 };
-/// Where they give more.
+/// Thresholds where they give more sets.
 pub(super) const MORE_SETS: Thresholds = Thresholds { on_tenths: 18, off_tenths: 14 };
 
-/// What lookups came to.
+/// The results of lookups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
-    /// Lookups.
+    /// All lookups.
     pub lookups: u64,
-    /// Of these, how many were compared with the one before.
+    /// Lookups that were compared with the previous one.
     pub compared: u64,
-    /// Of these, how many were for the same flow and had their answer from the cache.
+    /// Compared lookups that were for the same flow and took the endpoint from the cache.
     pub hits: u64,
-    /// Times that the cache was put to use, or to rest, by what was measured.
+    /// Times that the measurement started or stopped the cache.
     pub switches: u64,
 }
 
 impl FlowCounts {
-    /// The mean length of trains, in packets: 1 where no two packets in succession are for the same
-    /// flow; nothing where none were compared.
+    /// Returns the mean length of trains, in packets. The mean is 1 if no two consecutive packets
+    /// are for the same flow. Returns `None` if no lookups were compared.
     #[must_use]
     pub fn mean_train(&self) -> Option<f64> {
         let trains = self.compared.checked_sub(self.hits).filter(|trains| *trains > 0)?;
@@ -90,22 +90,22 @@ impl std::ops::Add for FlowCounts {
     }
 }
 
-/// In [`Last::has`]: nothing is remembered. No packet has it.
+/// In [`Last::has`]: the cache is empty. No packet has this value.
 const NOTHING: u16 = 0x100;
 
-/// The last flow, and whether it is asked.
+/// The last flow, and whether lookups use it.
 #[derive(Debug)]
 pub(super) struct Last {
     setting: FlowCache,
-    /// Lookups are compared with the last one.
+    /// `true` if lookups are compared with the last one.
     pub(super) compares: bool,
-    /// The decision, as far as it is measured: else it compares to measure.
+    /// `true` if the measurement favours the cache; otherwise comparisons only measure.
     used: bool,
     lookups: u64,
     hits: u64,
-    /// At how many lookups there is something to decide.
+    /// The number of lookups at which the next decision is due.
     due: u64,
-    /// Where the window that is being measured began.
+    /// The counts at the start of the current window.
     began: (u64, u64),
     compared: u64,
     switches: u64,
@@ -134,18 +134,18 @@ impl Last {
         last
     }
 
-    /// Changes the setting. What was counted stays.
+    /// Changes the setting and keeps the counts.
     pub(super) fn set(&mut self, setting: FlowCache) {
         self.end_window();
         self.setting = setting;
         self.used = setting == FlowCache::On;
-        // Automatic: the first window is measured.
+        // In automatic mode, the first window is measured.
         self.compares = setting != FlowCache::Off;
         self.due = if setting == FlowCache::Off { u64::MAX } else { self.lookups + WINDOW };
         self.forget();
     }
 
-    /// The rules have changed.
+    /// Empties the cache because the rules have changed.
     pub(super) fn forget(&mut self) {
         self.has = NOTHING;
     }
@@ -160,7 +160,7 @@ impl Last {
         }
     }
 
-    /// To be called once before each lookup.
+    /// Counts a lookup. The caller calls it once before each lookup.
     #[inline]
     pub(super) fn count(&mut self, few: bool) {
         if self.lookups == self.due {
@@ -169,7 +169,7 @@ impl Last {
         self.lookups += 1;
     }
 
-    /// Counts the window that is being measured; answers its lookups and hits.
+    /// Counts the current window, and returns its lookups and hits.
     fn end_window(&mut self) -> (u64, u64) {
         let (lookups, hits) = (self.lookups - self.began.0, self.hits - self.began.1);
         if self.compares {
@@ -186,7 +186,7 @@ impl Last {
         let used = match self.setting {
             FlowCache::Off => false,
             FlowCache::On => true,
-            // It has rested: a window is measured.
+            // After a rest, the cache measures a window.
             FlowCache::Auto if !compared => {
                 self.compares = true;
                 self.due = self.lookups + WINDOW;
@@ -196,7 +196,7 @@ impl Last {
             FlowCache::Auto => {
                 let Thresholds { on_tenths, off_tenths } = thresholds;
                 let threshold = if self.used { off_tenths } else { on_tenths };
-                // Lookups by trains, without a division.
+                // This compares lookups per train without a division.
                 lookups * 10 >= threshold * (lookups - hits)
             }
         };
@@ -206,7 +206,7 @@ impl Last {
         self.due = self.lookups + if used { WINDOW } else { REST };
     }
 
-    /// The answer, if this is the last flow again.
+    /// Returns the remembered endpoint if this is the last flow again.
     #[inline]
     pub(super) fn ask(&mut self, looked: &Looked) -> Option<Option<Destination>> {
         if self.has == u16::from(looked.has) && hash::same(&self.key, &looked.key) {
@@ -223,7 +223,7 @@ impl Last {
         self.found = found;
     }
 
-    /// The fields, for tests that compare what is remembered.
+    /// Returns the fields, for tests that compare the remembered flow.
     #[cfg(test)]
     pub(super) fn remembers(&self) -> Option<u8> {
         u8::try_from(self.has).ok()

@@ -1,9 +1,9 @@
-//! Who receives broadcast and multicast.
+//! Receivers of broadcast and multicast packets.
 //!
-//! Local addresses do not count here, as a packet for a group has the group's. Of the eight fields
-//! of a rule six are left, and members whose rules give the same of these share one hash table, as
-//! rules do in the flow table. A packet for a group asks each table that there is, at most
-//! `GROUP_TABLES`, and touches no member but those it is for.
+//! Local addresses do not count here, because a packet for a group carries the group's. Of a rule's
+//! eight fields, six remain. Members whose rules give the same of these share one hash table, as
+//! rules do in the flow table. A packet for a group reads every existing table, at most
+//! `GROUP_TABLES`, and touches only its receivers.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,14 @@ use super::rule::{
     ETHERTYPE, Fields, Key, Looked, PORT, PROTOCOL, REMOTE_IP, REMOTE_PORT, Rule, VLAN, mask,
 };
 
-/// What of a rule counts for a packet for a group.
+/// The fields of a rule that count for a packet for a group.
 const COUNTS: Fields = VLAN | ETHERTYPE | PROTOCOL | PORT | REMOTE_IP | REMOTE_PORT;
 
-/// How many hash tables there are at most: one for each set of the fields that count.
+/// The maximum number of hash tables: one for each set of the fields that count.
 #[cfg(test)]
 pub(super) const GROUP_TABLES: usize = 1 << COUNTS.count_ones();
 
-/// The words of a key that have something that counts.
+/// The words of a key that contain a field that counts.
 type GroupKey = [u64; 4];
 
 fn group_key(key: &Key, mask: &GroupKey) -> GroupKey {
@@ -33,7 +33,7 @@ fn group_key(key: &Key, mask: &GroupKey) -> GroupKey {
 struct Members {
     fields: Fields,
     mask: GroupKey,
-    /// Those that ask for the same, in the order in which they are given what they get.
+    /// The members whose rules ask for the same values, in the order of delivery.
     table: Table<4, BTreeSet<Destination>>,
 }
 
@@ -44,10 +44,10 @@ impl Members {
     }
 }
 
-/// All members of a device. The seed that every call is given is the flow table's.
+/// All members of a device. Callers pass the flow table's seed to every call.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// Those with members, in no order.
+    /// The tables with members, in no order.
     shapes: Vec<Members>,
 }
 
@@ -71,7 +71,7 @@ impl Groups {
         }
     }
 
-    /// Takes a member out, if it is one.
+    /// Removes a member, if it is one.
     pub(super) fn remove(&mut self, seed: u64, rule: &Rule, destination: Destination) {
         let fields = rule.given() & COUNTS;
         let Some(place) = self.shapes.iter().position(|shape| shape.fields == fields) else {
@@ -93,7 +93,7 @@ impl Groups {
         self.shapes.is_empty()
     }
 
-    /// Appends everybody that receives a packet, in order.
+    /// Appends every receiver of a packet, in order.
     pub(super) fn append(&self, seed: u64, looked: &Looked, found: &mut Vec<Destination>) {
         let first = found.len();
         let mut tables = 0;
@@ -106,13 +106,13 @@ impl Groups {
                 tables += 1;
             }
         }
-        // Each table's are in order.
+        // Each table's members are in order.
         if tables > 1 {
             found[first..].sort_unstable();
         }
     }
 
-    /// How many keys were compared in lookups so far.
+    /// Returns the number of keys compared in lookups so far.
     #[cfg(test)]
     pub(super) fn compared(&self) -> usize {
         self.shapes.iter().map(|shape| shape.table.compared.get()).sum()

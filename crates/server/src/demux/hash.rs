@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// Keys of `N` words, and what each leads to. The seed, which every call is given, keeps a peer
-/// that may choose keys from choosing colliding ones.
+/// Keys of `N` words and their values. Callers pass the seed to every call. It keeps a peer that
+/// may choose keys from choosing colliding ones.
 pub(crate) struct Table<const N: usize, V> {
     slots: Vec<Option<([u64; N], V)>>,
     used: usize,
-    /// Keys that lookups were compared with.
+    /// Number of keys that lookups were compared with.
     #[cfg(test)]
     pub(super) compared: std::cell::Cell<usize>,
 }
@@ -39,8 +39,8 @@ fn hash<const N: usize>(seed: u64, key: &[u64; N]) -> usize {
     let (pairs, rest) = key.as_chunks::<2>();
     let mut sum = seed;
     for (number, [low, high]) in pairs.iter().enumerate() {
-        // The pairs do not wait for each other. Both factors have a secret in them: one that a peer
-        // could make zero would be the same for all that the other is made of.
+        // The pairs are independent of each other. Both factors contain a secret: if a peer could
+        // make one factor zero, the product would be the same for all values of the other.
         let (turn, other) = (32 * number as u32, 32 * number as u32 + 17);
         sum = sum.rotate_left(23)
             ^ fold(low ^ seed.rotate_left(turn), high ^ seed.rotate_left(other) ^ MIX);
@@ -51,8 +51,8 @@ fn hash<const N: usize>(seed: u64, key: &[u64; N]) -> usize {
     fold(sum ^ seed, MIX) as usize
 }
 
-/// Word by word: a comparison of all at once would wait until the key, just written in words, has
-/// reached the cache.
+/// Compares word by word. A comparison of all words at once would wait until the key, just written
+/// in words, has reached the cache.
 #[inline]
 pub(crate) fn same<const N: usize>(found: &[u64; N], key: &[u64; N]) -> bool {
     let mut place = 0;
@@ -66,7 +66,7 @@ pub(crate) fn same<const N: usize>(found: &[u64; N], key: &[u64; N]) -> bool {
 }
 
 impl<const N: usize, V: Copy> Table<N, V> {
-    /// What a key leads to.
+    /// Returns the value of a key.
     #[inline]
     pub(crate) fn lookup(&self, seed: u64, key: &[u64; N]) -> Option<V> {
         self.find(seed, key).copied()
@@ -74,17 +74,17 @@ impl<const N: usize, V: Copy> Table<N, V> {
 }
 
 impl<const N: usize, V> Table<N, V> {
-    /// How many keys there are.
+    /// Returns the number of keys.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// The same as `lookup`, where it is.
+    /// Returns a reference to the value of a key.
     #[inline]
     pub(crate) fn find(&self, seed: u64, key: &[u64; N]) -> Option<&V> {
         let mask = self.slots.len().wrapping_sub(1);
         let mut place = hash(seed, key) & mask;
-        // At most half full: there is always an empty slot to stop at.
+        // The table is at most half full, so there is always an empty slot to stop at.
         loop {
             match self.slots.get(place)? {
                 None => return None,
@@ -100,7 +100,7 @@ impl<const N: usize, V> Table<N, V> {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns a mutable reference to the value of a key.
     pub(crate) fn find_mut(&mut self, seed: u64, key: &[u64; N]) -> Option<&mut V> {
         let place = self.place_of(seed, key)?;
         self.slots[place].as_mut().map(|(_, value)| value)
@@ -118,7 +118,7 @@ impl<const N: usize, V> Table<N, V> {
         }
     }
 
-    /// Puts a key in. Answers `false`, and changes nothing, when it is there.
+    /// Inserts a key. Returns `false` and changes nothing if it exists.
     pub(crate) fn insert(&mut self, seed: u64, key: [u64; N], value: V) -> bool {
         if self.place_of(seed, &key).is_some() {
             return false;
@@ -145,8 +145,8 @@ impl<const N: usize, V> Table<N, V> {
         self.slots[place] = Some((key, value));
     }
 
-    /// Takes a key out, if `theirs` says so of what it leads to. Answers whether it did. An empty
-    /// table holds no memory.
+    /// Removes a key if `theirs` accepts its value, and returns whether it did. An empty table
+    /// holds no memory.
     pub(crate) fn remove(
         &mut self,
         seed: u64,
@@ -162,7 +162,7 @@ impl<const N: usize, V> Table<N, V> {
             self.slots = Vec::new();
             return true;
         }
-        // Those that follow move up, so that no lookup stops before them.
+        // Later entries move up, so that no lookup stops before them.
         let mask = self.slots.len() - 1;
         let mut hole = place;
         let mut next = (place + 1) & mask;
@@ -185,7 +185,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::{HashMap, HashSet};
 
-    /// A peer chooses one word of a pair so as to make a factor zero, and the other freely.
+    /// A peer chooses one word of a pair so as to make a factor zero, and chooses the other freely.
     #[test]
     fn no_word_makes_keys_collide_whatever_else_is_in_them() {
         const PUBLIC: [u64; 4] = [0, u64::MAX, 0x9e37_79b9_7f4a_7c15, !0x9e37_79b9_7f4a_7c15];
@@ -199,7 +199,7 @@ mod tests {
                             hash(seed, &key) & 0xffff
                         })
                         .collect();
-                    // Of 4096 thrown into 65536 places, some 124 are not alone.
+                    // Of 4096 keys in 65536 slots, some 124 share a slot.
                     assert!(hashes.len() > 3800, "{seed:x} {chosen:x} {place}: {}", hashes.len());
                 }
             }

@@ -1,24 +1,24 @@
-//! Flow rules, what of a packet they ask for, and which of two comes first.
+//! Flow rules, the fields that they ask of a packet, and their precedence.
 
 use std::net::IpAddr;
 
 use towpath_packet::headers::{Headers, Network};
 use towpath_packet::plain::{self, Plain, kind, link};
 
-/// Which VLAN's packets match.
+/// The VLANs whose packets match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Vlan {
-    /// Those of any, and those of none.
+    /// Any VLAN, and none.
     #[default]
     Any,
-    /// Those of none: untagged, or with a tag that carries a priority alone (IEEE 802.1Q, 9.6).
+    /// No VLAN: untagged, or with a tag that carries only a priority (IEEE 802.1Q, 9.6).
     Untagged,
-    /// Those of one, 1 to 4094.
+    /// One VLAN, 1 to 4094.
     Number(u16),
 }
 
 impl Vlan {
-    /// Whether a packet of this VLAN matches.
+    /// Returns `true` if a packet of this VLAN matches.
     #[inline]
     #[must_use]
     pub fn matches(self, vlan: Option<u16>) -> bool {
@@ -30,9 +30,9 @@ impl Vlan {
     }
 }
 
-/// What a packet must match. Every field may be left out: then it does not count.
+/// The fields that a packet must match. A rule may omit any field, which then does not count.
 ///
-/// The local side is the destination of what comes in and the source of what goes out; the remote
+/// The local side is the destination of a received packet and the source of a sent one; the remote
 /// side is the other one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
@@ -46,7 +46,7 @@ pub struct Rule {
     pub ip: Option<IpAddr>,
     /// IP protocol.
     pub protocol: Option<u8>,
-    /// Local port, of whichever protocol has ports.
+    /// Local port, of any protocol that has ports.
     pub port: Option<u16>,
     /// Remote IP address.
     pub remote_ip: Option<IpAddr>,
@@ -55,13 +55,13 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Whether it asks for more than the Ethernet header has.
+    /// Returns `true` if the rule asks for more than the Ethernet header's fields.
     #[must_use]
     pub fn asks_for_ip(&self) -> bool {
         self.given() & !(MAC | VLAN | ETHERTYPE) != 0
     }
 
-    /// The fields that it gives.
+    /// Returns the fields that the rule gives.
     #[must_use]
     pub(crate) fn given(&self) -> Fields {
         let all = [
@@ -77,7 +77,7 @@ impl Rule {
         all.iter().filter(|(given, _)| *given).fold(0, |fields, (_, field)| fields | field)
     }
 
-    /// What it asks for, as a key.
+    /// Returns the rule's fields as a key.
     #[must_use]
     pub(crate) fn key(&self) -> Key {
         let ip = |ip: Option<IpAddr>| match ip {
@@ -120,11 +120,11 @@ pub(crate) const PORT: Fields = 32;
 pub(crate) const REMOTE_IP: Fields = 64;
 pub(crate) const REMOTE_PORT: Fields = 128;
 
-/// How many sets of fields there are.
+/// The number of sets of fields.
 pub(crate) const FIELD_SETS: usize = 256;
 
-/// Every set's place, the more specific first: more fields before fewer, and of as many, the one
-/// that has the strongest field of those in which they differ.
+/// The index of each set, the more specific first. A set with more fields precedes one with fewer.
+/// Among sets with equally many, the one with the strongest field in which they differ comes first.
 pub(crate) const PLACES: [u8; FIELD_SETS] = {
     let mut places = [0; FIELD_SETS];
     let mut one = 0;
@@ -142,15 +142,16 @@ pub(crate) const PLACES: [u8; FIELD_SETS] = {
     places
 };
 
-/// What of a packet rules can ask for: the local side as [`plain::Key`] has it, with the remote
-/// port in the bits that the second word has left; then the remote IP address, low and high.
+/// The parts of a packet that rules can ask for. The local side is stored as in [`plain::Key`],
+/// with the remote port in the free bits of the second word. The remote IP address follows, low and
+/// high.
 pub(crate) type Key = [u64; 6];
 
 const REMOTE_PORT_AT: u32 = 48;
 /// The bits of a key's first word that are the MAC address.
 pub(crate) const MAC_BITS: u64 = (1 << 48) - 1;
 
-/// What of a key counts for rules that give these fields.
+/// Returns the bits of a key that count for rules that give these fields.
 pub(crate) const fn mask(fields: Fields) -> Key {
     const fn keep(given: bool, bits: u64) -> u64 {
         if given { bits } else { 0 }
@@ -175,7 +176,7 @@ pub(crate) fn masked<const N: usize>(key: &Key, mask: &Key) -> [u64; N] {
     std::array::from_fn(|word| key[word] & mask[word])
 }
 
-/// What a packet has, and its key.
+/// The fields that a packet has, and its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Looked {
     pub(crate) key: Key,
@@ -183,7 +184,7 @@ pub(crate) struct Looked {
 }
 
 impl Looked {
-    /// A packet by its headers; its destination is the local side.
+    /// Reads a packet's headers; its destination is the local side.
     #[inline]
     pub(crate) fn of_packet(headers: &Headers) -> Looked {
         let mut has = MAC | VLAN | ETHERTYPE;
@@ -212,7 +213,7 @@ impl Looked {
         Looked { key, has }
     }
 
-    /// The same of a plain packet.
+    /// Reads a plain packet.
     #[inline]
     pub(crate) fn of_plain(packet: &Plain) -> Looked {
         let [link, kind, low, high]: plain::Key = packet.destination;

@@ -1,19 +1,19 @@
-//! Which sets of fields the rules of a MAC address give: what bounds a lookup.
+//! The sets of fields that the rules of a MAC address give; they bound a lookup.
 
 use std::collections::HashMap;
 
 use super::rule::{FIELD_SETS, Fields, Rule};
 
-/// Sets of fields that the rules of one MAC address may give, and as many those without one. A
-/// lookup asks one hash table for each, so this is its cost at worst, twice, and one for the MAC
-/// address.
+/// Sets of fields that the rules of one MAC address may give, and the limit of those without one. A
+/// lookup reads one hash table per set. Its worst cost is therefore twice this number, and one for
+/// the MAC address.
 pub(crate) const SETS_PER_MAC: usize = 16;
 
-/// How many rules give which set, by MAC address; `None`: rules without one.
+/// The number of rules that give each set, by MAC address; `None`: rules without one.
 #[derive(Debug)]
 pub(crate) struct Sets {
     counts: HashMap<Option<[u8; 6]>, Vec<(Fields, u32)>>,
-    /// By set, whatever their MAC address.
+    /// The totals by set, over all MAC addresses.
     totals: [u32; FIELD_SETS],
 }
 
@@ -24,7 +24,7 @@ impl Default for Sets {
 }
 
 impl Sets {
-    /// Whether a rule may come in.
+    /// Returns `true` if there is room for a rule.
     #[must_use]
     pub(crate) fn has_room(&self, rule: &Rule) -> bool {
         let given = rule.given();
@@ -33,7 +33,7 @@ impl Sets {
         })
     }
 
-    /// Counts a rule that [`Sets::has_room`] let in.
+    /// Counts a rule that [`Sets::has_room`] admitted.
     pub(crate) fn add(&mut self, rule: &Rule) {
         let given = rule.given();
         self.totals[usize::from(given)] += 1;
@@ -44,7 +44,7 @@ impl Sets {
         }
     }
 
-    /// Takes a rule off that was counted.
+    /// Removes a counted rule.
     pub(crate) fn remove(&mut self, rule: &Rule) {
         let given = rule.given();
         let Some(sets) = self.counts.get_mut(&rule.mac) else { return };
@@ -60,12 +60,12 @@ impl Sets {
         }
     }
 
-    /// The sets of one MAC address' rules.
+    /// Returns the sets of one MAC address' rules.
     pub(crate) fn of(&self, mac: Option<[u8; 6]>) -> impl Iterator<Item = Fields> {
         self.counts.get(&mac).into_iter().flatten().map(|(fields, _)| *fields)
     }
 
-    /// The sets of all rules.
+    /// Returns the sets of all rules.
     pub(crate) fn all(&self) -> impl Iterator<Item = Fields> {
         (0..=Fields::MAX).filter(|fields| self.totals[usize::from(*fields)] > 0)
     }

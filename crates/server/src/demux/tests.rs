@@ -1,4 +1,4 @@
-//! The flow table against a list of rules, and the cache by its counts.
+//! Tests of the flow table against a list of rules, and of the cache by its counts.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ const fn mac(number: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0, number]
 }
 
-/// Everything for one address, without a tag.
+/// Returns a rule for every untagged packet of one address.
 fn rule(number: u8) -> Rule {
     Rule { mac: Some(mac(number)), vlan: Vlan::Untagged, ..Rule::default() }
 }
@@ -93,7 +93,7 @@ fn groups_reach_those_whose_rule_matches_but_for_the_local_addresses() {
     assert_eq!(found, [to(0), to(1), to(2)]);
 }
 
-/// A broadcast packet to a port, and one that has none.
+/// Returns a broadcast packet to a port, and one without a port.
 fn broadcast(port: u16) -> [Headers; 2] {
     let flow = Flow { destination_mac: [0xff; 6], destination_port: port, ..Flow::v4() };
     [parse(&flow.udp(b"x")), parse(&flow.ethernet(0x88b5, &[0; 46]))]
@@ -116,7 +116,8 @@ fn a_packet_for_a_group_looks_at_no_rule_of_another_port() {
     table.members(&other, &mut found);
     table.members(&broadcast(20_000)[0], &mut found);
     assert_eq!(found, [to(10_000); 2]);
-    // The keys that are met on the way to the four that match, and to the end where none does.
+    // The lookup compares the keys on the way to the four that match, and to the end where none
+    // does.
     let compared = table.groups.compared();
     assert!((4..20).contains(&compared), "{compared}");
     assert_eq!(table.groups.tables(), 2);
@@ -128,7 +129,7 @@ fn members_are_in_as_many_tables_as_there_are_sets_of_the_fields_that_count() {
     let ip = |number: u8| Some(IpAddr::from([192, 0, 2, number]));
     for bits in 0..256_u32 {
         let given = |bit: u32| bits & 1 << bit != 0;
-        // Of an address of its own, so that each set has room.
+        // Each rule has its own address, so that each set has room.
         let one = Rule {
             mac: Some([2, 1, 0, 0, 0, bits as u8]),
             vlan: if given(0) { Vlan::Untagged } else { Vlan::Any },
@@ -151,7 +152,7 @@ fn members_are_in_as_many_tables_as_there_are_sets_of_the_fields_that_count() {
 #[test]
 fn the_sets_of_one_address_are_bounded_and_cost_the_others_nothing() {
     let mut table = FlowTable::new(1, FlowCache::Off);
-    // As many kinds of rules as there are, all for one address.
+    // The test enters as many kinds of rules as there are, all for one address.
     let mut sets = 0;
     for bits in 0..128u32 {
         let given = |bit: u32| bits & 1 << bit != 0;
@@ -177,11 +178,11 @@ fn the_sets_of_one_address_are_bounded_and_cost_the_others_nothing() {
     assert_eq!(table.len(), SETS_PER_MAC + 1);
 }
 
-/// A list of rules, asked one after the other.
+/// An oracle: a list of rules, checked one after the other.
 #[derive(Default)]
 struct Oracle {
     rules: Vec<(Rule, Destination)>,
-    /// Of these, who receives broadcast and multicast.
+    /// The endpoints of these that receive broadcast and multicast.
     members: BTreeSet<Destination>,
 }
 
@@ -215,7 +216,7 @@ impl Oracle {
             && (rule.remote_port.is_none() || rule.remote_port == ports.map(|(remote, _)| remote))
     }
 
-    /// How many fields, and then which, the strongest first.
+    /// Returns the number of fields, and then which they are, the strongest first.
     fn strength(rule: &Rule) -> (usize, [bool; 8]) {
         let given = [
             rule.remote_port.is_some(),
@@ -235,7 +236,7 @@ impl Oracle {
         matching.max_by_key(|(rule, _)| Oracle::strength(rule)).map(|(_, found)| *found)
     }
 
-    /// In the order in which they are given what they get.
+    /// Returns the receivers in the order of delivery.
     fn members(&self, headers: &Headers) -> Vec<Destination> {
         let members = self.rules.iter().filter(|(rule, one)| {
             let rule = Rule { mac: None, ip: None, ..*rule };
@@ -245,7 +246,7 @@ impl Oracle {
     }
 }
 
-/// Addresses, few enough to meet.
+/// Returns an address out of few enough that rules and packets meet.
 fn ip(six: bool, number: u8) -> IpAddr {
     if six {
         IpAddr::from([0x2001, 0xdb8, 0, 0, u16::from(number), 0, 0, 1])
@@ -309,11 +310,11 @@ prop_compose! {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// And whether it is for groups, too.
+    /// A rule, and whether it also receives broadcast and multicast.
     Insert(Rule, bool),
-    /// Of those that are there, modulo.
+    /// The index of an existing rule, modulo their number.
     Remove(usize),
-    /// One after the other, each so many times.
+    /// Packets to look up one after the other, each so many times.
     Look(Vec<(Vec<u8>, usize)>),
     Set(FlowCache),
 }
@@ -391,7 +392,7 @@ proptest! {
     }
 }
 
-/// A table of some ports, and a packet for each.
+/// Returns a table of some ports, and a packet for each.
 fn ports(cache: FlowCache, count: u16) -> (FlowTable, Vec<Headers>) {
     let mut table = FlowTable::new(1, cache);
     for port in 0..count {
@@ -401,7 +402,7 @@ fn ports(cache: FlowCache, count: u16) -> (FlowTable, Vec<Headers>) {
     (table, (0..count).map(|port| udp(1, port)).collect())
 }
 
-/// Looks `count` packets up, in trains of this length.
+/// Looks `count` packets up, in trains of `length`.
 fn trains(table: &mut FlowTable, packets: &[Headers], length: u64, count: u64) -> FlowCounts {
     let before = table.counts(Way::Received);
     for number in 0..count {
@@ -447,7 +448,7 @@ fn what_no_rule_asks_for_does_not_end_a_train() {
         assert_eq!(lookup(&mut table, &from(client)), Some(to(3)));
     }
     assert_eq!(table.counts(Way::Received).hits, 99);
-    // With a rule that asks for it, it does.
+    // With a rule that asks for the field, the packets differ.
     let remote = Rule { remote_port: Some(1), ..rule(1) };
     assert!(table.insert(&remote, false, to(9)));
     for client in 100..200 {
@@ -459,24 +460,24 @@ fn what_no_rule_asks_for_does_not_end_a_train() {
 #[test]
 fn automatic_follows_the_length_of_trains() {
     let (mut table, packets) = ports(FlowCache::Auto, 8);
-    // Interleaved: one window is measured in each period, and nothing is used.
+    // Interleaved packets: the cache measures one window in each period and uses no entry.
     let period = WINDOW + REST;
     let counts = trains(&mut table, &packets, 1, 10 * period);
     assert_eq!(counts.switches, 0);
     assert_eq!((counts.compared, counts.hits), (10 * WINDOW, 0));
-    // Trains: on from the end of the next window that is measured.
+    // Trains: the cache is on from the end of the next measured window.
     let counts = trains(&mut table, &packets, 16, period);
     assert_eq!(counts.switches, 1);
     let counts = trains(&mut table, &packets, 16, 16_000);
     assert_eq!((counts.compared, counts.hits, counts.switches), (16_000, 15_000, 0));
-    // Interleaved again: off after at most two windows, of which one was begun before.
+    // Interleaved again: off after at most two windows, the first of which began before.
     let counts = trains(&mut table, &packets, 1, 2 * WINDOW);
     assert_eq!((counts.hits, counts.switches), (0, 1));
     let counts = trains(&mut table, &packets, 1, 2 * REST);
     assert!(counts.compared <= 3 * WINDOW, "{counts:?}");
 }
 
-/// Packets of trains whose mean length is between the thresholds.
+/// Returns packets of trains whose mean length is between the thresholds.
 fn between(thresholds: Thresholds) -> Vec<usize> {
     let pattern = match thresholds {
         FEW_SETS => vec![0, 0, 0, 1, 1, 2, 2, 2],
@@ -528,7 +529,7 @@ fn a_rule_that_comes_or_goes_is_seen_by_the_next_packet() {
     assert_eq!(lookup(&mut table, &packets[1]), Some(to(7)));
     table.remove(&closer, to(7));
     assert_eq!(lookup(&mut table, &packets[1]), Some(to(1)));
-    // Also that nobody has it is remembered, and forgotten.
+    // The cache also remembers, and forgets, that no endpoint matches.
     let nobody = udp(1, 99);
     assert_eq!((lookup(&mut table, &nobody), lookup(&mut table, &nobody)), (None, None));
     assert!(table.insert(&rule(1), false, to(8)));

@@ -1,4 +1,4 @@
-//! The backlog before a device that has room for two packets.
+//! Tests of the backlog in front of a device that has room for two packets.
 
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Part, Space, loopback};
@@ -48,7 +48,7 @@ impl World {
         self.handoff.flush(&self.stage, &mut self.spaces, &mut self.near).unwrap();
     }
 
-    /// The slots of those that came out. The far end may hold more than the ring.
+    /// Returns the slots of the packets that came out. The far end may hold more than the ring.
     fn receive(&mut self) -> Vec<u8> {
         self.near.tx_return(&mut Vec::new(), SLOTS as usize).unwrap();
         std::iter::from_fn(|| self.far.receive()).map(|(frame, _)| frame[0]).collect()
@@ -63,7 +63,7 @@ fn small_packets_that_wait_leave_when_they_go_past_nobody_any_more() {
     world.flush();
     assert!(world.handoff.is_blocked());
     world.handoff.set_small_share(0);
-    // Others wait all the time.
+    // Other packets wait all the time.
     let (mut came, mut next) = (Vec::new(), 14);
     while next < 40 {
         came.extend(world.receive());
@@ -78,14 +78,14 @@ fn small_packets_that_wait_leave_when_they_go_past_nobody_any_more() {
     assert!(others.is_sorted(), "{came:?}");
 }
 
-/// What the device gives back unsent goes before all that waits, small packets too: those that waited
-/// meanwhile, and those that come later.
+/// Packets that the device returns unsent precede all waiting ones, expedited packets too: those
+/// that waited meanwhile, and those that come later.
 #[test]
 fn what_is_sent_again_is_overtaken_by_nothing() {
     let mut world = World::new(HandoffMode::Queued, 8);
     (6..12).for_each(|slot| world.give(slot, false));
     (12..18).for_each(|slot| world.give(slot, true));
-    // As by a device that is reset twice, the second time before it took them all.
+    // The test simulates a device that is reset twice, the second time before it took all packets.
     world.handoff.again(&[2, 3, 4, 5]);
     world.handoff.again(&[0, 1]);
     let (mut came, mut later) = (Vec::new(), 18..24);
@@ -103,13 +103,13 @@ fn what_is_sent_again_is_overtaken_by_nothing() {
     assert_eq!(world.handoff.counts.small, 12);
 }
 
-/// Small packets that went past nobody any more are not overtaken by later ones that may again.
+/// Expedited packets that lost their precedence are not overtaken by later ones that have it again.
 #[test]
 fn small_packets_stay_in_order_when_their_share_is_switched_off_and_on() {
     let mut world = World::new(HandoffMode::Queued, 8);
     (0..40).for_each(|slot| world.give(slot, false));
     let mut came = Vec::new();
-    // Almost as many others as give small ones their share anew.
+    // The device takes almost as many other packets as give the expedited ones their share anew.
     while world.handoff.counts.taken < BATCH as u64 - 2 {
         came.extend(world.receive());
         world.flush();
@@ -138,7 +138,7 @@ fn a_packet_that_waits_is_counted_once() {
                     given += 1;
                 });
             }
-            // Tried in vain, as a server does that has nothing else to do.
+            // The attempts fail, as they do in a server that has nothing else to do.
             (0..5).for_each(|_| world.flush());
             came.extend(world.receive());
         }
@@ -158,7 +158,7 @@ fn a_backlog_that_was_forgotten_keeps_nobody_waiting() {
         given += 1;
     }
     (0..3).for_each(|more| world.give(given + more, more == 0));
-    // One of those that wait stays: the device is full as before.
+    // One of the waiting packets stays: the device is full as before.
     world.handoff.forget(|slot| slot != given + 1);
     assert!(world.handoff.is_blocked() && world.handoff.is_waiting());
     world.handoff.forget(|_| true);

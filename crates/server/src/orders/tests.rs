@@ -1,5 +1,5 @@
-//! An engine without a control thread: what it follows in one turn, and that nothing of it is slept
-//! over.
+//! Tests of an engine without a control thread: the number of commands per poll iteration, and that
+//! the engine sleeps over none of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,7 +55,7 @@ impl World {
         World { engine, orders, events, _far: far }
     }
 
-    /// Without a ring.
+    /// Sends a command without a notification.
     fn give(&self, order: Order) {
         self.orders.send((0, order)).unwrap();
     }
@@ -64,7 +64,7 @@ impl World {
         self.give(Order::Set { setting, session, endpoint: 0, value });
     }
 
-    /// A session, and endpoints for ports.
+    /// Attaches a session, and endpoints for ports.
     fn attach(&self, queue_sets: u32, endpoints: u32) {
         let shape = SessionShape::new(queue_sets, endpoints, 8, 8, 128, 128).unwrap();
         let state = SharedFile::create("state", 1).unwrap().into();
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// One turn; how many orders it followed.
+    /// Runs one poll iteration, and returns the number of commands executed.
     fn turn(&mut self) -> usize {
         assert!(self.engine.turn().unwrap() > 0 || !self.engine.has_orders_left());
         self.events.try_iter().filter(|event| matches!(event, Event::Done { .. })).count()
@@ -105,7 +105,7 @@ impl World {
         self.engine.counters.get(Count::Sleeps as usize)
     }
 
-    /// Turns, each with the pause that the mode makes, until nothing is left that was ordered.
+    /// Runs poll iterations, each with the mode's pause, until no command is left.
     fn turn_until_done(&mut self) -> usize {
         let mut turns = 0;
         loop {
@@ -133,7 +133,8 @@ fn a_turn_follows_a_few_orders_and_the_rest_is_left() {
     }
     assert_eq!(left, [true, true, false, false]);
     assert!(world.engine.is_idle());
-    // As many as a turn follows: whether there are more is looked at.
+    // The test sends as many commands as the engine executes per poll iteration, so the engine must
+    // check for more.
     for _ in 0..16 {
         world.set(Setting::RingSaving, 0, 1);
     }
@@ -150,7 +151,7 @@ fn no_mode_sleeps_while_orders_are_left() {
         }
         assert_eq!(world.turn_until_done(), 7, "{mode:?}");
         assert_eq!(world.events.try_iter().count(), 100, "{mode:?}");
-        // A session that ends, a few of its endpoints a turn.
+        // A session ends, a few of its endpoints per poll iteration.
         world.attach(1, 1000);
         world.turn_until_done();
         world.give(Order::RemoveSession { number: 1 });
@@ -160,8 +161,9 @@ fn no_mode_sleeps_while_orders_are_left() {
     }
 }
 
-/// An engine that is awake asks for rings between its look at the orders and its sleep: the ring of
-/// an order that came after the look is taken, and does not end the sleep.
+/// An awake engine asks for notifications between its look at the commands and its sleep. It
+/// consumes the notification of a command that came after the look, and that notification does not
+/// end the sleep.
 #[test]
 fn an_order_whose_ring_was_taken_is_not_slept_over() {
     for mode in [Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
@@ -176,16 +178,16 @@ fn an_order_whose_ring_was_taken_is_not_slept_over() {
     }
 }
 
-/// Who gives one order after the other does not put off the turn behind the bound on processor time.
+/// A stream of commands does not delay the poll iteration beyond the bound on processor time.
 #[test]
 fn orders_are_heard_a_few_times_while_it_is_throttled() {
     let mut world = World::new(Mode::Auto);
     world.set(Setting::CpuPercent, 0, 1);
     world.turn_until_done();
-    // Whether this sleeps at all depends on what wake-ups cost here: it ends at once.
+    // The cost of a wake-up on this machine decides whether this sleeps; it ends at once.
     rustix::io::write(&*world.engine.wake, &1u64.to_ne_bytes()).unwrap();
     world.engine.pause(0).unwrap();
-    // Some hundred milliseconds are to be slept for it.
+    // The engine has to sleep some hundred milliseconds for it.
     let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_nsec;
     let before = used();
     while used() - before < 6_000_000 && used() >= before {}
@@ -211,8 +213,8 @@ fn orders_are_heard_a_few_times_while_it_is_throttled() {
     assert!((1..=most).contains(&followed), "{followed} orders in one sleep");
 }
 
-/// Settings of an endpoint concern small packets of its that wait in any queue set. All are asked
-/// again, a few a turn, however often something is set.
+/// Settings of an endpoint concern its expedited packets, which wait in any queue pair. The engine
+/// checks all queue pairs again, a few per poll iteration, however often a setting changes.
 #[test]
 fn queue_sets_are_asked_again_a_few_a_turn() {
     const SETS: usize = 200;
@@ -225,7 +227,7 @@ fn queue_sets_are_asked_again_a_few_a_turn() {
     };
     let waiting =
         |world: &World| units.iter().filter(|unit| world.engine.schedule.is_active(**unit)).count();
-    // Nobody waits: nobody is asked.
+    // No unit waits, so the engine checks none.
     world.set(Setting::Pacing, 1, 1);
     world.turn();
     assert!(!world.engine.has_orders_left());
@@ -245,10 +247,11 @@ fn queue_sets_are_asked_again_a_few_a_turn() {
     }
     world.turn();
     assert_eq!(waiting(&world), 0);
-    // The last setting came when some had been asked, which are asked once more.
+    // The last setting came after the engine had checked some queue pairs, which it checks once
+    // more.
     world.turn_until_done();
     assert_eq!(world.sleeps(), 0);
-    // Who ends while it is at that is not looked for.
+    // The engine does not look for a session that ends meanwhile.
     for unit in &units {
         let schedule = &mut world.engine.schedule;
         schedule.enter(*unit, Class::default(), false, 0);

@@ -1,10 +1,10 @@
-//! Packets by which a station plays a part in the network: router, DHCP server, querier of multicast
-//! groups, switch. Other stations believe them whatever address they come from, so only sessions of root and
-//! of the server's own user may send them.
+//! Packets by which a host claims a role in the network: router, DHCP server, querier of multicast
+//! groups, switch. Other hosts believe them regardless of their source address, so only sessions of
+//! root and of the server's own user may send them.
 //!
-//! What cannot be seen is refused: none of these packets hides in fragments or behind extension headers.
-//! The headers that are looked at lie in a packet's first [`PREFIX_BYTES`], and a packet whose headers go on
-//! behind those is malformed.
+//! The check refuses headers that it cannot see: none of these packets can hide in fragments or
+//! behind extension headers. The checked headers lie in a packet's first [`PREFIX_BYTES`]; a packet
+//! whose headers continue behind those is malformed.
 
 use towpath_packet::headers::{
     Fragment, Headers, Ip, Network, PREFIX_BYTES, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP,
@@ -16,11 +16,11 @@ use towpath_packet::transport::Transport;
 use super::Refused;
 use crate::demux::is_group;
 
-/// Frames of MAC control, PAUSE among them (IEEE 802.3, 31.4.1.3): they stop the station or the switch at the
-/// other end of a link.
+/// Frames of MAC control, PAUSE among them (IEEE 802.3, 31.4.1.3): they stop the host or the switch
+/// at the other end of a link.
 const ETHERTYPE_MAC_CONTROL: u16 = 0x8808;
-/// Spanning tree, link aggregation, PAUSE and their like: the first five bytes of the addresses that bridges
-/// do not forward, of which the last is below 0x10 (IEEE 802.1Q, table 8-1).
+/// Spanning tree, link aggregation, PAUSE and similar protocols. These are the first five bytes of
+/// the addresses that bridges do not forward; the last byte is below 0x10 (IEEE 802.1Q, table 8-1).
 const RESERVED_MAC: [u8; 5] = [0x01, 0x80, 0xc2, 0, 0];
 
 const PROTOCOL_IGMP: u8 = 2;
@@ -31,7 +31,7 @@ const VRRP_GROUP_V4: u32 = 0xe000_0012;
 /// ff02::12, RFC 9568, 5.1.2.2.
 const VRRP_GROUP_V6: u128 = 0xff02_0000_0000_0000_0000_0000_0000_0012;
 
-/// RFC 792: the address of another router.
+/// The address of another router (RFC 792).
 const ICMP_REDIRECT: u8 = 5;
 /// RFC 1256, 3.
 const ICMP_ROUTER_ADVERTISEMENT: u8 = 9;
@@ -51,10 +51,10 @@ const DHCP: Dhcp = Dhcp { server: 67, client: 68 };
 /// RFC 8415, 7.2.
 const DHCPV6: Dhcp = Dhcp { server: 547, client: 546 };
 
-/// Ports above concern nothing here.
+/// The largest port that concerns this check.
 const LARGEST_PORT: u16 = 547;
 
-/// Whether a plain packet may play a part: the long way finds out.
+/// Returns `true` if a plain packet may claim a role; the full path decides.
 #[inline]
 pub(super) fn may_concern(packet: &Plain) -> bool {
     // The port occupies the highest bits of the word.
@@ -68,18 +68,19 @@ fn has_dhcp_port(from: u64, to: u64) -> bool {
     [from, to].iter().any(|port| matches!(port, 67 | 68 | 546 | 547))
 }
 
-/// Whether [`check`] could refuse a packet: not what is for one station and has other ports.
+/// Returns `true` if [`check`] could refuse a packet. A unicast packet with other ports cannot be
+/// refused.
 #[inline]
 pub(super) fn concerns(headers: &Headers) -> bool {
     is_group(headers.destination)
         || headers.ports().is_none_or(|(from, to)| from.min(to) <= LARGEST_PORT)
 }
 
-/// Checks a packet of which `bytes` are the first, those that its headers were read from; `mac` is its
+/// Checks a packet. `bytes` are its first bytes, from which the headers were read, and `mac` is its
 /// sender's.
 ///
 /// # Errors
-/// The counter of what is wrong.
+/// Fails with the counter of the violation.
 #[inline(never)]
 pub(super) fn check(headers: &Headers, bytes: &[u8], mac: [u8; 6]) -> Result<(), Refused> {
     if headers.ethertype == ETHERTYPE_MAC_CONTROL
@@ -94,7 +95,8 @@ pub(super) fn check(headers: &Headers, bytes: &[u8], mac: [u8; 6]) -> Result<(),
     }
 }
 
-/// What can be seen of a packet's message, from the transport header's first byte, and its length.
+/// Returns the visible part of a packet's message, from the transport header's first byte, and the
+/// message's length.
 fn message<'a>(headers: &Headers, bytes: &'a [u8]) -> (&'a [u8], usize) {
     let (Some(start), Some(end)) = (headers.l4_offset(), headers.ip_end()) else { return (&[], 0) };
     let seen = bytes.get(start..end.min(bytes.len())).unwrap_or_default();
@@ -111,21 +113,22 @@ fn check_ipv4(ip: &Ip<u32>, headers: &Headers, bytes: &[u8]) -> Result<(), Refus
             ip.transport,
             Transport::Icmp { kind: ICMP_REDIRECT | ICMP_ROUTER_ADVERTISEMENT, .. }
         ),
-        // No group's message is so long that it comes in fragments.
+        // No group's message is long enough for fragments.
         PROTOCOL_IGMP => {
             let kind = message(headers, bytes).0.first();
             ip.fragment != Fragment::Whole || kind.is_none_or(|kind| *kind == IGMP_QUERY)
         }
         PROTOCOL_TCP => false,
-        // What else is for its routers may be VRRP behind a header that is not read here.
+        // Any other protocol for the group's routers may be VRRP behind a header that the check
+        // does not read.
         protocol => protocol == PROTOCOL_VRRP || ip.destination == VRRP_GROUP_V4,
     };
     if refused { Err(Refused::TxOutsideRule) } else { Ok(()) }
 }
 
 fn check_ipv6(ip: &Ip<u128>, headers: &Headers, bytes: &[u8], mac: [u8; 6]) -> Result<(), Refused> {
-    // Over headers that were checked in the first fragment nothing is laid afterwards, not even for a
-    // receiver that puts together what overlaps (which RFC 5722 forbids). No link has so small an MTU.
+    // No later fragment may overlap headers that were checked in the first one, even for a receiver
+    // that reassembles overlapping fragments (which RFC 5722 forbids). No link has so small an MTU.
     let overlaps = matches!(ip.fragment, Fragment::Later { offset, .. }
         if usize::from(offset) < PREFIX_BYTES);
     if overlaps {
@@ -163,15 +166,16 @@ fn check_ipv6(ip: &Ip<u128>, headers: &Headers, bytes: &[u8], mac: [u8; 6]) -> R
     }
 }
 
-/// Ports of a version of DHCP.
+/// The ports of a version of DHCP.
 struct Dhcp {
     server: u16,
     client: u16,
 }
 
 impl Dhcp {
-    /// Whether a packet is one that only a server or a relay agent sends: from a server's port, to a
-    /// client's, or a server's answer to a relay agent, which `answers` tells. Requests come in no fragments.
+    /// Returns `true` if only a server or a relay agent sends such a packet. It goes from a
+    /// server's port to a client's, or is a server's answer to a relay agent, which `answers`
+    /// detects. Requests are never fragmented.
     fn is_servers(
         &self,
         fragment: &Fragment,
@@ -185,8 +189,8 @@ impl Dhcp {
     }
 }
 
-/// Checks that neighbour discovery gives no link-layer address but the sender's (RFC 4861, 4.6.1): options
-/// stand from `at` on in a message of which the first bytes, and the length, are given.
+/// Checks that neighbour discovery gives only the sender's link-layer address (RFC 4861, 4.6.1).
+/// Options start at `at` in a message; the arguments are its first bytes and its length.
 fn check_link_layer_options(
     (seen, len): (&[u8], usize),
     at: usize,
@@ -197,7 +201,7 @@ fn check_link_layer_options(
     let mut at = at;
     while at < len {
         let Some(&[kind, units]) = seen.get(at..).and_then(<[u8]>::first_chunk) else {
-            // It is there, and cannot be seen, or it is cut off.
+            // The option exists but cannot be seen, or it is cut off.
             return Err(Refused::TxMalformed);
         };
         let bytes = usize::from(units) * 8;

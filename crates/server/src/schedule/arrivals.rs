@@ -1,17 +1,18 @@
-//! Since when packets wait, without a time on each: when the server looked, and how far the queue
-//! reached then.
+//! The arrival times of waiting packets, without a time per packet: the times of the engine's
+//! looks, and the end of the queue at each look.
 
-/// Looks that are remembered: of two maximum delays.
+/// Looks that are remembered: those of two maximum delays.
 const MARKS: usize = 32;
-/// Looks a maximum delay that are told apart.
+/// Looks that are told apart per maximum delay.
 const STEPS: u64 = 16;
 
-/// When the packets of one queue came, to a sixteenth of the shortest maximum delay of its
-/// endpoints: never later than they came, and so much earlier at most. Of those that have waited for
-/// nearly two such delays, only that they have waited for longer than one.
+/// The arrival times of one queue's packets, to a sixteenth of the shortest maximum delay of its
+/// endpoints. A returned time is never later than the look that first saw the packet, and earlier
+/// by at most that sixteenth. For packets that have waited for nearly two such delays, only the
+/// fact that they have waited for longer than one is kept.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
-    /// Where the queue ended, and when, in nanoseconds; the oldest first.
+    /// The end of the queue and the time of the look, in nanoseconds; the oldest first.
     marks: [(u32, u64); MARKS],
     start: usize,
     count: usize,
@@ -19,14 +20,15 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// Nothing has come. `max_delay_ns` is the shortest maximum delay of those who use the queue.
+    /// Returns an empty record. `max_delay_ns` is the shortest maximum delay of the endpoints that
+    /// use the queue.
     #[must_use]
     pub fn new(max_delay_ns: u64) -> Arrivals {
         let step_ns = (max_delay_ns / STEPS).max(1);
         Arrivals { marks: [(0, 0); MARKS], start: 0, count: 0, step_ns }
     }
 
-    /// The queue ends before the index `end`, at `now`.
+    /// Records that the queue ends before the index `end`, at `now`.
     #[inline]
     pub fn note(&mut self, end: u32, now: u64) {
         if let Some(last) = self.count.checked_sub(1) {
@@ -40,7 +42,8 @@ impl Arrivals {
             }
         }
         if self.count == MARKS {
-            // What came before the second oldest has waited for nearly two delays: it is late anyway.
+            // Packets before the second oldest mark have waited for nearly two delays: they are
+            // late anyway.
             self.start = (self.start + 1) % MARKS;
             self.count -= 1;
         }
@@ -48,7 +51,8 @@ impl Arrivals {
         self.count += 1;
     }
 
-    /// When the packet at `index` came. Those before it are not asked for again.
+    /// Returns the arrival time of the packet at `index`. Callers do not ask for earlier packets
+    /// again.
     #[inline]
     pub fn of(&mut self, index: u32, now: u64) -> u64 {
         while self.count > 0 {
@@ -81,7 +85,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a time noted for each packet.
+        /// Compares the record with a time noted for each packet.
         #[test]
         fn as_if_each_had_its_time(
             first: u32,

@@ -1,15 +1,16 @@
-//! A rate kept exactly: a token bucket in integers.
+//! An exact rate limit: a token bucket in integers.
 //!
-//! Instead of tokens it keeps the time at which the bucket will be full again (the "theoretical
-//! arrival time" of ITU-T I.371's generic cell rate algorithm, which is the same bucket). What a
-//! division leaves over is carried to the next packet, so that nothing is lost in a million of them.
+//! Instead of tokens, the bucket keeps the time at which it will be full again. This is the
+//! "theoretical arrival time" of ITU-T I.371's generic cell rate algorithm, which describes the
+//! same bucket. The bucket carries the remainder of a division over to the next packet, so that a
+//! million packets lose nothing.
 
-/// A bucket's least burst in bytes, when none is given.
+/// The least default burst of a bucket, in bytes.
 pub(crate) const LEAST_BURST_BYTES: u64 = 16 * 1024;
-/// A burst that is not given is what the rate gives in this time, in nanoseconds: an engine that
-/// sleeps, and is woken late, still keeps the rate.
+/// The default burst is the amount that the rate gives in this time, in nanoseconds. An engine that
+/// sleeps and wakes late thereby still keeps the rate.
 pub(crate) const BURST_NS: u64 = 4_000_000;
-/// A paced endpoint makes up for being served late by at most this, in nanoseconds.
+/// The most time by which a paced endpoint may catch up after late service, in nanoseconds.
 pub(crate) const PACING_SLACK_NS: u64 = 1_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -17,23 +18,23 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// One rate of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
-    /// Units a second.
+    /// Units per second.
     rate: u64,
-    /// What a unit costs, in nanoseconds times `rate`.
+    /// The cost of a unit, in nanoseconds times `rate`.
     unit_cost: u64,
-    /// Units of a full bucket; 0: each packet waits for the one before, which is pacing.
+    /// Units of a full bucket; 0 means pacing: each packet waits for the one before.
     burst: u64,
-    /// How long an empty bucket takes to fill, in nanoseconds.
+    /// The time in which an empty bucket fills, in nanoseconds.
     burst_ns: u64,
-    /// When it is full again, in nanoseconds.
+    /// The time at which the bucket is full again, in nanoseconds.
     full_at: u64,
-    /// What is over, in nanoseconds times `rate`; less than `rate`.
+    /// The remainder, in nanoseconds times `rate`; less than `rate`.
     over: u64,
 }
 
 impl Bucket {
-    /// A bucket of bits a second (not 0), of packets measured in bytes. `burst_bytes` 0 is
-    /// [`BURST_NS`] of the rate, and at least [`LEAST_BURST_BYTES`].
+    /// Creates a bucket of bits per second (not 0), for packets measured in bytes. `burst_bytes` 0
+    /// means [`BURST_NS`] of the rate, and at least [`LEAST_BURST_BYTES`].
     #[must_use]
     pub(crate) fn bits(rate_bps: u64, burst_bytes: u64, pacing: bool) -> Bucket {
         let given = if burst_bytes == 0 {
@@ -44,8 +45,8 @@ impl Bucket {
         Bucket::new(rate_bps, 8 * SECOND_NS, if pacing { 0 } else { given })
     }
 
-    /// A bucket of packets a second (not 0). `burst_frames` 0 is [`BURST_NS`] of the rate, and at least
-    /// one packet.
+    /// Creates a bucket of packets per second (not 0). `burst_frames` 0 means [`BURST_NS`] of the
+    /// rate, and at least one packet.
     #[must_use]
     pub(crate) fn frames(rate_fps: u64, burst_frames: u64, pacing: bool) -> Bucket {
         let given = if burst_frames == 0 {
@@ -62,8 +63,8 @@ impl Bucket {
         Bucket { rate, unit_cost, burst, burst_ns, full_at: 0, over: 0 }
     }
 
-    /// Goes on where another bucket stands, so that a change of settings forgives nothing; but no
-    /// longer than what `units` cost here, and a full bucket.
+    /// Continues from another bucket's state, so that a change of settings forgives nothing. The
+    /// inherited wait is limited to the cost of `units` here, and a full bucket.
     #[must_use]
     pub(crate) fn instead_of(mut self, other: &Bucket, units: u64, now: u64) -> Bucket {
         let owed = mul_div(units, self.unit_cost, self.rate).saturating_add(self.burst_ns);
@@ -71,8 +72,8 @@ impl Bucket {
         self
     }
 
-    /// When a packet of `units` may go, in nanoseconds; in the past: now. One that is larger than
-    /// the bucket goes when it is full.
+    /// Returns the time at which a packet of `units` may go, in nanoseconds; a past time means now.
+    /// A packet that is larger than the bucket goes when the bucket is full.
     #[inline]
     #[must_use]
     pub(crate) fn eligible(&self, units: u64) -> u64 {
@@ -80,11 +81,11 @@ impl Bucket {
         self.full_at.saturating_sub(self.burst_ns - needed.min(self.burst_ns))
     }
 
-    /// A packet of `units` goes at `now`; there was something to send since `since`. It is charged
-    /// whole, also if it was not its time yet.
+    /// Charges a packet of `units` that goes at `now`; the queue has had something to send since
+    /// `since`. The whole packet is charged, even if it goes before its time.
     #[inline]
     pub(crate) fn charge(&mut self, units: u64, now: u64, since: u64) {
-        // What was not used is lost: but not what was only used late.
+        // Unused credit is lost, but not credit that was only used late.
         let lost =
             if self.burst > 0 { now } else { since.max(now.saturating_sub(PACING_SLACK_NS)) };
         if self.full_at < lost {
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Sends as early as allowed until `end`; answers when each went.
+    /// Sends as early as allowed until `end`, and returns the time of each packet.
     fn greedy(bucket: &mut Bucket, from: u64, end: u64, units: impl Fn(u64) -> u64) -> Vec<u64> {
         let (mut now, mut went) = (from, Vec::new());
         loop {
@@ -124,7 +125,7 @@ mod tests {
         // 1 250 000 bytes and a burst of 16 384 are 833 packets and 10.9 more.
         let went = greedy(&mut Bucket::bits(10_000_000, 0, false), 5, SECOND_NS + 5, |_| 1500);
         assert_eq!(went.len(), 844);
-        // Paced, one each 1.2 ms, from the first on.
+        // With pacing, one packet goes each 1.2 ms, from the first on.
         let went = greedy(&mut Bucket::bits(10_000_000, 0, true), 5, SECOND_NS + 5, |_| 1500);
         assert_eq!(went.len(), 834);
         assert!(went.windows(2).all(|pair| pair[1] - pair[0] == 1_200_000), "{went:?}");
@@ -132,10 +133,10 @@ mod tests {
 
     #[test]
     fn a_rate_that_divides_nothing_does_not_drift() {
-        // 7 packets a second for 1000 seconds, the first at once.
+        // The bucket sends 7 packets per second for 1000 seconds, the first at once.
         let went = greedy(&mut Bucket::frames(7, 0, false), 0, 1000 * SECOND_NS, |_| 1);
         assert_eq!(went.len(), 7000);
-        // A burst of packets, and then the rate.
+        // The bucket sends a burst of packets, and then follows the rate.
         let went = greedy(&mut Bucket::frames(100, 20, false), 0, SECOND_NS, |_| 1);
         assert_eq!((went.len(), went[19], went[20]), (119, 0, 10_000_000));
         let went = greedy(&mut Bucket::bits(999_999_937, 0, true), 0, 10 * SECOND_NS, |_| 1500);
@@ -147,29 +148,29 @@ mod tests {
     fn what_is_larger_than_the_bucket_goes_and_is_paid() {
         let mut bucket = Bucket::bits(8_000_000, 1000, false);
         let went = greedy(&mut bucket, 0, SECOND_NS, |_| 50_000);
-        // A megabyte a second: each waits until the one before is paid.
+        // The rate is a megabyte per second: each packet waits until the one before is paid.
         assert_eq!(went.len(), 20);
     }
 
     #[test]
     fn late_service_is_made_up_for_and_idleness_is_not() {
         let mut bucket = Bucket::bits(12_000_000, 0, true);
-        // A packet a millisecond, and each is served 0.4 ms late.
+        // The rate is one packet per millisecond, and the engine serves each 0.4 ms late.
         let mut now = 0;
         for _ in 0..100 {
             now = now.max(bucket.eligible(1500)) + 400_000;
             bucket.charge(1500, now, 0);
         }
         assert!((99_000_000..100_500_000).contains(&now), "{now}");
-        // A second of nothing earns nothing: the packet after the next is not early.
+        // A second without packets earns nothing: the packet after the next is not early.
         let since = now + SECOND_NS;
         bucket.charge(1500, since, since);
         assert_eq!(bucket.eligible(1500), since + 1_000_000);
     }
 
     proptest! {
-        /// In whatever window: never more than the rate gives in it, and one burst, or one packet that
-        /// is larger.
+        /// No window holds more than the rate gives in it, plus one burst or one packet that is
+        /// larger.
         #[test]
         fn no_window_holds_more_than_rate_and_burst(
             rate in 1_000u64..100_000_000_000,

@@ -1,13 +1,13 @@
 //! Shares in bytes, by weight: deficit round robin (Shreedhar and Varghese, "Efficient fair queuing
-//! using deficit round robin"), in the form that lets a unit overdraw its account by its last packet
-//! and pay with its next rounds (surplus round robin): nobody needs to know how long a packet is
-//! before it is taken.
+//! using deficit round robin"). This is the form called surplus round robin: a unit may overdraw
+//! its account by its last packet and pays with its next rounds. The scheduler therefore need not
+//! know a packet's length before the engine takes it.
 
 use crate::schedule::{Account, Policy};
 
-/// Bytes that each round gives for one of weight. An endpoint of the default weight, 100, sends
-/// 12 800 bytes before the next one: eight packets of full length, long enough for their memory to
-/// be waited for together, and at 10 Gbit/s a delay of 10 us.
+/// Bytes that each round gives per unit of weight. An endpoint of the default weight, 100, sends 12
+/// 800 bytes before the next one: eight packets of full length. That is long enough for the
+/// processor to wait for their memory together, and at 10 Gbit/s a delay of 10 us.
 pub(crate) const QUANTUM_BYTES: i64 = 128;
 
 /// Shares by weight.

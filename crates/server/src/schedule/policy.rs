@@ -1,28 +1,30 @@
-//! What a policy is: how those that stand in one line share the device.
+//! A policy: the rule by which the units of one line share the device.
 
 use std::fmt::Debug;
 
-/// What a unit has sent more or less than its share.
+/// The difference between a unit's share and the bytes that it sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
-    /// Bytes that it may still send; below 0: that it owes.
+    /// Bytes that the unit may still send; a negative value is a debt.
     pub bytes: i64,
-    /// It has got what this round gives.
+    /// `true` if the unit has received this round's credit.
     pub in_turn: bool,
 }
 
-/// How units of one level share.
+/// The way in which units of one level share.
 pub(crate) trait Policy: Debug + Send {
-    /// The most packets of one turn.
+    /// Returns the maximum number of packets per turn.
     fn packets(&self) -> usize;
-    /// A unit is first. Answers how many bytes it may send; 0 or less: none in this round.
+    /// Begins the turn of a unit at the head of its line. Returns the bytes that it may send; 0 or
+    /// less: none in this round.
     fn begin(&self, account: &mut Account, weight: u16) -> i64;
-    /// It sent so many bytes.
+    /// Charges a unit for the bytes that it sent.
     fn charge(&self, account: &mut Account, bytes: u64);
-    /// It has more to send. Whether it stays first; `blocked_at_once`: there was no room for any.
+    /// Returns `true` if a unit with more to send stays first; `blocked_at_once`: there was no room
+    /// for any packet.
     fn goes_on(&self, account: &Account, blocked_at_once: bool) -> bool;
-    /// How many rounds it has to wait until it may send.
+    /// Returns the number of rounds that the unit has to wait until it may send.
     fn rounds(&self, account: &Account, weight: u16) -> i64;
-    /// So many rounds have passed at once: nobody could send in them.
+    /// Credits a unit for rounds that passed at once because no unit could send in them.
     fn skip(&self, account: &mut Account, weight: u16, rounds: i64);
 }

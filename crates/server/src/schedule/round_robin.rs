@@ -1,11 +1,12 @@
-//! One after the other, each so many packets: who sends long ones gets more.
+//! Round robin: each unit sends a fixed number of packets per turn, so a unit with long packets
+//! gets more bytes.
 
 use crate::schedule::{Account, Policy};
 
-/// Turns of a number of packets.
+/// Turns of a fixed number of packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoundRobin {
-    /// Packets of a turn.
+    /// Packets per turn.
     pub packets: usize,
 }
 
@@ -21,8 +22,8 @@ impl Policy for RoundRobin {
     fn charge(&self, _: &mut Account, _: u64) {}
 
     fn goes_on(&self, _: &Account, blocked_at_once: bool) -> bool {
-        // Who found no room for anything stays first: nobody whose packets are smaller is always
-        // before it.
+        // A unit that found no room for any packet stays first; otherwise units with smaller
+        // packets would always precede it.
         blocked_at_once
     }
 

@@ -1,39 +1,42 @@
-//! What one endpoint may send, and when: its settings and where it stands.
+//! The sending limits of one endpoint: its settings and its current state.
 
 use crate::schedule::bucket::Bucket;
 
-/// How many priorities there are; the highest number goes first.
+/// The number of priorities; the highest number goes first.
 pub(crate) const LEVELS: u8 = 8;
 /// The longest packet.
 const MOST_OWED_BYTES: u64 = 65_553;
-/// Packets that a message of the longest run may have.
+/// Packets in a message of the longest run, at most.
 const MOST_OWED_PACKETS: u64 = 1 << 15;
 
-/// What an endpoint was set to. The defaults shape nothing.
+/// The settings of an endpoint. The defaults shape nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shaping {
-    /// Strict priority, 0 to 7: nobody of a lower one is served while one of a higher one can be.
+    /// Strict priority, 0 to 7: the scheduler serves a lower one only while no unit of a higher one
+    /// can be served.
     pub priority: u8,
-    /// Its share among those of the same priority, in bytes, 1 to 10 000.
+    /// The endpoint's share among those of the same priority, in bytes, 1 to 10 000.
     pub weight: u16,
-    /// Bits a second, counted from the Ethernet header to the end of the payload; 0: no limit.
+    /// Bits per second, counted from the Ethernet header to the end of the payload; 0: no limit.
     pub rate_bps: u64,
-    /// Packets a second; 0: no limit.
+    /// Packets per second; 0: no limit.
     pub rate_fps: u64,
-    /// How much it may send at once after a pause, in bytes; 0: see [`Bucket::bits`].
+    /// The burst after a pause, in bytes; 0: see [`Bucket::bits`].
     pub burst_bytes: u32,
-    /// The same in packets, beyond `rate_fps`; 0: see [`Bucket::frames`].
+    /// The burst after a pause in packets, beyond `rate_fps`; 0: see [`Bucket::frames`].
     pub burst_frames: u32,
-    /// Its packets are spread evenly over the time that their rate gives them, instead of bursts.
+    /// `true` if the scheduler spaces the endpoint's packets evenly at their rate, instead of in
+    /// bursts.
     pub pacing: bool,
-    /// A packet that waited so long for its turn, or would have to, is dropped, in microseconds;
-    /// 0: never.
+    /// The longest wait of a packet for its turn, in microseconds; 0: no limit. The engine drops a
+    /// packet that has waited so long, or would have to.
     pub max_delay_us: u32,
-    /// How much of one message is kept together, in bytes; 0: nothing.
+    /// The part of a message that the scheduler keeps together, in bytes; 0: nothing.
     pub max_run_bytes: u32,
-    /// Packets a tick; 0: no limit.
+    /// Packets per tick; 0: no limit.
     pub quota: u32,
-    /// It sends in one tick of so many: in the first that is a multiple of this, or comes after one.
+    /// The endpoint sends in one of so many ticks: in the first tick at or after each multiple of
+    /// this number.
     pub tick_multiple: u32,
 }
 
@@ -56,7 +59,7 @@ impl Default for Shaping {
 }
 
 impl Shaping {
-    /// Which line it stands in, and with what share.
+    /// Returns the line and the share of the endpoint.
     #[must_use]
     pub fn class(&self) -> Class {
         Class { level: self.priority.min(LEVELS - 1), weight: self.weight.max(1) }
@@ -67,7 +70,7 @@ impl Shaping {
     }
 }
 
-/// Which line a unit stands in, and with what share.
+/// The line and the share of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
     /// Strict priority.
@@ -82,48 +85,48 @@ impl Default for Class {
     }
 }
 
-/// Whether the next packet may go.
+/// The decision on the next packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// It may.
+    /// The packet may go.
     Open,
-    /// It is too late for it: drop it.
+    /// The packet is too late, and the engine drops it.
     Late,
-    /// Not before this time, in nanoseconds.
+    /// The packet may not go before this time, in nanoseconds.
     Until(u64),
-    /// Not before this tick.
+    /// The packet may not go before this tick.
     Tick(u64),
 }
 
-/// When a packet is looked at.
+/// The time at which the engine checks a packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moment {
-    /// The monotonic clock, in nanoseconds; 0 where nobody needs it.
+    /// The monotonic clock, in nanoseconds; 0 if no setting needs it.
     pub now: u64,
     /// The tick.
     pub tick: u64,
-    /// Since when its queue has had something to send, in nanoseconds.
+    /// The time since which the packet's queue has had something to send, in nanoseconds.
     pub since: u64,
-    /// When the packet came, in nanoseconds.
+    /// The packet's arrival time, in nanoseconds.
     pub came: u64,
-    /// It goes on with a message that has begun.
+    /// `true` if the packet continues a message that has begun.
     pub goes_on: bool,
 }
 
-/// An endpoint's settings and where it stands.
+/// An endpoint's settings and its current state.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// What it was set to.
+    /// The settings.
     pub set: Shaping,
     bits: Option<Bucket>,
     frames: Option<Bucket>,
-    /// The tick in which it sent last, and how many packets.
+    /// The tick of the last packet sent, and the number of packets sent in it.
     tick: u64,
     used: u32,
 }
 
 impl Shape {
-    /// An endpoint that has sent nothing yet.
+    /// Returns the shape of an endpoint that has sent nothing yet.
     #[must_use]
     pub fn new(set: Shaping) -> Shape {
         let bits = |rate| Bucket::bits(rate, u64::from(set.burst_bytes), set.pacing);
@@ -137,8 +140,8 @@ impl Shape {
         }
     }
 
-    /// Other settings from now on. What was sent stays sent: nobody gets a full bucket or a new quota
-    /// by changing something.
+    /// Returns the shape with other settings. Packets already sent stay charged: a change of
+    /// settings gives no full bucket and no new quota.
     #[must_use]
     pub fn changed(&self, set: Shaping, now: u64) -> Shape {
         let mut new = Shape::new(set);
@@ -153,18 +156,18 @@ impl Shape {
         new
     }
 
-    /// Whether it needs the clock.
+    /// Returns `true` if the shape needs the clock.
     #[must_use]
     pub fn takes_time(&self) -> bool {
         self.set.takes_time()
     }
 
-    /// Whether a packet of `len` bytes may go.
+    /// Decides whether a packet of `len` bytes may go.
     #[must_use]
     pub fn gate(&self, len: u32, at: &Moment) -> Gate {
         let multiple = u64::from(self.set.tick_multiple.max(1));
-        // Ticks may be missed, and its turn may come late: it is the first one since the multiple in
-        // which it sends, and that one to its end.
+        // Ticks may be missed, and the endpoint's turn may come late. The endpoint sends in the
+        // first tick since its multiple, until that tick ends.
         if self.tick != at.tick && self.tick / multiple == at.tick / multiple {
             return Gate::Tick((at.tick + 1).next_multiple_of(multiple));
         }
@@ -173,7 +176,7 @@ impl Shape {
         }
         let bits = self.bits.map_or(0, |bucket| bucket.eligible(u64::from(len)));
         let eligible = bits.max(self.frames.map_or(0, |bucket| bucket.eligible(1)));
-        // A message that has begun goes on, and is paid for later.
+        // A message that has begun continues and pays later.
         let leaves = if at.goes_on { at.now } else { at.now.max(eligible) };
         if self.set.max_delay_us > 0
             && leaves.saturating_sub(at.came) > u64::from(self.set.max_delay_us) * 1000
@@ -183,7 +186,7 @@ impl Shape {
         if leaves > at.now { Gate::Until(leaves) } else { Gate::Open }
     }
 
-    /// A packet of `len` bytes goes.
+    /// Charges the endpoint for a packet of `len` bytes.
     pub fn charge(&mut self, len: u32, at: &Moment) {
         if self.tick != at.tick {
             (self.tick, self.used) = (at.tick, 0);
@@ -238,7 +241,7 @@ mod tests {
     fn a_multiple_that_was_missed_is_made_up_for_once() {
         let mut shape = Shape::new(Shaping { tick_multiple: 10, ..Shaping::default() });
         let mut sent = Vec::new();
-        // Every multiple is missed, some by more than another.
+        // The test misses every multiple, some by more than others.
         for tick in [1, 9, 11, 12, 19, 21, 23, 48, 49, 51, 52, 99, 101, 1_000_001, 1_000_002] {
             for _ in 0..2 {
                 match shape.gate(60, &at(0, tick)) {
@@ -253,7 +256,7 @@ mod tests {
         }
         let open = [11, 21, 48, 51, 99, 101, 1_000_001];
         assert_eq!(sent, open.map(|tick| [tick, tick]).concat());
-        // With none missed, it keeps to them.
+        // If no multiple is missed, the endpoint keeps to them.
         let kept = (1_000_003..1_000_100).filter(|tick| {
             let open = shape.gate(60, &at(0, *tick)) == Gate::Open;
             if open {
@@ -276,14 +279,15 @@ mod tests {
         let first = at(1000, 0);
         assert_eq!(shape.gate(1500, &first), Gate::Open);
         shape.charge(1500, &first);
-        // A packet a millisecond: one that came with the first waits one, two, three.
+        // The rate is one packet per millisecond: a packet that came with the first waits one, two,
+        // three.
         assert_eq!(shape.gate(1500, &first), Gate::Until(2_000_000));
         let later = |now_us: u64| Moment { now: now_us * 1000, ..first };
         shape.charge(1500, &later(2000));
         shape.charge(1500, &later(3000));
         assert_eq!(shape.gate(1500, &later(3000)), Gate::Late);
         assert_eq!(shape.gate(1500, &at(3000, 0)), Gate::Until(4_000_000));
-        // And without a rate, one that others kept waiting.
+        // A packet can also be late without a rate, because others kept it waiting.
         let shape = Shape::new(Shaping { max_delay_us: 500, ..Shaping::default() });
         assert_eq!(shape.gate(60, &later(1500)), Gate::Open);
         assert_eq!(shape.gate(60, &later(1501)), Gate::Late);
@@ -303,7 +307,8 @@ mod tests {
             shape = shape.changed(Shaping { pacing: round % 2 == 0, ..set }, first.now);
         }
         assert_eq!(sent, 2, "3000 bytes of burst");
-        // From a very low rate to a high one, it does not wait for the low one's debt.
+        // After a change from a very low rate to a high one, the endpoint does not wait for the low
+        // rate's debt.
         let low = Shaping { rate_bps: 1000, ..Shaping::default() };
         let mut shape = Shape::new(low);
         shape.charge(60_000, &first);

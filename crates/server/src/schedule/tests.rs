@@ -1,4 +1,4 @@
-//! The scheduler against what is expected of it, with packets that are numbers.
+//! Tests of the scheduler, with numbers as packets.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ struct Sender {
     unit: u32,
     class: Class,
     queue: VecDeque<(u64, bool)>,
-    /// For the device, not for this host.
+    /// `true` if the packets are for the device, not for this host.
     device: bool,
     sent: u64,
     packets: u64,
@@ -26,7 +26,7 @@ struct World {
     senders: Vec<Sender>,
     /// Packets that the device has room for.
     room: usize,
-    /// Who sent, in order, by its place; only to the device.
+    /// The index of each packet's sender, in order; only packets to the device.
     wire: Vec<usize>,
     max_run: u64,
 }
@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    /// One turn of at most `left` packets. Answers how many were sent.
+    /// Runs one poll iteration of at most `left` packets, and returns how many were sent.
     fn turn(&mut self, mut left: usize) -> usize {
         self.schedule.begin();
         let mut sent = 0;
@@ -102,7 +102,7 @@ impl World {
         sent
     }
 
-    /// Every queue stays full for so many turns.
+    /// Runs `turns` poll iterations with every queue full.
     fn flood(&mut self, lens: &[u64], turns: usize, room: Option<usize>) {
         for _ in 0..turns {
             for (place, len) in lens.iter().enumerate() {
@@ -133,7 +133,7 @@ fn weights_share_bytes_whatever_the_packets_lengths() {
         let shares = world.shares();
         assert!((shares[0] * 4.0 - 1.0).abs() < 0.03, "{lens:?}, {room:?}: {shares:?}");
     }
-    // The least weights, too.
+    // The least weights must work, too.
     let mut world = World::new(Box::new(Deficit), &[(3, 1), (3, 3), (3, 10_000)]);
     world.flood(&[64, 1500, 300], 3000, None);
     let shares = world.shares();
@@ -156,7 +156,7 @@ fn weights_count_while_a_lower_level_waits_for_room_for_what_is_large() {
     }
 }
 
-/// As [`Deficit`], and counts what it is asked.
+/// A [`Deficit`] that counts its calls.
 #[derive(Debug)]
 struct Counted(Arc<AtomicUsize>);
 
@@ -191,8 +191,8 @@ fn rounds_in_which_nobody_sends_are_skipped_also_when_somebody_is_set_aside() {
         schedule.enter(unit, Class { level: 3, weight: 1 }, false, 0);
         unit
     });
-    // Two that send to this host owe 512 rounds, and the third has found no room in the device and
-    // stands behind them.
+    // Two units that send to this host owe 512 rounds. The third has found no room in the device
+    // and stands behind them.
     for unit in &units[..2] {
         assert_eq!(schedule.next(false).unwrap().unit, *unit);
         schedule.charge(*unit, 65_536);
@@ -225,7 +225,7 @@ fn room_for_a_few_moves_a_few() {
         assert_eq!(world.schedule.ready(false), 0);
     }
     let moves = world.schedule.units.moves - before;
-    // Each has two turns, of nine packets and of eleven, and is out of both lists in the end.
+    // Each unit has two turns, of nine packets and of eleven, and has left both lists in the end.
     assert!(moves < 10 * MANY, "{moves} moves");
     assert!(world.senders.iter().all(|one| one.packets == 20), "each got its share");
     assert_eq!((world.schedule.blocked(), world.schedule.ready(true)), (0, 0));
@@ -236,7 +236,7 @@ fn who_finds_no_room_keeps_its_place_and_its_share() {
     let mut world = World::new(Box::new(Deficit), &[(3, 100); 4]);
     world.senders[1].device = false;
     (0..3).for_each(|place| world.push(place, 20_000, false));
-    // What is for this host goes ahead meanwhile, and who comes late is last.
+    // Packets for this host go ahead meanwhile, and a late unit is last.
     for _ in 0..3 {
         world.room = 0;
         world.turn(512);
@@ -306,7 +306,7 @@ fn local_packets_do_not_wait_for_the_device() {
 
 #[test]
 fn a_message_is_kept_together_up_to_its_longest_run() {
-    // The room ends in the middle of messages, or the turn does.
+    // The room or the poll iteration ends in the middle of messages.
     for (room, left) in [(5, 8), (100, 7)] {
         let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100), (7, 100)]);
         for _ in 0..40 {
@@ -327,7 +327,8 @@ fn a_message_is_kept_together_up_to_its_longest_run() {
         assert!(whole.iter().all(|(_, len)| len.is_multiple_of(20)), "{whole:?}");
         assert!(whole.len() > 10 && others.len() > 10, "the others got between");
     }
-    // And what is longer than the longest run is not, and gets no more than its share.
+    // A message beyond the longest run is not kept together, and its sender gets no more than its
+    // share.
     let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100)]);
     world.max_run = 15_000;
     for _ in 0..2000 {
@@ -358,7 +359,7 @@ fn who_waits_for_a_time_or_a_tick_is_due_then_and_once() {
     park(&mut schedule, units[4], Stop::Until(15));
     assert_eq!((schedule.next_due(), schedule.next_tick()), (Some(10), Some(7)));
     assert!(schedule.next(true).is_none() && schedule.due(9, 6).is_none());
-    // One that is taken away, and one whose settings change, are not due any more.
+    // A removed unit, and a unit whose settings change, are no longer due.
     schedule.remove([units[4]]);
     assert!(schedule.withdraw(units[0]));
     let due = |schedule: &mut Schedule, now, tick| {
@@ -366,7 +367,7 @@ fn who_waits_for_a_time_or_a_tick_is_due_then_and_once() {
         schedule.idle(one.unit);
         Some(one.queue_set)
     };
-    // Who is hurried is due at once, whenever it is.
+    // A hurried unit is due at once, whatever its deadline.
     let session = schedule.add(1, 5);
     park(&mut schedule, session, Stop::Until(1000));
     let another = schedule.add(1, 6);
@@ -402,8 +403,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever happens: nobody is forgotten, nobody starves within a level, and a level above is
-    /// served before one below.
+    /// In every sequence of acts, the scheduler forgets no unit, no unit starves within a level,
+    /// and a higher level precedes a lower one.
     #[test]
     fn nobody_is_forgotten(acts in acts(), levels in prop::collection::vec(0u8..3, 6), local in 0usize..7) {
         let classes: Vec<(u8, u16)> =
@@ -424,7 +425,7 @@ proptest! {
                     world.turn(left);
                 }
                 Act::Remove(place) => {
-                    // A session ends, and another one comes.
+                    // A session ends, and another one attaches.
                     let sender = &mut world.senders[place];
                     pushed[place] -= sender.queue.len() as u64;
                     sender.queue.clear();
@@ -455,7 +456,7 @@ proptest! {
         prop_assert_eq!(world.schedule.ready(false) + world.schedule.blocked(), 0);
     }
 
-    /// Random mixes of lengths and weights: each gets its share of the bytes.
+    /// With random mixes of lengths and weights, each unit gets its share of the bytes.
     #[test]
     fn shares_of_random_mixes(
         mix in prop::collection::vec((1u16..500, 60u64..9000), 2..6),
@@ -466,7 +467,7 @@ proptest! {
         let mut world = World::new(Box::new(Deficit), &classes);
         let all: u64 = mix.iter().map(|(weight, _)| u64::from(*weight)).sum();
         let mut rounds = 0;
-        // Until the slowest had 60 rounds, and a packet is small beside its share.
+        // The test runs until the slowest had 60 rounds, and a packet is small beside its share.
         while world.senders.iter().zip(&mix).any(|(one, (weight, len))| {
             one.sent < 60 * (128 * u64::from(*weight)).max(*len)
         }) {

@@ -1,51 +1,51 @@
-//! What scheduler and engine say to each other: whose turn it is, and why it ended.
+//! The interface between scheduler and engine: the next turn, and the reason for its end.
 
 use crate::schedule::shape::Class;
 
 /// A unit's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
-    /// Whose.
+    /// The unit.
     pub unit: u32,
-    /// Its session's place.
+    /// The session key of the unit.
     pub place: u32,
-    /// Its queue set.
+    /// The queue pair of the unit.
     pub queue_set: u32,
-    /// Packets at most.
+    /// The maximum number of packets.
     pub packets: usize,
-    /// Bytes; the packet that uses up the last of them goes whole.
+    /// The limit in bytes; the packet that uses up the last of them goes whole.
     pub bytes: i64,
-    /// Bytes of the message that it is in the middle of.
+    /// Bytes of the message that the unit is in the middle of.
     pub run: u64,
 }
 
-/// Why a unit's turn ended while it had more to send.
+/// The reason for the end of a unit's turn while it had more to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// It has had what it may, or the engine's turn is over.
+    /// The unit has used up its share, or the poll iteration is over.
     Over,
-    /// The device has no room; `at_once`: for nothing of it.
+    /// The device has no room.
     Blocked {
-        /// Nothing was sent.
+        /// `true` if the unit sent nothing.
         at_once: bool,
-        /// Its next packet takes more than one place of the device.
+        /// `true` if the unit's next packet takes more than one slot of the device.
         large: bool,
     },
-    /// Its next packet is of another class.
+    /// The unit's next packet is of another class.
     Class(Class),
-    /// It waits until this time, in nanoseconds.
+    /// The unit waits until this time, in nanoseconds.
     Until(u64),
-    /// It waits until this tick.
+    /// The unit waits until this tick.
     Tick(u64),
 }
 
-/// A unit that waited, and waits no more.
+/// A unit whose wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// Which.
+    /// The unit.
     pub unit: u32,
-    /// Its session's place.
+    /// The session key of the unit.
     pub place: u32,
-    /// Its queue set.
+    /// The queue pair of the unit.
     pub queue_set: u32,
 }

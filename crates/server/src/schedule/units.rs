@@ -1,29 +1,30 @@
-//! Units, and the lines that they stand in: each in at most one, with constant time for whatever
-//! happens to it, and no memory of its own to be had while packets move.
+//! Units and their lines. A unit stands in at most one line, each operation takes constant time,
+//! and no operation allocates memory while packets move.
 //!
-//! Each line is two lists in one order: all that stand in it, and those of them that are not known to
-//! wait for room in the device. So who waits keeps its place, and costs nothing while there is none.
+//! Each line consists of two lists in the same order: all its units, and the units that are not
+//! known to wait for room in the device. A unit that waits therefore keeps its position, and costs
+//! nothing while the device has no room.
 
 use crate::schedule::policy::Account;
 use crate::schedule::shape::{Class, LEVELS};
 
-/// No unit.
+/// Marks the absence of a unit.
 pub(crate) const NONE: u32 = u32::MAX;
-/// The line of those whose next packet is a small one.
+/// The line of units whose next packet is expedited.
 pub(crate) const SMALL: u8 = LEVELS;
-/// As many lines: one a level, and that one.
+/// The number of lines: one per level, and the expedited one.
 const LINES: usize = LEVELS as usize + 1;
 
 /// A list of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum List {
-    /// All that stand in it.
+    /// All units of the line.
     All,
-    /// Those that are not known to wait for room.
+    /// The units that are not known to wait for room.
     Unblocked,
 }
 
-/// The neighbours of a unit in a list; or, of a line's, its last and its first.
+/// The neighbours of a unit in a list; or the last and the first unit of a line.
 #[derive(Clone, Copy, Debug)]
 struct Links {
     previous: u32,
@@ -32,42 +33,42 @@ struct Links {
 
 const ALONE: Links = Links { previous: NONE, next: NONE };
 
-/// Where a unit is.
+/// The state of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Nobody's.
+    /// The entry is free.
     Free,
-    /// It has nothing to send.
+    /// The unit has nothing to send.
     Idle,
-    /// It stands in a line.
+    /// The unit stands in a line.
     Line(u8),
-    /// It is being served.
+    /// The engine serves the unit.
     Served,
-    /// It waits for a time or a tick.
+    /// The unit waits for a time or a tick.
     Waits,
 }
 
-/// A queue set as the scheduler has it.
+/// The scheduler's view of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unit {
     pub(crate) place: u32,
     pub(crate) queue_set: u32,
-    /// Its neighbours in each [`List`] of its line.
+    /// The unit's neighbours in each [`List`] of its line.
     links: [Links; 2],
     pub(crate) state: State,
     pub(crate) class: Class,
     pub(crate) account: Account,
-    /// Its next packet is for the device, which had no room for it: of its line's lists it is in
-    /// [`List::All`] alone.
+    /// `true` if the unit's next packet is for the device, which had no room for it. Of its line's
+    /// lists, the unit is then only in [`List::All`].
     blocked: bool,
-    /// What it was given in rounds that passed because others wait for the device: taken back if it
-    /// turns out to wait too.
+    /// Credit for rounds that passed because others wait for the device. The scheduler takes it
+    /// back if this unit turns out to wait, too.
     pub(crate) lent: i64,
-    /// It sent while there was no room in the device: what it sends is for this host.
+    /// `true` if the unit sent while the device had no room, so its packets are for this host.
     pub(crate) local: bool,
-    /// Since when it has had something to send, in nanoseconds.
+    /// The time since which the unit has had something to send, in nanoseconds.
     pub(crate) since: u64,
-    /// Bytes of the message that it is in the middle of; 0: of none.
+    /// Bytes of the message that the unit is in the middle of; 0 for none.
     pub(crate) run: u64,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Units {
     /// The ends of each line's lists.
     ends: [[Links; 2]; LINES],
     counts: [[usize; 2]; LINES],
-    /// How often a unit came into a list or out of it.
+    /// Number of insertions into and removals from lists.
     #[cfg(test)]
     pub(crate) moves: usize,
 }
@@ -122,7 +123,7 @@ impl Units {
         }
     }
 
-    /// Takes a unit away that stands in no line.
+    /// Frees a unit that stands in no line.
     pub(crate) fn release(&mut self, id: u32) {
         self.all[id as usize].state = State::Free;
         self.free.push(id);
@@ -138,27 +139,27 @@ impl Units {
         &mut self.all[id as usize]
     }
 
-    /// The first one of a list.
+    /// Returns the first unit of a list.
     #[inline]
     pub(crate) fn head(&self, line: u8, list: List) -> Option<u32> {
         let head = self.ends[line as usize][list as usize].next;
         (head != NONE).then_some(head)
     }
 
-    /// The next one of a list.
+    /// Returns the next unit of a list.
     #[inline]
     pub(crate) fn after(&self, id: u32, list: List) -> Option<u32> {
         let next = self.get(id).links[list as usize].next;
         (next != NONE).then_some(next)
     }
 
-    /// How many are in a list.
+    /// Returns the number of units in a list.
     #[inline]
     pub(crate) fn count(&self, line: u8, list: List) -> usize {
         self.counts[line as usize][list as usize]
     }
 
-    /// Whether a unit that stands in a line is known to wait for room.
+    /// Returns `true` if a unit that stands in a line is known to wait for room.
     #[inline]
     pub(crate) fn is_blocked(&self, id: u32) -> bool {
         self.get(id).blocked
@@ -175,7 +176,8 @@ impl Units {
         }
     }
 
-    /// Puts a unit that stands in no line, and is not known to wait for room, before all others of one.
+    /// Puts a unit that stands in no line, and is not known to wait for room, before all others of
+    /// one.
     pub(crate) fn push_front(&mut self, line: u8, id: u32) {
         self.enter(line, id, false);
         for list in [List::All, List::Unblocked] {
@@ -183,7 +185,7 @@ impl Units {
         }
     }
 
-    /// A unit is found to wait for room. It keeps its place in its line.
+    /// Records that a unit waits for room. The unit keeps its position in its line.
     pub(crate) fn block(&mut self, id: u32) {
         let unit = self.get_mut(id);
         if let State::Line(line) = unit.state
@@ -212,7 +214,7 @@ impl Units {
         (unit.state, unit.blocked) = (State::Line(line), blocked);
     }
 
-    /// Puts a unit between two that are neighbours.
+    /// Inserts a unit between two neighbours.
     #[inline]
     fn link(&mut self, line: u8, list: List, id: u32, previous: u32, next: u32) {
         self.links(line, list, id).clone_from(&Links { previous, next });
@@ -231,7 +233,7 @@ impl Units {
         self.moved();
     }
 
-    /// The links of a unit, or, of none, those of the line.
+    /// Returns the links of a unit; for [`NONE`], those of the line.
     #[inline]
     fn links(&mut self, line: u8, list: List, id: u32) -> &mut Links {
         match id {

@@ -1,5 +1,5 @@
-//! What one turn does at most for packets that make much work, by the engine's own counters: sessions
-//! whose applications are hostile, beside neighbours that send ordinary packets.
+//! Tests of the work per poll iteration for costly packets, by the engine's own counters. Hostile
+//! applications' sessions run beside neighbours that send ordinary packets.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ struct World {
     apps: u32,
 }
 
-/// An application that writes into its memory what it likes.
+/// An application that writes arbitrary data into its memory.
 struct App {
     number: u32,
     shape: SessionShape,
@@ -55,14 +55,15 @@ struct App {
     next: u32,
 }
 
-/// What an endpoint of a test receives. All of them send what they like from their own addresses.
+/// The packets that a test's endpoint receives. All endpoints send arbitrary packets from their own
+/// addresses.
 #[derive(Clone, Copy)]
 enum Open {
-    /// What is for a port.
+    /// Packets for a port.
     Port(u16),
-    /// The same, also large packets.
+    /// Packets for a port, large ones included.
     Large(u16),
-    /// What is for everybody, beside an address of its own.
+    /// Packets for every member, beside an address of its own.
     Member(u8),
 }
 
@@ -106,7 +107,7 @@ impl World {
         World { engine, orders, events, far: DeviceFarEnd::new(Box::new(far)), apps: 0 }
     }
 
-    /// Turns with nothing to do but orders.
+    /// Runs poll iterations with only commands to execute.
     fn ordered(&mut self, orders: Vec<Order>) {
         for order in orders {
             self.orders.send((0, order)).unwrap();
@@ -115,7 +116,8 @@ impl World {
         self.events.try_iter().for_each(drop);
     }
 
-    /// A session with endpoints, whose receive queue has room for all that a test delivers.
+    /// Attaches a session with endpoints, whose receive queue has room for all packets that a test
+    /// delivers.
     fn attach(&mut self, transmit: (u32, u32), receive: (u32, u32), opens: &[Open]) -> App {
         self.apps += 1;
         let number = self.apps;
@@ -179,14 +181,14 @@ impl World {
         session.counters.get(session_word(endpoint, count))
     }
 
-    /// The same of all of its endpoints.
+    /// Returns the sum over all of the session's endpoints.
     fn sum(&self, app: &App, count: Count) -> u64 {
         (0..app.shape.endpoints).map(|endpoint| self.count(app, endpoint, count)).sum()
     }
 }
 
 impl App {
-    /// Writes a packet into frames of its own and queues it, whatever it is.
+    /// Writes an arbitrary packet into unused buffers and queues it.
     fn send(&mut self, packet: &[u8], meta: Meta, flags: u16) {
         let heap = self.shape.transmit_heap;
         let room = heap.data_bytes() as usize;
@@ -227,7 +229,7 @@ fn a_packet_is_no_longer_than_ip_packets_are() {
     for more in [1, 65_536 - 60_000, 12_000_000] {
         hostile.send(&[&good[..], &vec![0; more]].concat(), meta, 0);
     }
-    // Longer than an IP packet, and nothing that its header states.
+    // This packet is longer than an IP packet, and longer than its header states.
     let longer = [&flow.udp(b"x")[..], &vec![0; MAX_PACKET_BYTES]].concat();
     hostile.send(&longer, Meta::FINISHED, 0);
     hostile.flush();
@@ -261,7 +263,7 @@ fn a_packet_is_cut_into_a_bounded_number_of_segments() {
                 hostile.send(&packet, meta, 0);
             }
         }
-        // Segments for which TCP has no use, and a large packet for everybody.
+        // These are segments that TCP cannot use, and a large packet for every member.
         let (packet, meta) = here.tcp_large(&Tcp::default(), &[7; 4000], 87);
         hostile.send(&packet, meta, 0);
         let all = to_all(&hostile).ports(PORT, 80);
@@ -301,29 +303,29 @@ fn each_segment_is_a_packet_of_the_receivers_budget() {
     let counted = |world: &World| {
         [Count::RxPackets, Count::RxOverBudget].map(|count| world.count(&victim, 0, count))
     };
-    // What is received from the device comes out of the same budget.
+    // Packets received from the device count against the same budget.
     sender.flush();
     let (packet, meta) = flow.tcp_large(&Tcp::default(), &[7; 45_000], 1000);
     assert!(world.far.send(&packet, meta));
     world.engine.turn().unwrap();
-    // Of the second packet what is over; the third is one packet that is not looked at.
+    // The second packet gets the rest; the third is one packet that the engine does not look at.
     assert_eq!(counted(&world), [100, 5 + 1]);
-    // A turn later there is a new one.
+    // The next poll iteration has a new budget.
     sender.send(&packet, meta, 0);
     sender.flush();
     world.engine.turn().unwrap();
     assert_eq!(counted(&world), [145, 6]);
 }
 
-/// Copies that one turn made, and what the neighbour had by then of what it sent.
+/// Copies of one poll iteration, and the packets that the neighbour's receiver had by then.
 struct Turn {
     copies: u64,
     bytes: u64,
     neighbours: u64,
 }
 
-/// Turns until all is done with: an application that sends `packet` as often as its queue has room, and
-/// a neighbour that sends 32 ordinary packets to another, all at once.
+/// Runs poll iterations until all packets are done. One application sends `packet` as often as its
+/// queue has room. A neighbour sends 32 ordinary packets to another, all at once.
 fn attacked(hostile: &[Open], packet: impl Fn(&App) -> (Vec<u8>, Meta, u16)) -> Vec<Turn> {
     let mut world = World::new(Mode::Poll, BUDGETS, &loopback::Config::default());
     let mut attacker = world.attach((1024, 2048), (8192, 640), hostile);
@@ -353,13 +355,13 @@ fn attacked(hostile: &[Open], packet: impl Fn(&App) -> (Vec<u8>, Meta, u16)) -> 
     turns
 }
 
-/// What a turn costs at most is what docs/trust.md says.
+/// Checks that the maximum cost of a poll iteration is as stated in docs/trust.md.
 fn bounded(turns: &[Turn], one_packets_copies: u64, one_packets_bytes: u64) {
     let most_copies = (BUDGETS.turn_budget + 8) as u64 + one_packets_copies;
     let most_cost = TURN_BYTES + one_packets_bytes + one_packets_copies * COPY_BYTES;
     for (number, turn) in turns.iter().enumerate() {
         assert!(turn.copies <= most_copies, "turn {number}: {} copies", turn.copies);
-        // Of each packet one copy is free.
+        // One copy of each packet is free.
         assert!(turn.bytes <= most_cost, "turn {number}: {} bytes", turn.bytes);
     }
     let copies: u64 = turns.iter().map(|turn| turn.copies).sum();

@@ -1,5 +1,5 @@
-//! What a worker holds: connections and doorbells. All of it has its place before the worker's process
-//! is made, which then allocates nothing.
+//! The connections and doorbells that a worker holds. All their memory exists before the worker's
+//! process is made, which then allocates nothing.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,17 +12,17 @@ use super::wire::Descriptors;
 /// A control connection.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Its number.
+    /// The connection's token.
     pub(crate) token: u64,
     /// The control socket.
     pub(crate) socket: OwnedFd,
     /// The peer's process.
     pub(crate) process: Option<OwnedFd>,
-    /// Until when it may be silent, on the monotonic clock in nanoseconds.
+    /// The end of the permitted silence, on the monotonic clock in nanoseconds.
     pub(crate) deadline: Option<u64>,
-    /// It was sent descriptors.
+    /// `true` if the peer was sent descriptors.
     pub(crate) has_descriptors: bool,
-    /// Its session has ended: what is closed when the connection ends, too.
+    /// The descriptors of an ended session, which the worker closes when the connection ends.
     pub(crate) disposed: Option<Descriptors>,
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    /// Room for so many.
+    /// Creates room for `count` connections.
     pub(crate) fn with_room(count: usize) -> Entries {
         Entries { all: std::iter::repeat_with(|| None).take(count).collect(), timed: 0 }
     }
 
-    /// Puts a connection in, and returns its place; `Err` where there is no room.
+    /// Enters a connection, and returns its index; `Err` if there is no room.
     pub(crate) fn insert(&mut self, entry: Entry) -> Result<usize, Entry> {
         let Some(place) = self.all.iter().position(Option::is_none) else { return Err(entry) };
         self.timed += usize::from(entry.deadline.is_some());
@@ -47,24 +47,24 @@ impl Entries {
         Ok(place)
     }
 
-    /// Takes a connection out.
+    /// Removes a connection.
     pub(crate) fn remove(&mut self, place: usize) -> Option<Entry> {
         let entry = self.all.get_mut(place)?.take()?;
         self.timed -= usize::from(entry.deadline.is_some());
         Some(entry)
     }
 
-    /// A connection by its place.
+    /// Returns a connection by its index.
     pub(crate) fn at(&mut self, place: usize) -> Option<&mut Entry> {
         self.all.get_mut(place)?.as_mut()
     }
 
-    /// Where a connection is.
+    /// Returns the index of a connection.
     pub(crate) fn place_of(&self, token: u64) -> Option<usize> {
         self.all.iter().position(|one| one.as_ref().is_some_and(|one| one.token == token))
     }
 
-    /// Sets until when a connection may be silent.
+    /// Sets the end of a connection's permitted silence.
     pub(crate) fn set_deadline(&mut self, place: usize, deadline: Option<u64>) {
         let Some(Some(entry)) = self.all.get_mut(place) else { return };
         self.timed -= usize::from(entry.deadline.is_some());
@@ -72,7 +72,7 @@ impl Entries {
         entry.deadline = deadline;
     }
 
-    /// The first deadline and whose it is.
+    /// Returns the first deadline and the index of its connection.
     pub(crate) fn first_deadline(&self) -> Option<(u64, usize)> {
         if self.timed == 0 {
             return None;
@@ -82,19 +82,19 @@ impl Entries {
     }
 }
 
-/// The doorbells that the engine does not use itself, and what it says of them.
+/// The doorbells that the engine does not use itself, and its counters for them.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
-    /// A counter for each session of the server; the engine alone writes them.
+    /// One counter per session of the server; only the engine writes them.
     counters: PeerWords,
     seen: Vec<u64>,
     sockets: Vec<Option<OwnedFd>>,
-    /// The numbers of those that are there.
+    /// The numbers of the existing doorbells.
     numbers: Vec<u32>,
 }
 
 impl Doorbells {
-    /// Room for the doorbells of all counters.
+    /// Creates room for the doorbells of all counters.
     pub(crate) fn new(counters: PeerWords) -> Doorbells {
         let count = counters.len();
         Doorbells {
@@ -105,13 +105,14 @@ impl Doorbells {
         }
     }
 
-    /// Takes a doorbell over. A number out of range drops it.
+    /// Takes over a doorbell. A number out of range drops it.
     pub(crate) fn insert(&mut self, number: u64, socket: Option<OwnedFd>) {
         let (Ok(place), Some(socket)) = (usize::try_from(number), socket) else { return };
         if place >= self.sockets.len() {
             return;
         }
-        // What the engine notified meanwhile is seen as a change. One too many is harmless.
+        // Zero makes a notification that the engine counted meanwhile visible as a change. A
+        // superfluous notification is harmless.
         self.seen[place] = 0;
         if self.sockets[place].replace(socket).is_none() {
             self.numbers.push(place as u32);
@@ -141,12 +142,12 @@ impl Doorbells {
     }
 }
 
-/// Sends a notification. A full socket holds one already.
+/// Sends a notification. A full socket already holds one.
 pub(crate) fn notify(doorbell: &OwnedFd) {
     let _ = rustix::net::send(doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-/// Gives the memory of these files back where their seals allow it, although an application may keep
+/// Frees the memory of these files where their seals allow it, although an application may keep
 /// them open: the server allocated it.
 pub(crate) fn wipe(files: &Descriptors) {
     for file in files.iter().flatten() {

@@ -1,5 +1,5 @@
-//! A worker as the control thread has it. Nothing here waits: what the worker has no room for stays in a
-//! queue, and a worker that carries nothing out for some seconds counts as lost.
+//! The control thread's view of a worker. Nothing here waits. Commands for which the worker has no
+//! room stay in a queue, and a worker that executes nothing for some seconds counts as lost.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,10 +12,10 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, report};
 
-/// A worker that has carried out nothing for so long, and has something to do, hangs.
+/// The time after which a worker with pending commands that executes none of them counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is to be sent.
+/// A packet to send.
 #[derive(Debug, Default)]
 pub(crate) struct Packet {
     pub(crate) head: Head,
@@ -24,35 +24,36 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// A command that concerns a connection.
+    /// Creates a command that concerns a connection.
     pub(crate) fn new(kind: u32, token: u64, value: u64) -> Packet {
         let head = Head { kind, token, value, ..Head::default() };
         Packet { head, ..Packet::default() }
     }
 
-    /// With descriptors.
+    /// Adds descriptors.
     pub(crate) fn with(mut self, descriptors: Vec<OwnedFd>) -> Packet {
         self.descriptors = descriptors;
         self
     }
 
-    /// With a control message.
+    /// Adds a control message.
     pub(crate) fn saying(mut self, body: Vec<u8>) -> Packet {
         self.body = body;
         self
     }
 }
 
-/// What a worker said.
+/// A report of a worker.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// A message of a connection, or what is wrong with it.
+    /// A message of a connection, or the kind of its error.
     Heard { token: u64, wrong: u64, body: Vec<u8> },
     /// A connection has ended.
     Ended { token: u64 },
-    /// A session's memory is ready, with what keeps it in place; or the number of the error.
+    /// A session's memory is ready, with the descriptors that keep it in place; or the number of
+    /// the error.
     MemoryReady { token: u64, outcome: Result<Vec<OwnedFd>, i32> },
-    /// Commands were carried out.
+    /// The worker executed commands.
     Handled,
     /// The worker's process has ended.
     Exited,
@@ -63,13 +64,13 @@ pub(crate) enum Report {
 pub(crate) struct Link {
     channel: OwnedFd,
     queue: VecDeque<Packet>,
-    /// Where descriptors are closed that were sent.
+    /// The channel to the thread that closes sent descriptors.
     closer: Sender<Vec<OwnedFd>>,
     /// Connections whose packets the kernel refused.
     failed: Vec<u64>,
     sent: u64,
     handled: u64,
-    /// When the worker last carried something out, or got something to carry out.
+    /// The time at which the worker last executed a command, or got one after an idle time.
     since: Instant,
 }
 
@@ -83,17 +84,17 @@ impl Link {
         self.channel.as_fd()
     }
 
-    /// Nothing is on its way.
+    /// Returns `true` if no command is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.sent == self.handled
     }
 
-    /// How much waits for room.
+    /// Returns the number of commands that wait for room.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// Until when the worker has to carry something out.
+    /// Returns the time by which the worker has to execute a command.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         (!self.is_idle()).then(|| self.since + PATIENCE)
     }
@@ -107,8 +108,9 @@ impl Link {
         self.flush();
     }
 
-    /// Sends what there is room for. Returns `true` if there was room for everything. A packet that the
-    /// kernel refuses, since too many descriptors are under way (`ETOOMANYREFS`), fails its connection.
+    /// Sends the packets that there is room for. Returns `true` if there was room for all. The
+    /// kernel refuses a packet if too many descriptors are in flight (`ETOOMANYREFS`); this fails
+    /// the packet's connection.
     pub(crate) fn flush(&mut self) -> bool {
         while let Some(packet) = self.queue.pop_front() {
             let descriptors: Vec<_> = packet.descriptors.iter().map(AsFd::as_fd).collect();
@@ -116,43 +118,44 @@ impl Link {
             let fd = self.channel.as_fd();
             match wire::send(fd, packet.head, &packet.body, &descriptors, flags) {
                 Ok(()) => self.sent += 1,
-                // The end of the channel is told by its worker's.
+                // [`Link::receive`] reports the end of the channel.
                 Err(Errno::AGAIN | Errno::PIPE | Errno::CONNRESET) => {
                     self.queue.push_front(packet);
                     return false;
                 }
                 Err(_) => self.failed.push(packet.head.token),
             }
-            // Even a close that is not the last takes as long as an application made it, by record
-            // locks. Without the thread for it, it is done here.
+            // Even a close that is not the last may be prolonged by an application, through record
+            // locks. Without the closing thread, this thread closes them.
             let _ = self.closer.send(packet.descriptors);
         }
         true
     }
 
-    /// The connections whose packets the kernel refused.
+    /// Returns the connections whose packets the kernel refused.
     pub(crate) fn take_failed(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.failed)
     }
 
-    /// Returns `true` if the worker has said something that was not taken yet.
+    /// Returns `true` if the worker has sent a report that was not read yet.
     pub(crate) fn has_report(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut polled = [PollFd::new(&self.channel, PollFlags::IN)];
         poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0)
     }
 
-    /// What was never sent, with its descriptors.
+    /// Returns the packets that were never sent, with their descriptors.
     pub(crate) fn unsent(&mut self) -> VecDeque<Packet> {
         std::mem::take(&mut self.queue)
     }
 
-    /// No more commands will come: the worker ends when it has carried out those that it has.
+    /// Announces that no more commands follow: the worker ends when it has executed those that it
+    /// has.
     pub(crate) fn say_no_more(&self) {
         let _ = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Write);
     }
 
-    /// Takes one report; `None` where there is none.
+    /// Receives one report; `None` if there is none.
     pub(crate) fn receive(&mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Option<Report> {
         let mut descriptors = Descriptors::default();
         let came =
@@ -182,7 +185,7 @@ impl Link {
     }
 }
 
-/// What keeps memory in place is compared by whether it is there at all.
+/// The comparison of descriptors that keep memory in place only checks whether there are any.
 #[cfg(test)]
 impl PartialEq for Report {
     fn eq(&self, other: &Report) -> bool {

@@ -1,13 +1,13 @@
 //! Keeps the kernel from moving a session's memory while the engine uses it.
 //!
-//! An application may ask the kernel to merge pages of a memory file into one large page (`MADV_COLLAPSE`,
-//! Linux 6.1). The kernel then locks all pages of 2 MiB, takes them out of every mapping, and walks all
-//! mappings of the file for each page. An application may have tens of thousands of mappings, and the
-//! engine, at its next access, would wait for seconds. The kernel refuses at once, before it locks
-//! anything, if something else refers to one of the pages. So a pipe refers to the first page of each
-//! 2 MiB of each file.
+//! An application may ask the kernel to merge pages of a memory file into one large page
+//! (`MADV_COLLAPSE`, Linux 6.1). The kernel then locks all pages of 2 MiB, takes them out of every
+//! mapping, and walks all mappings of the file for each page. An application may have tens of
+//! thousands of mappings, and the engine, at its next access, would wait for seconds. The kernel
+//! refuses at once, before it locks anything, if another reference to one of the pages exists. A
+//! pipe therefore refers to the first page of each 2 MiB of each file.
 //!
-//! Unsafe lives here for mapping the files and for `vmsplice`, which takes addresses.
+//! This module uses unsafe code for mapping the files and for `vmsplice`, which takes addresses.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -17,18 +17,18 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::wire::Descriptors;
 
-/// What the kernel merges into one page.
+/// The range that the kernel merges into one page.
 const EXTENT_BYTES: usize = 2 << 20;
 const PAGE_BYTES: usize = 4096;
-/// Pages that one pipe refers to at most: what an ordinary user's pipe may hold.
+/// The maximum number of pages that one pipe refers to: the limit of an ordinary user's pipe.
 const PIPE_PAGES: usize = 256;
 
-/// Pipes that are being filled. They are the reading ends, and hold what they refer to until closed.
+/// Pipes under construction. These are the reading ends, which hold their references until closed.
 struct Pipes {
     all: Descriptors,
     writing: Option<OwnedFd>,
     count: usize,
-    /// Pages that the last one has room for.
+    /// Pages that the last pipe has room for.
     room: usize,
     /// Pages that are yet to come.
     left: usize,
@@ -37,7 +37,7 @@ struct Pipes {
 /// Refers to a page of each 2 MiB of these files.
 ///
 /// # Errors
-/// What the kernel answers: `EPERM` where the user has more in pipes than
+/// Fails with the kernel's error: `EPERM` if the user has more in pipes than
 /// `/proc/sys/fs/pipe-user-pages-soft` allows; `E2BIG` for more than 4 GiB.
 pub(crate) fn pin(files: &[BorrowedFd<'_>]) -> Result<Descriptors, Errno> {
     let mut left = 0;
@@ -51,7 +51,7 @@ pub(crate) fn pin(files: &[BorrowedFd<'_>]) -> Result<Descriptors, Errno> {
         let start =
             unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0)? };
         let pinned = (0..len).step_by(EXTENT_BYTES).try_for_each(|at| {
-            // SAFETY: the page is inside of the mapping.
+            // SAFETY: the page is inside the mapping.
             pipes.push(unsafe { start.cast::<u8>().add(at) })
         });
         // SAFETY: the range was mapped above, and nothing refers to addresses in it.
@@ -68,7 +68,7 @@ impl Pipes {
         }
         let Some(writing) = &self.writing else { return Err(Errno::INVAL) };
         let part = libc::iovec { iov_base: page.cast(), iov_len: PAGE_BYTES };
-        // SAFETY: the part names a page that is mapped; the kernel takes a reference to it.
+        // SAFETY: the part names a mapped page; the kernel takes a reference to it.
         let taken = unsafe {
             libc::vmsplice(writing.as_raw_fd(), &raw const part, 1, libc::SPLICE_F_NONBLOCK)
         };
@@ -116,7 +116,7 @@ mod tests {
         let pipes = pin(&fds).unwrap();
         assert_eq!(pipes.iter().flatten().count(), 1);
         assert_ne!(collapse(&mapping), 0, "the kernel merged pages that are pinned");
-        // Where this kernel merges such pages at all, it does once they are not pinned.
+        // A kernel that merges such pages at all does so once they are not pinned.
         drop(pipes);
         println!("unpinned, the kernel answers {}", collapse(&mapping));
     }

@@ -1,7 +1,7 @@
 //! The worker's own loop.
 //!
-//! It runs in a process that was forked from a program with threads, so it allocates nothing, takes no
-//! lock and writes no log line: all its memory was there before.
+//! It runs in a process that was forked from a multi-threaded program. It therefore allocates
+//! nothing, takes no lock and writes no log line: all its memory existed before the fork.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,20 +17,21 @@ use super::pin::pin;
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, command, report};
 use crate::wait::clock_ns;
 
-/// What the epoll says of: the control thread.
+/// The epoll data of the control thread's channel.
 const CHANNEL: u64 = 0;
-/// The engine.
+/// The epoll data of the engine's eventfd.
 const ENGINE: u64 = 1;
-/// From here on, two for each connection: its socket and its process.
+/// From this value on, the epoll data has two values per connection: for its socket and its
+/// process.
 const CONNECTIONS: u64 = 2;
 
-/// Commands carried out before other things are looked at.
+/// Commands that the worker executes before it looks at other events.
 const COMMANDS: usize = 64;
 
-/// A connection that has ended, and has not read what it was sent, is looked at so often.
+/// The interval at which the worker checks an ended connection with unread data.
 const UNREAD_CHECK_NS: u64 = 100_000_000;
 
-/// A worker is over: the server has closed its channel, or the kernel refused what it needs.
+/// The end of a worker: the server closed its channel, or the kernel refused a necessary resource.
 pub(crate) struct Over;
 
 impl From<Errno> for Over {
@@ -39,34 +40,34 @@ impl From<Errno> for Over {
     }
 }
 
-/// Memory that a worker's process finds when it begins.
+/// Memory that a worker's process has when it begins.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) entries: Entries,
     pub(crate) doorbells: Doorbells,
-    /// How long a connection that attaches may be silent, in nanoseconds.
+    /// The longest silence of a connection that attaches, in nanoseconds.
     pub(crate) step_ns: u64,
 }
 
 /// A worker.
 pub(crate) struct Worker {
     channel: OwnedFd,
-    /// The engine writes it when a doorbell's counter has changed.
+    /// The engine writes this eventfd when a doorbell's counter has changed.
     notified: OwnedFd,
-    /// The engine's epoll: where it hears of what applications send.
+    /// The engine's epoll set, which reports applications' notifications to the engine.
     engine: OwnedFd,
     epoll: OwnedFd,
     tables: Tables,
     handled: u64,
-    /// Of these, the control thread knows.
+    /// The number of executed commands that the control thread knows of.
     told: u64,
 }
 
 impl Worker {
-    /// A worker that has nothing yet.
+    /// Creates a worker without connections.
     ///
     /// # Errors
-    /// When the kernel has no epoll for it.
+    /// Fails if the kernel gives it no epoll descriptor.
     pub(crate) fn new(
         channel: OwnedFd,
         engine: OwnedFd,
@@ -80,7 +81,7 @@ impl Worker {
         Ok(Worker { channel, notified, engine, epoll, tables, handled: 0, told: 0 })
     }
 
-    /// Works until the server closes the channel.
+    /// Runs until the server closes the channel.
     pub(crate) fn run(mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Over {
         loop {
             if let Err(over) = self.work(buffer) {
@@ -119,12 +120,12 @@ impl Worker {
                 }
             }
         }
-        // Last: a connection that comes may get the place of one that has just ended, and of which
-        // something is heard here, too.
+        // Commands come last: a new connection may get the index of one that has just ended and
+        // that still has events in this batch.
         if commanded {
             self.commands(buffer)?;
         }
-        // What a peer said in time is read before its time counts as over.
+        // The worker reads messages that a peer sent in time before it applies the time limit.
         if nothing {
             let now = clock_ns();
             while let Some((deadline, place)) = self.tables.entries.first_deadline()
@@ -159,7 +160,7 @@ impl Worker {
         Ok(wire::send(channel, head, body, &handed[..count], SendFlags::empty())?)
     }
 
-    /// A connection has something to say, or its process has ended.
+    /// Handles a connection that has a message, or whose process has ended.
     fn heard(&mut self, place: usize, is_process: bool) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
         if is_process {
@@ -167,7 +168,7 @@ impl Worker {
         }
         let token = entry.token;
         let mut bytes = [0; MAX_REQUEST_BYTES + 1];
-        // Without room for descriptors: the kernel closes those that come, here.
+        // The call gives no room for descriptors, so the kernel closes those that arrive, here.
         let received = recvmsg(
             &entry.socket,
             &mut [std::io::IoSliceMut::new(&mut bytes)],
@@ -193,12 +194,12 @@ impl Worker {
         self.tell(report::MESSAGE, token, report::VALID, &bytes[..len])
     }
 
-    /// It is the server's turn: the peer's time does not run.
+    /// Stops the peer's time limit: the server has to act next.
     fn silence(&mut self, place: usize) {
         self.tables.entries.set_deadline(place, None);
     }
 
-    /// Hears the next message of a connection. Each arming is for one event.
+    /// Listens for the next message of a connection. Each arming is for one event.
     fn listen(&mut self, place: usize) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
         let data = epoll::EventData::new_u64(CONNECTIONS + place as u64 * 2);
@@ -206,8 +207,9 @@ impl Worker {
         Ok(epoll::modify(&self.epoll, &entry.socket, data, flags)?)
     }
 
-    /// Ends a connection from here. One that has not read the descriptors that it was sent stays until it
-    /// has, or has been closed: they count as the server's until then, and the connection as its user's.
+    /// Ends a connection from this side. A peer may not have read the descriptors that it was sent.
+    /// Its connection then stays until the peer has read them or closed it. Until then, the
+    /// descriptors count as the server's, and the connection as its user's.
     fn end(&mut self, place: usize) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
         if entry.has_descriptors && unread(&entry.socket) {
@@ -222,7 +224,7 @@ impl Worker {
         token.map_or(Ok(()), |token| self.tell(report::ENDED, token, 0, &[]))
     }
 
-    /// Closes a connection, and what of its session was kept until then.
+    /// Closes a connection, and the parts of its session that were kept until then.
     fn close(&mut self, place: usize) -> Option<u64> {
         let entry = self.tables.entries.remove(place)?;
         if let Some(files) = &entry.disposed {
@@ -278,7 +280,7 @@ impl Worker {
             }
             command::OPEN_DOORBELL => {
                 self.tables.doorbells.insert(head.value, descriptors[0].take());
-                // The engine may have used the counter before this came.
+                // The engine may have used the counter before this command arrived.
                 self.tables.doorbells.notify();
                 Ok(())
             }
@@ -294,7 +296,7 @@ impl Worker {
                 }
                 Ok(())
             }
-            // Both ends are of one program.
+            // Both ends belong to one program.
             _ => Err(Over),
         }
     }
@@ -318,7 +320,8 @@ impl Worker {
         let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         let mut watched = epoll::add(&self.epoll, &entry.socket, data(0), once);
         if let Some(process) = &entry.process {
-            // A child that inherited the connection would keep it open: the process' own end counts.
+            // A child that inherited the connection would keep it open, so the worker watches the
+            // end of the process itself.
             watched = watched.and(epoll::add(&self.epoll, process, data(1), epoll::EventFlags::IN));
         }
         match watched {
@@ -331,7 +334,8 @@ impl Worker {
         (flags & command::TIMED != 0).then(|| clock_ns() + self.tables.step_ns)
     }
 
-    /// Sends an answer and hears the next message. A peer that does not read its answers is cut off.
+    /// Sends an answer and listens for the next message. The worker cuts off a peer that does not
+    /// read its answers.
     fn answer(
         &mut self,
         place: usize,
@@ -340,7 +344,7 @@ impl Worker {
         descriptors: &Descriptors,
     ) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
-        // What was sent before has been read, the descriptors with it.
+        // If no data is unread, the peer has also taken all earlier descriptors.
         entry.has_descriptors &= unread(&entry.socket);
         let mut handed = [entry.socket.as_fd(); wire::MAX_DESCRIPTORS];
         let count = borrow(descriptors, &mut handed);
@@ -353,7 +357,7 @@ impl Worker {
         let deadline = self.deadline(flags);
         if let Some(entry) = self.tables.entries.at(place) {
             entry.has_descriptors |= count > 0;
-            // What was disposed of has a deadline already.
+            // The disposed descriptors already have a deadline.
             if entry.disposed.is_some() {
                 return Ok(());
             }
@@ -362,9 +366,9 @@ impl Worker {
         self.listen(place)
     }
 
-    /// Seals what the application writes against every further writer, allocates what the server
-    /// writes, keeps the kernel from merging pages of it, and has the engine hear of what the
-    /// application sends.
+    /// Seals the memory that the application writes against every further writer, and allocates the
+    /// memory that the server writes. Keeps the kernel from merging its pages, and makes the
+    /// engine's epoll set report the application's notifications.
     fn prepare_memory(&self, data: u64, descriptors: &Descriptors) -> Result<Descriptors, Errno> {
         let [
             Some(server),
@@ -393,7 +397,8 @@ impl Worker {
 
     fn dispose(&mut self, head: Head, mut descriptors: Descriptors) -> Result<(), Over> {
         if let Some(place) = self.tables.entries.place_of(head.token) {
-            // The first, the server pages, say why the session is over. The others are of no use.
+            // The first descriptor, the server pages, gives the reason for the session's end. The
+            // others are of no use.
             let kept = descriptors[0].take();
             wipe(&descriptors);
             descriptors = Descriptors::default();
@@ -402,7 +407,7 @@ impl Worker {
             self.tables.entries.set_deadline(place, deadline);
             if let Some(entry) = self.tables.entries.at(place) {
                 entry.disposed = Some(descriptors);
-                // Its application hears the end at once, and may then read why.
+                // The application learns of the end at once, and may then read the reason.
                 let _ = epoll::delete(&self.epoll, &entry.socket);
                 let _ = rustix::net::shutdown(&entry.socket, rustix::net::Shutdown::Both);
             }
@@ -420,7 +425,7 @@ fn unread(socket: &OwnedFd) -> bool {
     towpath_protocol::peer::unread_bytes(socket).is_ok_and(|bytes| bytes > 0)
 }
 
-/// Puts borrowed descriptors into `handed`; returns how many.
+/// Puts borrowed descriptors into `handed`, and returns how many.
 fn borrow<'a>(descriptors: &'a Descriptors, handed: &mut [BorrowedFd<'a>]) -> usize {
     let mut count = 0;
     for (place, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {

@@ -1,5 +1,5 @@
-//! A worker's loop in a thread, with the control thread's end of its channel in the test's hand. That it
-//! runs as well behind a fork is what every test of a whole server shows.
+//! Tests of a worker's loop in a thread; the test holds the control thread's end of its channel.
+//! Every test of a whole server shows that the loop also works behind a fork.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -48,7 +48,7 @@ impl World {
             }
         });
         World {
-            // Without a thread that closes them, descriptors are closed where they are sent.
+            // Without the closing thread, the test's own thread closes sent descriptors.
             link: Some(Link::new(ours, channel().0)),
             engine,
             notified,
@@ -71,7 +71,7 @@ impl World {
         self.link().push(packet.with(descriptors).saying(message.encode()));
     }
 
-    /// The next report that says more than that commands were carried out.
+    /// Returns the next report other than that commands were executed.
     fn hear(&mut self) -> Report {
         loop {
             let (link, buffer) = (self.link.as_mut().unwrap(), &mut self.buffer);
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// Waits until everything that was told was done.
+    /// Waits until the worker has executed all commands.
     fn settle(&mut self) {
         while !self.link().is_idle() {
             let (link, buffer) = (self.link.as_mut().unwrap(), &mut self.buffer);
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// A connection that the worker hears.
+    /// Makes a connection that the worker serves.
     fn connect(&mut self, token: u64, flags: u64) -> OwnedFd {
         let (ours, theirs) = pair().unwrap();
         self.tell(command::ADOPT, token, flags, vec![theirs]);
@@ -142,7 +142,8 @@ fn one_message_of_a_connection_is_heard_until_it_is_answered() {
     say(&peer, b"first");
     say(&peer, b"second");
     assert_eq!(world.hear(), heard(7, b"first"));
-    // Another connection's is heard meanwhile, and is the next: the second is not.
+    // The worker reads another connection's message next: the first connection's second message
+    // waits.
     let other = world.connect(8, 0);
     say(&other, b"other");
     assert_eq!(world.hear(), heard(8, b"other"));
@@ -150,7 +151,8 @@ fn one_message_of_a_connection_is_heard_until_it_is_answered() {
     world.answer(7, 0, &Message::Done, vec![write]);
     assert_eq!(world.hear(), heard(7, b"second"));
     assert_eq!(hear(&peer), Message::Done.encode());
-    // What went along was closed where it was received without room for it, and nowhere kept.
+    // The peer received the descriptor without room for it, so the kernel closed it, and no process
+    // keeps it.
     assert!(is_closed(&mut read));
     // The last answer ends the connection.
     world.answer(7, command::LAST, &Message::Done, Vec::new());
@@ -172,7 +174,7 @@ fn what_is_no_request_is_told_without_its_content() {
     say(&world.connect(2, 0), &[7; MAX_REQUEST_BYTES]);
     assert_eq!(world.hear(), heard(2, &[7; MAX_REQUEST_BYTES]));
     assert_eq!(world.hear_end_of(2), 2);
-    // Descriptors are closed where they arrive, and the message counts for nothing.
+    // The kernel closes descriptors on arrival, and the server ignores their message.
     let gifts = world.connect(3, 0);
     let (mut read, write) = pipe();
     send_with(&gifts, b"hello", write.as_fd());
@@ -183,7 +185,7 @@ fn what_is_no_request_is_told_without_its_content() {
 }
 
 impl World {
-    /// The connection has hung up, which is heard behind an answer.
+    /// Waits until the worker notices a hung-up connection, behind an answer.
     fn hear_end_of(&mut self, token: u64) -> u64 {
         self.answer(token, 0, &Message::Done, Vec::new());
         let Report::Ended { token } = self.hear() else { panic!("it goes on") };
@@ -202,17 +204,17 @@ fn send_with(socket: &OwnedFd, bytes: &[u8], descriptor: BorrowedFd<'_>) {
 #[test]
 fn time_runs_only_while_the_peer_has_to_say_something() {
     let mut world = World::new(1_000_000);
-    // It has said something: however late the server is, its time does not run.
+    // The peer has sent a message: its time does not run, however late the server is.
     let peer = world.connect(1, 0);
     say(&peer, b"attach");
     assert_eq!(world.hear(), heard(1, b"attach"));
     let silent = world.connect(2, command::TIMED);
     assert_eq!(world.hear(), Report::Ended { token: 2 });
     assert_eq!(hear(&silent), b"");
-    // From the answer on it does.
+    // After the answer, the peer's time runs.
     world.answer(1, command::TIMED, &Message::Done, Vec::new());
     assert_eq!(world.hear(), Report::Ended { token: 1 });
-    // Without a limit it may be silent: the others' ends are heard, and not this one's.
+    // A connection without a limit may be silent: the worker reports the others' ends, and not its.
     let patient = world.connect(3, 0);
     for token in 4..8 {
         let _peer = world.connect(token, command::TIMED);
@@ -276,11 +278,11 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     let page = [1; 4096];
     for (place, file) in files.iter().enumerate() {
         let is_the_servers = place < 3;
-        // Of the application's, the page that keeps it in place.
+        // Of the application's file, only the page that keeps it in place is allocated.
         assert_eq!(blocks(file), if is_the_servers { 16 } else { 8 }, "file {place}");
         assert_eq!(rustix::io::write(file, &page).is_ok(), is_the_servers, "file {place}");
     }
-    // What the application notifies comes out of the engine's epoll, time and again.
+    // The engine's epoll set reports each notification of the application.
     for _ in 0..3 {
         rustix::io::write(&event, &1_u64.to_ne_bytes()).unwrap();
         let mut events = Vec::with_capacity(4);
@@ -293,7 +295,7 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
         assert_eq!(came(), [42]);
         assert_eq!(came(), [] as [u64; 0]);
     }
-    // Sealed once and for all.
+    // The seals are permanent.
     let mut handed = copies(&files);
     handed.push(wake);
     world.tell(command::PREPARE_MEMORY, 1, 42, handed);
@@ -318,8 +320,8 @@ fn memory_is_given_back_at_once_or_when_the_connection_ends() {
     world.tell(command::DISPOSE, 0, 0, copies(&second));
     world.settle();
     assert!(blocks(&second) > 0);
-    // A connection that is still there hears the end at once, and keeps the first file for a while; also
-    // where a request was under way.
+    // A connection that still exists learns of the end at once, and keeps the first file for a
+    // while; also during a request.
     let peer = world.connect(1, 0);
     say(&peer, b"request");
     assert_eq!(world.hear(), heard(1, b"request"));
@@ -331,8 +333,8 @@ fn memory_is_given_back_at_once_or_when_the_connection_ends() {
     assert_eq!(blocks(&second), 0);
 }
 
-/// Descriptors that were not read count as the server's, so the connection counts as its user's until
-/// they are.
+/// Unread descriptors count as the server's, so the connection counts as its user's until the peer
+/// reads them.
 #[test]
 fn a_connection_stays_until_its_descriptors_are_read() {
     let mut world = World::new(LONG);
@@ -342,7 +344,7 @@ fn a_connection_stays_until_its_descriptors_are_read() {
     let (_read, write) = pipe();
     world.answer(1, 0, &Message::Done, vec![write]);
     rustix::net::shutdown(&peer, rustix::net::Shutdown::Write).unwrap();
-    // Another connection comes and goes: its end is heard, and not the first one's.
+    // Another connection comes and goes: the worker reports its end, and not the first one's.
     let other = world.connect(2, command::TIMED);
     drop(other);
     assert_eq!(world.hear(), Report::Ended { token: 2 });
@@ -372,7 +374,7 @@ fn doorbells_are_rung_for_the_engine_and_closed() {
     }
     first.set_nonblocking(true).unwrap();
     assert!((&*first).read(&mut byte).is_err(), "its counter stands");
-    // Closed by the worker: the server's descriptor goes with the command.
+    // The worker closes the doorbell: the server's descriptor goes with the command.
     world.tell(command::CLOSE_DOORBELL, 0, 6, vec![ours.try_clone().unwrap().into()]);
     world.settle();
     let (ours, mut theirs) = bells.pop().unwrap();
@@ -384,7 +386,7 @@ fn doorbells_are_rung_for_the_engine_and_closed() {
 #[test]
 fn commands_wait_for_room_and_none_is_hung() {
     let mut world = World::new(LONG);
-    // More at once than a socket has room for.
+    // The test sends more at once than a socket has room for.
     let mut pipes = Vec::new();
     for _ in 0..1000 {
         let (read, write) = pipe();

@@ -1,5 +1,5 @@
-//! What the control thread and a worker say to each other: one packet of a private `SOCK_SEQPACKET`
-//! socket each, a [`Head`] and, behind it, a control message of an application or for one.
+//! The messages between the control thread and a worker. Each is one packet of a private
+//! `SOCK_SEQPACKET` socket: a [`Head`], followed by a control message of an application or for one.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,12 +13,12 @@ use rustix::net::{
 use towpath_protocol::message::MAX_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The most descriptors in one packet: those of an attached message, and one more.
+/// The maximum number of descriptors in one packet: those of an attached message, and one more.
 pub(crate) const MAX_DESCRIPTORS: usize = 8;
 /// The largest packet.
 pub(crate) const MAX_PACKET_BYTES: usize = size_of::<Head>() + MAX_BYTES;
 
-/// What every packet starts with.
+/// The header of every packet.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Head {
@@ -26,51 +26,53 @@ pub(crate) struct Head {
     pub(crate) kind: u32,
     /// Must be 0.
     pub(crate) reserved: u32,
-    /// The connection's token, where the packet concerns one.
+    /// The connection's token, if the packet concerns one.
     pub(crate) token: u64,
-    /// What the kind says.
+    /// A value; its meaning depends on the kind.
     pub(crate) value: u64,
-    /// In reports: how many commands the worker has carried out.
+    /// In reports: the number of commands that the worker has executed.
     pub(crate) handled: u64,
 }
 
-/// What a worker is told.
+/// Commands to a worker.
 pub(crate) mod command {
-    /// Hear this connection. With its socket and, if there is one, its process. Value: `TIMED`.
+    /// Serve this connection. With its socket and, if there is one, its process. Value: `TIMED`.
     pub(crate) const ADOPT: u32 = 1;
     /// Send the message, with the descriptors. Value: `LAST` and `TIMED`.
     pub(crate) const ANSWER: u32 = 2;
     /// Close the connection.
     pub(crate) const CLOSE_CONNECTION: u32 = 3;
     /// Seal and allocate a session's memory. With its five memory files, in the order of
-    /// [`crate::prepare::Files`], and the epoll descriptor that its application notifies. Value: what
-    /// the engine's epoll says when that happens.
+    /// [`crate::prepare::Files`], and the epoll descriptor that its application notifies. Value:
+    /// the data that the engine's epoll set reports then.
     pub(crate) const PREPARE_MEMORY: u32 = 4;
-    /// Notify through this doorbell when its notification counter changes. Value: the counter's number.
+    /// Notify through this doorbell when its notification counter changes. Value: the counter's
+    /// number.
     pub(crate) const OPEN_DOORBELL: u32 = 5;
-    /// Close a doorbell: the session is over. With the server's own descriptor of it. Value as above.
+    /// Close a doorbell: the session is over. With the server's own descriptor of it. Value: the
+    /// counter's number.
     pub(crate) const CLOSE_DOORBELL: u32 = 6;
-    /// Close these descriptors of a session that has ended. Where its connection is still there, that
-    /// ends, too, and the first descriptor, the server pages, is closed some seconds later. Value:
-    /// `WIPE`.
+    /// Close these descriptors of a session that has ended. If its connection still exists, the
+    /// worker ends it, too. It then closes the first descriptor, the server pages, some seconds
+    /// later. Value: `WIPE`.
     pub(crate) const DISPOSE: u32 = 7;
     /// Send the message over this socket and close it. With the socket.
     pub(crate) const REFUSE: u32 = 8;
 
-    /// A flag: the peer has a limited time for what it says next.
+    /// A flag: the peer has a limited time for its next message.
     pub(crate) const TIMED: u64 = 1;
-    /// A flag: the connection is closed behind it.
+    /// A flag: the worker closes the connection after this message.
     pub(crate) const LAST: u64 = 2;
-    /// A flag: give the memory of the files back, even if an application keeps them open.
+    /// A flag: free the memory of the files, even if an application keeps them open.
     pub(crate) const WIPE: u64 = 4;
 }
 
-/// What a worker says.
+/// Reports of a worker.
 pub(crate) mod report {
-    /// Commands were carried out.
+    /// The worker executed commands.
     pub(crate) const HANDLED: u32 = 1;
-    /// A message came in. It is the only one until it is answered. Value: [`VALID`](self::VALID) or what
-    /// is wrong with it; then there is no message.
+    /// A message arrived. The worker reads no further one until the server has answered it. Value:
+    /// [`VALID`](self::VALID) or the kind of error; in case of an error there is no message.
     pub(crate) const MESSAGE: u32 = 2;
     /// The connection has ended and is closed.
     pub(crate) const ENDED: u32 = 3;
@@ -79,19 +81,19 @@ pub(crate) mod report {
 
     /// The message follows.
     pub(crate) const VALID: u64 = 0;
-    /// It is too long.
+    /// The message is too long.
     pub(crate) const TOO_LONG: u64 = 1;
-    /// Descriptors came with it.
+    /// Descriptors came with the message.
     pub(crate) const DESCRIPTORS: u64 = 2;
 }
 
-/// Descriptors that came with a packet, in their order.
+/// The descriptors that came with a packet, in their order.
 pub(crate) type Descriptors = [Option<OwnedFd>; MAX_DESCRIPTORS];
 
 /// Sends a packet.
 ///
 /// # Errors
-/// What the kernel answers; `EAGAIN` where there is no room and `flags` say not to wait.
+/// Fails with the kernel's error; `EAGAIN` if there is no room and `flags` say not to wait.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     head: Head,
@@ -102,10 +104,10 @@ pub(crate) fn send(
     send_parts(socket, &[head.as_bytes(), body], descriptors, flags)
 }
 
-/// Sends a packet of two parts, or one where the first is empty.
+/// Sends a packet of two parts, or of one if the first is empty.
 ///
 /// # Errors
-/// As [`send`].
+/// Fails as [`send`] does.
 pub(crate) fn send_parts(
     socket: BorrowedFd<'_>,
     [head, body]: &[&[u8]; 2],
@@ -129,7 +131,8 @@ pub(crate) fn send_parts(
 /// Receives a packet. Returns `None` at the end of the connection.
 ///
 /// # Errors
-/// What the kernel answers; `EAGAIN` where nothing is there; `EPROTO` for what is no packet.
+/// Fails with the kernel's error; `EAGAIN` if there is no packet; `EPROTO` if the data is no
+/// packet.
 pub(crate) fn receive<'a>(
     socket: BorrowedFd<'_>,
     buffer: &'a mut [u8; MAX_PACKET_BYTES],

@@ -13,16 +13,16 @@ use super::link::{Link, Packet, Report};
 use super::spawner::{Spawner, pair};
 use super::wire::{MAX_PACKET_BYTES, command};
 
-/// Workers without anything to do that are kept for users who come again.
+/// Idle workers that the server keeps for users that return.
 const IDLE: usize = 16;
-/// Workers that hang and are waited for. Others are given up.
+/// Hung workers that the server waits for. It gives up others.
 const MAX_HUNG: usize = 64;
-/// Connections that wait to be turned away. More are closed unheard.
+/// Connections that wait for a refusal. The server closes more without reading them.
 const WAITING: usize = 4096;
-/// At the server's end, workers have so long to carry out what they were told.
+/// The time that workers have at the server's end to execute their commands.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Whose worker it is: of a user, or of all users that may not attach.
+/// The owner of a worker: a user, or all users that may not attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Whose {
     User(u32),
@@ -33,20 +33,20 @@ pub(crate) enum Whose {
 struct One {
     link: Link,
     whose: Whose,
-    /// The engine writes it to have the worker notify applications.
+    /// The engine writes this eventfd to make the worker notify applications.
     notified: Arc<OwnedFd>,
-    /// Connections and sessions of its user that are there.
+    /// Connections and sessions of the worker's user.
     uses: usize,
     is_hung: bool,
     watches_room: bool,
 }
 
-/// The workers.
+/// All workers.
 pub(crate) struct Workers {
     spawner: Spawner,
-    /// The engine's epoll, which workers enter sessions into.
+    /// The engine's epoll set, into which workers enter sessions.
     engine: OwnedFd,
-    /// The control thread's own epoll.
+    /// The control thread's own epoll set.
     epoll: Arc<OwnedFd>,
     all: BTreeMap<u64, One>,
     serving: HashMap<Whose, u64>,
@@ -60,7 +60,7 @@ impl Workers {
     /// Starts the thread that closes descriptors.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// Fails if no thread is available.
     pub(crate) fn new(
         spawner: Spawner,
         engine: OwnedFd,
@@ -82,10 +82,10 @@ impl Workers {
         })
     }
 
-    /// A worker by whose it is; made if there is none.
+    /// Returns the worker of an owner, and makes one if there is none.
     ///
     /// # Errors
-    /// When descriptors are not to be had.
+    /// Fails if descriptors are not available.
     pub(crate) fn of(&mut self, whose: Whose) -> io::Result<u64> {
         if let Some(id) = self.serving.get(&whose) {
             return Ok(*id);
@@ -103,23 +103,24 @@ impl Workers {
         Ok(id)
     }
 
-    /// The worker that serves a user or, where there is none, the one of all that may not attach.
+    /// Returns the owner whose worker refuses a user's connection: the user if it has a worker,
+    /// otherwise all users that may not attach.
     pub(crate) fn to_turn_away(&self, whose: Whose) -> Whose {
         if self.serving.contains_key(&whose) { whose } else { Whose::Refused }
     }
 
-    /// Returns `true` if so much waits for a worker that no more should: its user connects again and
-    /// again, and makes each end last.
+    /// Returns `true` if a worker has too many pending commands. Its user then connects again and
+    /// again, and prolongs each end.
     pub(crate) fn is_flooded(&self, id: u64) -> bool {
         self.all.get(&id).is_some_and(|one| one.link.waiting() >= WAITING)
     }
 
-    /// Whose worker it is.
+    /// Returns the owner of a worker.
     pub(crate) fn whose(&self, id: u64) -> Option<Whose> {
         self.all.get(&id).map(|one| one.whose)
     }
 
-    /// How the engine calls a worker.
+    /// Returns the eventfd by which the engine calls a worker.
     pub(crate) fn notified(&self, id: u64) -> Option<Arc<OwnedFd>> {
         self.all.get(&id).map(|one| one.notified.clone())
     }
@@ -129,8 +130,8 @@ impl Workers {
         self.all.values().any(|one| one.is_hung && one.whose == whose)
     }
 
-    /// Gives a command. Of a worker that is gone or lost, nothing is expected any more: another one
-    /// closes what goes with the command.
+    /// Gives a command to a worker. If that worker is gone or lost, another one closes the
+    /// command's descriptors.
     pub(crate) fn tell(&mut self, id: u64, whose: Whose, packet: Packet) {
         let id = match self.all.get(&id) {
             Some(one) if !one.is_hung => id,
@@ -140,12 +141,12 @@ impl Workers {
         self.push(id, packet);
     }
 
-    /// Has descriptors closed that applications of a user can reach.
+    /// Has a worker close descriptors that applications of a user can reach.
     pub(crate) fn dispose(&mut self, whose: Whose, descriptors: Vec<OwnedFd>) {
         if descriptors.is_empty() {
             return;
         }
-        // Without descriptors for a worker, and so without another way, they are closed here.
+        // Without descriptors for a worker there is no other way than to close them here.
         let Ok(id) = self.of(whose) else { return };
         self.push(id, Packet::new(command::DISPOSE, 0, command::WIPE).with(descriptors));
     }
@@ -157,7 +158,7 @@ impl Workers {
         self.rest(id);
     }
 
-    /// Connections whose packets the kernel refused, with their workers.
+    /// Returns the connections whose packets the kernel refused, with their workers.
     pub(crate) fn take_failed(&mut self) -> Vec<(u64, u64)> {
         let failed = |(id, one): (&u64, &mut One)| {
             let id = *id;
@@ -166,7 +167,7 @@ impl Workers {
         self.all.iter_mut().flat_map(failed).collect()
     }
 
-    /// Sends what had no room before.
+    /// Sends packets that had no room before.
     pub(crate) fn flush(&mut self, id: u64) {
         if let Some(one) = self.all.get_mut(&id) {
             one.link.flush();
@@ -185,7 +186,7 @@ impl Workers {
         }
     }
 
-    /// Takes one report of a worker.
+    /// Receives one report of a worker.
     pub(crate) fn receive(&mut self, id: u64) -> Option<Report> {
         let one = self.all.get_mut(&id)?;
         let report = one.link.receive(&mut self.buffer);
@@ -193,7 +194,7 @@ impl Workers {
         report
     }
 
-    /// Something of the worker's user comes or goes.
+    /// Counts a connection or session of the worker's user that begins or ends.
     pub(crate) fn count(&mut self, id: u64, comes: bool) {
         if let Some(one) = self.all.get_mut(&id) {
             one.uses = if comes { one.uses + 1 } else { one.uses.saturating_sub(1) };
@@ -201,7 +202,7 @@ impl Workers {
         }
     }
 
-    /// Workers whose users have gone are kept for a while, but not many.
+    /// Keeps a worker whose user has gone, up to the limit of idle workers.
     fn rest(&mut self, id: u64) {
         let Some(one) = self.all.get(&id) else { return };
         let rests = one.uses == 0 && one.link.is_idle() && !one.is_hung;
@@ -218,16 +219,16 @@ impl Workers {
         }
     }
 
-    /// Until when the next worker must have carried something out.
+    /// Returns the earliest deadline of a worker's command.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let serving = self.all.values().filter(|one| !one.is_hung);
         serving.filter_map(|one| one.link.deadline()).min()
     }
 
-    /// A worker that hangs, if there is one: nothing more is expected of it.
+    /// Declares one late worker hung, if there is one; the server expects nothing more of it.
     pub(crate) fn declare_one_hung(&mut self) -> Option<u64> {
         let now = Instant::now();
-        // A worker whose reports were not taken yet has done something.
+        // A worker with unread reports has made progress.
         let hangs = |one: &One| {
             let is_late = one.link.deadline().is_some_and(|at| at <= now);
             is_late && !one.is_hung && !one.link.has_report()
@@ -248,7 +249,7 @@ impl Workers {
         Some(id)
     }
 
-    /// Forgets a worker, which ends when it notices.
+    /// Removes a worker, which ends when it notices.
     pub(crate) fn remove(&mut self, id: u64) {
         let Some(mut one) = self.all.remove(&id) else { return };
         let _ = epoll::delete(&self.epoll, one.link.fd());
@@ -261,7 +262,7 @@ impl Workers {
         }
     }
 
-    /// Has all workers carry out what they were told, and end. Those that hang are not waited for.
+    /// Makes all workers execute their commands and end, without waiting for those that hang.
     pub(crate) fn end(&mut self) {
         let until = Instant::now() + SHUTDOWN_TIMEOUT;
         for one in self.all.values_mut() {

@@ -1,5 +1,6 @@
-//! Each kind of packet that plays a part in the network: refused of an ordinary session, in every disguise,
-//! and sent for an administrator's; and what ordinary hosts say of the same protocols.
+//! Tests of each kind of packet that claims a role in the network. The server refuses it from an
+//! ordinary session, in every disguise, and sends it for an administrator's. Packets of ordinary
+//! hosts in the same protocols pass.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -29,7 +30,7 @@ fn own6() -> Ipv6Addr {
     }
 }
 
-/// Of an ordinary session, and of an administrator's.
+/// Returns the rights of an ordinary session, and those of an administrator's.
 fn rights() -> [Rights; 2] {
     let bits = |ip| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -44,8 +45,8 @@ fn rights() -> [Rights; 2] {
     [ordinary, ordinary.with_any_role(true)]
 }
 
-/// What both ways say of a frame. What the short one sends the long one does; it leaves DHCP, and whatever
-/// is for a group, to that.
+/// Returns the result of both checks of a frame. The full check permits every packet that the fast
+/// one permits. The fast one leaves DHCP, and every packet for a group, to the full one.
 fn check(rights: &Rights, frame: &[u8]) -> Result<(), Refused> {
     let looked = &frame[..frame.len().min(PREFIX_BYTES)];
     let headers = Headers::parse(looked, frame.len()).unwrap();
@@ -57,7 +58,8 @@ fn check(rights: &Rights, frame: &[u8]) -> Result<(), Refused> {
     outcome
 }
 
-/// An ordinary session's is refused with this counter, and an administrator's is sent.
+/// Asserts that the server refuses an ordinary session's frame with this counter, and sends an
+/// administrator's.
 fn refused(what: &str, frame: &[u8], counter: Refused) {
     let [ordinary, administrator] = rights();
     assert_eq!(check(&ordinary, frame), Err(counter), "{what}");
@@ -74,8 +76,8 @@ fn is_sent(what: &str, frame: &[u8]) {
     }
 }
 
-/// The frame's packet behind IPv6 extension headers: their numbers, and all of them but the first byte of
-/// each, which is the next one's number.
+/// Returns the frame's packet behind IPv6 extension headers. The arguments are their numbers, and
+/// their bytes except the first of each, which is the next header's number.
 fn behind(frame: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
     let mut out = frame[..54].to_vec();
     let last = out[20];
@@ -99,9 +101,9 @@ const FIRST: (u8, &[u8]) = (44, &[0, 0, 1, 0, 0, 0, 7]);
 const AUTHENTICATION: (u8, &[u8]) =
     (51, &[4, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 
-/// A packet over IPv6 as it is and in all disguises.
+/// Returns a packet over IPv6 as it is and in all disguises.
 fn disguised(frame: &[u8]) -> Vec<Vec<u8>> {
-    // The piece before others has a multiple of eight bytes.
+    // A fragment before others has a multiple of eight bytes.
     let mut padded = frame.to_vec();
     padded.resize(54 + (frame.len() - 54).next_multiple_of(8), 0);
     let many = [DESTINATION_OPTIONS; 7];
@@ -117,7 +119,7 @@ fn disguised(frame: &[u8]) -> Vec<Vec<u8>> {
     ]
 }
 
-/// A fragment of an IPv4 packet: with more behind it, or from `offset` on.
+/// Returns a fragment of an IPv4 packet: with more behind it, or from `offset` on.
 fn fragment4(frame: &[u8], offset: u16) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let pieces = if offset == 0 { 0x2000 } else { offset / 8 };
@@ -148,7 +150,7 @@ fn dhcp_servers_and_relay_agents() {
                     is_refused("an answer", &flow.ports(from, server).udp(&message(*answer)));
                 }
             }
-            // Of which nothing says what it is.
+            // An empty message does not show its kind.
             is_refused("an empty one", &flow.ports(client, server).udp(&[]));
             is_sent("a client's", &flow.ports(client, server).udp(&message(request)));
             is_sent("another port", &flow.ports(68, 5000).udp(&message(2)));
@@ -170,7 +172,7 @@ fn dhcp_servers_and_relay_agents() {
 fn igmp_queries() {
     let all: IpAddr = Ipv4Addr::new(224, 0, 0, 1).into();
     let message = |kind: u8| vec![kind, 0, 0, 0, 0, 0, 0, 0];
-    // With router alert in the IPv4 header, as IGMPv2 and 3 have it (RFC 3376, 4).
+    // IGMPv2 and 3 set router alert in the IPv4 header (RFC 3376, 4).
     let alerted = |kind: u8| {
         let mut frame = to_group(v4(), all).ip(2, &[&[0x94, 4, 0, 0], &message(kind)[..]].concat());
         frame[14] = 0x46;
@@ -179,7 +181,7 @@ fn igmp_queries() {
     for flow in [v4(), to_group(v4(), all), to_group(v4(), all).vlan(7)] {
         is_refused("a query", &flow.ip(2, &message(0x11)));
         is_refused("no type", &flow.ip(2, &[]));
-        // Reports of versions 1 to 3, and one that leaves.
+        // These are reports of versions 1 to 3, and a leave message.
         for report in [0x12, 0x16, 0x17, 0x22] {
             is_sent("a report", &flow.ip(2, &message(report)));
         }
@@ -196,7 +198,7 @@ fn mld_queries() {
     for frame in disguised(&query(130)) {
         is_refused("a query", &frame);
     }
-    // Reports of both versions, and one that leaves.
+    // These are reports of both versions, and a leave message.
     for report in [131, 132, 143] {
         is_sent("a report", &behind(&query(report), &[ROUTER_ALERT]));
     }
@@ -219,7 +221,8 @@ fn virtual_routers() {
         (v6(), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x12).into()),
     ];
     for (flow, group) in groups {
-        // Also what hides in IPv4's authentication header, which is not looked into.
+        // The check also refuses packets that may hide in IPv4's authentication header, which it
+        // does not parse.
         for protocol in [112, 51, 250] {
             is_refused("to the group", &to_group(flow, group).ip(protocol, &[4; 40]));
         }
@@ -264,7 +267,7 @@ fn switches() {
     is_sent("another ethertype", &v4().ethernet(0x88b5, &[0; 46]));
 }
 
-/// Neighbour discovery with options of these kinds, units of length, and addresses.
+/// Returns neighbour discovery with options of these kinds, units of length, and addresses.
 fn discovery(kind: u8, options: &[(u8, u8, [u8; 6])]) -> Vec<u8> {
     let mut message = vec![kind, 0, 0, 0, 0, 0, 0, 0];
     if kind != 133 {
@@ -296,7 +299,7 @@ fn neighbours_link_layer_addresses() {
             let broken = discovery(kind, &[(14, units, [7; 6])]);
             refused("of no length, or over the end", &broken, Refused::TxMalformed);
         }
-        // What is beyond the bytes that are looked at cannot be seen.
+        // The check cannot see options beyond the bytes that it reads.
         let far: Vec<_> = (0..40).map(|_| (14, 1, [7; 6])).collect();
         refused("many options", &discovery(kind, &far), Refused::TxMalformed);
         for (place, frame) in disguised(&others).iter().enumerate() {
