@@ -10,7 +10,7 @@ use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// The loops move so many bytes a round, and need more than that.
+/// Bytes that the loops move a round; they need a longer copy than that.
 pub(super) const ROUND_BYTES: usize = 128;
 
 /// Copies `len` bytes.
@@ -134,13 +134,13 @@ unsafe fn short(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// What [`LOOP`] holds: nothing is known yet, or how wide the processor's moves are.
+/// Values of [`LOOP`]: nothing is known yet, or how wide the processor's moves are.
 const UNKNOWN: u8 = 0;
 const SSE2: u8 = 1;
 const AVX: u8 = 2;
 const AVX512: u8 = 3;
 
-/// Which loop is used. Every thread that finds out finds the same.
+/// The loop in use. All threads detect the same processor, and so the same loop.
 static LOOP: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Copies more than [`ROUND_BYTES`] bytes.
@@ -149,7 +149,7 @@ static LOOP: AtomicU8 = AtomicU8::new(UNKNOWN);
 /// As [`super::copy`], and `len` is more than [`ROUND_BYTES`].
 #[inline(never)]
 unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise; the processor was asked for the instructions.
+    // SAFETY: the caller's promise; `widest` asked the processor for the instructions.
     unsafe {
         match LOOP.load(Ordering::Relaxed) {
             AVX512 => by_64(from, to, len),
@@ -163,9 +163,9 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Asks the processor, and whether the operating system keeps its wide registers. Moves of 64 bytes
-/// only where `rep movsb` is fast for short copies, which came with Ice Lake: processors before it run
-/// slower for a while after them.
+/// Detects the widest moves that the processor has and whose registers the operating system keeps.
+/// It chooses moves of 64 bytes only where `rep movsb` is fast for short copies, which came with
+/// Ice Lake: processors before it run slower for a while after such moves.
 #[cold]
 fn widest() -> u8 {
     let basic = __cpuid(1);
@@ -193,7 +193,7 @@ fn widest() -> u8 {
     if wide && kept & 0b1110_0110 == 0b1110_0110 { AVX512 } else { AVX }
 }
 
-/// All loops that this processor can run.
+/// Returns all loops that this processor can run.
 #[cfg(test)]
 pub(super) fn long_routines() -> Vec<unsafe fn(*const u8, *mut u8, usize)> {
     let all: [unsafe fn(*const u8, *mut u8, usize); 3] = [by_16, by_32, by_64];
