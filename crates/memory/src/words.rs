@@ -10,7 +10,7 @@ use towpath_queue::{OwnWords, PeerWords};
 
 use crate::{Mapping, Region};
 
-/// The words of a region, which this side writes from now on: a word has one writer.
+/// Returns the words of a region, which this side writes from now on: a word has one writer.
 ///
 /// # Panics
 /// When the region does not start at a word: a mistake in the layout, which no peer decides.
@@ -23,7 +23,7 @@ pub fn own_words(mut region: Region) -> OwnWords {
     unsafe { OwnWords::new(first, region.len() / 8, region.mapping().clone()) }
 }
 
-/// The words of a mapping that the other side writes.
+/// Returns the words of a mapping that the other side writes.
 #[must_use]
 pub fn peer_words(mapping: &Arc<Mapping>) -> PeerWords {
     let first: NonNull<AtomicU64> = mapping.start().cast();

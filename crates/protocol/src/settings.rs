@@ -43,7 +43,7 @@ pub enum Setting {
     Notify,
 }
 
-/// The object that a setting belongs to, and who may change it.
+/// The object that a setting belongs to, and the users that may change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The device's: changed by administrators.

@@ -40,8 +40,8 @@ pub struct Bounds {
     pub latency: u64,
     /// Processor time, in hundredths of a processor: 1 to 100.
     pub cpu_percent: u64,
-    /// Packets that may come between two ticks: the device may lose more than half of its capacity.
-    /// 0: no limit.
+    /// The most packets that may come between two ticks: the device may lose packets once more than
+    /// half of its capacity has come. 0: no limit.
     pub packets: u64,
 }
 
