@@ -21,8 +21,8 @@ use towpath_packet::Meta;
 use towpath_queue::HeapShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
 
-/// A received packet, read in place. Its frames go back when this is dropped by whoever was
-/// handed it.
+/// A received packet, read in place. The session provides its buffers again after the callback of
+/// [`crate::Session::receive`] returns.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     heap: &'a ReceiveHeap,

@@ -45,7 +45,7 @@ impl Spinner {
     }
 
     /// Returns how often another thread got the processor while this side spun, so that it does not
-    /// spin for a while: 50 ms by default, and up to 1.6 s where it happens again at once.
+    /// spin for a while: 50 ms the first time, and up to 1.6 s where it happens again at once.
     #[must_use]
     pub fn put_aside(&self) -> u64 {
         self.aside.times
@@ -68,7 +68,7 @@ impl Spinner {
     }
 
     /// Notes that a look found something. `slept`: after a sleep, so that a wake-up lies between
-    /// its arrival and now.
+    /// the packet's arrival and now.
     pub fn found(&mut self, now: u64, slept: bool) {
         self.aside.over(now);
         let Some(since) = self.idle_since.take() else { return };
