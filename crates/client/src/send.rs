@@ -81,19 +81,18 @@ impl Session {
         self.put(endpoint, endpoint.queue_set, len, meta, TOGETHER, fill)
     }
 
-    /// Puts a finished packet of at most [`SMALL_BYTES`] bytes, Ethernet header included, where the
-    /// engine sends it ahead of the backlog and of every scheduled packet, to the device or to an
-    /// endpoint of this host. In each poll iteration the engine expedites at most as many of all
-    /// applications together as the device's setting `small` allows, and sends the rest after them.
-    /// The endpoint's rights, rates and quotas apply.
+    /// Queues a finished, expedited packet of at most [`SMALL_BYTES`] bytes, Ethernet header
+    /// included. The engine sends it ahead of the backlog and of every scheduled packet, to the
+    /// device or to an endpoint of this host. In each poll iteration the engine expedites at most
+    /// as many of all applications together as the device's setting `small` allows, and sends the
+    /// rest after them. The endpoint's rights, rates and quotas apply.
     ///
     /// The packet goes by the queue set of
     /// [`Options::small_queue_set`](crate::Options::small_queue_set), where only other expedited
-    /// packets wait before it. Without one it waits in the endpoint's own queue set for the packets
-    /// that were put there before it, and overtakes the packets that wait for the device once it is
-    /// at the head. In the middle of a message of several packets it comes with that message.
-    /// Either way it may overtake packets that this endpoint sent earlier; expedited packets stay
-    /// in order.
+    /// packets wait before it. Without one it waits in the endpoint's own queue set for earlier
+    /// packets. Once it is at the head, it overtakes the packets that wait for the device. In the
+    /// middle of a message of several packets it comes with that message. Either way it may
+    /// overtake packets that this endpoint sent earlier; expedited packets stay in order.
     ///
     /// The next [`Session::flush`] sends it.
     ///

@@ -205,8 +205,7 @@ impl FaultDevice {
         }
     }
 
-    /// Releases the frames that are due to be sent; after the end of all stalls, no packets are
-    /// kept.
+    /// Releases the frames that are due to be sent; without a stall, it completes the kept packets.
     fn advance_sending(&mut self, now: Instant) {
         self.tx.advance(now);
         if !self.tx.is_stalled() {

@@ -139,8 +139,8 @@ impl Embedded {
     /// Sends a packet: this thread sends it itself when no other is inside, else it leaves it to
     /// the thread that is. The call never waits. The driver has the packet then. It goes to the
     /// device now if that has room, or else, behind the packets that wait already, with a later
-    /// call of any thread. [`Embedded::drive`] returns whether any packet waits, and
-    /// [`Embedded::arm`] makes sure that room for it wakes a sleeping thread.
+    /// call of any thread. [`Embedded::drive`] returns how many packets wait, and [`Embedded::arm`]
+    /// makes sure that room for it wakes a sleeping thread.
     ///
     /// # Errors
     /// [`SendError`]; the packet is not sent then, and not left.

@@ -69,8 +69,8 @@ pub struct Attach {
     pub reserved: u32,
 }
 
-/// The server's grant to a session. With it come, in this order: server pages, receive heap, state
-/// page (read-only), application pages, transmit heap (to be mapped writable now, sealed after),
+/// The server's grant to a session. With it come, in this order: server pages, receive pool, state
+/// page (read-only), application pages, transmit pool (to be mapped writable now, sealed after),
 /// its doorbell (a socket: readable after a notification, hung up at the session's end), the
 /// eventfd that notifies the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

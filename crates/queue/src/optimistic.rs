@@ -8,11 +8,11 @@
 //! before its own, so the work of one thread keeps its order.
 //!
 //! ```text
-//!   who comes                            who is inside
+//!   a thread that comes                  the holder
 //!   the flag is set: take a slot,        do all that was left; release the flag;
 //!   write, publish it;                   fence;
 //!   fence;                               look whether something was left;
-//!   look at the flag: free? go in        if so, go in again
+//!   look at the flag: free? enter        if so, enter again
 //! ```
 //!
 //! Both fences are needed: with either taken out, work may be left that each thread expects the
@@ -79,17 +79,18 @@ struct Inside<S> {
     head: u64,
     /// Times that a thread entered.
     entered: u64,
-    /// For each slot the place in the queue for which it was handed out; [`NOT_OUT`] when it is not.
+    /// For each slot the place in the queue for which it was handed out; [`NOT_OUT`] when it is
+    /// not.
     places: Box<[u64]>,
     state: S,
 }
 
-// SAFETY: only the thread that took the flag touches `inside`, and the next thread that takes it sees
-// everything before its release (`try_enter`, `Entered::exit`). Only the thread that took a slot touches
-// the slot's memory, and its next taker sees everything before its publication: by way of the thread
-// that is inside, which takes each slot as often as it releases it (`take_slot`, `Leaving`'s end,
-// `Entered::take`, `Entered::release`). The rest are atomics. So the state and the memory move between
-// threads, and no two threads have them at once.
+// SAFETY: only the thread that took the flag touches `inside`, and the next thread that takes it
+// sees everything before its release (`try_enter`, `Entered::exit`). Only the thread that took a
+// slot touches the slot's memory, and its next taker sees everything before its publication: by way
+// of the thread that is inside, which takes each slot as often as it releases it (`take_slot`,
+// `Leaving`'s end, `Entered::take`, `Entered::release`). The rest are atomics. So the state and the
+// memory move between threads, and no two threads have them at once.
 unsafe impl<S: Send, M: Send> Sync for Optimistic<S, M> {}
 // SAFETY: as above; all that is inside may move.
 unsafe impl<S: Send, M: Send> Send for Optimistic<S, M> {}
@@ -273,9 +274,9 @@ impl<S, M> Leaving<'_, S, M> {
         // SAFETY: as below; the model checks it.
         return memory.with_mut(|memory| write(unsafe { &mut *memory }));
         #[cfg(not(loom))]
-        // SAFETY: this value took the slot for its place in the queue, alone, and has not published it:
-        // the slot's word says FREE for no other place meanwhile, so there is no other `Leaving` of the
-        // slot. `&mut self` keeps two of these references from living at once.
+        // SAFETY: this value took the slot for its place in the queue, alone, and has not published
+        // it: the slot's word says FREE for no other place meanwhile, so there is no other
+        // `Leaving` of the slot. `&mut self` keeps two of these references from living at once.
         write(unsafe { &mut *memory.get() })
     }
 

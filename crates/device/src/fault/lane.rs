@@ -11,7 +11,7 @@ use crate::{SpaceId, Spaces};
 
 use super::spec::Faults;
 
-/// How long a frame waits for others to overtake it.
+/// The longest time that a frame waits for others to overtake it.
 const REORDER_WAIT: Duration = Duration::from_millis(10);
 /// The most frames that wait for others to overtake them; further frames stay in order.
 const MAX_DISPLACED: usize = 64;

@@ -93,8 +93,8 @@ pub(super) struct Interface {
 const QUEUE_PACKETS: c_int = 4096;
 
 /// # Safety
-/// The argument is what `request` is documented for (linux/if_tun.h, netdevice(7)): a live variable of its
-/// type, or, for TUNSETOFFLOAD, a number in the pointer's place.
+/// The argument matches the documentation of `request` (linux/if_tun.h, netdevice(7)): a live
+/// variable of its type, or, for TUNSETOFFLOAD, a number in the pointer's place.
 unsafe fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> io::Result<()> {
     // SAFETY: the caller's promise.
     if unsafe { libc::ioctl(fd, request, argument) } < 0 {

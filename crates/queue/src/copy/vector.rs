@@ -2,7 +2,8 @@
 //!
 //! Up to 128 bytes are moves of SSE2, which every x86-64 has: from the front and from the end,
 //! overlapping in the middle, as glibc's `memcpy` makes them. All loads come before all stores.
-//! Longer copies are loops over moves as wide as the processor has them, chosen at the first of them.
+//! Longer copies are loops over moves as wide as the processor has them, chosen at the first such
+//! copy.
 //!
 //! Unsafe lives here for assembly on addresses.
 
