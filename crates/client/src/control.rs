@@ -37,8 +37,8 @@ impl Deadline {
     }
 }
 
-/// Connects to a server's socket. A server that accepts no connection keeps the caller waiting until
-/// the deadline.
+/// Connects to a server's socket. A server that accepts no connection keeps the caller waiting
+/// until the deadline.
 pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd, AttachError> {
     let failed = |cause: io::Error| AttachError::NoServer { path: path.to_owned(), cause };
     let socket = rustix::net::socket_with(

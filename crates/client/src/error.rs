@@ -21,8 +21,8 @@ pub enum Lost {
     /// more.
     #[error("the driver server has gone wrong: {0}")]
     ServerWrong(Violation),
-    /// The server did not answer a request in time ([`crate::Options::answer_timeout`]). The session
-    /// is over, since a late answer could be taken for another request's.
+    /// The server did not answer a request in time ([`crate::Options::answer_timeout`]). The
+    /// session is over, since a late answer could be taken for another request's.
     #[error(
         "the driver server did not answer within {after:?}, and the session is over; attach again \
          when the server's process runs, or allow a longer Options::answer_timeout"
@@ -129,12 +129,12 @@ pub enum SendError {
         /// The longest allowed length.
         max: usize,
     },
-    /// The endpoint belongs to another session: this one has no such queue set.
+    /// The endpoint belongs to another session: this one has no such queue pair.
     #[error(
         "an endpoint of queue set {queue_set}, and this session has {queue_sets}: it is another's"
     )]
     NoQueueSet {
-        /// The endpoint's queue set.
+        /// The endpoint's queue pair.
         queue_set: u32,
         /// How many there are.
         queue_sets: u32,

@@ -12,7 +12,7 @@ use towpath_protocol::message::{self, Attached};
 pub struct Options {
     /// The application's own name; shown by `towpath ls`. Up to 32 bytes count.
     pub name: String,
-    /// Queue sets, 1 to 16 384.
+    /// Queue pairs, 1 to 16 384.
     pub queue_sets: u32,
     /// Endpoints at most, 1 to 16 384.
     pub endpoints: u32,
@@ -31,7 +31,7 @@ pub struct Options {
     pub ipv4: Option<Ipv4Addr>,
     /// How [`crate::Session::wait`] waits.
     pub waiting: Waiting,
-    /// The queue set for the expedited messages of all endpoints ([`crate::Session::send_small`]),
+    /// The queue pair for the expedited messages of all endpoints ([`crate::Session::send_small`]),
     /// and for no others; below `queue_sets`. `None`: each endpoint's own.
     pub small_queue_set: Option<u32>,
     /// How long the client waits for the server when it attaches, and for each later request of the
@@ -144,7 +144,7 @@ impl Endpoint {
         self.number
     }
 
-    /// Returns its queue set.
+    /// Returns its queue pair.
     #[must_use]
     pub fn queue_set(&self) -> u32 {
         self.queue_set

@@ -21,14 +21,14 @@ impl Session {
         }
     }
 
-    /// Gives up to `budget` received packets of a queue set to `each`, which reads them in place;
+    /// Gives up to `budget` received packets of a queue pair to `each`, which reads them in place;
     /// the client provides each packet's buffers again after it. Returns how many there were.
     ///
     /// # Errors
     /// [`Lost`].
     ///
     /// # Panics
-    /// When there is no such queue set.
+    /// When there is no such queue pair.
     pub fn receive(
         &mut self,
         queue_set: u32,
@@ -77,7 +77,7 @@ impl Session {
         Ok(got)
     }
 
-    /// Receives one packet of a queue set, copied; `None` when nothing waits.
+    /// Receives one packet of a queue pair, copied; `None` when nothing waits.
     ///
     /// # Errors
     /// [`Lost`].

@@ -64,7 +64,8 @@ pub fn report_over(socket: OwnedFd) -> Result<serde_json::Value, AttachError> {
     }
 }
 
-/// Appends a page to the pages before it. A session whose endpoints are on several pages becomes one.
+/// Appends a page to the pages before it. A session whose endpoints are on several pages becomes
+/// one.
 fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
     if report.is_null() {
         *report = page;

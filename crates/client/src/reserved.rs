@@ -33,7 +33,7 @@ impl Session {
     }
 
     /// Returns how many buffers an endpoint's transmit queue holds; 0 for another session's
-    /// endpoint whose queue set this session does not have.
+    /// endpoint whose queue pair this session does not have.
     #[must_use]
     pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
         self.queue_sets.get(endpoint.queue_set as usize).map_or(0, |set| set.transmit.capacity())

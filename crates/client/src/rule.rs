@@ -139,7 +139,7 @@ impl Rule {
         Rule { flags: self.flags | message::OPEN_OFFLOAD, ..self }
     }
 
-    /// Uses this queue set of the session; 0 by default.
+    /// Uses this queue pair of the session; 0 by default.
     #[must_use]
     pub fn queue_set(self, queue_set: u32) -> Rule {
         Rule { queue_set, ..self }

@@ -65,7 +65,7 @@ impl Session {
         self.put(endpoint, endpoint.queue_set, len, meta, 0, fill)
     }
 
-    /// Queues a packet as [`Session::send`] does; the next packet on this queue set belongs to the
+    /// Queues a packet as [`Session::send`] does; the next packet on this queue pair belongs to the
     /// same message. No other packet comes between the two on the device, as long as both are there
     /// when it is their turn, and up to the endpoint's setting `max_run_bytes`.
     ///
@@ -87,9 +87,9 @@ impl Session {
     /// as many of all applications together as the device's setting `small` allows, and sends the
     /// rest after them. The endpoint's rights, rates and quotas apply.
     ///
-    /// The packet goes by the queue set of
+    /// The packet goes by the queue pair of
     /// [`Options::small_queue_set`](crate::Options::small_queue_set), where only other expedited
-    /// packets wait before it. Without one it waits in the endpoint's own queue set for earlier
+    /// packets wait before it. Without one it waits in the endpoint's own queue pair for earlier
     /// packets. Once it is at the head, it overtakes the packets that wait for the device. In the
     /// middle of a message of several packets it comes with that message. Either way it may
     /// overtake packets that this endpoint sent earlier; expedited packets stay in order.
@@ -340,14 +340,14 @@ impl Session {
         }
     }
 
-    /// Asks that [`Session::wait`] also returns when half of a queue set's packets to send are
+    /// Asks that [`Session::wait`] also returns when half of a queue pair's packets to send are
     /// sent. The request holds once: ask again for the next time.
     ///
     /// # Errors
     /// [`Lost`].
     ///
     /// # Panics
-    /// When there is no such queue set.
+    /// When there is no such queue pair.
     pub fn want_room(&mut self, queue_set: u32) -> Result<(), Lost> {
         self.check()?;
         let set = &mut self.queue_sets[queue_set as usize];
@@ -358,7 +358,7 @@ impl Session {
         self.look_for_room(queue_set)
     }
 
-    /// Looks whether a queue set has the room that the application asked for.
+    /// Looks whether a queue pair has the room that the application asked for.
     pub(crate) fn look_for_room(&mut self, queue_set: u32) -> Result<(), Lost> {
         self.unsent(queue_set)?;
         let set = &mut self.queue_sets[queue_set as usize];
@@ -373,13 +373,13 @@ impl Session {
         Ok(())
     }
 
-    /// Looks for completions; returns how many buffers of a queue set's transmit queue are unsent.
+    /// Looks for completions; returns how many buffers of a queue pair's transmit queue are unsent.
     ///
     /// # Errors
     /// [`Lost`].
     ///
     /// # Panics
-    /// When there is no such queue set.
+    /// When there is no such queue pair.
     pub fn unsent(&mut self, queue_set: u32) -> Result<u32, Lost> {
         self.check()?;
         let set = &mut self.queue_sets[queue_set as usize];

@@ -139,7 +139,7 @@ impl Waiter {
 }
 
 impl Session {
-    /// Waits until a queue set has news: packets, or room that the application asked for
+    /// Waits until a queue pair has news: packets, or room that the application asked for
     /// ([`Session::want_room`]). Returns `false` when the time is over. `None` never expires, and
     /// zero only looks; a deadline beyond the clock's range never expires, either. Packets that
     /// were received before and not taken are news too. The client first flushes the transmit
@@ -245,8 +245,8 @@ impl Session {
         woken.map(|_| ())
     }
 
-    /// Returns whether a queue set has news, without a system call: for callers that look again and
-    /// again. Only [`Session::wait`] notices that the server has ended.
+    /// Returns whether a queue pair has news, without a system call: for callers that look again
+    /// and again. Only [`Session::wait`] notices that the server has ended.
     ///
     /// # Errors
     /// [`Lost`].
@@ -254,7 +254,7 @@ impl Session {
         self.has_news()
     }
 
-    /// Returns a queue set that has news: packets that wait, the same one until the application
+    /// Returns a queue pair that has news: packets that wait, the same one until the application
     /// takes them; or room that the application asked for, reported once.
     ///
     /// # Errors
@@ -320,7 +320,7 @@ impl Session {
         }
     }
 
-    /// Takes events. Returns whether any queue set has news, new or left over.
+    /// Takes events. Returns whether any queue pair has news, new or left over.
     fn has_news(&mut self) -> Result<bool, Lost> {
         self.check()?;
         self.ring_if_due();
@@ -336,7 +336,7 @@ impl Session {
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
         }
-        // Free space is reported once, even if the caller never asks which queue set has it.
+        // Free space is reported once, even if the caller never asks which queue pair has it.
         if let Some(first) = self.ready.front() {
             let set = &mut self.queue_sets[*first as usize];
             set.room &= !std::mem::take(&mut set.room_told);

@@ -148,7 +148,7 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
     server.stop().unwrap();
 }
 
-/// More queue sets have a packet each than the engine hears of in one poll iteration: all leave in
+/// More queue pairs have a packet each than the engine hears of in one poll iteration: all leave in
 /// the tick that finds them, and not a few in each.
 #[test]
 fn a_tick_takes_all_that_there_is() {

@@ -149,7 +149,8 @@ impl TapDevice {
     fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
         let name = self.info.name.clone();
         match cause.raw_os_error() {
-            // The file outlives the interface: EBADFD from then on (`tun_get` in drivers/net/tun.c).
+            // The file outlives the interface: EBADFD from then on (`tun_get` in
+            // drivers/net/tun.c).
             Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => DeviceError::Gone { name, cause },
             _ => DeviceError::Failed { name, what, cause },
         }

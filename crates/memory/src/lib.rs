@@ -49,7 +49,8 @@ impl SharedFile {
             name,
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL,
         )
-        // MFD_NOEXEC_SEAL came with Linux 6.3; before it, a memory file is executable and that is all.
+        // MFD_NOEXEC_SEAL came with Linux 6.3; before it, a memory file is executable and that is
+        // all.
         .or_else(|error| match error {
             rustix::io::Errno::INVAL => {
                 rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)

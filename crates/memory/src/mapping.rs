@@ -235,8 +235,8 @@ impl Drop for Mapping {
         if self.process != std::process::id() {
             return;
         }
-        // SAFETY: the range was mapped by `new` or `private` and belongs to this value alone; a holder
-        // of addresses into it keeps the value too (see `Mapping::start`).
+        // SAFETY: the range was mapped by `new` or `private` and belongs to this value alone; a
+        // holder of addresses into it keeps the value too (see `Mapping::start`).
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

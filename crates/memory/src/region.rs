@@ -164,8 +164,8 @@ impl Region {
     pub fn copy_in(&mut self, offset: usize, from: &[u8]) -> bool {
         let Some(to) = self.range(offset, from.len()) else { return false };
         // SAFETY: `to` is mapped and writable for as many bytes, as just checked, and `from` is
-        // borrowed. Plain accesses touch the range only through `bytes`, which borrows the region, and
-        // through functions whose callers promise not to.
+        // borrowed. Plain accesses touch the range only through `bytes`, which borrows the region,
+        // and through functions whose callers promise not to.
         unsafe { copy(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
@@ -184,8 +184,8 @@ impl Region {
         let (Some(to), Some(from)) = (self.range(offset, len), from.range(from_offset, len)) else {
             return false;
         };
-        // SAFETY: both are mapped for `len` bytes, as just checked, and `to` is writable; else as in
-        // `copy_in` and `Mapping::copy_out`.
+        // SAFETY: both are mapped for `len` bytes, as just checked, and `to` is writable; else as
+        // in `copy_in` and `Mapping::copy_out`.
         unsafe { copy(from.as_ptr(), to.as_ptr(), len) };
         true
     }
@@ -232,8 +232,8 @@ impl Region {
         if !self.private {
             return None;
         }
-        // SAFETY: private memory of this process is mapped once. The region alone writes this range, and
-        // only by `&mut self`, which the slice's borrow of it excludes.
+        // SAFETY: private memory of this process is mapped once. The region alone writes this
+        // range, and only by `&mut self`, which the slice's borrow of it excludes.
         unsafe { self.bytes_of_file(offset, len) }
     }
 
@@ -246,8 +246,8 @@ impl Region {
     #[must_use]
     pub unsafe fn bytes_of_file(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let start = self.range(offset, len)?;
-        // SAFETY: the range is inside and mapped; the region is borrowed, so nothing writes through it;
-        // the rest is the caller's promise.
+        // SAFETY: the range is inside and mapped; the region is borrowed, so nothing writes through
+        // it; the rest is the caller's promise.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 

@@ -30,8 +30,8 @@ pub enum Endpoint {
     /// Not sent: malformed headers, or metadata that contradict them; a large packet of another
     /// length than its IP header states, or for a group.
     TxMalformed,
-    /// Not sent: a source MAC address, or one claimed in ARP or neighbour discovery, that is not the
-    /// endpoint's.
+    /// Not sent: a source MAC address, or one claimed in ARP or neighbour discovery, that is not
+    /// the endpoint's.
     TxSourceMac,
     /// Not sent: a source IP address, or an address claimed in ARP or neighbour discovery, that is
     /// not the endpoint's.

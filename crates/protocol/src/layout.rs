@@ -2,10 +2,10 @@
 //!
 //! | memory | written by | holds, in this order |
 //! |---|---|---|
-//! | server pages | server | header line, events to the application, acknowledgements of the application's events, counters of each endpoint, queue sets |
-//! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue sets |
+//! | server pages | server | header line, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs |
+//! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs |
 //! | state page | server | epoch, the engine's sleep flag, heartbeat, counters of the device |
-//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, a queue set's slots done out of order |
+//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, a queue pair's slots done out of order |
 //!
 //! Both sides compute the places from one [`SessionShape`], agreed once in the attach messages.
 
@@ -37,24 +37,24 @@ pub const STATE_COUNTERS_WORD: usize = 2 * LINE_WORDS;
 /// Words of the state page.
 pub const STATE_WORDS: usize = STATE_COUNTERS_WORD + DEVICE_COUNTERS;
 
-/// The most queue sets of a session; the policy may set a lower limit. The smallest queues of 10 000 of
-/// them take less than 64 MiB, and so do their frames; tests assert both.
+/// The most queue pairs of a session; the policy may set a lower limit. With 10 000 of them, the
+/// smallest queues take less than 64 MiB, and so do their buffers; tests assert both.
 pub const MAX_QUEUE_SETS: u32 = 16_384;
-/// The most endpoints of a session; the policy may set a lower limit. As many as queue sets, for the
-/// same reason.
+/// The most endpoints of a session; the policy may set a lower limit. As many as queue pairs, for
+/// the same reason.
 pub const MAX_ENDPOINTS: u32 = 16_384;
-/// The most bytes of each of a session's memories, so that every offset fits 32 bits. The policy sets a
-/// lower limit on all of them together (`session_bytes`, by default 256 MiB).
+/// The most bytes of each of a session's memories, so that every offset fits 32 bits. The policy
+/// sets a lower limit on all of them together (`session_bytes`, by default 256 MiB).
 pub const MAX_MEMORY_BYTES: usize = 1 << 30;
 
 /// The parts of a session: the application asks for them, and the server grants them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionShape {
-    /// Queue sets, 1 to [`MAX_QUEUE_SETS`].
+    /// Queue pairs, 1 to [`MAX_QUEUE_SETS`].
     pub queue_sets: u32,
     /// Endpoints, 1 to [`MAX_ENDPOINTS`].
     pub endpoints: u32,
-    /// Slots of each queue set.
+    /// Slots of each queue pair.
     pub queues: QueueShape,
     /// The transmit pool: as many buffers as all transmit queues have slots.
     pub transmit_heap: HeapShape,
@@ -66,7 +66,7 @@ pub struct SessionShape {
 /// Why numbers form no shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// Queue sets out of range.
+    /// Queue pairs out of range.
     #[error("{0} queue sets; 1 to {MAX_QUEUE_SETS} are possible")]
     QueueSets(u32),
     /// Endpoints out of range.
@@ -264,7 +264,7 @@ pub struct ServerPages<W> {
     pub acknowledgements: W,
     /// [`ENDPOINT_COUNTERS`] words for each endpoint.
     pub counters: W,
-    /// A queue set's words each.
+    /// A queue pair's words each.
     pub queue_sets: Vec<W>,
 }
 
@@ -277,7 +277,7 @@ pub struct ApplicationPages<W> {
     pub acknowledgements: W,
     /// Events to the server.
     pub events: W,
-    /// A queue set's words each.
+    /// A queue pair's words each.
     pub queue_sets: Vec<W>,
 }
 
@@ -288,7 +288,7 @@ pub struct LedgerPages {
     pub transmit: OwnWords,
     /// A bit for each buffer of the receive pool.
     pub receive: OwnWords,
-    /// A queue set's words each.
+    /// A queue pair's words each.
     pub queue_sets: Vec<OwnWords>,
 }
 

@@ -27,10 +27,11 @@ use crate::VERSION;
 pub const MAGIC: u32 = u32::from_le_bytes(*b"Towp");
 /// The largest message: a page of a report.
 pub const MAX_BYTES: usize = 32 << 10;
-/// The largest message that an application sends. The largest message of a fixed size, an error, has 256
-/// bytes.
+/// The largest message that an application sends. The largest message of a fixed size, an error,
+/// has 256 bytes.
 pub const MAX_REQUEST_BYTES: usize = 512;
-/// The most descriptors with a message: the answer to attach carries this many, and no other message more.
+/// The most descriptors with a message: the answer to attach carries this many, and no other
+/// message more.
 pub const MAX_DESCRIPTORS: usize = 7;
 
 /// The beginning of every message.
@@ -49,7 +50,7 @@ pub struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attach {
-    /// Queue sets.
+    /// Queue pairs.
     pub queue_sets: u32,
     /// Endpoints, at most.
     pub endpoints: u32,
@@ -121,7 +122,7 @@ pub const TRUSTED: u32 = 1;
 pub struct Open {
     /// The following fields that count: `RULE_…`.
     pub given: u32,
-    /// The session's queue set that the endpoint uses.
+    /// The session's queue pair that the endpoint uses.
     pub queue_set: u32,
     /// `OPEN_…`.
     pub flags: u32,
@@ -300,7 +301,7 @@ pub enum Refusal {
     Limit = 4,
     /// The address, port or rule belongs to another session.
     InUse = 5,
-    /// There is no such endpoint, queue set, setting.
+    /// There is no such endpoint, queue pair, setting.
     NotFound = 6,
     /// Not now: the request does not fit the protocol's order.
     State = 7,

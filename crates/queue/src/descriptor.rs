@@ -41,7 +41,8 @@ pub const TOGETHER: u16 = 8;
 /// An expedited packet: one buffer and at most [`SMALL_BYTES`], sent ahead of others (only to the
 /// server, with no other flag). Tracey and Banerji's tiny messages, section 3.4.
 pub const SMALL: u16 = 16;
-/// The longest packet that may be [`SMALL`], in bytes: packets that go past all others must be little work.
+/// The longest packet that may be [`SMALL`], in bytes: packets that go past all others must be
+/// little work.
 pub const SMALL_BYTES: u32 = 128;
 
 /// A pool's shape: the number of buffers and their distance. Private to each side.

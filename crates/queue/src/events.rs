@@ -1,12 +1,12 @@
-//! Events: a side finds the queue sets that have news without looking at each.
+//! Events: a side finds the queue pairs that have news without looking at each.
 //!
-//! A queue set with news is in the event queue at most once until its event is acknowledged, so the
-//! queue cannot overflow (Riddoch and Pope's event queue). Two words with one writer each say
+//! A queue pair with news is in the event queue at most once until its event is acknowledged, so
+//! the queue cannot overflow (Riddoch and Pope's event queue). Two words with one writer each say
 //! whether it is in there: the marker's toggle, which is private to it, and the acknowledger's.
 //! They differ while an event is pending.
 //!
 //! The same queue serves both ways: from the server to a session that waits, and from a session to
-//! the server. The server's cost then follows the queue sets that send and not those that exist.
+//! the server. The server's cost then follows the queue pairs that send and not those that exist.
 //!
 //! Marker: publish queues, fence, read acknowledgements, queue an event where none is pending.
 //! Acknowledger: take events, acknowledge, fence, look at the queues named.
@@ -18,14 +18,14 @@ use crate::layout::lines;
 use crate::spsc::{Observed, Published};
 use crate::word::{Barrier, LINE_WORDS, OwnWords, PeerWords, full_fence};
 
-/// The size of an event queue, by the number of its queue sets.
+/// The size of an event queue, by the number of its queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventShape {
     queue_sets: u32,
 }
 
 impl EventShape {
-    /// Returns the shape for `queue_sets` queue sets, 1 to 2^20; else `None`.
+    /// Returns the shape for `queue_sets` queue pairs, 1 to 2^20; else `None`.
     #[must_use]
     pub const fn new(queue_sets: u32) -> Option<EventShape> {
         if queue_sets == 0 || queue_sets > 1 << 20 { None } else { Some(EventShape { queue_sets }) }
@@ -42,7 +42,7 @@ impl EventShape {
     }
 
     /// Returns the words that the acknowledger writes: a line with its index, then one bit per
-    /// queue set.
+    /// queue pair.
     #[must_use]
     pub const fn acknowledger_words(&self) -> usize {
         lines(LINE_WORDS + self.queue_sets.div_ceil(64) as usize)
@@ -87,8 +87,8 @@ impl Marker {
         Marker { head, queue: own, tail, acknowledged, toggles, shape }
     }
 
-    /// Queues an event for a queue set, unless one is pending; the caller calls it after publishing
-    /// and [`fence`]. Returns whether it queued one.
+    /// Queues an event for a queue pair, unless one is pending; the caller calls it after
+    /// publishing and [`fence`]. Returns whether it queued one.
     ///
     /// # Errors
     /// [`Violation::Event`] when the peer acknowledged events that it did not take.
@@ -144,12 +144,12 @@ impl Acknowledger {
         }
     }
 
-    /// Takes at most `budget` events, acknowledges them, and gives the queue sets to `found`. The
-    /// caller **must look at these queue sets after this returns**: later news is a new event.
+    /// Takes at most `budget` events, acknowledges them, and gives the queue pairs to `found`. The
+    /// caller **must look at these queue pairs after this returns**: later news is a new event.
     /// Returns how many there were.
     ///
     /// # Errors
-    /// [`Violation::Index`], or [`Violation::Event`] for a queue set that does not exist.
+    /// [`Violation::Index`], or [`Violation::Event`] for a queue pair that does not exist.
     #[inline]
     pub fn take(&mut self, budget: u32, mut found: impl FnMut(u32)) -> Result<u32, Violation> {
         let tail = self.tail.now();

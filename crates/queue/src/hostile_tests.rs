@@ -281,7 +281,7 @@ fn events_acknowledged_and_not_taken() {
     assert_eq!(last, Err(Violation::Event));
 }
 
-/// Events for queue sets that do not exist, and an impossible index.
+/// Events for queue pairs that do not exist, and an impossible index.
 #[test]
 fn events_that_cannot_be() {
     let shape = EventShape::new(4).unwrap();

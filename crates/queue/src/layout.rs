@@ -1,4 +1,4 @@
-//! The places of a queue set's words, in each of the three memories that hold them.
+//! The places of a queue pair's words, in each of the three memories that hold them.
 //!
 //! | memory | line 0 | line 1 | then |
 //! |---|---|---|---|
@@ -11,11 +11,11 @@
 use crate::spsc::MAX_CAPACITY;
 use crate::word::{LINE_WORDS, OwnWords, PeerWords};
 
-/// The smallest capacity of a queue. Every capacity is a power of two, so that a side masks an index and
-/// does not divide it.
+/// The smallest capacity of a queue. Every capacity is a power of two, so that a side masks an
+/// index and does not divide it.
 pub const MIN_CAPACITY: u32 = 8;
 
-/// Capacities of a queue set, both powers of two.
+/// Capacities of a queue pair, both powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueShape {
     transmit: u32,

@@ -15,7 +15,7 @@
 //! |---|---|
 //! | [`word`] | the views of shared words, the only loads and stores of words |
 //! | [`copy`](mod@copy) | payload into and out of shared memory, the only copies |
-//! | [`layout`] | where a queue set's words are |
+//! | [`layout`] | where a queue pair's words are |
 //! | [`descriptor`] | the entries of a queue, and their check |
 //! | [`spsc`] | the two indices of a queue, published and observed |
 //! | [`transmit`] | application to server: descriptors one way, one commit word back |
@@ -56,7 +56,7 @@ mod test_memory;
 pub use descriptor::{Descriptor, HeapShape};
 pub use word::{OwnWords, PeerWords};
 
-/// What a peer did that no correct peer does. The side that finds it closes the session.
+/// An act of a peer that no correct peer commits. The side that finds it closes the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Violation {
@@ -70,11 +70,11 @@ pub enum Violation {
     Ownership = 4,
     /// A packet of more than [`descriptor::MAX_CHAIN`] buffers, or one whose end was not published.
     Chain = 5,
-    /// An endpoint that does not belong to this queue set.
+    /// An endpoint that does not belong to this queue pair.
     Endpoint = 6,
     /// Flags or metadata that mean nothing.
     Flags = 7,
-    /// An event for a queue set that does not exist, or more events than queue sets.
+    /// An event for a queue pair that does not exist, or more events than queue pairs.
     Event = 8,
 }
 

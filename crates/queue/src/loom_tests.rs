@@ -82,7 +82,7 @@ fn doorbell_sides() -> (Sleeper, Ringer) {
     (Sleeper::new(flag.own()), Ringer::new(flag.peer()))
 }
 
-/// Returns both sides of an event queue for one queue set.
+/// Returns both sides of an event queue for one queue pair.
 fn event_sides() -> (Marker, Acknowledger) {
     let shape = EventShape::new(1).unwrap();
     let marker_words = Memory::new(shape.marker_words());

@@ -196,7 +196,8 @@ mod deliberate {
     fn an_overrun_is_reported() {
         let (from, mut to) = (vec![1_u8; 65], vec![0_u8; 64]);
         let len = std::hint::black_box(65);
-        // SAFETY: none: `to` is a byte too short. AddressSanitizer ends the process before the store.
+        // SAFETY: none: `to` is a byte too short. AddressSanitizer ends the process before the
+        // store.
         unsafe { crate::copy::copy(from.as_ptr(), to.as_mut_ptr(), len) };
         std::hint::black_box(to);
     }

@@ -226,8 +226,8 @@ impl ReceiveProducer {
     }
 }
 
-/// Returns a queue set as the application has it. `own` are its words in the application pages, new
-/// and zero; `peer` those in the server pages.
+/// Returns a queue pair as the application has it. `own` are its words in the application pages,
+/// new and zero; `peer` those in the server pages.
 #[must_use]
 pub fn application_side(
     shape: &QueueShape,
@@ -254,7 +254,7 @@ pub fn application_side(
     (transmit, receive)
 }
 
-/// Returns a queue set as the server has it, new or left by a predecessor: it goes on where the
+/// Returns a queue pair as the server has it, new or left by a predecessor: it goes on where the
 /// commit words stand. `own` are its words in the server pages, `peer` those in the application
 /// pages, `done` those in the ledger. The session's [`Ledger`] is new or was cleared.
 #[must_use]

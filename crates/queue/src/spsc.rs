@@ -8,8 +8,8 @@
 use crate::Violation;
 use crate::word::{OwnWords, PeerWords};
 
-/// The largest capacity of a queue. A power of two, and below half the range of a 32-bit index, so that a
-/// difference of two indices tells ahead from behind.
+/// The largest capacity of a queue. A power of two, and below half the range of a 32-bit index, so
+/// that a difference of two indices tells ahead from behind.
 pub const MAX_CAPACITY: u32 = 1 << 20;
 
 /// A side's own index: the private value, and the value that the other side was told.

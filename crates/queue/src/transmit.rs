@@ -115,7 +115,7 @@ impl TransmitProducer {
     /// Asks for an event when `slots` of those in flight are completed. **After this the caller
     /// must reclaim once more and check whether it
     /// [`has_what_it_wanted`](TransmitProducer::has_what_it_wanted)**: from then on it needs to
-    /// look only when an event of this queue set comes.
+    /// look only when an event of this queue pair comes.
     pub fn want(&mut self, slots: u32) {
         let index = self.reclaimed.wrapping_add(slots.min(self.in_flight()));
         self.wanted = Some(index);

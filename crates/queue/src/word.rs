@@ -239,9 +239,9 @@ impl PeerWords {
         let (first, whole) = (offset / 8, len / 8);
         let words = to.cast::<core::sync::atomic::AtomicU64>();
         for index in 0..whole {
-            // SAFETY: both words are inside: first + index < (offset + len) / 8, as checked above, and
-            // index * 8 + 8 <= len. Mapped, and touched by nothing but atomics, as promised to `new`
-            // and by the caller.
+            // SAFETY: both words are inside: first + index < (offset + len) / 8, as checked above,
+            // and index * 8 + 8 <= len. Mapped, and touched by nothing but atomics, as promised to
+            // `new` and by the caller.
             let (word, place) =
                 unsafe { (self.first.add(first + index).as_ref(), words.add(index).as_ref()) };
             place.store(word.load(Ordering::Relaxed), core::sync::atomic::Ordering::Relaxed);

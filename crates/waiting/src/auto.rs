@@ -86,7 +86,7 @@ pub struct Throttled {
     pub deaf: u64,
 }
 
-/// What the controller counted.
+/// The controller's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Changes between the wait strategies.
@@ -140,7 +140,7 @@ const ALL: u64 = 1024;
 pub struct Controller {
     bounds: Bounds,
     costs: Costs,
-    /// What the controller counted.
+    /// The controller's counts.
     pub counts: Counts,
     way: Way,
     /// The start of the awake time that is not accounted for yet; 0: not begun.

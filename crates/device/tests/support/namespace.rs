@@ -33,7 +33,8 @@ pub(crate) fn enter(test: &str) {
     if !has("ip") {
         skip(test, "the command ip (iproute2) is not there");
     }
-    // Without IPv6 the kernel sends nothing of its own accord. Where there is none, there is no file.
+    // Without IPv6 the kernel sends nothing of its own accord. Where there is none, there is no
+    // file.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     ip("link set lo up");

@@ -68,8 +68,8 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
             );
         }
     } else if len >= 16 {
-        // SAFETY: both moves of 16 bytes are inside, since 16 <= len <= 32; the rest is the caller's
-        // promise.
+        // SAFETY: both moves of 16 bytes are inside, since 16 <= len <= 32; the rest is the
+        // caller's promise.
         unsafe {
             asm!(
                 "movups {a}, [{from}]",
@@ -93,8 +93,8 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 /// As [`super::copy`], and `len` is below 16.
 #[inline(never)]
 unsafe fn short(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: every move is inside: two of 8 bytes from 8 on, two of 4 from 4 on, two of 2 from 2 on,
-    // and one of 1; the rest is the caller's promise.
+    // SAFETY: every move is inside: two of 8 bytes from 8 on, two of 4 from 4 on, two of 2 from 2
+    // on, and one of 1; the rest is the caller's promise.
     unsafe {
         match len {
             8.. => asm!(

@@ -1,4 +1,4 @@
-//! Event queues with their doorbells: news of a queue set reach the sleeping side.
+//! Event queues with their doorbells: news of a queue pair reach the sleeping side.
 
 use loom::thread;
 
@@ -9,7 +9,7 @@ use crate::events;
 use crate::test_memory::Pair;
 use crate::word::Barrier;
 
-/// News of a queue set reach a side that sleeps on its event queue: the producer publishes the
+/// News of a queue pair reach a side that sleeps on its event queue: the producer publishes the
 /// queue, marks its event where none is pending, and sends a notification only for new events.
 fn batches(news: u32, together: bool) {
     let pair = Pair::new(8, 8);
