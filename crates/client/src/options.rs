@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use towpath_protocol::message::{self, Attached};
 
-/// The parts of a session. Its memory is about `queue_sets * (transmit_slots * transmit_frame_bytes
-/// + receive_slots * receive_frame_bytes)`.
+/// The parts of a session. Its memory is about
+/// `queue_sets * (transmit_slots * transmit_frame_bytes + receive_slots * receive_frame_bytes)`.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The application's own name; shown by `towpath ls`. Up to 32 bytes count.

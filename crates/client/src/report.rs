@@ -38,7 +38,7 @@ pub fn report(path: impl AsRef<Path>) -> Result<serde_json::Value, AttachError> 
     report_over(connect(path, Deadline::after(ANSWER_TIMEOUT))?).map_err(|error| error.at(path))
 }
 
-/// Asks as [`report`] does, over a connected socket: one that a server in this process gave.
+/// Asks as [`report()`] does, over a connected socket: one that a server in this process gave.
 ///
 /// # Errors
 /// As attaching.

@@ -668,7 +668,7 @@ fn rules_belong_to_one() {
     server.stop().unwrap();
 }
 
-/// A session with more queue pairs than another refuses that session's endpoint.
+/// A session refuses another session's endpoint whose queue pair it does not have.
 #[test]
 fn another_sessions_endpoint_is_refused() {
     let (server, _far) = serve(Mode::Interrupt);

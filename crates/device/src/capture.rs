@@ -57,8 +57,8 @@ impl CaptureStatus {
         self.shared.frames.load(Ordering::Relaxed)
     }
 
-    /// Of those, returns the packets that the wrapper could not finish or segment, and wrote as
-    /// they were.
+    /// Returns how many of those packets the wrapper could not finish or segment, and wrote
+    /// unchanged.
     #[must_use]
     pub fn unfinished(&self) -> u64 {
         self.shared.unfinished.load(Ordering::Relaxed)

@@ -35,13 +35,13 @@ pub struct SpaceError {
 }
 
 impl Space {
-    /// A data space over a whole mapping, for reading alone.
+    /// Creates a data space over a whole mapping, for reading alone.
     #[must_use]
     pub fn new(mapping: Arc<Mapping>) -> Space {
         Space { mapping, region: None }
     }
 
-    /// A data space over the whole mapping that the region is in; the region can be written.
+    /// Creates a data space over the whole mapping that the region is in; the region can be written.
     #[must_use]
     pub fn writable(region: Region) -> Space {
         Space { mapping: region.mapping().clone(), region: Some(region) }

@@ -1,5 +1,5 @@
-//! Every ordering, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p towpath-queue
-//! --release`.
+//! Every ordering, explored by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test -p towpath-queue --release`.
 //!
 //! A wake-up is lost when the sleeper sleeps for ever with work in its queue: in the model, a
 //! deadlock. For each of the barriers a test shows that loom does find that deadlock, or the event

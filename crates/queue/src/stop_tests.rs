@@ -17,7 +17,7 @@ thread_local! {
 
 struct Stopped;
 
-/// Called before each store into shared memory; stops the server when its time has come.
+/// Stops the server when its time has come; the views call it before each store into shared memory.
 pub(crate) fn before_store() {
     if let Some(left) = STORES_LEFT.get() {
         if left == 0 {
@@ -267,8 +267,8 @@ fn done_out_of_order_is_not_sent_again() {
     assert_eq!(producer.reclaim(|_| {}), Ok(4));
 }
 
-/// A note on a packet goes when a successor skips it between packets of a batch of its own: the
-/// successor sends the next packet in that slot.
+/// The note on a packet goes when a successor's batch skips that packet: the successor sends the
+/// next packet in that slot.
 #[test]
 fn a_note_is_for_one_packet() {
     let pair = Pair::new(8, FRAMES);

@@ -146,9 +146,9 @@ impl PeerWords {
         self.len == 0
     }
 
-    /// **The fetch function**: the one way by which a peer's words come into private memory. The
-    /// compiler may not drop an atomic load's result and load again, as it does with plain reads;
-    /// so the checked value is the used value.
+    /// Fetches a word, once. This is **the fetch function**: the one way by which a peer's words
+    /// come into private memory. The compiler may not drop an atomic load's result and load again,
+    /// as it does with plain reads; so the checked value is the used value.
     #[inline]
     #[must_use]
     pub fn fetch(&self, index: usize) -> u64 {

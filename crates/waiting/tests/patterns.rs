@@ -209,7 +209,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
     }
 }
 
-/// The fixed settings.
+/// Returns the fixed settings.
 fn fixed() -> Vec<(String, Waiter)> {
     let mut all = vec![
         ("poll".to_owned(), Waiter::Poll),

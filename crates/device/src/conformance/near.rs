@@ -340,7 +340,7 @@ impl Near {
         assert!(ready > 0, "{}: a wake-up was lost, {goal}", self.what);
     }
 
-    /// At the end everything comes back.
+    /// Ends the checks, and requires that every buffer and token comes back.
     pub(super) fn finish(mut self) {
         self.reset();
     }

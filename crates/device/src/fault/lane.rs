@@ -50,7 +50,7 @@ pub(super) struct Shared {
     overflowed: AtomicU64,
 }
 
-/// Only the engine's thread adds, so that a store is enough.
+/// Adds to a counter. Only the engine's thread adds, so that a store is enough.
 fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
 }

@@ -98,8 +98,9 @@ fn without_the_ringers_barrier_an_urgent_wake_up_is_lost() {
     without(Barrier::RingerLooks, urgent_batches);
 }
 
-/// A timer-driven side that has no notification then sleeps until one comes. Its look finds work
-/// from before the change, and later work causes a notification.
+/// A timer-driven side receives no notification, and then changes to a sleep that only a
+/// notification ends. Its look finds work from before the change, and later work causes a
+/// notification.
 #[test]
 fn no_wake_up_is_lost_from_the_clock_to_sleep() {
     model(|| {
