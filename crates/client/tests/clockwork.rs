@@ -149,7 +149,7 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
 }
 
 /// More queue pairs have a packet each than the engine hears of in one poll iteration: all leave in
-/// the tick that finds them, and not a few in each.
+/// the tick that finds them, instead of a part of them in each tick.
 #[test]
 fn a_tick_takes_all_that_there_is() {
     const SETS: u32 = 3000;

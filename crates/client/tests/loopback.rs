@@ -206,7 +206,7 @@ fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(140), "rung for few: {took:?}");
-    // The packets arrive before the tick.
+    // The notification wakes the application, not the tick.
     let until = std::time::Instant::now() + Duration::from_secs(5);
     while device_counter(&server, "rings_half") == 0 {
         assert!(std::time::Instant::now() < until, "nobody rang for half");

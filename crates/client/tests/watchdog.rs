@@ -208,8 +208,7 @@ fn small_packets_that_wait_long_stay_in_order() {
     }
 }
 
-/// The engine resets nothing while the watchdog is off; an administrator may switch it on when it
-/// is late.
+/// The engine resets nothing while the watchdog is off; an administrator may switch it on later.
 #[test]
 fn it_can_be_switched_on_later() {
     let (device, injected, mut far) = stalling(1.0, 3);

@@ -41,7 +41,8 @@ impl Space {
         Space { mapping, region: None }
     }
 
-    /// Creates a data space over the whole mapping that the region is in; the region can be written.
+    /// Creates a data space over the whole mapping that the region is in; the region can be
+    /// written.
     #[must_use]
     pub fn writable(region: Region) -> Space {
         Space { mapping: region.mapping().clone(), region: Some(region) }
