@@ -20,7 +20,7 @@ pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The end of the time that one operation may take, all of its requests together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
-    /// `None`: the time is longer than the clock's range, and never over.
+    /// `None`: the deadline is beyond the clock's range, and never expires.
     at: Option<Instant>,
     after: Duration,
 }
@@ -31,14 +31,14 @@ impl Deadline {
         Deadline { at: Instant::now().checked_add(after), after }
     }
 
-    /// Returns what is left, which is zero when the time is over.
+    /// Returns the time left, which is zero when the deadline has passed.
     fn left(&self) -> Option<Duration> {
         self.at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 }
 
-/// Connects to a server's socket. A server that accepts no connection keeps the caller waiting until
-/// the deadline.
+/// Connects to a server's socket. A server that accepts no connection keeps the caller waiting
+/// until the deadline.
 pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd, AttachError> {
     let failed = |cause: io::Error| AttachError::NoServer { path: path.to_owned(), cause };
     let socket = rustix::net::socket_with(
@@ -71,18 +71,18 @@ pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd, Attach
     }
 }
 
-/// What a request came to.
+/// The outcome of a request.
 pub(crate) enum Answer {
     Message(Message, Vec<OwnedFd>),
     Refused(Refusal, String),
     HungUp,
-    /// None came within this time, and the connection is shut down.
+    /// No answer came within this time, and the client shut the connection down.
     Missing(Duration),
     Wrong(String),
 }
 
-/// Asks, and waits for the answer until the deadline. When none has come by then, shuts the
-/// connection down: a late answer would be taken for that of the next request.
+/// Sends a request, and waits for the answer until the deadline. When none has come by then, it
+/// shuts the connection down: the client would take a late answer for that of the next request.
 pub(crate) fn ask(channel: &Channel, message: &Message, deadline: Deadline) -> Answer {
     match channel.send(message, &[]) {
         Ok(()) => {}
@@ -91,8 +91,9 @@ pub(crate) fn ask(channel: &Channel, message: &Message, deadline: Deadline) -> A
         Err(ChannelError::Socket(error)) if error.kind() == io::ErrorKind::ConnectionReset => {}
         Err(error) => return Answer::Wrong(error.to_string()),
     }
-    // A server that hung up before it read what we sent leaves an error on the socket, which is told
-    // before what it said: its refusal, with the reason, comes with the second look.
+    // A server that hung up before it read the request leaves an error on the socket. The kernel
+    // reports that before the server's answer: the refusal, with its reason, comes with the second
+    // look.
     let answer = match receive(channel, deadline) {
         Ok(Some(Incoming::End)) => receive(channel, deadline),
         other => other,
@@ -129,7 +130,7 @@ fn receive(channel: &Channel, deadline: Deadline) -> Result<Option<Incoming>, Ch
 }
 
 impl Answer {
-    /// What an answer that is not the expected one means to somebody who attaches.
+    /// Returns the error that an unexpected answer means to a session that attaches.
     pub(crate) fn into_attach_error(self) -> AttachError {
         match self {
             Answer::Refused(Refusal::Version, text) => AttachError::Protocol(text),

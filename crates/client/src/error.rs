@@ -1,4 +1,4 @@
-//! What can go wrong, by operation, and what the caller can do about it.
+//! The errors of each operation, and the caller's remedies.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,15 @@ pub enum Lost {
     /// The server ended, or was killed.
     #[error("the driver server is gone; attach again when it runs")]
     ServerGone,
-    /// The server closed the session because of what this application did.
+    /// The server closed the session because of a violation by this application.
     #[error("the driver server closed the session: {0}")]
     Violated(Violation),
-    /// The server wrote what cannot be; the memory of the session is not relied on any more.
+    /// The server wrote an impossible value; the client does not rely on the session's memory any
+    /// more.
     #[error("the driver server has gone wrong: {0}")]
     ServerWrong(Violation),
-    /// The server did not answer a request in time ([`crate::Options::answer_timeout`]). The session
-    /// is over, since a late answer could be taken for another request's.
+    /// The server did not answer a request in time ([`crate::Options::answer_timeout`]). The
+    /// session is over, since a late answer could be taken for another request's.
     #[error(
         "the driver server did not answer within {after:?}, and the session is over; attach again \
          when the server's process runs, or allow a longer Options::answer_timeout"
@@ -38,22 +39,22 @@ pub enum Lost {
 /// Why attaching failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Nobody serves there.
+    /// No server listens there.
     #[error(
         "{path}: {cause}; start a server with `towpath serve`, or give the path of a running one's socket"
     )]
     NoServer {
-        /// Where.
+        /// The socket's path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// The server said no.
+    /// The server refused.
     #[error("{text}")]
     Refused {
-        /// What kind of no.
+        /// The kind of refusal.
         refusal: Refusal,
-        /// What it said.
+        /// The server's text.
         text: String,
     },
     /// The server speaks another version, or not this protocol at all.
@@ -62,9 +63,9 @@ pub enum AttachError {
     /// The server ended meanwhile.
     #[error("the driver server hung up while this application attached")]
     HungUp,
-    /// The server did not answer in time ([`crate::Options::answer_timeout`]): it is stopped, or does
-    /// not accept connections. Nothing was attached, asked or set as far as the caller knows; a
-    /// server that goes on later may still follow the request.
+    /// The server did not answer in time ([`crate::Options::answer_timeout`]): it is stopped, or
+    /// does not accept connections. As far as the caller knows, the server attached, reported and
+    /// set nothing; a server that goes on later may still follow the request.
     #[error(
         "{}the driver server did not answer within {after:?}; see whether its process is stopped, \
          and try again or restart it",
@@ -81,7 +82,7 @@ pub enum AttachError {
     Memory(#[from] io::Error),
 }
 
-/// Returns what stands before an error about the server at `path`.
+/// Returns the text before an error about the server at `path`.
 fn prefix(path: &Option<PathBuf>) -> String {
     path.as_ref().map_or_else(String::new, |path| format!("{}: ", path.display()))
 }
@@ -98,15 +99,15 @@ impl AttachError {
     }
 }
 
-/// Why an endpoint could not be opened, closed, or a setting or the way of waiting changed.
+/// Why an endpoint could not be opened or closed, or a setting or the way of waiting changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The server said no, or this side to what cannot be.
+    /// The server refused, or the client refused an impossible request.
     #[error("{text}")]
     Refused {
-        /// What kind of no.
+        /// The kind of refusal.
         refusal: Refusal,
-        /// What was said.
+        /// The text of the refusal.
         text: String,
     },
     /// The session is over.
@@ -120,25 +121,25 @@ pub enum SendError {
     /// The queue is full: wait for room ([`crate::Session::want_room`]), or drop the packet.
     #[error("the transmit queue is full")]
     Full,
-    /// The packet has no bytes, or more than any chain of frames of this session holds.
+    /// The packet has no bytes, or more than any chain of buffers of this session holds.
     #[error("a packet of {len} bytes; 1 to {max} are possible in this session")]
     Length {
-        /// How long it is.
+        /// Its length.
         len: usize,
-        /// How long it may be.
+        /// The longest allowed length.
         max: usize,
     },
-    /// The endpoint is another session's: this one has no such queue set.
+    /// The endpoint belongs to another session: this one has no such queue pair.
     #[error(
         "an endpoint of queue set {queue_set}, and this session has {queue_sets}: it is another's"
     )]
     NoQueueSet {
-        /// The endpoint's queue set.
+        /// The endpoint's queue pair.
         queue_set: u32,
         /// How many there are.
         queue_sets: u32,
     },
-    /// The frame is not reserved: it was sent or released, or another session's.
+    /// The buffer is not reserved: it was sent or released, or belongs to another session.
     #[error("a frame that is not reserved in this session: it was sent, released, or another's")]
     NotReserved,
     /// The session is over.

@@ -5,7 +5,7 @@ use std::io;
 use towpath_memory::{Region, own_words, peer_words};
 use towpath_queue::PeerWords;
 
-/// A page that children find wiped.
+/// A page that the kernel wipes in children.
 #[derive(Debug)]
 pub(crate) struct ForkGuard {
     words: PeerWords,
@@ -20,7 +20,7 @@ impl ForkGuard {
         Ok(ForkGuard { words })
     }
 
-    /// Whether this process is the one that made the guard.
+    /// `true` if this process is the one that made the guard.
     #[inline]
     pub(crate) fn is_parent(&self) -> bool {
         self.words.fetch(0) == 1

@@ -1,17 +1,18 @@
-//! Frames as bytes.
+//! Buffers as bytes.
 //!
-//! Unsafe lives here because frames are read and written in place.
+//! Unsafe lives here because the client reads and writes buffers in place.
 //!
-//! A received packet is a `&[u8]` into memory that another process, the server, has mapped writable.
-//! This is the one place of the project where a reference rests on a peer's promise, and it is the
-//! server's promise alone: the server writes a receive frame only while the frame is provided. The
-//! queue gives the frame to the application, and the session provides the frame again only after the
-//! borrow of the packet has ended. An application trusts its server in this as it trusts the kernel:
-//! the server could as well forge what it delivers. No application is such a peer of another one, since
-//! a receive heap has one writer, the server, and one reader.
+//! A received packet is a `&[u8]` into memory that another process, the server, has mapped
+//! writable. This is the one place of the project where a reference rests on a peer's promise, and
+//! it is the server's promise alone: the server writes a receive buffer only while the buffer is
+//! provided. The queue gives the buffer to the application, and the session provides the buffer
+//! again only after the borrow of the packet has ended. An application trusts its server in this as
+//! it trusts the kernel: the server could as well forge the packets that it delivers. No
+//! application is such a peer of another one, since a receive pool has one writer, the server, and
+//! one reader.
 //!
-//! A frame to be sent is written by the application alone until it is pushed: the server has it mapped
-//! for reading, and looks at no frame that is in no queue.
+//! The application alone writes a buffer to be sent until it pushes it: the server has it mapped
+//! for reading, and looks at no buffer that is in no queue.
 
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ use towpath_packet::Meta;
 use towpath_queue::HeapShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
 
-/// A received packet, read in place. Its frames go back when this is dropped by whoever was
-/// handed it.
+/// A received packet, read in place. The session provides its buffers again after the callback of
+/// [`crate::Session::receive`] returns.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     heap: &'a ReceiveHeap,
@@ -58,26 +59,27 @@ impl<'a> Received<'a> {
         Received { heap, descriptors, len }
     }
 
-    /// Length in bytes, from the Ethernet header on.
+    /// Returns the length in bytes, from the Ethernet header on.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The number of the endpoint that it is for.
+    /// Returns the number of the endpoint that it is for.
     #[must_use]
     pub fn endpoint(&self) -> u32 {
         self.descriptors[0].endpoint
     }
 
-    /// Captured on its way out (capturing endpoints only).
+    /// `true` if the server captured it as it was sent (capturing endpoints only).
     #[must_use]
     pub fn is_outgoing(&self) -> bool {
         self.descriptors[0].flags & OUTGOING != 0
     }
 
-    /// What is still to be done to it; always finished unless the endpoint asked otherwise.
+    /// Returns the offload work that is left to the application; always finished unless the
+    /// endpoint asked otherwise.
     #[must_use]
     pub fn meta(&self) -> Meta {
         let first = &self.descriptors[0];
@@ -87,13 +89,13 @@ impl<'a> Received<'a> {
         self.heap.meta(first.frame)
     }
 
-    /// The packet's pieces, in order.
+    /// Returns the packet's pieces, in order.
     #[must_use]
     pub fn parts(&self) -> Parts<'a> {
         Parts { heap: self.heap, descriptors: self.descriptors.iter() }
     }
 
-    /// The whole packet where it lies in one piece, as every packet up to the frame size does.
+    /// Returns the whole packet if it is in one piece, as every packet up to the buffer size is.
     #[must_use]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
         if self.descriptors.len() == 1 { Some(self.heap.bytes(&self.descriptors[0])) } else { None }
@@ -108,7 +110,7 @@ impl<'a> Received<'a> {
     }
 }
 
-/// The receive heap: read-only here.
+/// The receive pool: read-only here.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceiveHeap {
     memory: Arc<Mapping>,
@@ -116,13 +118,14 @@ pub(crate) struct ReceiveHeap {
 }
 
 impl ReceiveHeap {
-    /// `None` when the memory is smaller than the shape says.
+    /// Creates the pool; `None` when the memory is smaller than the shape says.
     pub(crate) fn new(memory: Mapping, shape: HeapShape) -> Option<ReceiveHeap> {
         let fits = memory.len() >= shape.heap_bytes();
         fits.then(|| ReceiveHeap { memory: Arc::new(memory), shape })
     }
 
-    /// Brings near `len` bytes of a frame that will be read soon: the server's core has them.
+    /// Prefetches `len` bytes of a buffer that the application will read soon: the server's core
+    /// has them.
     #[inline]
     pub(crate) fn prefetch(&self, frame: u32, len: usize) {
         let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
@@ -132,10 +135,10 @@ impl ReceiveHeap {
     #[inline]
     fn bytes(&self, descriptor: &Descriptor) -> &[u8] {
         let offset = descriptor.heap_offset(&self.shape);
-        // SAFETY: the queue gave us the frame, and the session provides it again only after its borrow
-        // that this slice hangs on has ended. The server writes no frame that is not provided: that is
-        // its contract, which the application trusts (see the module). This process does not write the
-        // heap: it is mapped for reading.
+        // SAFETY: the queue gave us the buffer, and the session provides it again only after its
+        // borrow that this slice hangs on has ended. The server writes no buffer that is not
+        // provided: that is its contract, which the application trusts (see the module). This
+        // process does not write the pool: it is mapped for reading.
         unsafe { self.memory.bytes(offset, descriptor.len as usize) }.unwrap_or(&[])
     }
 
@@ -151,7 +154,7 @@ impl ReceiveHeap {
     }
 }
 
-/// The transmit heap: written here alone.
+/// The transmit pool: written here alone.
 #[derive(Debug)]
 pub(crate) struct TransmitHeap {
     memory: Region,
@@ -159,7 +162,7 @@ pub(crate) struct TransmitHeap {
 }
 
 impl TransmitHeap {
-    /// `None` when the memory is smaller than the shape says.
+    /// Creates the pool; `None` when the memory is smaller than the shape says.
     pub(crate) fn new(memory: Region, shape: HeapShape) -> Option<TransmitHeap> {
         let fits = memory.len() >= shape.heap_bytes();
         fits.then(|| TransmitHeap { memory, shape })
@@ -169,27 +172,28 @@ impl TransmitHeap {
         self.shape.data_bytes() as usize
     }
 
-    /// Brings near `len` bytes of a frame that will be written soon: the server's core has them.
+    /// Prefetches `len` bytes of a buffer that the application will write soon: the server's core
+    /// has them.
     #[inline]
     pub(crate) fn prefetch(&self, frame: u32, len: usize) {
         let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
         self.memory.prefetch_to_write(start, len.min(self.data_bytes()));
     }
 
-    /// The first `len` data bytes of a frame; `None` when it has fewer. The frame is the caller's
-    /// own: neither free nor in a queue.
+    /// Returns the first `len` data bytes of a buffer; `None` when it has fewer. The buffer is the
+    /// caller's own: neither free nor in a queue.
     #[inline]
     pub(crate) fn bytes_mut(&mut self, frame: u32, len: usize) -> Option<&mut [u8]> {
         if frame >= self.shape.frames() || len > self.data_bytes() {
             return None;
         }
         let offset = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
-        // SAFETY: only this process writes the transmit heap, the server does not look at a frame
-        // that is in no queue, and `&mut self` is the only way to the heap here.
+        // SAFETY: only this process writes the transmit pool, the server does not look at a buffer
+        // that is in no queue, and `&mut self` is the only way to the pool here.
         unsafe { self.memory.bytes_mut(offset, len) }
     }
 
-    /// Lets `fill` write a finished packet of `len` bytes into one frame that it fits into.
+    /// Lets `fill` write a finished packet of `len` bytes into one buffer that it fits into.
     #[inline]
     pub(crate) fn write_one(
         &mut self,
@@ -201,15 +205,15 @@ impl TransmitHeap {
         let descriptor =
             Descriptor { frame, start: HEADROOM_BYTES, len: len as u32, endpoint, flags: 0 };
         let offset = descriptor.heap_offset(&self.shape);
-        // SAFETY: only this process writes the transmit heap, the frame is free, and `&mut self`
-        // is the only way to the heap here.
+        // SAFETY: only this process writes the transmit pool, the buffer is free, and `&mut self`
+        // is the only way to the pool here.
         let bytes = unsafe { self.memory.bytes_mut(offset, len) }.unwrap_or(&mut []);
         fill(&mut [bytes]);
         descriptor
     }
 
-    /// Lets `fill` write a packet of `len` bytes into `frames`, and makes their descriptors.
-    /// The frames are distinct and the caller's own.
+    /// Lets `fill` write a packet of `len` bytes into the buffers `frames`, and makes their
+    /// descriptors. The buffers are distinct and the caller's own.
     pub(crate) fn write(
         &mut self,
         frames: &[u32],
@@ -231,8 +235,8 @@ impl TransmitHeap {
         }
         let slice = |descriptor: &Descriptor| {
             let offset = descriptor.heap_offset(&self.shape);
-            // SAFETY: only this process writes the transmit heap, the frames are distinct and
-            // free, and `&mut self` is the only way to the heap here.
+            // SAFETY: only this process writes the transmit pool, the buffers are distinct and
+            // free, and `&mut self` is the only way to the pool here.
             unsafe { self.memory.bytes_mut(offset, descriptor.len as usize) }.unwrap_or(&mut [])
         };
         if frames.len() == 1 {

@@ -15,13 +15,14 @@
 //! # }
 //! ```
 //!
-//! A [`Session`] is one thread's at a time: it is [`Send`] and not [`Sync`], and is never cloned;
-//! a program that wants several threads to send attaches a session for each, or puts the TCP and
-//! UDP sockets of `towpath-net` on top, which any thread may use. After `fork` the child has no
-//! session: every call there answers [`Lost::Forked`], and the parent's goes on undisturbed.
+//! A [`Session`] belongs to one thread at a time: it is [`Send`] and not [`Sync`], and cannot be
+//! cloned. A program in which several threads send attaches a session for each. Or it puts the TCP
+//! and UDP sockets of `towpath-net` on top, which any thread may use. After `fork` the child has no
+//! session: every call there returns [`Lost::Forked`], and the parent's session goes on
+//! undisturbed.
 //!
-//! The application trusts the server as it trusts a kernel: what the server wrote is checked
-//! against going wrong, not against ill will.
+//! The application trusts the server as it trusts a kernel: the client checks the server's words
+//! for faults, not for malice.
 
 mod control;
 mod error;

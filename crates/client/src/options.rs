@@ -1,4 +1,4 @@
-//! What a session is asked to be, and what it got.
+//! The application's wishes for a session, and the server's grant.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use towpath_protocol::message::{self, Attached};
 
-/// What a session is to consist of. The memory it takes is about
+/// The parts of a session. Its memory is about
 /// `queue_sets * (transmit_slots * transmit_frame_bytes + receive_slots * receive_frame_bytes)`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the application calls itself; shown by `towpath ls`. Up to 32 bytes count.
+    /// The application's own name; shown by `towpath ls`. Up to 32 bytes count.
     pub name: String,
-    /// Queue sets, 1 to 16 384.
+    /// Queue pairs, 1 to 16 384.
     pub queue_sets: u32,
     /// Endpoints at most, 1 to 16 384.
     pub endpoints: u32,
@@ -20,42 +20,44 @@ pub struct Options {
     pub transmit_slots: u32,
     /// Slots of each receive queue: a power of two from 8.
     pub receive_slots: u32,
-    /// Data bytes of a transmit frame. Longer packets become chains of up to 48 frames.
+    /// Data bytes of a transmit buffer. Longer packets become chains of up to 48 buffers.
     pub transmit_frame_bytes: u32,
-    /// Data bytes of a receive frame.
+    /// Data bytes of a receive buffer.
     pub receive_frame_bytes: u32,
-    /// Receive frames that are with the server at a time; fewer stay in the processor's caches,
-    /// more take longer bursts. `None`: all.
+    /// Receive buffers that the server has at a time; fewer stay in the processor's caches, more
+    /// take longer bursts. `None`: all.
     pub provided: Option<u32>,
     /// The IPv4 address wanted, if it matters.
     pub ipv4: Option<Ipv4Addr>,
     /// How [`crate::Session::wait`] waits.
     pub waiting: Waiting,
-    /// The queue set by which small messages of all endpoints go ([`crate::Session::send_small`]), and
-    /// nothing else should; below `queue_sets`. `None`: each endpoint's own.
+    /// The queue pair for the expedited messages of all endpoints ([`crate::Session::send_small`]),
+    /// and for no others; below `queue_sets`. `None`: each endpoint's own.
     pub small_queue_set: Option<u32>,
-    /// How long attaching may take, and later each request of the session (open, close, set), until
-    /// the server has answered. Default 10 s. A request that gets no answer in time ends the session
-    /// with [`crate::Lost::NoAnswer`]. A time beyond the clock's range never ends.
+    /// How long the client waits for the server when it attaches, and for each later request of the
+    /// session (open, close, set). Default 10 s. A request that gets no answer in time ends the
+    /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires.
     pub answer_timeout: Duration,
 }
 
-/// How [`crate::Session::wait`] waits. A program that sleeps in an epoll of its own is not concerned.
+/// How [`crate::Session::wait`] waits. It does not concern a program that sleeps in an epoll of its
+/// own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// Asleep until the server rings.
+    /// The client sleeps until the server notifies it.
     #[default]
     Block,
-    /// Without end, awake: a processor of its own, for the shortest delays.
+    /// The client polls: it stays awake on a processor of its own, for the shortest delays.
     Poll,
-    /// Awake for a while, if packets are likely to come so soon, at most as long as a wake-up takes;
-    /// then asleep. The first session of a process that waits so measures that, within a tenth of a
-    /// second.
+    /// The client spins, then sleeps. It spins only if packets are likely to come so soon, and at
+    /// most as long as a wake-up takes. The first such session of a process measures that time,
+    /// within a tenth of a second.
     Spin,
-    /// By the clock, so many times a second, 1 to 100 000: the server does not ring, unless half of
-    /// the receive frames are used. Between ticks it sleeps, or where sleep takes longer than that,
-    /// stays awake; [`Statistics`] counts what became of the ticks. The first wait of a process at
-    /// more than 10 000 measures how long sleep takes, within a tenth of a second.
+    /// Timer-driven: the client looks this many times a second, 1 to 100 000, and the server does
+    /// not notify it unless half of the receive buffers are used. Between ticks the client sleeps,
+    /// or where sleep takes longer than that, stays awake; [`Statistics`] counts the ticks. The
+    /// first wait of a process at more than 10 000 measures how long sleep takes, within a tenth of
+    /// a second.
     Clocked(u32),
 }
 
@@ -63,7 +65,7 @@ pub enum Waiting {
 const CLOCK_HZ: std::ops::RangeInclusive<u32> = 1..=100_000;
 
 impl Waiting {
-    /// What is wrong with it, if anything.
+    /// Checks the value, and returns its fault.
     pub(crate) fn check(self) -> Result<(), String> {
         match self {
             Waiting::Clocked(hz) if !CLOCK_HZ.contains(&hz) => {
@@ -99,7 +101,7 @@ impl Default for Options {
     }
 }
 
-/// What a session got.
+/// The server's grant to a session.
 #[derive(Clone, Debug)]
 pub struct Info {
     /// The device's name.
@@ -118,13 +120,13 @@ pub struct Info {
     pub ipv6: Option<(Ipv6Addr, u8)>,
     /// The IPv6 gateway.
     pub ipv6_gateway: Option<Ipv6Addr>,
-    /// Unfinished checksums may be sent.
+    /// The session may send partial checksums.
     pub can_checksum: bool,
-    /// Large TCP packets may be sent.
+    /// The session may send large TCP packets.
     pub can_segment: bool,
     /// Server and application are one user: server pages are not protected from the application.
     pub trusted: bool,
-    /// Which server this is; another one has another number.
+    /// The server's number; another server has another number.
     pub epoch: u64,
 }
 
@@ -136,51 +138,52 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Its number in the session, as received packets name it.
+    /// Returns its number in the session, as received packets name it.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its queue set.
+    /// Returns its queue pair.
     #[must_use]
     pub fn queue_set(&self) -> u32 {
         self.queue_set
     }
 }
 
-/// What this side counted.
+/// The client's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Packets received.
     pub received: u64,
     /// Packets put into transmit queues.
     pub sent: u64,
-    /// Times that this side slept.
+    /// Times that the client slept.
     pub sleeps: u64,
-    /// Times that it was woken by the server.
+    /// Times that the server woke the client.
     pub wake_ups: u64,
-    /// Times that it woke the server.
+    /// Times that the client notified the server.
     pub rings: u64,
-    /// Times that it had news and the server was awake, was rung already, or looks by the clock.
+    /// Notifications that the client suppressed: it had news, and the server was awake, had its
+    /// notification already, or is timer-driven.
     pub rings_saved: u64,
-    /// Times that waking the server was put off.
+    /// Notifications that the client deferred.
     pub rings_put_off: u64,
-    /// Times that it woke the server because half of a queue was in flight.
+    /// Times that the client notified the server because half of a queue was in flight.
     pub rings_half: u64,
-    /// Times that something was published to the server.
+    /// Times that the client published packets to the server.
     pub batches: u64,
-    /// Ticks of [`Waiting::Clocked`] that were kept.
+    /// Ticks of [`Waiting::Clocked`] that the client kept.
     pub ticks: u64,
-    /// Ticks that passed while there was work, or that sleep took too long for.
+    /// Ticks that passed while there was work, or for which sleep took too long.
     pub ticks_missed: u64,
-    /// How much too late those kept were, all together, in nanoseconds.
+    /// Total delay of the ticks kept, in nanoseconds.
     pub ticks_late_ns: u64,
-    /// How much too late the latest one was, in nanoseconds.
+    /// Delay of the latest tick, in nanoseconds.
     pub tick_latest_ns: u64,
 }
 
-/// Reads what the server answered.
+/// Reads the server's answer.
 pub(crate) fn read_info(attached: &Attached) -> Info {
     let given = |prefix: u8| prefix != 0;
     let (ipv4, ipv6) = (Ipv4Addr::from(attached.ipv4), Ipv6Addr::from(attached.ipv6));

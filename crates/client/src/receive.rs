@@ -1,4 +1,5 @@
-//! A session's receive side: packets read in place, and empty frames provided.
+//! A session's receive side: the application reads packets in place, and the client provides empty
+//! buffers.
 
 use towpath_queue::descriptor::prefetch_distance;
 
@@ -7,7 +8,7 @@ use crate::heap::Received;
 use crate::session::Session;
 
 impl Session {
-    /// Gives the server as many empty frames as it is to have.
+    /// Provides empty buffers up to the number that the server is to have.
     pub(crate) fn provide(&mut self, queue_set: u32) {
         let set = &mut self.queue_sets[queue_set as usize];
         let limit = self.provided;
@@ -20,14 +21,14 @@ impl Session {
         }
     }
 
-    /// Gives up to `budget` received packets of a queue set to `each`, to be read in place; each
-    /// one's frames go back to the server after it. Answers how many there were.
+    /// Gives up to `budget` received packets of a queue pair to `each`, which reads them in place;
+    /// the client provides each packet's buffers again after it. Returns how many there were.
     ///
     /// # Errors
     /// [`Lost`].
     ///
     /// # Panics
-    /// When there is no such queue set.
+    /// When there is no such queue pair.
     pub fn receive(
         &mut self,
         queue_set: u32,
@@ -57,7 +58,7 @@ impl Session {
             if count == 0 {
                 break;
             }
-            // What comes next is mostly as long as this.
+            // The next packet is mostly as long as this one.
             self.length = self.packet[0].len as usize;
             each(Received::new(&self.receive_heap, &self.packet[..count]));
             for descriptor in &self.packet[..count] {
@@ -76,7 +77,7 @@ impl Session {
         Ok(got)
     }
 
-    /// Receives one packet of a queue set, copied; `None` when nothing waits.
+    /// Receives one packet of a queue pair, copied; `None` when nothing waits.
     ///
     /// # Errors
     /// [`Lost`].

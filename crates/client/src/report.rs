@@ -1,4 +1,4 @@
-//! What tools ask of a server.
+//! The requests of tools to a server.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use towpath_protocol::settings::Setting;
 use crate::control::{ANSWER_TIMEOUT, Answer, Deadline, ask, connect};
 use crate::error::AttachError;
 
-/// Where the server of a device listens when nothing else is said: `/run/towpath/DEVICE.sock` for
-/// root and for system services, `$XDG_RUNTIME_DIR/towpath/DEVICE.sock` for other users, or where that
-/// is not set or empty, `/tmp/towpath-UID/DEVICE.sock`.
+/// Returns the default path of a device's server socket: `/run/towpath/DEVICE.sock` for root and
+/// for system services, `$XDG_RUNTIME_DIR/towpath/DEVICE.sock` for other users, or where that is
+/// not set or empty, `/tmp/towpath-UID/DEVICE.sock`.
 #[must_use]
 pub fn default_socket(device: &str) -> PathBuf {
     let name = format!("{device}.sock");
@@ -38,7 +38,7 @@ pub fn report(path: impl AsRef<Path>) -> Result<serde_json::Value, AttachError> 
     report_over(connect(path, Deadline::after(ANSWER_TIMEOUT))?).map_err(|error| error.at(path))
 }
 
-/// The same over a connected socket: one that a server in this process gave.
+/// Asks as [`report()`] does, over a connected socket: one that a server in this process gave.
 ///
 /// # Errors
 /// As attaching.
@@ -64,7 +64,8 @@ pub fn report_over(socket: OwnedFd) -> Result<serde_json::Value, AttachError> {
     }
 }
 
-/// Appends a page to the pages before it. A session whose endpoints are on several pages becomes one.
+/// Appends a page to the pages before it. A session whose endpoints are on several pages becomes
+/// one.
 fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
     if report.is_null() {
         *report = page;
@@ -103,7 +104,8 @@ pub fn set(
     set_over(socket, endpoint, setting, value).map_err(|error| error.at(path))
 }
 
-/// The same over a connected socket: one that a server in this process gave.
+/// Changes a setting as [`set`] does, over a connected socket: one that a server in this process
+/// gave.
 ///
 /// # Errors
 /// As attaching; the old value stands then.

@@ -1,5 +1,5 @@
-//! Frames taken ahead of sending: written when the application likes, in any number, and sent one
-//! after the other when it is their turn.
+//! Buffers taken ahead of sending: the application writes any number of them at any time, and sends
+//! each one when its turn comes.
 
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
 
@@ -7,15 +7,17 @@ use crate::error::{Lost, SendError};
 use crate::options::Endpoint;
 use crate::session::Session;
 
-/// A transmit frame that was taken and not sent yet ([`Session::reserve`]). It belongs to the
-/// session that gave it; any other knows nothing of it, or takes it for one of its own that is
-/// reserved. When it is dropped without [`Session::release`], the session has one frame less.
+/// A transmit buffer that the application took and has not sent yet ([`Session::reserve`]). It
+/// belongs to the session that gave it; another session does not know it, or takes it for a
+/// reserved buffer of its own with the same number. When it is dropped without
+/// [`Session::release`], the session has one buffer less.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "a frame that is neither sent nor released is lost to its session"]
 pub struct Frame(u32);
 
 impl Session {
-    /// How many transmit frames are free, as far as known: [`Session::unsent`] looks again.
+    /// Returns how many transmit buffers are free, as far as known: [`Session::unsent`] looks
+    /// again.
     ///
     /// # Errors
     /// [`Lost`].
@@ -24,27 +26,27 @@ impl Session {
         Ok(self.transmit_free.len())
     }
 
-    /// How many data bytes a transmit frame has.
+    /// Returns how many data bytes a transmit buffer has.
     #[must_use]
     pub fn transmit_frame_bytes(&self) -> usize {
         self.transmit_heap.data_bytes()
     }
 
-    /// How many frames an endpoint's transmit queue holds; 0 for another session's, whose queue set
-    /// there is none of here.
+    /// Returns how many buffers an endpoint's transmit queue holds; 0 for another session's
+    /// endpoint whose queue pair this session does not have.
     #[must_use]
     pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
         self.queue_sets.get(endpoint.queue_set as usize).map_or(0, |set| set.transmit.capacity())
     }
 
-    /// Takes a free transmit frame, if one is known to be free.
+    /// Takes a free transmit buffer, if one is known to be free.
     pub fn reserve(&mut self) -> Option<Frame> {
         let frame = self.transmit_free.take()?;
         self.reserved[frame as usize] = true;
         Some(Frame(frame))
     }
 
-    /// Gives a reserved frame back, unsent.
+    /// Gives a reserved buffer back, unsent.
     pub fn release(&mut self, frame: Frame) {
         if self.is_reserved(&frame) {
             self.reserved[frame.0 as usize] = false;
@@ -52,8 +54,8 @@ impl Session {
         }
     }
 
-    /// The first `len` bytes of a reserved frame, in place; what is in them is what this session
-    /// wrote there last. `None` when the frame is not reserved or not so long.
+    /// Returns the first `len` bytes of a reserved buffer, in place; they hold the bytes that this
+    /// session wrote there last. `None` when the buffer is not reserved or not so long.
     #[must_use]
     pub fn reserved(&mut self, frame: &Frame, len: usize) -> Option<&mut [u8]> {
         if self.check().is_err() || !self.is_reserved(frame) {
@@ -62,11 +64,12 @@ impl Session {
         self.transmit_heap.bytes_mut(frame.0, len)
     }
 
-    /// Puts the finished packet in the first `len` bytes of a reserved frame into the transmit
-    /// queue of an endpoint. The frame is the server's then, and its name means nothing any more.
+    /// Puts the finished packet in the first `len` bytes of a reserved buffer into the transmit
+    /// queue of an endpoint. The buffer belongs to the server then, and its name means nothing any
+    /// more.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was queued then, and the frame stays reserved.
+    /// [`SendError`]; nothing was queued then, and the buffer stays reserved.
     pub fn send_reserved(
         &mut self,
         endpoint: Endpoint,

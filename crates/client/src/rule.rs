@@ -1,21 +1,21 @@
-//! What an endpoint receives and may send.
+//! The packets that an endpoint receives and may send.
 
 use std::net::IpAddr;
 
 use towpath_protocol::message::{self, Open};
 
-/// A flow rule and the ways of an endpoint. What is not given does not count, but for MAC address
-/// and VLAN: these are the session's own address, and none, unless [`Rule::any_mac`] or
+/// A flow rule and the properties of an endpoint. A field that is not given does not count, but for
+/// MAC address and VLAN: these are the session's own address, and none, unless [`Rule::any_mac`] or
 /// [`Rule::any_vlan`] says otherwise.
 ///
 /// An endpoint sends inside of its rule as it receives: local is where its packets come from, and
-/// remote where they go. Whatever a rule leaves out, they have the session's own addresses as
-/// source.
+/// remote where they go. Whatever a rule leaves out, the packets have the session's own addresses
+/// as source.
 ///
-/// A packet that several rules match is for the most specific one: that which gives more fields,
-/// and of as many, the one that gives the first in which they differ of remote port, remote
-/// address, port, address, protocol, ethertype, VLAN, MAC address. `Rule::new()` gives two, MAC
-/// address and VLAN.
+/// The server gives a packet that several rules match to the most specific one: the rule with more
+/// fields. Of rules with as many fields, it takes the one that gives the first in which they differ
+/// of remote port, remote address, port, address, protocol, ethertype, VLAN, MAC address.
+/// `Rule::new()` gives two, MAC address and VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     mac: Option<[u8; 6]>,
@@ -32,113 +32,114 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Everything for the session's MAC address, without a VLAN tag.
+    /// Matches everything for the session's MAC address, without a VLAN tag.
     #[must_use]
     pub fn new() -> Rule {
         Rule::default()
     }
 
-    /// Every packet of the device, whoever it is for. For root and the server's user.
+    /// Matches every packet of the device, whatever its destination. For root and the server's
+    /// user.
     #[must_use]
     pub fn promiscuous() -> Rule {
         Rule { flags: message::OPEN_PROMISCUOUS, ..Rule::default() }
     }
 
-    /// A copy of every packet, received or sent, checksums finished. For root and the server's
-    /// user.
+    /// Asks for a copy of every packet, received or sent, checksums finished. For root and the
+    /// server's user.
     #[must_use]
     pub fn capture() -> Rule {
         Rule { flags: message::OPEN_CAPTURE, ..Rule::default() }
     }
 
-    /// Another MAC address than the session's. For root and the server's user.
+    /// Matches another MAC address than the session's. For root and the server's user.
     #[must_use]
     pub fn mac(self, mac: [u8; 6]) -> Rule {
         Rule { mac: Some(mac), any: self.any & !message::RULE_ANY_MAC, ..self }
     }
 
-    /// Whichever MAC address a packet is for, but a group's. The endpoint still sends from the
+    /// Matches packets to any MAC address but a group's. The endpoint still sends from the
     /// session's own alone. For root and the server's user.
     #[must_use]
     pub fn any_mac(self) -> Rule {
         Rule { mac: None, any: self.any | message::RULE_ANY_MAC, ..self }
     }
 
-    /// Packets with this VLAN tag, 1 to 4094.
+    /// Matches packets with this VLAN tag, 1 to 4094.
     #[must_use]
     pub fn vlan(self, vlan: u16) -> Rule {
         Rule { vlan: Some(vlan), any: self.any & !message::RULE_ANY_VLAN, ..self }
     }
 
-    /// Packets with any VLAN tag, and without.
+    /// Matches packets with any VLAN tag, and without.
     #[must_use]
     pub fn any_vlan(self) -> Rule {
         Rule { vlan: None, any: self.any | message::RULE_ANY_VLAN, ..self }
     }
 
-    /// Packets of this ethertype, 0x0600 upward.
+    /// Matches packets of this ethertype, 0x0600 upward.
     #[must_use]
     pub fn ethertype(self, ethertype: u16) -> Rule {
         Rule { ethertype: Some(ethertype), ..self }
     }
 
-    /// Packets to this address of the session.
+    /// Matches packets to this address of the session.
     #[must_use]
     pub fn ip(self, ip: IpAddr) -> Rule {
         Rule { ip: Some(ip), ..self }
     }
 
-    /// Packets of this IP protocol.
+    /// Matches packets of this IP protocol.
     #[must_use]
     pub fn protocol(self, protocol: u8) -> Rule {
         Rule { protocol: Some(protocol), ..self }
     }
 
-    /// Packets to this port, of the rule's protocol, or without one of any that has ports: TCP,
-    /// UDP, SCTP.
+    /// Matches packets to this port, of the rule's protocol, or without one of any that has ports:
+    /// TCP, UDP, SCTP.
     #[must_use]
     pub fn port(self, port: u16) -> Rule {
         Rule { port: Some(port), ..self }
     }
 
-    /// Packets from this address. Of the same family as [`Rule::ip`], if both are given.
+    /// Matches packets from this address. Of the same family as [`Rule::ip`], if both are given.
     #[must_use]
     pub fn remote_ip(self, ip: IpAddr) -> Rule {
         Rule { remote_ip: Some(ip), ..self }
     }
 
-    /// Packets from this port, as [`Rule::port`].
+    /// Matches packets from this port, as [`Rule::port`].
     #[must_use]
     pub fn remote_port(self, port: u16) -> Rule {
         Rule { remote_port: Some(port), ..self }
     }
 
-    /// UDP packets to this port.
+    /// Matches UDP packets to this port.
     #[must_use]
     pub fn udp(self, port: u16) -> Rule {
         Rule { protocol: Some(17), port: Some(port), ..self }
     }
 
-    /// TCP packets to this port.
+    /// Matches TCP packets to this port.
     #[must_use]
     pub fn tcp(self, port: u16) -> Rule {
         Rule { protocol: Some(6), port: Some(port), ..self }
     }
 
-    /// Also broadcast and multicast that the rest of the rule matches.
+    /// Also matches broadcast and multicast that the rest of the rule matches.
     #[must_use]
     pub fn with_group(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_GROUP, ..self }
     }
 
-    /// Large and unfinished packets are welcome, with their [`crate::Meta`]. Otherwise they come
-    /// finished and cut to the MTU.
+    /// Accepts large packets and partial checksums, with their [`crate::Meta`]. Otherwise the
+    /// server finishes the packets and segments them to the MTU.
     #[must_use]
     pub fn with_offload(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_OFFLOAD, ..self }
     }
 
-    /// Uses this queue set of the session; 0 if not said.
+    /// Uses this queue pair of the session; 0 by default.
     #[must_use]
     pub fn queue_set(self, queue_set: u32) -> Rule {
         Rule { queue_set, ..self }

@@ -1,4 +1,5 @@
-//! A session's transmit side: packets written in place, made known a batch at a time, and room.
+//! A session's transmit side: the client writes packets in place, publishes them a batch at a time,
+//! and waits for room.
 
 use std::time::{Duration, Instant};
 
@@ -11,24 +12,24 @@ use crate::error::{Lost, SendError};
 use crate::options::Endpoint;
 use crate::session::Session;
 
-/// What waking the server waits for.
+/// The conditions for notifying the server.
 #[derive(Debug)]
 pub(crate) struct DoorbellHold {
-    /// Packets after which it is rung; 1: it is not put off.
+    /// Packets after which the client notifies the server; 1: it defers nothing.
     packets: u32,
-    /// How long it is put off at most.
+    /// The longest time for which the client defers a notification.
     delay: Duration,
-    /// Since when it is put off.
+    /// Since when the client defers a notification.
     since: Option<Instant>,
-    /// Packets that had been sent when it was last rung.
+    /// Packets that the client had sent when it last notified the server.
     sent: u64,
-    /// The next ring is not put off, and reaches a server that looks by the clock.
+    /// `true` if the next notification is not deferred, and reaches a timer-driven server.
     urgent: bool,
-    /// It is so since half of a queue is in flight.
+    /// `true` if it is urgent because half of a queue is in flight.
     half: bool,
-    /// Whether that is a reason.
+    /// `true` if a half-full queue causes a notification.
     rings_half: bool,
-    /// Who is awake is not rung.
+    /// `true` if notifications to an awake server are suppressed.
     saves: bool,
 }
 
@@ -49,8 +50,8 @@ impl Default for DoorbellHold {
 
 impl Session {
     /// Puts a packet of `len` bytes into the transmit queue of an endpoint. `fill` writes it in
-    /// place: into one slice, or into several one after the other when it is longer than a frame.
-    /// It is sent with the next [`Session::flush`].
+    /// place: into one slice, or into several one after the other when it is longer than a buffer.
+    /// The next [`Session::flush`] sends it.
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued then.
@@ -64,9 +65,9 @@ impl Session {
         self.put(endpoint, endpoint.queue_set, len, meta, 0, fill)
     }
 
-    /// As [`Session::send`], and the packet sent next on this queue set belongs to the same message:
-    /// on the device nothing of others comes between the two, as long as both are there when it is
-    /// their turn, and up to the endpoint's setting `max_run_bytes`.
+    /// Queues a packet as [`Session::send`] does; the next packet on this queue pair belongs to the
+    /// same message. No other packet comes between the two on the device, as long as both are there
+    /// when it is their turn, and up to the endpoint's setting `max_run_bytes`.
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued then.
@@ -80,18 +81,20 @@ impl Session {
         self.put(endpoint, endpoint.queue_set, len, meta, TOGETHER, fill)
     }
 
-    /// Puts a finished packet of at most [`SMALL_BYTES`] bytes, Ethernet header included, where it
-    /// goes past the backlog and past whoever's turn it is, to the device or to an endpoint of this
-    /// host; so many of all applications together go past the others as the device's setting `small`
-    /// allows in a turn, and the rest after them. Rights, rates and quotas are the endpoint's.
+    /// Queues a finished, expedited packet of at most [`SMALL_BYTES`] bytes, Ethernet header
+    /// included. The engine sends it ahead of the backlog and of every scheduled packet, to the
+    /// device or to an endpoint of this host. In each poll iteration the engine expedites at most
+    /// as many of all applications together as the device's setting `small` allows, and sends the
+    /// rest after them. The endpoint's rights, rates and quotas apply.
     ///
-    /// It goes by the queue set of [`Options::small_queue_set`](crate::Options::small_queue_set),
-    /// where nothing waits before it but other small ones. Without one it waits in the endpoint's own
-    /// for those that were put there before it, and goes past what waits for the device once it is at
-    /// the head; in the middle of a message of several packets it comes with that. Either way it may
-    /// overtake packets that this endpoint sent earlier; small ones stay in order.
+    /// The packet goes by the queue pair of
+    /// [`Options::small_queue_set`](crate::Options::small_queue_set), where only other expedited
+    /// packets wait before it. Without one it waits in the endpoint's own queue pair for earlier
+    /// packets. Once it is at the head, it overtakes the packets that wait for the device. In the
+    /// middle of a message of several packets it comes with that message. Either way it may
+    /// overtake packets that this endpoint sent earlier; expedited packets stay in order.
     ///
-    /// It is sent with the next [`Session::flush`].
+    /// The next [`Session::flush`] sends it.
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued then.
@@ -139,7 +142,7 @@ impl Session {
                 return Err(SendError::Full);
             }
         }
-        // There are enough frames, as just looked at.
+        // There are enough buffers, as just checked.
         if let Some(frame) = self.transmit_free.next(prefetch_distance(len) as usize) {
             self.transmit_heap.prefetch(frame, len);
         }
@@ -167,7 +170,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a packet of `len` bytes would be taken by [`Session::send`] now.
+    /// `true` if [`Session::send`] would take a packet of `len` bytes now.
     pub fn has_room(&mut self, endpoint: Endpoint, len: usize) -> bool {
         let needed = len.div_ceil(self.transmit_heap.data_bytes());
         let fits = |session: &Session| {
@@ -196,7 +199,7 @@ impl Session {
         })
     }
 
-    /// Makes everything queued known to the server, and wakes it if it sleeps: once a batch.
+    /// Publishes all queued packets to the server, and wakes it if it sleeps: once a batch.
     ///
     /// # Errors
     /// [`Lost`].
@@ -213,10 +216,10 @@ impl Session {
             if transmit.in_flight() < half || !self.doorbell_hold.rings_half {
                 continue;
             }
-            // So it seems by what was seen sent so far.
+            // By the completions that the client has seen so far.
             let free = &mut self.transmit_free;
             outcome = outcome.and(transmit.reclaim(|frame| free.give_back(frame)).map(|_| ()));
-            // Soon it would be full: it is time to look, however the server waits.
+            // The queue is soon full, so the server should look now, whatever its wait strategy.
             self.doorbell_hold.half |= transmit.in_flight() >= half;
         }
         self.doorbell_hold.urgent |= self.doorbell_hold.half;
@@ -235,8 +238,8 @@ impl Session {
         Ok(())
     }
 
-    /// As [`Session::flush`], and the server is to look at once: a ring that was put off is made,
-    /// also to a server that looks by the clock. For the last packet of a burst.
+    /// Flushes as [`Session::flush`] does, and asks the server to look at once: the client sends a
+    /// deferred notification, also to a timer-driven server. For the last packet of a burst.
     ///
     /// # Errors
     /// [`Lost`].
@@ -247,15 +250,16 @@ impl Session {
         Ok(())
     }
 
-    /// Puts off waking the server: until `packets` are queued, `delay` has passed, a queue is half
-    /// full, or [`Session::flush_now`] is called, whichever is first. Packets are not held back: a
-    /// server that is awake finds them at once, unless this session had nothing to send for so long
-    /// that it rests (docs/signalling.md); then the first one waits for the ring.
+    /// Defers notifications to the server: until `packets` are queued, `delay` has passed, a queue
+    /// is half full, or [`Session::flush_now`] is called, whichever is first. The packets
+    /// themselves are not held back: a server that is awake finds them at once. The exception is a
+    /// session that had nothing to send for so long that the engine parked it (docs/signalling.md):
+    /// its first packet waits for the notification.
     ///
-    /// No thread watches the time: a ring is made by the first call of the session after it, and
-    /// before each sleep in [`Session::wait`] and [`Session::arm`]. Whoever computes meanwhile calls
-    /// `flush_now` first. One packet or no delay: rings at once, as at first. (Hennrich calls it
-    /// producer IPC saving.)
+    /// No thread watches the time: the session's first call after it sends the notification, and so
+    /// does each sleep in [`Session::wait`] and [`Session::arm`]. A program that computes meanwhile
+    /// calls `flush_now` first. One packet or no delay: the client notifies at once, as by default.
+    /// (Hennrich calls it producer IPC saving.)
     pub fn put_off_rings(&mut self, packets: u32, delay: Duration) {
         if !self.is_parents() {
             return;
@@ -265,24 +269,27 @@ impl Session {
         self.ring_held();
     }
 
-    /// Whether the server is rung when half of a queue is in flight, whatever was put off, and also if
-    /// it looks by the clock; so at first. If not, a full queue waits for its time.
+    /// Sets whether the client notifies the server when half of a queue is in flight, whatever it
+    /// defers, and also if the server is timer-driven; on by default. If off, a full queue waits
+    /// for its time.
     pub fn set_ring_half(&mut self, on: bool) {
         self.doorbell_hold.rings_half = on;
     }
 
-    /// Whether a server that is awake, looks by the clock or was rung already is not rung again; so at
-    /// first. If not, it is rung for each batch, to see what that saves: as the device's setting
-    /// `ring_saving` has it the other way.
+    /// Sets whether the client suppresses notifications to a server that is awake, timer-driven or
+    /// notified already; on by default. If off, the client notifies it for each batch, to measure
+    /// what the suppression saves. The device's setting `ring_saving` does the same in the other
+    /// direction.
     pub fn set_ring_saving(&mut self, on: bool) {
         self.doorbell_hold.saves = on;
     }
 
-    /// News were published; `new`: the server has not been told of them. Rings, now or later.
+    /// Notifies the server, now or later, after packets were published. `new`: the server has had
+    /// no notification of them.
     fn ring_for(&mut self, new: bool) {
         let hold = &mut self.doorbell_hold;
         if !new && !hold.urgent && hold.since.is_none() && hold.saves {
-            // Told already, and it has yet to look.
+            // The server was notified already, and has yet to look.
             return;
         }
         let now = if hold.packets > 1 && !hold.urgent {
@@ -299,7 +306,7 @@ impl Session {
         }
     }
 
-    /// A ring that was put off is made if its time has come.
+    /// Sends a deferred notification if its time has come.
     pub(crate) fn ring_if_due(&mut self) {
         if self.doorbell_hold.since.is_some_and(|since| since.elapsed() >= self.doorbell_hold.delay)
         {
@@ -307,7 +314,7 @@ impl Session {
         }
     }
 
-    /// A ring that was put off is made.
+    /// Sends a deferred notification.
     pub(crate) fn ring_held(&mut self) {
         if self.doorbell_hold.since.is_some() || self.doorbell_hold.urgent {
             self.ring();
@@ -322,7 +329,7 @@ impl Session {
         (hold.since, hold.sent) = (None, self.statistics.sent);
         let fenced = doorbell::fence();
         let asleep = self.ringer.must_ring(fenced, urgent);
-        // One that looks at this session no more has no clock for it.
+        // A server that has parked this session has no clock for it.
         let rests = self.rest_ringer.must_ring(fenced, true);
         if asleep == Due::Now || rests == Due::Now || !saves {
             self.statistics.rings += 1;
@@ -333,30 +340,30 @@ impl Session {
         }
     }
 
-    /// Asks that [`Session::wait`] also returns when half of what a queue set has to send is sent.
-    /// Once: ask again for the next time.
+    /// Asks that [`Session::wait`] also returns when half of a queue pair's packets to send are
+    /// sent. The request holds once: ask again for the next time.
     ///
     /// # Errors
     /// [`Lost`].
     ///
     /// # Panics
-    /// When there is no such queue set.
+    /// When there is no such queue pair.
     pub fn want_room(&mut self, queue_set: u32) -> Result<(), Lost> {
         self.check()?;
         let set = &mut self.queue_sets[queue_set as usize];
         let half = set.transmit.in_flight().div_ceil(2);
         set.transmit.want(half);
         set.wants = true;
-        // Looked at once, now that the wish is written: what comes later comes with an event.
+        // One look, now that the wish is written: later completions come with an event.
         self.look_for_room(queue_set)
     }
 
-    /// Looks whether a queue set has the room that it wanted.
+    /// Looks whether a queue pair has the room that the application asked for.
     pub(crate) fn look_for_room(&mut self, queue_set: u32) -> Result<(), Lost> {
         self.unsent(queue_set)?;
         let set = &mut self.queue_sets[queue_set as usize];
         if set.transmit.has_what_it_wanted() {
-            // News again, though the last was told and nobody asked for it.
+            // Reported again, though the application never asked for the last report.
             (set.wants, set.room, set.room_told) = (false, true, false);
             if !set.ready {
                 set.ready = true;
@@ -366,13 +373,13 @@ impl Session {
         Ok(())
     }
 
-    /// Looks what is sent; answers how many frames of a queue set's transmit queue are not.
+    /// Looks for completions; returns how many buffers of a queue pair's transmit queue are unsent.
     ///
     /// # Errors
     /// [`Lost`].
     ///
     /// # Panics
-    /// When there is no such queue set.
+    /// When there is no such queue pair.
     pub fn unsent(&mut self, queue_set: u32) -> Result<u32, Lost> {
         self.check()?;
         let set = &mut self.queue_sets[queue_set as usize];

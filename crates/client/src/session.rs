@@ -1,4 +1,4 @@
-//! A session: attach, endpoints, and how it ends.
+//! A session: attaching, endpoints, and its end.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -36,22 +36,22 @@ use crate::wait::Waiter;
 pub(crate) struct QueueSet {
     pub(crate) transmit: TransmitProducer,
     pub(crate) receive: ReceiveConsumer,
-    /// It is in `ready`.
+    /// `true` if it is in `ready`.
     pub(crate) ready: bool,
-    /// It is in `dirty`.
+    /// `true` if it is in `dirty`.
     pub(crate) dirty: bool,
-    /// Room that was wanted is there: news even when no packet waits.
+    /// `true` if the room that the application asked for is there: news even when no packet waits.
     pub(crate) room: bool,
-    /// A wait has ended with that.
+    /// `true` if a wait has ended with that.
     pub(crate) room_told: bool,
-    /// It waits for room: with its next event it is looked at for it.
+    /// `true` if the application waits for room: the client looks for it with the next event.
     pub(crate) wants: bool,
 }
 
 /// An attachment to a driver server. See the crate's documentation for threads and `fork`.
 pub struct Session {
     pub(crate) channel: Channel,
-    /// How long a request may go unanswered.
+    /// How long the client waits for the answer to a request.
     answer_timeout: Duration,
     pub(crate) doorbell: OwnedFd,
     pub(crate) wake: OwnedFd,
@@ -59,7 +59,7 @@ pub struct Session {
     pub(crate) transmit_heap: TransmitHeap,
     pub(crate) receive_heap: ReceiveHeap,
     pub(crate) transmit_free: FreeFrames,
-    /// Which transmit frames the application has, neither free nor in a queue.
+    /// `true` for the transmit buffers that the application has, neither free nor in a queue.
     pub(crate) reserved: Box<[bool]>,
     pub(crate) small_queue_set: Option<u32>,
     pub(crate) receive_free: FreeFrames,
@@ -69,20 +69,22 @@ pub struct Session {
     pub(crate) sleeper: Sleeper,
     pub(crate) waiter: Waiter,
     pub(crate) doorbell_hold: DoorbellHold,
-    /// Whether the engine sleeps.
+    /// Reads whether the engine sleeps.
     pub(crate) ringer: Ringer,
-    /// Whether the engine, awake or not, looks at this session only when it rings.
+    /// Reads whether the engine has parked this session: awake or not, it looks at it only after a
+    /// notification.
     pub(crate) rest_ringer: Ringer,
     header: PeerWords,
     counters: PeerWords,
     pub(crate) ready: VecDeque<u32>,
     pub(crate) dirty: Vec<u32>,
     pub(crate) packet: [Descriptor; MAX_CHAIN],
-    /// How long the first frame of the packet received last was.
+    /// Length of the first buffer of the packet received last.
     pub(crate) length: usize,
     pub(crate) statistics: Statistics,
     pub(crate) lost: Option<Lost>,
-    /// The doorbell's other end is closed; what is in the queues is there to be taken first.
+    /// `true` if the doorbell's other end is closed; the application takes the packets in the
+    /// queues first.
     pub(crate) hung_up: bool,
     info: Info,
     guard: ForkGuard,
@@ -100,18 +102,18 @@ impl Session {
     /// Attaches to the server that listens at `path`.
     ///
     /// # Errors
-    /// [`AttachError`] says what is in the way.
+    /// [`AttachError`] says why it failed.
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
         let (path, deadline) = (path.as_ref(), Deadline::after(options.answer_timeout));
         let socket = connect(path, deadline)?;
         Session::attach_by(socket, options, deadline).map_err(|error| error.at(path))
     }
 
-    /// Attaches over a connected socket: one that a server in this process gave, or that was
-    /// handed over.
+    /// Attaches over a connected socket: one that a server in this process gave, or that another
+    /// process handed over.
     ///
     /// # Errors
-    /// [`AttachError`] says what is in the way.
+    /// [`AttachError`] says why it failed.
     pub fn attach_over(socket: OwnedFd, options: &Options) -> Result<Session, AttachError> {
         Session::attach_by(socket, options, Deadline::after(options.answer_timeout))
     }
@@ -243,13 +245,13 @@ impl Session {
         Ok(session)
     }
 
-    /// What the session got.
+    /// Returns the server's grant to the session.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info
     }
 
-    /// What this side counted.
+    /// Returns the client's counts.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let (before, ticks) = (self.statistics, self.waiter.ticks());
@@ -262,8 +264,8 @@ impl Session {
         }
     }
 
-    /// What the server counted for an endpoint; all zero in a child made by `fork`, and for another
-    /// session's whose number is higher than any of this one's.
+    /// Returns the server's counters of an endpoint; all zero in a child made by `fork`, and for
+    /// another session's endpoint whose number is higher than any of this one's.
     #[must_use]
     pub fn counters(&self, endpoint: Endpoint) -> Vec<(&'static str, u64)> {
         let start = endpoint.number as usize * ENDPOINT_COUNTERS;
@@ -287,7 +289,7 @@ impl Session {
         }
     }
 
-    /// Gives an endpoint back. Packets of it that wait to be sent are dropped.
+    /// Gives an endpoint back. The server drops packets of it that wait to be sent.
     ///
     /// # Errors
     /// [`OpenError`] says why not.
@@ -329,7 +331,7 @@ impl Session {
         }
     }
 
-    /// Why the session is over, now that the server has hung up.
+    /// Returns why the session is over, now that the server has hung up.
     pub(crate) fn over(&mut self) -> Lost {
         if let Some(lost) = self.lost {
             return lost;
@@ -342,14 +344,14 @@ impl Session {
         *self.lost.insert(lost)
     }
 
-    /// Whether this is the process that attached: in a child made by `fork` the session's memory is
-    /// not there, and what comes through its descriptors is the parent's.
+    /// `true` if this is the process that attached. A child made by `fork` does not have the
+    /// session's memory, and messages that come through its descriptors are the parent's.
     #[inline]
     pub(crate) fn is_parents(&self) -> bool {
         self.guard.is_parent()
     }
 
-    /// Whether the session can still be used, as far as known.
+    /// Returns whether the session can still be used, as far as known.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Lost> {
         if !self.guard.is_parent() {
@@ -358,7 +360,7 @@ impl Session {
         self.lost.map_or(Ok(()), Err)
     }
 
-    /// The server wrote what cannot be.
+    /// Ends the session because the server wrote an impossible value.
     pub(crate) fn wrong(&mut self, violation: Violation) -> Lost {
         *self.lost.get_or_insert(Lost::ServerWrong(violation))
     }

@@ -1,4 +1,4 @@
-//! Waiting: by polling, by blocking, or in somebody else's epoll.
+//! Waiting: by polling, by blocking, or in the caller's epoll.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use crate::error::{Lost, OpenError, Refusal};
 use crate::options::Waiting;
 use crate::session::Session;
 
-/// Looks without news after which a side that spins looks whether the server lives. Each takes some
-/// ten nanoseconds.
+/// Looks without news after which a spinning client checks whether the server lives. Each takes
+/// some ten nanoseconds.
 const LOOKS: u32 = 65_536;
-/// How often a side that spins between ticks looks whether the server lives, in nanoseconds.
+/// How often a client that spins between ticks checks whether the server lives, in nanoseconds.
 const HEAR: u64 = 1_000_000;
-/// A clock whose ticks are this far apart always sleeps between them, in nanoseconds: nothing has
-/// to be measured for it.
+/// The distance between ticks from which a clock always sleeps between them, in nanoseconds:
+/// nothing has to be measured for it.
 const ALWAYS_SLEPT: u64 = 100_000;
 
 /// How [`Session::wait`] waits, with what it remembers.
@@ -27,7 +27,7 @@ pub(crate) struct Waiter {
     way: Way,
     began: Instant,
     looks: u32,
-    /// When a side that spins between ticks last looked whether the server lives.
+    /// When a client that spins between ticks last checked whether the server lives.
     heard: u64,
 }
 
@@ -37,12 +37,12 @@ enum Way {
     Poll,
     Spin(Spinner),
     Clocked(Clock),
-    /// A clock so fast that its first wait asks what sleep holds, ticks a second.
+    /// A clock so fast that its first wait measures the shortest sleep, in ticks a second.
     NotMeasured(u64),
 }
 
-/// The shortest time between ticks that is slept for. Unlike the engine, this side leaves its
-/// thread's timers as late as the kernel lets them be.
+/// Returns the shortest time between ticks for which the client sleeps. Unlike the engine, the
+/// client leaves its thread's timers as late as the kernel lets them be.
 fn least_sleep() -> u64 {
     let costs = Costs::of_this_machine();
     costs.least_sleep().max(costs.tick_late).min(ALWAYS_SLEPT)
@@ -66,12 +66,12 @@ impl Waiter {
         Waiter { way, began: Instant::now(), looks: 0, heard: 0 }
     }
 
-    /// What became of its clock's ticks.
+    /// Returns the counts of the clock's ticks.
     pub(crate) fn ticks(&self) -> Ticks {
         if let Way::Clocked(clock) = &self.way { clock.counts } else { Ticks::default() }
     }
 
-    /// Nanoseconds on its own clock.
+    /// Returns the time on the waiter's own clock, in nanoseconds.
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
@@ -98,7 +98,7 @@ impl Waiter {
         }
     }
 
-    /// What sleep holds is known: the clock starts.
+    /// Starts the clock, once the shortest sleep is known.
     fn measured(&mut self, hz: u64, least_sleep: u64) {
         self.way = Way::Clocked(Clock::new(hz, least_sleep, self.now()));
     }
@@ -139,10 +139,11 @@ impl Waiter {
 }
 
 impl Session {
-    /// Waits until a queue set has news: packets, or room that was wanted
-    /// ([`Session::want_room`]). Answers `false` when the time is over; `None` waits for ever, and
-    /// zero only looks. A time that is over later than clocks go is for ever, too. What was received
-    /// before and not taken is news too. What was put into transmit queues is flushed first.
+    /// Waits until a queue pair has news: packets, or room that the application asked for
+    /// ([`Session::want_room`]). Returns `false` when the time is over. `None` never expires, and
+    /// zero only looks; a deadline beyond the clock's range never expires, either. Packets that
+    /// were received before and not taken are news too. The client first flushes the transmit
+    /// queues.
     ///
     /// # Errors
     /// [`Lost`], within milliseconds of the server's end.
@@ -166,7 +167,7 @@ impl Session {
                 Step::Spin { until } if self.waiter.is_clocked() => {
                     self.spin_to_the_tick(until, left)?;
                 }
-                // Whoever would send what is waited for may want this very processor.
+                // The thread that would send the awaited packet may want this very processor.
                 Step::Spin { .. } => rustix::thread::sched_yield(),
                 Step::Unrung { until } => self.sleep_by_the_clock(until, left)?,
                 Step::Rung => {
@@ -188,21 +189,21 @@ impl Session {
     /// Changes how [`Session::wait`] waits.
     ///
     /// # Errors
-    /// [`OpenError`], for a clock out of its range among it; the old way stands then.
+    /// [`OpenError`], for example for a clock out of its range; the old way stands then.
     pub fn set_waiting(&mut self, waiting: Waiting) -> Result<(), OpenError> {
         self.check()?;
         waiting.check().map_err(|wrong| OpenError::Refused {
             refusal: Refusal::Malformed,
             text: format!("set_waiting: {wrong}"),
         })?;
-        // What the old way's clock counted stays.
+        // The counts of the old clock stay.
         self.statistics = self.statistics();
         self.waiter = Waiter::new(waiting);
         self.sleeper.awake();
         Ok(())
     }
 
-    /// Who spins hears of the server's end by looking for it now and then.
+    /// Checks now and then whether the server lives, for a client that spins.
     fn look_whether_it_lives(&mut self) -> Result<(), Lost> {
         std::hint::spin_loop();
         if self.waiter.is_time_to_look() {
@@ -217,7 +218,7 @@ impl Session {
         let left = left.map_or(u64::MAX, |left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
         let until = until.min(self.waiter.now().saturating_add(left));
         while self.waiter.now() < until {
-            // Whoever would send what is waited for may want this very processor.
+            // The thread that would send the awaited packet may want this very processor.
             rustix::thread::sched_yield();
         }
         self.waiter.woke();
@@ -227,7 +228,8 @@ impl Session {
         Ok(())
     }
 
-    /// Sleeps until the tick, or `left`; rung only when half of the frames are used.
+    /// Sleeps until the tick, or for `left`; the server notifies the client only when half of its
+    /// buffers are used.
     fn sleep_by_the_clock(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
         self.flush()?;
         self.ring_held();
@@ -243,8 +245,8 @@ impl Session {
         woken.map(|_| ())
     }
 
-    /// Whether a queue set has news, without a system call: for who looks again and again. That the
-    /// server has ended is noticed by [`Session::wait`] alone.
+    /// Returns whether a queue pair has news, without a system call: for callers that look again
+    /// and again. Only [`Session::wait`] notices that the server has ended.
     ///
     /// # Errors
     /// [`Lost`].
@@ -252,8 +254,8 @@ impl Session {
         self.has_news()
     }
 
-    /// A queue set that has news: packets that wait, the same one until they are taken; or room that
-    /// was wanted, said once.
+    /// Returns a queue pair that has news: packets that wait, the same one until the application
+    /// takes them; or room that the application asked for, reported once.
     ///
     /// # Errors
     /// [`Lost`].
@@ -273,7 +275,7 @@ impl Session {
                 self.look_for_room(queue_set)?;
             }
             let set = &mut self.queue_sets[queue_set as usize];
-            // Looked at after its event was acknowledged: what comes later is a new event.
+            // This look follows the acknowledgement of the event: later packets are a new event.
             match set.receive.observe() {
                 Ok(0) if !set.room => {
                     set.ready = false;
@@ -286,9 +288,9 @@ impl Session {
         Ok(None)
     }
 
-    /// For somebody else's epoll, before each sleep: announces it, and looks once more. `true`:
-    /// there is news already, do not sleep. `false`: [`Session::as_fd`] becomes readable when there
-    /// is. After the sleep comes [`Session::disarm`].
+    /// Announces a sleep in the caller's epoll, and looks once more; the caller calls this before
+    /// each sleep. `true`: there is news already, do not sleep. `false`: [`Session::as_fd`] becomes
+    /// readable when there is. After the sleep the caller calls [`Session::disarm`].
     ///
     /// # Errors
     /// [`Lost`].
@@ -311,14 +313,14 @@ impl Session {
         Ok(true)
     }
 
-    /// After a sleep: nobody needs to ring any more; takes the rings that came.
+    /// Ends an announced sleep: suppresses further notifications, and takes those that came.
     pub fn disarm(&mut self) {
         if self.is_parents() && self.sleeper.is_announced() {
             self.sleeper.awake();
         }
     }
 
-    /// Takes events. Whether any queue set has news, new or left over.
+    /// Takes events. Returns whether any queue pair has news, new or left over.
     fn has_news(&mut self) -> Result<bool, Lost> {
         self.check()?;
         self.ring_if_due();
@@ -334,7 +336,7 @@ impl Session {
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
         }
-        // Room is news once, also to who does not ask which queue set has it.
+        // Free space is reported once, even if the caller never asks which queue pair has it.
         if let Some(first) = self.ready.front() {
             let set = &mut self.queue_sets[*first as usize];
             set.room &= !std::mem::take(&mut set.room_told);
@@ -372,7 +374,7 @@ impl Session {
         Ok(true)
     }
 
-    /// Empties the doorbell; for an epoll of the caller's, after it became readable.
+    /// Empties the doorbell; for the caller's epoll, after it became readable.
     pub fn take_rings(&mut self) {
         if !self.is_parents() {
             return;
@@ -393,7 +395,8 @@ impl Session {
 }
 
 impl AsFd for Session {
-    /// Readable when the server rings, and hung up when it ends. See [`Session::arm`].
+    /// Returns a descriptor that is readable when the server notifies the client, and hung up when
+    /// the server ends. See [`Session::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
     }
@@ -418,7 +421,7 @@ mod tests {
             assert_eq!(matches!(step, Step::Spin { .. }), spins, "{hz} Hz: {step:?}");
             assert_eq!(matches!(step, Step::Unrung { .. }), !spins, "{hz} Hz: {step:?}");
         }
-        // As long as the longest that is ever spun for.
+        // The longest time for which a client ever spins.
         for hz in [1, 1000, 10_000] {
             let mut waiter = Waiter::new(Waiting::Clocked(hz));
             assert!(matches!(waiter.way, Way::Clocked(_)), "{hz} Hz needs no measuring");

@@ -1,5 +1,5 @@
 //! An engine that is bound by processor time or by the clock, in this process, over an in-memory
-//! device: what it takes, and that it leaves nothing behind.
+//! device: the time that it uses, and that it leaves no packet behind.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,8 +48,8 @@ fn counter(server: &Server, name: &str) -> u64 {
     report["device"]["counters"][name].as_u64().unwrap()
 }
 
-/// Where the scheduler's account of this process' engine is: each server has a thread of that name,
-/// and each test of this file is a process of its own only with some runners.
+/// Returns where the scheduler's account of this process' engine is: each server has a thread of
+/// that name, and only some runners give each test of this file a process of its own.
 fn engines() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let paths = tasks.map(|task| task.unwrap().path());
@@ -59,7 +59,7 @@ fn engines() -> Vec<String> {
     named.map(|path| path.join("schedstat").to_str().unwrap().to_owned()).collect()
 }
 
-/// Starts a server, and says where the account of its engine is.
+/// Starts a server, and returns where the account of its engine is.
 fn serve_alone(mode: Mode) -> (Server, loopback::LoopbackDevice, String) {
     static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE_AT_A_TIME.lock().unwrap();
@@ -76,7 +76,7 @@ fn serve_alone(mode: Mode) -> (Server, loopback::LoopbackDevice, String) {
     }
 }
 
-/// Time on a processor.
+/// Returns the time on a processor.
 fn cpu(account: &str) -> Duration {
     let text = fs::read_to_string(account).unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
@@ -91,7 +91,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Sends as fast as it can, and has the engine rung each time, until told to end.
+/// Sends as fast as it can, and notifies the engine each time, until the test ends it.
 fn flood(from: &mut Session, by: Endpoint, packet: &[u8], over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         loop {
@@ -105,15 +105,15 @@ fn flood(from: &mut Session, by: Endpoint, packet: &[u8], over: &AtomicBool) {
     }
 }
 
-/// One application sends as fast as it can, and rings as often as it may: the engine takes no more
-/// than it is allowed to. Others that rang meanwhile are found, and orders are followed.
+/// One application sends as fast as it can, and notifies as often as it may: the engine uses at
+/// most its bound. It finds other sessions that sent notifications meanwhile, and follows commands.
 #[test]
 fn the_bound_on_processor_time_holds_under_a_flood() {
     const BOUND: f64 = 0.075;
     let (server, _far, account) = serve_alone(Mode::Auto);
     let ((mut a, by_a), (b, _)) = (attach(&server, "floods"), attach(&server, "flooded"));
     let ((mut c, by_c), (mut d, _)) = (attach(&server, "c"), attach(&server, "d"));
-    // More than are watched in any case: some rest.
+    // More than the engine keeps active in any case: it parks some.
     let _idle: Vec<_> = (0..10).map(|_| attach(&server, "idle")).collect();
     let packet = frame(&b, &a, 1);
     let over = AtomicBool::new(false);
@@ -139,7 +139,7 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
             assert!(d.wait(PATIENCE).unwrap(), "packet {number} was not found");
             assert_eq!(d.receive_one(0).unwrap().unwrap()[14], number);
         }
-        // An order is followed before the time is over, and may lift the bound.
+        // The engine follows a command before the time is over, and the command may lift the bound.
         set(&server, Setting::CpuPercent, 100);
         println!("{shares:?} of a processor, throttled {throttled} times");
         assert!(shares.iter().any(|share| *share <= BOUND), "{shares:?} of a processor, not 0.05");
@@ -148,8 +148,8 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
     server.stop().unwrap();
 }
 
-/// More queue sets have a packet each than are heard of in a turn: all leave in the tick that finds
-/// them, and not so many in each.
+/// More queue pairs have a packet each than the engine hears of in one poll iteration: all leave in
+/// the tick that finds them, instead of a part of them in each tick.
 #[test]
 fn a_tick_takes_all_that_there_is() {
     const SETS: u32 = 3000;
@@ -182,7 +182,7 @@ fn a_tick_takes_all_that_there_is() {
     }
     many.flush().unwrap();
     let until = Instant::now() + Duration::from_secs(30);
-    // Most are dropped there, and that is sent too.
+    // The device drops most of them there, and that counts as sent too.
     let taken = |many: &Session| {
         endpoints.iter().filter(|one| many.counters(**one).contains(&("tx_packets", 1))).count()
     };
@@ -196,13 +196,14 @@ fn a_tick_takes_all_that_there_is() {
     server.stop().unwrap();
 }
 
-/// A clock that no sleep keeps up with says so by its ticks, and hears those that rest at each of them.
+/// A clock that no sleep keeps up with shows this by its ticks, and the engine finds parked
+/// sessions' notifications at each of them.
 #[test]
 fn who_stays_awake_between_ticks_counts_them_and_hears_rings() {
     const HZ: u64 = 100_000;
     let (server, _far) = serve(Mode::Interrupt);
     let mut all: Vec<_> = (0..20).map(|_| attach(&server, "one of many")).collect();
-    // As many turns as make the others rest.
+    // Enough poll iterations to park the others.
     let [(a, by_a), (b, _)] = all.get_disjoint_mut([0, 1]).unwrap();
     for number in 0..200 {
         a.send_bytes(*by_a, &frame(b, a, number)).unwrap();
@@ -220,7 +221,7 @@ fn who_stays_awake_between_ticks_counts_them_and_hears_rings() {
         let before = (counter(&server, "rings_asked"), counter(&server, "ticks_awake"));
         set(&server, Setting::ClockHz, HZ);
         std::thread::sleep(Duration::from_millis(200));
-        // What was counted is published with the next sleep.
+        // The engine publishes its counters with the next sleep.
         let sleeps = counter(&server, "sleeps");
         set(&server, Setting::ClockHz, 1000);
         comes("it sleeps", || counter(&server, "sleeps") > sleeps + 1);
@@ -264,7 +265,7 @@ fn comes(what: &str, mut there: impl FnMut() -> bool) {
     }
 }
 
-/// Of rings that were put off until near times, the later ones are made with the first.
+/// The engine sends later deferred notifications of near deadlines together with the first.
 #[test]
 fn slack_of_timers_brings_rings_together() {
     const ROUNDS: usize = 10;
@@ -305,7 +306,7 @@ fn slack_of_timers_brings_rings_together() {
     server.stop().unwrap();
 }
 
-/// Who is awake is not rung, unless that is switched off.
+/// Notifications to an awake side are suppressed, unless that is switched off.
 #[test]
 fn rings_are_saved_or_not() {
     const PACKETS: u64 = 10;
@@ -338,7 +339,8 @@ fn how_late_ticks_are_is_counted() {
     let of = |name| counter(&server, name);
     comes("ticks that are late", || of("ticks") >= 20 && of("ticks_late_ns") > 0);
     let (ticks, late, latest) = (of("ticks"), of("ticks_late_ns"), of("tick_latest_ns"));
-    // No timer is early, and none to the nanosecond. More ticks may have come between the reports.
+    // No timer is early, and none exact to the nanosecond. More ticks may have come between the
+    // reports.
     assert!(latest > 0 && latest <= of("ticks_late_ns"), "{latest} of {late}");
     assert!(late <= of("tick_latest_ns") * of("ticks"), "{late} in {ticks} ticks");
     server.stop().unwrap();
@@ -350,14 +352,14 @@ fn what_the_controller_does_is_counted() {
     let ((mut a, by_a), (b, _)) = (attach(&server, "a"), attach(&server, "b"));
     let of = |name| counter(&server, name);
     assert_eq!(of("late_packets") + of("throttled"), 0);
-    // No wake-up is so short: it stays awake, and sleeps again.
+    // No wake-up is so short: the engine stays awake, and sleeps again.
     let switches = of("mode_switches");
     set(&server, Setting::LatencyUs, 1);
     comes("it stays awake", || of("mode_switches") > switches);
     let switches = of("mode_switches");
     set(&server, Setting::LatencyUs, 1_000_000);
     comes("it sleeps again", || of("mode_switches") > switches);
-    // A bound that cannot be kept at so little processor time.
+    // A bound that the engine cannot keep at so little processor time.
     set(&server, Setting::LatencyUs, 1000);
     set(&server, Setting::CpuPercent, 1);
     let packet = frame(&b, &a, 1);

@@ -1,5 +1,5 @@
-//! A server in this process over an in-memory device, with sessions attached to it: what is sent
-//! by one is received by the other, and by the device's far end.
+//! A server in this process over an in-memory device, with sessions attached to it: packets that
+//! one session sends reach the other, and the device's far end.
 
 use std::time::Duration;
 
@@ -41,8 +41,8 @@ fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
     frame
 }
 
-/// Waits, and is woken. Whoever wakes up because its time is over finds news, too, that it was not
-/// told of.
+/// Waits, and returns whether a notification woke the session. A session whose time is over also
+/// finds news that it had no notification of.
 fn is_woken(session: &mut Session) -> bool {
     let (start, limit) = (std::time::Instant::now(), Duration::from_secs(5));
     session.wait(Some(limit)).unwrap() && start.elapsed() < limit
@@ -87,7 +87,7 @@ fn endpoint_to_endpoint_polling() {
     exchange(Mode::Poll, Waiting::Block, 5000);
 }
 
-/// However each side waits, nobody waits in vain.
+/// No side waits in vain, whatever the wait strategies.
 #[test]
 fn endpoint_to_endpoint_in_every_way() {
     for mode in [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
@@ -106,7 +106,7 @@ fn device_counter(server: &Server, name: &str) -> u64 {
     report["device"]["counters"][name].as_u64().unwrap()
 }
 
-/// The mode, and what goes with it, changes all the time under one packet at a time.
+/// The mode, and its further settings, change all the time under one packet at a time.
 #[test]
 fn every_change_of_mode_loses_no_wake_up() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -131,7 +131,7 @@ fn every_change_of_mode_loses_no_wake_up() {
     server.stop().unwrap();
 }
 
-/// A clock ticks as often as it is set to, and whoever cannot wait for it does not.
+/// A clock ticks as often as it is set to, and urgent work does not wait for it.
 #[test]
 fn by_the_clock() {
     let (server, _far) = serve(Mode::Clocked);
@@ -141,7 +141,7 @@ fn by_the_clock() {
     let packet = frame(b.info().mac, a.info().mac, 1);
     let before = std::time::Instant::now();
     set(&server, Setting::ClockHz, 1);
-    // It answers before its turn ends, and looks once more before it sleeps.
+    // The engine replies before its poll iteration ends, and looks once more before it sleeps.
     std::thread::sleep(Duration::from_millis(100));
     let rings = a.statistics().rings;
     a.send_bytes(from_a, &packet).unwrap();
@@ -149,21 +149,22 @@ fn by_the_clock() {
     let heard = b.wait(Some(Duration::from_millis(50))).unwrap();
     assert!(!heard || before.elapsed() > Duration::from_millis(900), "before the tick");
     assert_eq!(a.statistics().rings, rings, "a side that looks by itself is not rung");
-    // The last of a burst may say so.
+    // The sender of a burst can mark its last packet as urgent.
     a.send_bytes(from_a, &packet).unwrap();
     a.flush_now().unwrap();
     assert_eq!(a.statistics().rings, rings + 1);
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
     assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 2);
-    // Half of a queue is rung for.
+    // A half-full queue causes a notification.
     for _ in 0..128 {
         a.send_bytes(from_a, &packet).unwrap();
     }
     a.flush().unwrap();
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
     assert_eq!(a.statistics().rings_half, 1);
-    // It is half of what the server has left to send: whoever sends a little at a time rings for
-    // none of it, though it looks at what was sent only when it must.
+    // Half means half of the packets that the server has left to send. A client that sends a little
+    // at a time sends no notification for any of it, though it looks for completions only when it
+    // must.
     set(&server, Setting::ClockHz, 2000);
     let rings = a.statistics().rings;
     for _ in 0..40 {
@@ -179,8 +180,8 @@ fn by_the_clock() {
     server.stop().unwrap();
 }
 
-/// An application that looks by the clock is rung when half of its frames are used, though it was
-/// told of the first of them long before and has not looked.
+/// The engine notifies a timer-driven application when half of its buffers are used, though the
+/// engine notified it of the first of them long before and it has not looked.
 #[test]
 fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -189,7 +190,7 @@ fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
-    // Its first tick is a second after it attached; the next one a second later.
+    // The client's first tick is a second after it attached; the next one a second later.
     assert!(!b.wait(Some(Duration::from_millis(1100))).unwrap());
     let start = std::time::Instant::now();
     let sender = std::thread::spawn(move || {
@@ -205,7 +206,7 @@ fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(140), "rung for few: {took:?}");
-    // Not by the tick.
+    // The notification wakes the application, not the tick.
     let until = std::time::Instant::now() + Duration::from_secs(5);
     while device_counter(&server, "rings_half") == 0 {
         assert!(std::time::Instant::now() < until, "nobody rang for half");
@@ -215,7 +216,7 @@ fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
     server.stop().unwrap();
 }
 
-/// A clock that cannot be is refused, by both doors, and what was asked for before stands.
+/// Both ways of asking for a clock refuse one out of its range, and the earlier choice stands.
 #[test]
 fn a_clock_out_of_its_range_is_refused() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -240,8 +241,8 @@ fn a_clock_out_of_its_range_is_refused() {
     server.stop().unwrap();
 }
 
-/// Where sleep takes longer than a tick, a clock stays awake; else it sleeps once a tick. Its ticks
-/// are counted, also over a change of the way.
+/// Where sleep takes longer than a tick, a clocked client stays awake; else it sleeps once a tick.
+/// It counts its ticks, also over a change of the way.
 #[test]
 fn a_clock_that_sleep_cannot_hold_stays_awake() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -250,8 +251,8 @@ fn a_clock_that_sleep_cannot_hold_stays_awake() {
     assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
     assert!(!a.wait(Some(Duration::from_millis(50))).unwrap());
     let fast = a.statistics();
-    // It stays awake as surely as timers are late by ten microseconds, and the kernel lets them be
-    // by 50.
+    // The client stays awake as surely as timers are late by ten microseconds; the kernel lets them
+    // be late by 50.
     assert_eq!(fast.sleeps, 0, "{fast:?}");
     assert!(fast.ticks > 0 && fast.ticks_late_ns >= fast.tick_latest_ns, "{fast:?}");
     a.set_waiting(Waiting::Clocked(1000)).unwrap();
@@ -266,14 +267,14 @@ fn a_clock_that_sleep_cannot_hold_stays_awake() {
     let (ticks, missed) = (all.ticks - fast.ticks, all.ticks_missed - fast.ticks_missed);
     assert!(ticks + missed <= possible, "{ticks} and {missed} of {possible}");
     assert!((1..=2 * possible).contains(&all.sleeps), "{all:?}");
-    // Ticks that pass while it is at work are missed.
+    // Ticks that pass while the client is at work are missed.
     std::thread::sleep(Duration::from_millis(30));
     assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
     assert!(a.statistics().ticks_missed >= all.ticks_missed + 25, "{:?}", a.statistics());
     server.stop().unwrap();
 }
 
-/// Who stays awake between ticks hears of the server's end, and of what comes.
+/// A client that stays awake between ticks notices the server's end, and arriving packets.
 #[test]
 fn a_clock_that_stays_awake_hears_all() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -294,7 +295,8 @@ fn a_clock_that_stays_awake_hears_all() {
     assert_eq!(waiter.join().unwrap(), Err(Lost::ServerGone));
 }
 
-/// Rings to an application are put off until there is more to be rung for, and not longer than said.
+/// The engine defers notifications to an application until enough packets have come, and at most
+/// for the time that was set.
 #[test]
 fn rings_are_put_off_for_several_packets() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -304,14 +306,14 @@ fn rings_are_put_off_for_several_packets() {
     let packet = frame(b.info().mac, a.info().mac, 1);
     b.set(to_b, Setting::RxFrames, 10).unwrap();
     b.set(to_b, Setting::RxUsecs, 1_000_000).unwrap();
-    // What waits is found by who looks; only the ring is put off.
+    // A client that looks finds waiting packets; only the notification is deferred.
     a.send_bytes(from_a, &packet).unwrap();
     a.flush().unwrap();
     let until = std::time::Instant::now() + Duration::from_secs(5);
     while b.receive(0, 1, |_| ()).unwrap() == 0 {
         assert!(std::time::Instant::now() < until);
     }
-    // Each sender's batch is a turn of its own.
+    // The engine handles each sender's batch in a poll iteration of its own.
     let sender = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));
         for _ in 0..10 {
@@ -322,7 +324,7 @@ fn rings_are_put_off_for_several_packets() {
         (a, packet)
     });
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
-    // The one that was taken unrung counts.
+    // The packet that was taken without a notification counts.
     let got = b.receive(0, 99, |_| ()).unwrap();
     assert!(got >= 9, "{got}");
     let (mut a, packet) = sender.join().unwrap();
@@ -331,7 +333,7 @@ fn rings_are_put_off_for_several_packets() {
     let wake_ups = b.statistics().wake_ups;
     assert!(wake_ups <= 2, "{wake_ups} wake-ups for 10 packets");
     assert!(device_counter(&server, "rings_merged") >= 8);
-    // By the time, where fewer come.
+    // The time causes the notification, where fewer packets come.
     b.set(to_b, Setting::RxUsecs, 30_000).unwrap();
     let sender = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));
@@ -344,7 +346,7 @@ fn rings_are_put_off_for_several_packets() {
     let (_a, start) = sender.join().unwrap();
     assert!(start.elapsed() >= Duration::from_millis(25), "{:?}", start.elapsed());
     assert_eq!(b.receive(0, 99, |_| ()).unwrap(), 1);
-    // Endpoints are one's own: another's are not set.
+    // An application sets only its own endpoints, not another's.
     let other = b.set(to_b, Setting::Mode, 0).unwrap_err().to_string();
     assert!(other.contains("it is the device's"), "{other}");
     let wrong = b.set(to_b, Setting::RxFrames, 65_536).unwrap_err().to_string();
@@ -352,7 +354,8 @@ fn rings_are_put_off_for_several_packets() {
     server.stop().unwrap();
 }
 
-/// The server is woken once for several flushes, and in any case before the application sleeps.
+/// The client wakes the server once for several flushes, and in any case before the application
+/// sleeps.
 #[test]
 fn rings_to_the_server_are_put_off() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -377,7 +380,7 @@ fn rings_to_the_server_are_put_off() {
     a.send_bytes(from_a, &packet).unwrap();
     a.flush().unwrap();
     let mut got = 0;
-    // It rings before it sleeps.
+    // The client sends the notification before it sleeps.
     assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
     while got < 21 {
         assert!(b.wait(Some(Duration::from_secs(5))).unwrap(), "{got}");
@@ -386,7 +389,7 @@ fn rings_to_the_server_are_put_off() {
     let statistics = a.statistics();
     assert!(statistics.rings + statistics.rings_saved <= 4, "{statistics:?}");
     assert!(statistics.rings_put_off >= 9, "{statistics:?}");
-    // By its time, at the next call.
+    // After its time, the next call sends the notification.
     a.put_off_rings(10, Duration::from_millis(5));
     a.send_bytes(from_a, &packet).unwrap();
     a.flush().unwrap();
@@ -396,7 +399,7 @@ fn rings_to_the_server_are_put_off() {
     server.stop().unwrap();
 }
 
-/// Each saving of rings to the server can be switched off, to see what it saves.
+/// Each suppression of notifications to the server can be switched off, to measure what it saves.
 #[test]
 fn rings_to_the_server_are_saved_by_choice() {
     let (server, _far) = serve(Mode::Poll);
@@ -413,10 +416,10 @@ fn rings_to_the_server_are_saved_by_choice() {
         }
         a.statistics().rings - before
     };
-    // At most one, if it had rested.
+    // At most one, if the engine had parked the session.
     assert!(send(true) <= 1, "a server that never sleeps");
     assert_eq!(send(false), 50);
-    // Nothing is too long a time for a queue that is full, where that is no reason to ring.
+    // No time is too long for a full queue, where a full queue causes no notification.
     set(&server, Setting::Mode, Mode::Interrupt as u64);
     a.set_ring_saving(true);
     a.put_off_rings(1000, Duration::from_secs(100));
@@ -500,13 +503,13 @@ fn an_administrators_wildcards_receive_what_no_closer_rule_takes() {
         (flow.ports(8, 54).vlan(7).udp(b"x"), anything),
         (strange.ports(8, 54).udp(b"x"), anything),
         (strange.vlan(9).udp(b"x"), port),
-        // As many fields as the MAC address and the VLAN, but for the port.
+        // The rule has as many fields as the MAC address and the VLAN, but for the port.
         (flow.ports(8, 53).vlan(9).udp(b"x"), port),
         (flow.udp(b"x"), client),
         (flow.vlan(9).udp(b"x"), client),
         (flow.who_has(), own),
     ] {
-        // A request for an address is a broadcast: here it is for one.
+        // A request for an address is a broadcast: here it is for one endpoint.
         let mut packet = packet;
         if packet[0] & 1 != 0 {
             packet[..6].copy_from_slice(&mac);
@@ -517,7 +520,7 @@ fn an_administrators_wildcards_receive_what_no_closer_rule_takes() {
         a.receive(0, 1, |packet| got = Some(packet.endpoint())).unwrap();
         assert_eq!(got, Some(endpoint.number()), "{packet:02x?}");
     }
-    // What it receives for anybody it may not send from anybody.
+    // The endpoint may receive for any address, but not send from any.
     a.send_bytes(anything, &frame(mac, elsewhere, 1)).unwrap();
     a.send_bytes(anything, &frame(elsewhere, mac, 2)).unwrap();
     a.flush().unwrap();
@@ -557,14 +560,15 @@ fn a_full_queue_is_back_pressure_and_room_wakes() {
     while a.unsent(0).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nobody read: the receiver's frames are full, the rest was dropped and counted there.
+    // No application read: the receiver's buffers are full, and the engine dropped and counted the
+    // rest there.
     let received = b.counters(theirs).into_iter().collect::<std::collections::BTreeMap<_, _>>();
     assert_eq!(received["rx_packets"] + received["rx_dropped_no_frames"], sent);
     assert_eq!(received["rx_packets"], 256);
     server.stop().unwrap();
 }
 
-/// Room that was told of and not asked for is no reason to keep silent about the next.
+/// A report of room that the application did not ask for does not suppress the next one.
 #[test]
 fn room_is_told_again_to_who_wants_it_again() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -576,7 +580,7 @@ fn room_is_told_again_to_who_wants_it_again() {
     server.stop().unwrap();
 }
 
-/// Whoever sends and waits for the answer has sent, however he waits.
+/// A wait flushes the packets that the application queued before it, whatever its wait strategy.
 #[test]
 fn what_is_queued_leaves_before_a_wait() {
     for waiting in [Waiting::Block, Waiting::Poll, Waiting::Spin, Waiting::Clocked(1000)] {
@@ -591,7 +595,7 @@ fn what_is_queued_leaves_before_a_wait() {
     }
 }
 
-/// A time that is over later than clocks go is for ever.
+/// A deadline beyond the clock's range never expires.
 #[test]
 fn the_longest_times_are_waited_for() {
     let (server, _far) = serve(Mode::Interrupt);
@@ -615,7 +619,7 @@ fn the_servers_end_is_noticed_at_once() {
     let (server, _far) = serve(Mode::Interrupt);
     let mut a = attach(&server, "a");
     a.open(&Rule::new()).unwrap();
-    // Nothing but the end can end this wait.
+    // Only the server's end can end this wait.
     let waiter = std::thread::spawn(move || a.wait(None));
     std::thread::sleep(Duration::from_millis(100));
     server.stop().unwrap();
@@ -629,7 +633,7 @@ fn who_forges_is_counted_and_not_sent() {
     let rule = Rule::new().ethertype(0x88b5);
     let endpoint = a.open(&rule).unwrap();
     b.open(&rule).unwrap();
-    // Somebody else's address.
+    // Another endpoint's address.
     a.send_bytes(endpoint, &frame(b.info().mac, [2, 1, 1, 1, 1, 1], 1)).unwrap();
     // Another ethertype than the rule's.
     let mut other = frame(b.info().mac, a.info().mac, 2);
@@ -664,14 +668,14 @@ fn rules_belong_to_one() {
     server.stop().unwrap();
 }
 
-/// An endpoint of another session with more queue sets is refused where it cannot be.
+/// A session refuses another session's endpoint whose queue pair it does not have.
 #[test]
 fn another_sessions_endpoint_is_refused() {
     let (server, _far) = serve(Mode::Interrupt);
     let mut a = attach(&server, "a");
     let options = Options { queue_sets: 4, endpoints: 64, ..Options::default() };
     let mut b = Session::attach_over(server.connect().unwrap(), &options).unwrap();
-    // The last one's number is more than the other session has endpoints, too.
+    // The last endpoint's number is more than the other session has endpoints, too.
     let opened = (0..40).map(|port| b.open(&Rule::new().udp(port + 1).queue_set(3)).unwrap());
     let theirs = opened.last().unwrap();
     assert!(theirs.queue_set() == 3 && theirs.number() >= 16, "{theirs:?}");
@@ -713,17 +717,17 @@ fn reserved_frames_are_sent_when_it_is_their_turn() {
         assert!(a.reserved(frame, bytes + 1).is_none());
         a.reserved(frame, packet.len()).unwrap().copy_from_slice(packet);
     }
-    // All are reserved: nothing else is sent, and nothing was.
+    // All buffers are reserved: the session sends nothing else, and has sent nothing.
     assert_eq!(a.send_bytes(endpoint, &packets[0]), Err(SendError::Full));
     for len in [0, bytes + 1] {
         let length = SendError::Length { len, max: bytes };
         assert_eq!(a.send_reserved(endpoint, &frames[0], len), Err(length));
     }
     assert!(!b.wait(Some(Duration::from_millis(20))).unwrap());
-    // The last one goes first; the first one is not sent at all.
+    // The last buffer goes first; the first one is not sent at all.
     for (frame, packet) in frames.iter().zip(&packets).skip(1).rev() {
         a.send_reserved(endpoint, frame, packet.len()).unwrap();
-        // It is the server's now.
+        // The buffer belongs to the server now.
         assert!(a.reserved(frame, 60).is_none());
         assert!(a.send_reserved(endpoint, frame, packet.len()).is_err());
     }
@@ -732,7 +736,7 @@ fn reserved_frames_are_sent_when_it_is_their_turn() {
         assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
         assert_eq!(b.receive_one(0).unwrap().as_ref(), Some(packet));
     }
-    // What was sent is free again, once, whatever is done with its name.
+    // A sent buffer becomes free again once, whatever the application does with its name.
     for frame in frames.drain(..) {
         a.release(frame);
     }
@@ -741,7 +745,8 @@ fn reserved_frames_are_sent_when_it_is_their_turn() {
         assert!(std::time::Instant::now() < until);
     }
     assert_eq!(a.free_frames().unwrap(), slots);
-    // Another session's name for a frame is none here, unless this one has the same reserved.
+    // Another session's name for a buffer names none here, unless this session has reserved the
+    // same one.
     let theirs = b.reserve().unwrap();
     assert!(a.reserved(&theirs, 60).is_none());
     a.release(theirs);

@@ -1,5 +1,5 @@
-//! A thousand sessions at one server, and ten thousand endpoints in one session: what they cost those
-//! that are busy, and that none of them is forgotten.
+//! A thousand sessions at one server, and ten thousand endpoints in one session: their cost to the
+//! busy ones, and that the engine forgets none of them.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -21,8 +21,8 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 /// Descriptors that a session and its application take in one process, with room to spare.
 const DESCRIPTORS: u64 = 16;
 
-/// As many sessions as this process may have descriptors for, a thousand at most; raises the limit as
-/// far as it goes. Fewer than a hundred would show nothing.
+/// Returns as many sessions as this process may have descriptors for, at most a thousand; raises
+/// the limit as far as it goes. Fewer than a hundred would show nothing.
 fn sessions() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -80,7 +80,7 @@ fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
     frame
 }
 
-/// One packet from one to the other, waited for.
+/// Sends one packet from one application to the other, and waits for it.
 fn pass(from: &mut Application, to: &mut Application, number: u32) {
     let packet = frame(to.session.info().mac, from.session.info().mac, number);
     from.session.send_bytes(from.endpoint, &packet).unwrap();
@@ -89,7 +89,7 @@ fn pass(from: &mut Application, to: &mut Application, number: u32) {
     assert_eq!(to.session.receive_one(0).unwrap().unwrap(), packet);
 }
 
-/// Two of them, taken out and put back.
+/// Takes two applications out, sends a packet between them, and puts them back.
 fn between(all: &mut [Application], from: usize, to: usize, number: u32) {
     let [from, to] = all.get_disjoint_mut([from, to]).unwrap();
     pass(from, to, number);
@@ -104,7 +104,7 @@ fn counters(server: &Server) -> impl Fn(&str) -> u64 + use<> {
     move |name| report["device"]["counters"][name].as_u64().unwrap()
 }
 
-/// Waits for what a server that polls publishes only now and then.
+/// Waits for a value that a polling server publishes only now and then.
 fn comes(what: &str, mut there: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !there() {
@@ -129,7 +129,7 @@ fn idle_sessions_are_not_looked_at() {
     let (server, _far) = serve(Mode::Interrupt);
     let mut all: Vec<_> = (0..sessions()).map(|_| attach(&server, "one of many")).collect();
     let count = all.len() as u64;
-    // As many turns as make the others rest.
+    // Enough poll iterations to park the others.
     for number in 0..200 {
         between(&mut all, 0, 1, number);
     }
@@ -140,7 +140,7 @@ fn idle_sessions_are_not_looked_at() {
     }
     let after = counters(&server);
     let since = |name: &str| after(name) - before(name);
-    // Each busy turn is followed by one that is not, and by the look before a sleep.
+    // Each busy poll iteration is followed by one that is not, and by the look before a sleep.
     let chances = 3 * (since("busy_turns") + since("sleeps") + 10);
     let looks = since("session_looks");
     assert!(looks <= chances * 10, "{looks} looks in {chances} turns, with {count} sessions");
@@ -173,7 +173,7 @@ fn those_that_rest_are_heard_in_every_mode() {
     server.stop().unwrap();
 }
 
-/// Several at once, and an engine that is busy with others when they ring.
+/// A busy engine finds several parked sessions that send notifications at once.
 #[test]
 fn those_that_rest_are_heard_by_a_busy_engine() {
     for mode in [Mode::Poll, Mode::Interrupt, Mode::Clocked] {
@@ -223,7 +223,7 @@ fn sessions_that_rest_end_and_come_again() {
         for number in 0..100 {
             between(&mut all, 0, 1, number);
         }
-        // Every other one ends, most of them at rest.
+        // Every other session ends, most of them parked.
         let mut keep = 0;
         all.retain(|_| {
             keep += 1;
@@ -244,7 +244,7 @@ fn sessions_that_rest_end_and_come_again() {
     server.stop().unwrap();
 }
 
-/// A session by hand, without the library's good manners.
+/// A session by hand, without the library's restraint.
 struct Raw {
     _channel: Channel,
     wake: OwnedFd,
@@ -291,8 +291,9 @@ fn raw(server: &Server) -> Raw {
     Raw { _channel: channel, wake, _memory: memory, application }
 }
 
-/// Some ring all the time and have nothing to say, one says that it has and never rings, one lies:
-/// the others go on, and what the engine looks at stays bounded by the rings that it takes.
+/// Some sessions send notifications all the time without news, one has news and never sends a
+/// notification, one lies. The others go on, and the notifications that the engine takes bound its
+/// looks.
 #[test]
 fn who_rings_in_vain_or_never_holds_up_nobody() {
     let (server, _far) = serve(Mode::Poll);
@@ -306,7 +307,8 @@ fn who_rings_in_vain_or_never_holds_up_nobody() {
     }
     comes("twenty that rest", || counters(&server)("session_rests") >= 20);
     let before = counters(&server);
-    // An event that is published, and never rung for: it is nobody's loss but its own.
+    // An event that the session publishes, and never sends a notification for: only this session
+    // loses by it.
     silent.application.events.store(16, 0);
     silent.application.events.publish(0, 1);
     let over = AtomicBool::new(false);
@@ -326,7 +328,8 @@ fn who_rings_in_vain_or_never_holds_up_nobody() {
     });
     comes("somebody asks for rings", || counters(&server)("rings_asked") > before("rings_asked"));
     assert_eq!(counters(&server)("violations"), before("violations"));
-    // An index that cannot be, rung for: it is found although nobody looked at the session.
+    // An impossible index with a notification: the engine finds it although it did not poll the
+    // session.
     liar.application.events.publish(0, 1 << 20);
     rustix::io::write(&liar.wake, &1u64.to_ne_bytes()).unwrap();
     comes("the lie is found", || counters(&server)("violations") > before("violations"));
@@ -363,7 +366,7 @@ fn ten_thousand_endpoints_in_one_session() {
             a.session.send_bytes(from, &packet).unwrap();
         }
         a.session.flush().unwrap();
-        // Those, each once, and none beside.
+        // These endpoints, each once, and no others.
         let mut heard = BTreeSet::new();
         while heard.len() < CHOSEN {
             assert!(many.wait(PATIENCE).unwrap(), "round {round}: {heard:?} of {chosen:?}");
@@ -386,7 +389,7 @@ fn ten_thousand_endpoints_in_one_session() {
             answers.insert(u32::from(u16::from_be_bytes([packet[34], packet[35]])) - 1);
         }
         assert_eq!(answers, chosen);
-        // The room that each waited for is told of, too.
+        // The engine also reports the room that each waited for.
         let mut rooms = BTreeSet::new();
         while rooms.len() < CHOSEN {
             assert!(many.wait(PATIENCE).unwrap(), "round {round}: room of {rooms:?}");
@@ -394,7 +397,7 @@ fn ten_thousand_endpoints_in_one_session() {
         }
         assert_eq!(rooms, chosen);
     }
-    // The session ends; its ten thousand rules are taken away while the others go on.
+    // The session ends; the server removes its ten thousand rules while the others go on.
     let mac = many.info().mac;
     drop(many);
     for number in 0..500 {
@@ -404,7 +407,7 @@ fn ten_thousand_endpoints_in_one_session() {
         let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
         report["sessions"].as_array().unwrap().len() == 2
     });
-    // Its addresses and its rules are somebody else's now.
+    // Its addresses and its rules belong to another session now.
     let mut again = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     assert_eq!(again.info().mac, mac);
     let first = again.open(&Rule::new().udp(1)).unwrap();

@@ -1,5 +1,5 @@
-//! A server that stands still: every request of the client ends with a named error, and no late
-//! answer is taken for another request's.
+//! A server that stands still: every request of the client ends with a named error, and the client
+//! takes no late answer for another request's.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -80,7 +80,7 @@ fn a_server_that_accepts_no_connection_is_named() {
         );
         assert!(error.to_string().starts_with(&format!("{}: ", server.path.display())), "{error}");
     };
-    // The kernel takes the connection and the request, and nothing comes back.
+    // The kernel takes the connection and the request, and no answer comes back.
     is_named(server.attach());
     // The kernel takes no further connection.
     let address = SocketAddrUnix::new(&server.path).unwrap();
@@ -97,8 +97,9 @@ fn a_server_that_accepts_no_connection_is_named() {
     is_named(server.attach());
 }
 
-/// Carries requests to a server and answers back, `answered` of them; keeps the next answer until it
-/// is told to send that, too. Returns what the client's end received then, if anything could be sent.
+/// Carries requests to a server and answers back, `answered` of them; keeps the next answer until
+/// the test tells it to send that, too. Returns the message that the client's end received then, if
+/// anything could be sent.
 fn relay(
     client: OwnedFd,
     server: OwnedFd,
@@ -154,7 +155,7 @@ fn a_late_answer_is_no_other_requests_answer() {
     say_go_on.send(()).unwrap();
     let late = relay.join().unwrap();
     assert!(matches!(late, Err(Incoming::End)), "the late answer found {late:?}");
-    // Each later request says so, and none of them takes the late answer for its own.
+    // Each later request reports the loss, and none of them takes the late answer for its own.
     is_lost(session.close(endpoint));
     is_lost(session.open(&rule).map(drop));
     is_lost(session.set(endpoint, Setting::Weight, 3));

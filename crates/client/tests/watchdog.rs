@@ -1,4 +1,5 @@
-//! A device that stalls is noticed, reset, and given again what it kept; its sessions go on.
+//! The watchdog notices a device that stalls, and resets it; the engine submits the kept packets
+//! again; the sessions go on.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -14,7 +15,7 @@ use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Server, Values};
 
 const WINDOW: Duration = Duration::from_millis(60);
-/// Longer than any of these tests may wait, and shorter than a stall that nobody ends.
+/// Longer than any of these tests may wait, and shorter than a stall without a reset.
 const PATIENCE: Duration = Duration::from_secs(8);
 const OTHER: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const ARMINGS: [(&str, u64); 2] = [("lazy", 1), ("eager", 2)];
@@ -28,7 +29,7 @@ fn serve(mode: Mode, arming: u64, device: Box<dyn Device>) -> Server {
     Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
 }
 
-/// A device of which sending stands still for ten seconds now and then.
+/// Returns a device that stops sending for ten seconds now and then.
 fn stalling(rate: f64, seed: u64) -> (FaultDevice, FaultCounters, DeviceFarEnd) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let spec = format!("tx.stall={rate},tx.stall_us=10000000,seed={seed}").parse().unwrap();
@@ -75,8 +76,8 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Nobody but the watchdog wakes the engine: frames go out one at a time, and those of a burst
-/// together. All arrive once, in order, whichever of them the device kept.
+/// Only the watchdog wakes the engine: packets go out one at a time, and those of a burst together.
+/// All arrive once, in order, whichever of them the device kept.
 #[test]
 fn stalls_end_in_every_mode() {
     for mode in MODES {
@@ -91,7 +92,7 @@ fn stalls_end_in_every_mode() {
                 a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
                 a.flush_now().unwrap();
                 assert_eq!(next(&mut far, &what), frame(OTHER, mac, number), "{what}");
-                // The frames for receiving came back from each reset, too.
+                // The receive buffers came back from each reset, too.
                 assert!(far.send(&frame(mac, OTHER, number), Meta::FINISHED));
                 assert!(a.wait(Some(PATIENCE)).unwrap(), "{what}");
                 assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac, OTHER, number));
@@ -108,10 +109,11 @@ fn stalls_end_in_every_mode() {
             assert!(far.receive().is_none(), "{what}: doubled");
             assert!(stalls >= 3, "{what}: {stalls}");
             assert!(took >= WINDOW * stalls as u32, "{what}: too early: {took:?}");
-            // It looks once in a window, so two are the most: and much more for a busy machine.
+            // The watchdog checks once in a window, so two are the most; the rest is for a busy
+            // machine.
             let most = WINDOW * 25 * stalls as u32 + Duration::from_secs(2);
             assert!(took <= most, "{what}: {stalls} stalls noticed too late: {took:?}");
-            // A server that polls publishes what its driver counts every so often.
+            // A server that polls publishes its driver's counters every so often.
             wait_for(&what, || {
                 let counted = counters(&server);
                 counted["device_resets"] == stalls
@@ -121,7 +123,7 @@ fn stalls_end_in_every_mode() {
             assert!((1..=stalls).contains(&counted["device_stalls"]), "{what}: {counted:?}");
             assert!(counted["tx_sent_again"] >= stalls, "{what}: {counted:?}");
             assert!(counted["watchdog_arms"] > 0 && counted["watchdog_checks"] >= stalls);
-            // All is back: an engine that may sleep does.
+            // All packets are back: an engine that may sleep does.
             if mode == Mode::Interrupt {
                 let sleeps = || counters(&server)["sleeps"];
                 wait_for("sleep", || {
@@ -135,8 +137,8 @@ fn stalls_end_in_every_mode() {
     }
 }
 
-/// A far end that takes nothing looks like a stall: one, however often it is reset, and nothing is
-/// lost, doubled or out of order when it takes what there is.
+/// A far end that takes nothing looks like a stall: one stall, however many resets. No packet is
+/// lost, doubled or out of order when the far end takes them.
 #[test]
 fn what_waits_long_is_sent_once() {
     for (name, arming) in ARMINGS {
@@ -166,8 +168,8 @@ fn what_waits_long_is_sent_once() {
     }
 }
 
-/// Small packets that a device kept go again before those that waited meanwhile, and those before what
-/// comes later.
+/// The engine submits expedited packets that a device kept again before those that waited
+/// meanwhile, and those before later ones.
 #[test]
 fn small_packets_that_wait_long_stay_in_order() {
     for (name, arming) in ARMINGS {
@@ -185,7 +187,7 @@ fn small_packets_that_wait_long_stay_in_order() {
             frame.resize(60, 0);
             frame
         };
-        // 32 are in the ring, 32 kept by the device, and the others wait for it.
+        // 32 are in the ring, the device keeps 32, and the others wait for it.
         for number in 0..72 {
             a.send_small(endpoint, &small(number)).unwrap();
         }
@@ -206,7 +208,7 @@ fn small_packets_that_wait_long_stay_in_order() {
     }
 }
 
-/// Nothing is reset while the watchdog is off; it may be switched on when it is late.
+/// The engine resets nothing while the watchdog is off; an administrator may switch it on later.
 #[test]
 fn it_can_be_switched_on_later() {
     let (device, injected, mut far) = stalling(1.0, 3);
@@ -233,8 +235,8 @@ fn it_can_be_switched_on_later() {
     server.stop().unwrap();
 }
 
-/// What a session had with a stalled device does not hold up its end for ever: it is dropped, and
-/// counted.
+/// A session's packets with a stalled device do not delay its end for ever: the engine drops and
+/// counts them.
 #[test]
 fn a_session_ends_on_a_stalled_device() {
     for (name, arming) in ARMINGS {
@@ -263,7 +265,7 @@ fn a_session_ends_on_a_stalled_device() {
     }
 }
 
-/// What a device that keeps everything does when it is reset.
+/// How a device that keeps every packet behaves when it is reset.
 #[derive(Clone, Copy, PartialEq)]
 enum Reset {
     Fails,

@@ -1,10 +1,10 @@
 //! A wrapper that writes every frame, both ways, to a pcapng capture.
 //!
-//! Checksums are finished in the capture, and large packets cut if asked for, so that what reads
-//! it finds the frames as the wire has them. Frames sent are those that the device took.
+//! The wrapper finishes checksums in the capture, and segments large packets if asked to, so that a
+//! reader finds the frames as the wire has them. Frames sent are those that the device took.
 //!
 //! A capture never stands in the traffic's way: when writing fails (a full disk), it ends, and the
-//! failure is kept until somebody asks for it.
+//! wrapper keeps the failure until the caller asks for it.
 
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
@@ -20,13 +20,13 @@ use crate::{
     Armed, Counters, Device, DeviceError, Info, Meta, Packet, Part, Received, SpaceId, Spaces,
 };
 
-/// What to write of each packet.
+/// The form of each packet in the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Large packets are cut into the segments that the wire would have. Otherwise they are
-    /// written whole, with a finished checksum.
+    /// The wrapper segments large packets as the wire would. Otherwise it writes them whole, with a
+    /// finished checksum.
     pub segmented: bool,
-    /// The most bytes of a frame that are kept; 0 for all of it.
+    /// The most bytes kept of a frame; 0 for all of it.
     pub snap_bytes: u32,
 }
 
@@ -36,7 +36,7 @@ impl Default for Options {
     }
 }
 
-/// How a capture is doing; good from any thread, and after the device is dropped.
+/// The state of a capture; usable from any thread, and after the device is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct CaptureStatus {
     shared: Arc<Shared>,
@@ -51,25 +51,26 @@ struct Shared {
 }
 
 impl CaptureStatus {
-    /// Frames written.
+    /// Returns the frames written.
     #[must_use]
     pub fn frames(&self) -> u64 {
         self.shared.frames.load(Ordering::Relaxed)
     }
 
-    /// Of those, packets that could not be finished or cut, and were written as they were.
+    /// Returns how many of those packets the wrapper could not finish or segment, and wrote
+    /// unchanged.
     #[must_use]
     pub fn unfinished(&self) -> u64 {
         self.shared.unfinished.load(Ordering::Relaxed)
     }
 
-    /// Packets that passed and are not in the capture, since it had ended.
+    /// Returns the packets that passed and are not in the capture, since it had ended.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.shared.missed.load(Ordering::Relaxed)
     }
 
-    /// Why the capture ended, told once; `None` while it goes on, and when it was told before.
+    /// Returns why the capture ended, once; `None` while it goes on, and after the first call.
     #[must_use]
     pub fn take_failure(&self) -> Option<io::Error> {
         self.shared.failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
@@ -95,11 +96,11 @@ pub struct CaptureDevice<W: Write + Send> {
 }
 
 impl<W: Write + Send> CaptureDevice<W> {
-    /// Wraps a device, and starts a capture. `out` is written to piece by piece: a
-    /// [`BufWriter`](io::BufWriter) around a file. It is flushed before the engine sleeps.
+    /// Wraps a device, and starts a capture. The wrapper writes to `out` piece by piece: pass a
+    /// [`BufWriter`](io::BufWriter) around a file. The wrapper flushes it before the engine sleeps.
     ///
     /// # Errors
-    /// What writing the capture's beginning answers.
+    /// The error of writing the capture's beginning.
     pub fn new(inner: Box<dyn Device>, out: W, options: Options) -> io::Result<CaptureDevice<W>> {
         let mut writer = Writer::new(out, "towpath")?;
         let interface = writer.interface(&inner.info().name, options.snap_bytes)?;
@@ -114,7 +115,7 @@ impl<W: Write + Send> CaptureDevice<W> {
         })
     }
 
-    /// What tells how the capture is doing.
+    /// Returns a handle that reports the capture's state.
     #[must_use]
     pub fn status(&self) -> CaptureStatus {
         self.status.clone()
@@ -182,7 +183,7 @@ impl<W: Write + Send> CaptureDevice<W> {
     }
 }
 
-/// The time of a whole batch, in nanoseconds since 1970.
+/// Returns the time of a whole batch, in nanoseconds since 1970.
 fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
@@ -227,7 +228,7 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         let taken = self.inner.tx_provide(spaces, packets)?;
         if taken > 0 {
             let time_ns = now_ns();
-            // Their tokens have not been fetched yet, so the parts are still what they were.
+            // Their tokens have not been fetched yet, so the parts are unchanged.
             for packet in &packets[..taken] {
                 self.write(spaces, packet.parts, packet.meta, Direction::Outbound, time_ns);
             }
@@ -244,7 +245,8 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
     }
 
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        // Before arming: flushing takes its time, and what comes meanwhile is told by the device.
+        // Before arming: flushing takes its time, and the device reports packets that come
+        // meanwhile.
         self.flush();
         self.inner.arm(tx_waiting)
     }

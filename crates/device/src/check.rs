@@ -1,24 +1,25 @@
-//! What every driver checks of a packet before it touches the parts.
+//! The checks that every driver makes of a packet before it touches the parts.
 
 use crate::{Capabilities, Checksum, MAX_PARTS, Meta, Part, SpaceId};
 
-/// What a device's packets must keep to.
+/// The limits of a device's packets.
 pub(crate) struct Limits {
-    /// What it offered.
+    /// The capabilities that the device offered.
     pub(crate) can: Capabilities,
     /// The longest frame, in bytes.
     pub(crate) frame_bytes: usize,
     /// The longest packet that is still to be segmented, in bytes.
     pub(crate) large_bytes: usize,
-    /// The space that receive frames are provided from, once some were.
+    /// The space that receive buffers are provided from, once some were.
     pub(crate) pool: Option<SpaceId>,
 }
 
 impl Limits {
-    /// The packet's length in bytes; `None` for one that the device must not take: no parts or too
-    /// many, nothing in it or too much, metadata that the device did not offer or that names
-    /// places outside of the packet, a part outside of the pool where the device sends from there
-    /// alone. Whether the parts lie inside their spaces is asked when they are reached.
+    /// Returns the packet's length in bytes; `None` for one that the device must not take. Such a
+    /// packet has no parts or too many, is empty or too long, or has metadata that the device did
+    /// not offer or that name places outside of the packet. It may also have a part outside of the
+    /// pool where the device sends from there alone. The drivers check whether the parts lie inside
+    /// their spaces when they reach them.
     pub(crate) fn packet_len(&self, parts: &[Part], meta: Meta) -> Option<usize> {
         if parts.is_empty() || parts.len() > MAX_PARTS {
             return None;

@@ -1,13 +1,13 @@
-//! What every device must keep to, as a test to be run on each of them.
+//! The contract of every device, as a test to be run on each of them.
 //!
-//! A driver's tests call [`run`] with a function that makes a device and what is at the other end
-//! of its wire. See `docs/adding-a-device.md`. Everything here asserts: it is for tests alone.
+//! A driver's tests call [`run`] with a function that makes a device and the other end of its wire.
+//! See `docs/adding-a-device.md`. Everything here asserts: it is for tests alone.
 //!
-//! What is checked, in this order, each on a device of its own: order both ways; budgets; a full
-//! transmit ring; chains of parts; large packets and unfinished checksums; packets and frames
-//! outside of every space; reset in the middle; a random mix; that no wake-up is lost. And all the
-//! time: each token comes back exactly once, each frame exactly once, and memory whose token came
-//! back is not read again.
+//! The suite checks, in this order, each on a device of its own: order both ways; budgets; a full
+//! transmit ring; chains of parts; large packets and partial checksums; packets and buffers outside
+//! of every space; reset in the middle; a random mix; that no wake-up is lost. And all the time:
+//! each token comes back exactly once, each buffer exactly once, and the device does not read
+//! memory again whose token came back.
 
 mod checks;
 mod far;
@@ -19,7 +19,7 @@ pub use far::{DeviceFarEnd, FarEnd};
 use crate::Device;
 use near::Near;
 
-/// A device and what is at the other end of its wire.
+/// A device and the other end of its wire.
 pub struct Pair {
     /// The device to be tested; not started yet.
     pub device: Box<dyn Device>,
@@ -27,7 +27,7 @@ pub struct Pair {
     pub far: Box<dyn FarEnd>,
 }
 
-/// Runs the suite. `seed` makes it repeatable; it is in every failure's text.
+/// Runs the suite. `seed` makes the run repeatable; every failure's text names it.
 ///
 /// # Panics
 /// When the device does not keep to the contract.

@@ -1,9 +1,10 @@
 //! A wrapper that makes a device's wire worse: frames lost, doubled, out of order, late, with a bit
 //! turned, or a whole direction standing still for a while.
 //!
-//! It works on frames as the wire has them: what is unfinished or large is finished and cut first.
-//! Frames lie in memory of its own meanwhile, so that whatever is done with the memory they came
-//! from does not change them. With the same seed the same sequence of frames meets the same faults.
+//! It works on frames as the wire has them: it first finishes partial checksums and segments large
+//! packets. Meanwhile the frames lie in the wrapper's own memory, so that later writes to the
+//! memory they came from do not change them. With the same seed the same sequence of frames meets
+//! the same faults.
 
 mod in_flight;
 mod lane;
@@ -33,21 +34,21 @@ use lane::{Lane, Place, Shared};
 pub use lane::Injected;
 pub use spec::{Faults, MAX_TIME_US, Spec, SpecError};
 
-/// Places for frames in each direction: what a large packet can be cut into, each piece doubled,
-/// and as much again.
+/// Places for frames in each direction: the segments of a large packet, each doubled, and as many
+/// again.
 const PLACES: usize = 4 * MAX_SEGMENTS;
-/// Pool frames kept for sending, where the device sends from its pool alone.
+/// Pool buffers kept for sending, where the device sends from its pool alone.
 const POOL_PLACES: usize = 64;
-/// Pool frames kept for the pieces of large packets, where the device receives such.
+/// Pool buffers kept for the segments of large packets, where the device receives such packets.
 const SPARE_FRAMES: usize = 64;
-/// Every how manieth pool frame provided is kept, until there are enough.
+/// The wrapper keeps one of this many provided pool buffers, until it has enough.
 const KEPT_SHARE: usize = 4;
-/// Frames fetched from the device at once.
+/// Frames fetched from the device in one batch.
 const BATCH: usize = 64;
-/// Tokens kept for `tx_return`; more packets are not taken before some were fetched.
+/// Tokens kept for `tx_return`; the wrapper takes no more packets before some were fetched.
 const TX_TOKENS: usize = 1024;
 
-/// Reads from any thread what was done to the frames.
+/// Reads from any thread the faults that the frames met.
 #[derive(Clone, Debug)]
 pub struct FaultCounters {
     rx: Arc<Shared>,
@@ -55,13 +56,13 @@ pub struct FaultCounters {
 }
 
 impl FaultCounters {
-    /// What was done to frames received.
+    /// Returns the faults of frames received.
     #[must_use]
     pub fn rx(&self) -> Injected {
         self.rx.read()
     }
 
-    /// What was done to frames sent.
+    /// Returns the faults of frames sent.
     #[must_use]
     pub fn tx(&self) -> Injected {
         self.tx.read()
@@ -72,20 +73,21 @@ impl FaultCounters {
 pub struct FaultDevice {
     inner: Box<dyn Device>,
     info: Info,
-    /// Wakes for the device and for what is due; `None` where the device must be polled.
+    /// Wakes for the device and for due frames; `None` where the engine must poll the device.
     sleeper: Option<Sleeper>,
     place_bytes: usize,
     rx: Lane,
     tx: Lane,
-    /// Pool frames that are with neither the engine nor the device.
+    /// Pool buffers that neither the engine nor the device has.
     empty: VecDeque<(SpaceId, u32)>,
-    /// How many of those are kept though nothing waits for them.
+    /// How many of those the wrapper keeps though no frame waits for them.
     spare: usize,
-    /// Pool frames that serve as places of `tx`.
+    /// Pool buffers that serve as places of `tx`.
     pool_places: usize,
     in_flight: InFlight,
     tokens: VecDeque<u64>,
-    /// Of packets taken when sending stood still, and not sent since: as a card keeps them.
+    /// Tokens of packets that the wrapper took while sending stood still, and has not sent since:
+    /// as a card keeps them.
     kept: VecDeque<u64>,
     /// Places that the packet which found none would have needed.
     wanted_places: usize,
@@ -99,10 +101,11 @@ impl FaultDevice {
     /// Wraps a device that was not started yet.
     ///
     /// # Errors
-    /// What making a timer or an epoll descriptor answers.
+    /// The error of making a timer or an epoll descriptor.
     pub fn new(inner: Box<dyn Device>, spec: &Spec) -> io::Result<FaultDevice> {
         let mut info = inner.info().clone();
-        // A device that sends from its pool alone gives too few places for a large packet's pieces.
+        // A device that sends from its pool alone gives too few places for a large packet's
+        // segments.
         let cuts = info.can.tx_in_place;
         info.can = Capabilities {
             tx_in_place: true,
@@ -135,18 +138,18 @@ impl FaultDevice {
         })
     }
 
-    /// What tells what was done to the frames; good from any thread, and after this is dropped.
+    /// Returns a handle that reports the faults; usable from any thread, and after this is dropped.
     #[must_use]
     pub fn fault_counters(&self) -> FaultCounters {
         FaultCounters { rx: self.rx.counters.clone(), tx: self.tx.counters.clone() }
     }
 
-    /// Places that one packet from the device may need: each piece of it twice.
+    /// Returns the places that one packet from the device may need: each segment of it twice.
     fn places_to_fetch(&self) -> usize {
         if self.inner.info().can.rx_offload { 2 * MAX_SEGMENTS } else { 2 }
     }
 
-    /// Fetches frames from the device, and cuts and keeps them.
+    /// Fetches frames from the device, segments them and keeps them.
     fn fetch(
         &mut self,
         spaces: &mut Spaces,
@@ -161,7 +164,7 @@ impl FaultDevice {
                 if !self.rx.is_stalled() {
                     return Ok(());
                 }
-                // A wire that stands still does not make the other side wait: frames are lost.
+                // A wire that stands still does not make the other side wait: it loses frames.
                 batch = 1;
             }
             self.received.clear();
@@ -191,7 +194,7 @@ impl FaultDevice {
         Ok(())
     }
 
-    /// Gives the device what empty frames are not needed for frames that wait.
+    /// Gives the device the empty buffers that no waiting frame needs.
     fn give_back(&mut self, spaces: &Spaces) {
         while self.empty.len() > self.rx.waiting().max(self.spare) {
             let Some(&(space, frame)) = self.empty.back() else { return };
@@ -202,7 +205,7 @@ impl FaultDevice {
         }
     }
 
-    /// Lets go what is due to be sent; when nothing stands still any more, packets were not kept.
+    /// Releases the frames that are due to be sent; without a stall, it completes the kept packets.
     fn advance_sending(&mut self, now: Instant) {
         self.tx.advance(now);
         if !self.tx.is_stalled() {
@@ -210,7 +213,7 @@ impl FaultDevice {
         }
     }
 
-    /// Takes one packet: `false` when there is no room for it now.
+    /// Takes one packet; returns `false` when there is no room for it now.
     fn take(&mut self, spaces: &mut Spaces, packet: &Packet<'_>, now: Instant) -> bool {
         let limits = Limits {
             can: self.info.can,
@@ -222,7 +225,7 @@ impl FaultDevice {
             self.counters.tx_dropped += 1;
             return true;
         };
-        // Each piece twice. Segments too small are refused when they are to be cut.
+        // Each segment twice. The segmentation refuses segments that are too small.
         let pieces = packet
             .meta
             .segmentation
@@ -297,7 +300,7 @@ impl Device for FaultDevice {
                 taken += 1;
                 continue;
             }
-            // All up to the next one to be kept go to the device at once.
+            // All up to the next buffer to be kept go to the device at once.
             let end = if keeps {
                 (taken - taken % KEPT_SHARE + KEPT_SHARE - 1).min(frames.len())
             } else {
@@ -343,7 +346,7 @@ impl Device for FaultDevice {
             let copied = spaces.copy_in(space, offset, bytes);
             self.rx.free.push(frame.place);
             if copied.is_err() {
-                // The pool frame's memory was taken away; the frame with it.
+                // The pool buffer's memory was taken away; the wrapper drops the buffer with it.
                 self.counters.rx_dropped += 1;
                 continue;
             }
@@ -371,11 +374,11 @@ impl Device for FaultDevice {
             }
             taken += 1;
         }
-        // A stall that began with one of them keeps those before it, too: nothing was sent yet.
+        // A stall that began with one of them keeps those before it, too: none was sent yet.
         let stalled = self.tx.is_stalled();
         let tokens = if stalled { &mut self.kept } else { &mut self.tokens };
         tokens.extend(packets[..taken].iter().map(|packet| packet.token));
-        // What was taken stays taken; a device that is gone says so again at the next call.
+        // Taken packets stay taken; a device that is gone reports it again at the next call.
         match self.in_flight.push(&mut *self.inner, &mut self.tx, spaces) {
             Err(error) if taken == 0 => Err(error),
             _ => Ok(taken),
@@ -407,8 +410,8 @@ impl Device for FaultDevice {
             return Ok(Armed::Work);
         }
         let sends = self.tx.next().is_some();
-        // All places are held by frames that wait for their time: what the device has cannot be
-        // fetched before, and must not wake.
+        // Frames that wait for their time hold all places: the wrapper cannot fetch the device's
+        // packets before, and they must not wake the engine.
         let held = !self.rx.is_stalled() && self.rx.free.len() < self.places_to_fetch();
         let time_alone = held && due.is_some() && !sends;
         if let Some(sleeper) = &mut self.sleeper {
@@ -429,7 +432,7 @@ impl Device for FaultDevice {
         frames.extend(self.empty.drain(..).map(|(_, frame)| frame));
         self.rx.clear();
         self.tx.clear();
-        // The device gives every token back after a reset, so every place is free afterwards.
+        // The device returns every token after a reset, so every place is free afterwards.
         let collected = self.in_flight.collect(&mut *self.inner, &mut self.tx);
         if !self.inner.info().can.tx_in_place {
             let offset = |place: Place| place.offset - POOL_HEADROOM_BYTES as u32;
@@ -437,7 +440,7 @@ impl Device for FaultDevice {
             self.pool_places = 0;
         }
         self.spare = 0;
-        // Whatever was kept is to be sent again.
+        // The engine is to send all kept packets again.
         self.tokens.append(&mut self.kept);
         outcome.and(collected)
     }

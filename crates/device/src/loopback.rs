@@ -1,8 +1,8 @@
-//! An in-memory pair of devices: what one end sends, the other receives.
+//! An in-memory pair of devices: each end receives the packets that the other sends.
 //!
 //! It serves tests, benchmarks and programs that carry both ends in one process. Each direction is
-//! two bounded single-producer single-consumer rings, one of bytes and one of packet boundaries,
-//! so the ends may live in different threads without a lock. A batch is published with one store.
+//! two bounded single-producer single-consumer rings, one of bytes and one of packet boundaries, so
+//! the ends may live in different threads without a lock. A batch is published with one store.
 
 mod ring;
 
@@ -19,25 +19,26 @@ use crate::{
 };
 use ring::{Batch, Bell, Receiver, Sender, Sent, WANTS_PACKETS, WANTS_ROOM};
 
-/// What a pair of devices can do.
+/// The configuration of a pair of devices.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Both ends' name, followed by `-a` and `-b`.
     pub name: String,
     /// The largest IP packet, in bytes; 68 to 65535.
     pub mtu: usize,
-    /// How many packets each direction holds, and how many empty frames each end takes; 1 to
+    /// How many packets each direction holds, and how many empty buffers each end takes; 1 to
     /// 65536.
     pub ring_packets: usize,
     /// [`Capabilities::tx_in_place`]. Without it, an end sends only out of the space that its
-    /// receive frames are provided from.
+    /// receive buffers are provided from.
     pub tx_in_place: bool,
-    /// [`Capabilities::tx_asynchronous`]: packets are fetched out of the sender's memory in a later
-    /// call than the one that took them, as hardware does, so that memory reused too early shows.
+    /// [`Capabilities::tx_asynchronous`]: the device fetches packets from the sender's memory in a
+    /// later call than the one that took them, as hardware does, so that memory reused too early
+    /// shows.
     pub tx_asynchronous: bool,
-    /// Large and unfinished packets pass as they are, with their metadata.
+    /// Large packets and partial checksums pass as they are, with their metadata.
     pub offloads: bool,
-    /// There is a descriptor to sleep on. Without, the ends must be polled.
+    /// There is a descriptor to sleep on. Without it, the engine must poll the ends.
     pub sleeps: bool,
 }
 
@@ -58,7 +59,7 @@ impl Default for Config {
 /// Makes a pair.
 ///
 /// # Errors
-/// `EINVAL` when the configuration is out of range; what `eventfd` answers.
+/// `EINVAL` when the configuration is out of range; the error of `eventfd`.
 pub fn pair(config: &Config) -> io::Result<(LoopbackDevice, LoopbackDevice)> {
     if !(68..=65535).contains(&config.mtu) || !(1..=65536).contains(&config.ring_packets) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -72,7 +73,7 @@ pub fn pair(config: &Config) -> io::Result<(LoopbackDevice, LoopbackDevice)> {
     Ok((a, b))
 }
 
-/// The longest frame of a configuration, in bytes.
+/// Returns the longest frame of a configuration, in bytes.
 fn longest(config: &Config) -> usize {
     let payload = if config.offloads { LARGE_PACKET_BYTES.max(config.mtu) } else { config.mtu };
     payload + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES
@@ -107,7 +108,7 @@ pub struct LoopbackDevice {
     rx: Receiver,
     own: Arc<Bell>,
     peer: Arc<Bell>,
-    /// Where receive frames come from, once some were provided.
+    /// The space of receive buffers, once some were provided.
     pool: Option<SpaceId>,
     frames: VecDeque<(SpaceId, u32)>,
     held: VecDeque<Held>,
@@ -176,7 +177,7 @@ impl LoopbackDevice {
         }
     }
 
-    /// Publishes what held packets there is room for (asynchronous mode).
+    /// Publishes the held packets for which there is room (asynchronous mode).
     fn fetch_held(&mut self, spaces: &Spaces) {
         if self.held.is_empty() {
             return;
@@ -246,7 +247,8 @@ impl Device for LoopbackDevice {
         budget: usize,
     ) -> Result<usize, DeviceError> {
         self.fetch_held(spaces);
-        // Asked before the rings are looked at: what a dropped end sent last is still seen.
+        // Checked before this end looks at the rings, so that it still sees the last packets of a
+        // dropped end.
         let gone = self.other_is_gone();
         let waiting = self.rx.packets.slots();
         if waiting == 0 && gone {
@@ -276,7 +278,8 @@ impl Device for LoopbackDevice {
                 copied = spaces.copy_in(space, offset + head.len() as u32, tail);
             }
             if copied.is_err() {
-                // The frame's memory was taken away since it was provided; the frame with it.
+                // The buffer's memory was taken away since it was provided; the device drops the
+                // buffer with it.
                 self.counters.rx_dropped += 1;
                 continue;
             }
@@ -351,7 +354,7 @@ impl Device for LoopbackDevice {
 
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
         let Some(fd) = &self.own.fd else { return Ok(Armed::Work) };
-        // Empty the bell before asking: a ring that comes later than this stays.
+        // Empty the bell before asking: a later notification stays.
         let _ = rustix::io::read(fd, &mut [0; 8]);
         self.counters.system_calls += 1;
         let room_wanted = tx_waiting || !self.held.is_empty();
@@ -375,7 +378,8 @@ impl Device for LoopbackDevice {
     fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
         self.counters.resets += 1;
         frames.extend(self.frames.drain(..).map(|(_, frame)| frame));
-        // Packets not fetched yet are forgotten, as in a card that is reset; their tokens are not.
+        // The device forgets packets not fetched yet, as a card does that is reset, but keeps their
+        // tokens.
         self.done.extend(self.held.drain(..).map(|held| held.token));
         self.held_parts.clear();
         if self.other_is_gone() { Err(self.gone()) } else { Ok(()) }
@@ -388,7 +392,8 @@ impl Device for LoopbackDevice {
 
 impl Drop for LoopbackDevice {
     fn drop(&mut self) {
-        // What was published stays readable; the flag comes after it, and the ring after the flag.
+        // Published packets stay readable; the flag comes after them, and the notification after
+        // the flag.
         self.peer.closed.store(true, Ordering::Release);
         let _ = self.peer.ring_always();
     }

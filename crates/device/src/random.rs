@@ -8,13 +8,13 @@ pub struct Random {
 }
 
 impl Random {
-    /// The sequence of a seed.
+    /// Creates the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Random {
         Random { state: seed }
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -23,20 +23,20 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`; 0 when `limit` is 0. The bias is under `limit` / 2^64.
+    /// Returns a number below `limit`; 0 when `limit` is 0. The bias is under `limit` / 2^64.
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// True with this probability. Draws one number whatever the rate, so that one rate does not
-    /// shift what another one meets.
+    /// Returns `true` with this probability. It draws one number whatever the rate, so that a
+    /// change of one rate does not shift the numbers of another.
     pub fn chance(&mut self, rate: f64) -> bool {
         self.part() < rate
     }
 
-    /// From 0 to 1, and never 1.
+    /// Returns a number from 0 to 1, and never 1.
     pub fn part(&mut self) -> f64 {
-        // 53 bits: what the fraction of an f64 holds.
+        // 53 bits: the length of an f64's fraction.
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

@@ -13,19 +13,20 @@ use rustix::time::{
 pub(crate) struct Sleeper {
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// What the timer is set to.
+    /// The time that the timer is set to.
     due: Option<Instant>,
-    /// The wrapped device's descriptor is watched.
+    /// `true` if it watches the wrapped device's descriptor.
     watches: bool,
 }
 
-/// Which of the two woke does not matter, so neither has a mark of its own.
+/// Adds a descriptor. The sleeper does not need to know which of the two woke it, so neither has a
+/// mark of its own.
 fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
 }
 
 impl Sleeper {
-    /// `device`: what the wrapped device sleeps on.
+    /// Creates a sleeper; `device` is the wrapped device's descriptor.
     pub(crate) fn new(device: BorrowedFd<'_>) -> io::Result<Sleeper> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -39,13 +40,13 @@ impl Sleeper {
         self.epoll.as_fd()
     }
 
-    /// Wakes at `due`, or for the device alone; the answer is the number of system calls made.
-    /// What was due before `now` is forgotten.
+    /// Wakes at `due`, or for the device alone; returns the number of system calls made. It forgets
+    /// a time before `now`.
     pub(crate) fn wake_at(&mut self, due: Option<Instant>, now: Instant) -> io::Result<u64> {
         if due == self.due {
             return Ok(0);
         }
-        // A value of zero stops the timer, so what is due now is due a moment later.
+        // A value of zero stops the timer, so a time that is due now is due a moment later.
         let left =
             due.map_or(Duration::ZERO, |due| due.duration_since(now).max(Duration::from_nanos(1)));
         let value = Itimerspec {
@@ -61,7 +62,7 @@ impl Sleeper {
         Ok(1)
     }
 
-    /// Whether `device`, the one given to [`Sleeper::new`], wakes; the answer is the number of
+    /// Sets whether `device`, the one given to [`Sleeper::new`], wakes; returns the number of
     /// system calls made.
     pub(crate) fn watch(&mut self, device: BorrowedFd<'_>, wanted: bool) -> io::Result<u64> {
         if wanted == self.watches {

@@ -1,8 +1,8 @@
-//! A wrapper that makes a device slow: one that sends a packet in so long, and has few places for those
-//! that wait. What finds no place is refused, as by a controller whose ring is full.
+//! A wrapper that makes a device slow: it sends one packet in a given time, and has few places for
+//! those that wait. It refuses packets that find no place, as a controller does whose ring is full.
 //!
-//! Receiving is as fast as ever. Nothing is copied: a packet lies where it lay until it is sent, so its
-//! token comes back that much later.
+//! Receiving is as fast as ever. The wrapper copies nothing: a packet stays where it is until it is
+//! sent, so its token comes back that much later.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,12 +15,12 @@ use crate::{
     Spaces,
 };
 
-/// How slow.
+/// The pace of a slow device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// What sending a packet takes, whatever its length.
+    /// The time of sending a packet, whatever its length.
     pub packet_time: Duration,
-    /// Packets that wait or are being sent; more are refused. At least one is taken.
+    /// Packets that wait or are being sent; the device refuses more. It takes at least one.
     pub places: usize,
 }
 
@@ -39,13 +39,13 @@ pub struct SlowDevice {
     pace: Pace,
     sleeper: Option<Sleeper>,
     waiting: VecDeque<Waiting>,
-    /// Lists of parts that nobody uses, so that none is made for a packet.
+    /// Unused lists of parts, so that the wrapper allocates none per packet.
     unused: Vec<Vec<Part>>,
-    /// When the last packet that was taken is sent.
+    /// When the last packet taken will be sent.
     busy_until: Instant,
-    /// The device behind had no room for one that is due.
+    /// The device behind had no room for a packet that is due.
     blocked: bool,
-    /// Of packets that a reset ended, and what the device behind gave back.
+    /// Tokens of packets that a reset ended, and of packets that the device behind completed.
     done: VecDeque<u64>,
     fetched: Vec<u64>,
     system_calls: u64,
@@ -55,7 +55,7 @@ impl SlowDevice {
     /// Wraps a device that was not started yet.
     ///
     /// # Errors
-    /// What making a timer or an epoll descriptor answers.
+    /// The error of making a timer or an epoll descriptor.
     pub fn new(inner: Box<dyn Device>, pace: Pace) -> io::Result<SlowDevice> {
         let pace = Pace { places: pace.places.max(1), ..pace };
         let mut info = inner.info().clone();
@@ -76,7 +76,7 @@ impl SlowDevice {
         })
     }
 
-    /// Sends what is due.
+    /// Sends the packets that are due.
     fn advance(&mut self, spaces: &mut Spaces, now: Instant) -> Result<(), DeviceError> {
         self.blocked = false;
         while let Some(first) = self.waiting.front()
@@ -99,7 +99,7 @@ impl SlowDevice {
         Some(first.token)
     }
 
-    /// Fetches what the device behind is done with.
+    /// Takes completions from the device behind.
     fn collect(&mut self) -> Result<(), DeviceError> {
         self.inner.tx_return(&mut self.fetched, usize::MAX)?;
         self.done.extend(self.fetched.drain(..));
@@ -185,7 +185,7 @@ impl Device for SlowDevice {
 
     fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
         let outcome = self.inner.reset(frames);
-        // What the device behind had was taken before what waits here.
+        // The device behind took its packets before those that wait here.
         let collected = self.collect();
         while let Some(token) = self.forget_first() {
             self.done.push_back(token);

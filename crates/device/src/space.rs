@@ -1,8 +1,8 @@
 //! Data spaces: the memories that a device may reach.
 //!
-//! A peer may write the memory at any moment: it is reached by the copies of
-//! [`towpath_memory`] and by addresses, never through references. What is copied is payload;
-//! the queue crate fetches before what decides something.
+//! A peer may write the memory at any moment: drivers reach it by the copies of [`towpath_memory`]
+//! and by addresses, never through references. The copied bytes are payload; the queue crate
+//! fetches bytes that decide something first.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -14,8 +14,8 @@ use towpath_memory::{Mapping, Region};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpaceId(pub u32);
 
-/// A memory: mapped here for as long as this lives. All of it is read; written is what the space was
-/// given a region of.
+/// A memory: mapped here for as long as this value lives. All of it can be read; only the region
+/// that the space was given can be written.
 #[derive(Debug)]
 pub struct Space {
     mapping: Arc<Mapping>,
@@ -26,22 +26,23 @@ pub struct Space {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {offset} to {offset}+{len} are not in data space {space:?}, or not writable")]
 pub struct SpaceError {
-    /// Which space.
+    /// The space.
     pub space: SpaceId,
-    /// From where.
+    /// Where the range starts.
     pub offset: u32,
     /// How many bytes.
     pub len: u32,
 }
 
 impl Space {
-    /// A data space over a whole mapping, for reading alone.
+    /// Creates a data space over a whole mapping, for reading alone.
     #[must_use]
     pub fn new(mapping: Arc<Mapping>) -> Space {
         Space { mapping, region: None }
     }
 
-    /// A data space over the whole mapping that the region is in; the region can be written.
+    /// Creates a data space over the whole mapping that the region is in; the region can be
+    /// written.
     #[must_use]
     pub fn writable(region: Region) -> Space {
         Space { mapping: region.mapping().clone(), region: Some(region) }
@@ -56,7 +57,7 @@ pub struct Spaces {
 }
 
 impl Spaces {
-    /// Adds one.
+    /// Adds a space.
     pub fn add(&mut self, space: Space) -> SpaceId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.table.push(None);
@@ -66,14 +67,14 @@ impl Spaces {
         SpaceId(index)
     }
 
-    /// Takes one away. Whoever does so knows that no packet of it is with the device.
+    /// Takes a space away. The caller knows that no packet of it is in flight.
     pub fn remove(&mut self, id: SpaceId) -> Option<Space> {
         let space = self.table.get_mut(id.0 as usize)?.take()?;
         self.free.push(id.0);
         Some(space)
     }
 
-    /// The address of `len` readable bytes; good for as long as the space is in the table.
+    /// Returns the address of `len` readable bytes; good for as long as the space is in the table.
     ///
     /// # Errors
     /// When they are not all inside.
@@ -84,7 +85,7 @@ impl Spaces {
         space.mapping.range(offset as usize, len as usize).ok_or(outside)
     }
 
-    /// The address of `len` writable bytes; good for as long as the space is in the table.
+    /// Returns the address of `len` writable bytes; good for as long as the space is in the table.
     ///
     /// # Errors
     /// When they are not all inside, or the space cannot be written there.
@@ -100,7 +101,7 @@ impl Spaces {
         region.range(at, len as usize).ok_or(outside)
     }
 
-    /// Whether `len` bytes can be written.
+    /// `true` if `len` bytes can be written.
     #[inline]
     #[must_use]
     pub fn is_writable(&self, id: SpaceId, offset: u32, len: u32) -> bool {
@@ -110,7 +111,7 @@ impl Spaces {
         region.is_some_and(|one| at(one).is_some_and(|at| one.range(at, len as usize).is_some()))
     }
 
-    /// The region of a space that can be written, and where in it an offset of the space is.
+    /// Returns the writable region of a space, and where in it an offset of the space is.
     #[inline]
     fn region(
         &mut self,
@@ -124,8 +125,8 @@ impl Spaces {
         Ok((region, at))
     }
 
-    /// Copies bytes out of a space into private memory. A peer that writes meanwhile makes the bytes
-    /// arbitrary, and they are payload: nothing is decided from the source again.
+    /// Copies bytes out of a space into private memory. A peer that writes meanwhile makes the
+    /// bytes arbitrary, and they are payload: no decision reads the source again.
     ///
     /// # Errors
     /// When they are not all inside.
@@ -135,7 +136,8 @@ impl Spaces {
         if space.mapping.copy_out(offset as usize, to) { Ok(()) } else { Err(outside) }
     }
 
-    /// As [`Spaces::copy_out`], into memory that was not written before; all of it is then.
+    /// Copies as [`Spaces::copy_out`] does, into memory that was not written before; all of it is
+    /// then.
     ///
     /// # Errors
     /// When the bytes are not all inside; nothing was written then.

@@ -1,12 +1,12 @@
 //! A TAP interface: the kernel's network stack at the other end of a descriptor.
 //!
-//! One system call moves one packet. Receive reads straight into a pool frame, the virtio-net
-//! header into its headroom; transmit writes straight out of the data spaces. With offloads the
-//! kernel hands over and takes TCP packets of up to 64 KiB whole, and neither side computes a
+//! One system call moves one packet. The driver receives straight into a pool buffer, with the
+//! virtio-net header in its headroom, and transmits straight out of the data spaces. With offloads
+//! the kernel hands over and takes TCP packets of up to 64 KiB whole, and neither side computes a
 //! checksum for the way between them.
 //!
 //! The descriptor is the interface: when the last one is closed, an interface that is not
-//! persistent vanishes with its addresses and routes. So nothing here ever closes and reopens it.
+//! persistent vanishes with its addresses and routes. So the driver never closes and reopens it.
 //!
 //! Unsafe lives here for `read` and `writev` on addresses of data spaces: a peer may be writing
 //! there, so no reference may be formed, and the safe wrappers take references.
@@ -29,25 +29,26 @@ use crate::{
 
 pub use open::TapError;
 
-/// Empty frames taken at once.
+/// Empty buffers that the driver takes at once.
 const RX_FRAMES: usize = 512;
-/// Tokens kept for `tx_return`; more packets are not taken before some were fetched.
+/// Tokens kept for `tx_return`; the driver takes no more packets before some were fetched.
 const TX_TOKENS: usize = 1024;
-/// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2); what is
-/// shorter is padded with zeros.
+/// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2); the
+/// driver pads shorter ones with zeros.
 const SHORTEST_FRAME_BYTES: usize = 60;
-/// What a large packet needs: the packet itself, Ethernet header and two VLAN tags.
+/// Bytes of a large packet: the packet itself, Ethernet header and two VLAN tags.
 const LARGE_BYTES: usize = LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
 
 static PADDING: [u8; SHORTEST_FRAME_BYTES] = [0; SHORTEST_FRAME_BYTES];
 
-/// Which interface, and what to ask of it.
+/// The interface, and the driver's requests to it.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its name; one that exists is taken, any other created. `tap%d` lets the kernel choose a
-    /// number.
+    /// Its name; the driver takes an existing interface, and creates any other. `tap%d` lets the
+    /// kernel choose a number.
     pub name: String,
-    /// Whether to ask for large and unfinished packets. Refused, they are done without.
+    /// `true` to ask for large packets and partial checksums. If the kernel refuses them, the
+    /// driver does without.
     pub offloads: bool,
 }
 
@@ -61,10 +62,11 @@ impl Default for Options {
 pub struct TapDevice {
     info: Info,
     fd: OwnedFd,
-    /// Readable when `fd` is what is waited for: readable while there are empty frames, writable
-    /// while packets found no room. `fd` itself would be readable with no frame to read into.
+    /// Readable when the awaited event of `fd` is there: readable while there are empty buffers,
+    /// writable while packets found no room. `fd` itself would be readable with no buffer to read
+    /// into.
     sleep: OwnedFd,
-    /// What `sleep` waits for.
+    /// The events that `sleep` waits for.
     waits_for: epoll::EventFlags,
     frames: VecDeque<(SpaceId, u32)>,
     tokens: VecDeque<u64>,
@@ -76,7 +78,7 @@ pub struct TapDevice {
 }
 
 impl TapDevice {
-    /// Creates an interface, or takes a persistent one that nobody has open.
+    /// Creates an interface, or takes a persistent one that no process has open.
     ///
     /// It is neither brought up nor given an address here.
     ///
@@ -86,8 +88,8 @@ impl TapDevice {
         Self::new(open::create(&options.name)?, options.offloads)
     }
 
-    /// Takes over an open descriptor of a TAP, as [`TapDevice::as_fd`] gives it to whoever keeps
-    /// it. The interface must be in this thread's network namespace.
+    /// Takes over an open descriptor of a TAP, as [`TapDevice::as_fd`] gives it to its keeper. The
+    /// interface must be in this thread's network namespace.
     ///
     /// # Errors
     /// See [`TapError`]; [`TapError::BadDescriptor`] for anything but a TAP with `IFF_NO_PI` and
@@ -143,18 +145,19 @@ impl TapDevice {
         })
     }
 
-    /// What a system call's error says of the interface as a whole.
+    /// Returns the fault of the interface as a whole that a system call's error stands for.
     fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
         let name = self.info.name.clone();
         match cause.raw_os_error() {
-            // The file outlives the interface: EBADFD from then on (`tun_get` in drivers/net/tun.c).
+            // The file outlives the interface: EBADFD from then on (`tun_get` in
+            // drivers/net/tun.c).
             Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => DeviceError::Gone { name, cause },
             _ => DeviceError::Failed { name, what, cause },
         }
     }
 
-    /// Reads one packet into a frame: how many bytes of it there are, and its metadata; `None` for
-    /// a packet to be dropped, whose frame can be used again.
+    /// Reads one packet into a buffer. Returns its bytes and its metadata; `None` for a packet to
+    /// be dropped, whose buffer can be used again.
     fn read_into(
         &mut self,
         spaces: &mut Spaces,
@@ -174,8 +177,8 @@ impl TapDevice {
             return Err(io::Error::last_os_error());
         };
         let mut header = [0; HEADER_BYTES];
-        // A read that fills the frame to its last byte was cut off: the frame is longer by a byte
-        // than what may come.
+        // A read that fills the buffer to its last byte was cut off: the buffer is a byte longer
+        // than any packet that may come.
         if got <= HEADER_BYTES || got == room || spaces.copy_out(space, start, &mut header).is_err()
         {
             return Ok(None);
@@ -184,11 +187,12 @@ impl TapDevice {
         Ok(virtio::meta(header, len).map(|meta| (len, meta)))
     }
 
-    /// Writes one packet; `Ok(None)` for one that is dropped.
+    /// Writes one packet; returns `Ok(None)` for one that it drops.
     fn write_out(&mut self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Option<usize>> {
         let limits = Limits {
             can: self.info.can,
-            // The kernel's MTU may have been raised since; the kernel looks for itself.
+            // An administrator may have raised the kernel's MTU since; the kernel checks the length
+            // itself.
             frame_bytes: LARGE_BYTES,
             large_bytes: LARGE_BYTES,
             pool: None,
@@ -224,7 +228,7 @@ impl TapDevice {
 }
 
 impl AsFd for TapDevice {
-    /// The interface's descriptor, for a keeper to hold a duplicate of.
+    /// Returns the interface's descriptor, for a keeper to hold a duplicate of.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -255,7 +259,8 @@ impl Device for TapDevice {
         budget: usize,
     ) -> Result<usize, DeviceError> {
         let mut returned = 0;
-        // Dropped packets count against the budget too: nobody keeps us here with bad ones.
+        // Dropped packets count against the budget too, so that bad packets cannot prolong this
+        // loop.
         for _ in 0..budget {
             let Some(&(space, frame)) = self.frames.front() else { break };
             match self.read_into(spaces, space, frame) {
@@ -274,7 +279,8 @@ impl Device for TapDevice {
                         return Ok(returned);
                     }
                     Some(libc::EINTR) => {}
-                    // The frame's memory was taken away since it was provided; the frame with it.
+                    // The buffer's memory was taken away since it was provided; the driver drops
+                    // the buffer with it.
                     Some(libc::EFAULT) => {
                         self.frames.pop_front();
                         self.counters.rx_dropped += 1;
@@ -310,7 +316,8 @@ impl Device for TapDevice {
                     }
                     Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => {
                         if taken > 0 {
-                            // Told at the next call; this one's answer says what was taken.
+                            // The next call reports the error; this one returns how many packets it
+                            // took.
                             break;
                         }
                         return Err(self.failure("write", cause));
@@ -337,8 +344,8 @@ impl Device for TapDevice {
         Some(self.sleep.as_fd())
     }
 
-    /// The descriptor is level-triggered: what comes between the last look and the sleep makes
-    /// it readable, so nothing has to be looked at once more.
+    /// Arms the sleep. The descriptor is level-triggered: work that comes between the last look and
+    /// the sleep makes it readable, so no further look is necessary.
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
         let receives = !self.frames.is_empty();
         let room_came = tx_waiting && !self.full;
@@ -349,9 +356,9 @@ impl Device for TapDevice {
         if receives {
             wanted |= epoll::EventFlags::IN;
         } else {
-            // Nothing will be read, and so nothing would say that the interface is gone. The
-            // kernel tells of it as of priority data, which a TAP never has: waiting for that
-            // wakes for the end alone.
+            // With no buffer to read into, no readable event would report that the interface is
+            // gone. The kernel reports that as priority data too, which a TAP never has: waiting
+            // for that wakes for the end alone.
             wanted |= epoll::EventFlags::PRI;
             self.counters.system_calls += 1;
             open::name(&self.fd).map_err(|cause| self.failure("TUNGETIFF", cause))?;
@@ -400,7 +407,8 @@ mod tests {
     use super::*;
     use crate::{Meta, Part, Space};
 
-    /// A driver on a pair of packet sockets: a TAP's descriptor can hardly be filled, this one can.
+    /// Returns a driver on a pair of packet sockets: a TAP's descriptor can hardly be filled, this
+    /// one can.
     fn on_sockets() -> (TapDevice, OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (fd, other) =
@@ -465,7 +473,7 @@ mod tests {
         assert_eq!(device.tx_provide(&mut spaces, &packets[..3]).unwrap(), 3);
         device.tx_return(&mut Vec::new(), 9).unwrap();
 
-        // Nobody waits for room: room does not wake.
+        // No packet waits for room: room does not wake.
         assert_eq!(device.arm(false).unwrap(), Armed::Sleep);
         assert!(!wakes(&device), "woken by room that nobody waits for");
         rustix::io::write(&other, &[0; 100]).unwrap();

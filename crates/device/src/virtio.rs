@@ -20,7 +20,7 @@ const GSO_TCP6: u8 = 4;
 /// VIRTIO_NET_HDR_GSO_ECN.
 const GSO_ECN: u8 = 0x80;
 
-/// The header of a packet to be sent.
+/// Returns the header of a packet to be sent.
 #[must_use]
 pub fn header(meta: Meta) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
@@ -44,8 +44,8 @@ pub fn header(meta: Meta) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// What a received header says of a packet of `len` bytes; `None` for a kind of segmentation that
-/// was not asked for, and for places outside of the packet.
+/// Returns the metadata in a received header of a packet of `len` bytes; `None` for a kind of
+/// segmentation that the driver did not ask for, and for places outside of the packet.
 #[must_use]
 pub fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
@@ -70,8 +70,8 @@ pub fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
     if segment_bytes == 0 || !matches!(checksum, Checksum::Unfinished { .. }) {
         return None;
     }
-    // The header's length is not taken: the kernel puts there how much of its buffer was in one
-    // piece (`virtio_net_hdr_from_skb`), which may be more or less than the headers.
+    // The driver ignores the header's length: the kernel puts there how much of its buffer was in
+    // one piece (`virtio_net_hdr_from_skb`), which may be more or less than the headers.
     let ecn = header[1] & GSO_ECN != 0;
     Some(Meta {
         checksum,

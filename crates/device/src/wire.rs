@@ -2,19 +2,19 @@
 
 use crate::{Part, Spaces};
 
-/// Memory that a packet is put together in, kept from packet to packet.
+/// Memory in which a wrapper puts a packet together, kept from packet to packet.
 #[derive(Default)]
 pub(crate) struct Assembly {
     bytes: Vec<u8>,
 }
 
 impl Assembly {
-    /// The packet's bytes; `None` when a part is not inside of its space. The parts together are
-    /// as long as the driver's limits let them be, so this stays as small.
+    /// Returns the packet's bytes; `None` when a part is not inside of its space. The parts
+    /// together are as long as the driver's limits let them be, so this stays as small.
     pub(crate) fn assemble(&mut self, spaces: &Spaces, parts: &[Part]) -> Option<&[u8]> {
         let mut at = 0;
         for part in parts {
-            // Asked before the memory grows: a part may claim to be of any length.
+            // Checked before the memory grows: a part may claim to be of any length.
             spaces.readable(part.space, part.offset, part.len).ok()?;
             let end = at + part.len as usize;
             if self.bytes.len() < end {

@@ -100,8 +100,8 @@ fn says_what_it_is() {
     let fd = device.as_fd().try_clone_to_owned().unwrap();
     let info = TapDevice::from_fd(fd, true).unwrap().info().clone();
     assert_eq!((info.name.as_str(), info.mtu), ("info0", 1400));
-    // One that was made here holds a clock's ticks, where the kernel lets its maker say so: not in a
-    // user namespace, where it stays as the kernel has it.
+    // An interface that the driver made holds a clock's ticks, where the kernel lets its maker set
+    // the queue's length. It does not in a user namespace, where the kernel's own length stays.
     let granted =
         !std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny");
     if granted {
@@ -134,7 +134,7 @@ fn open_errors() {
     let fresh: OwnedFd =
         std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap().into();
     assert!(matches!(TapDevice::from_fd(fresh, true), Err(TapError::BadDescriptor { .. })));
-    // A persistent one made beforehand is taken as it is, and is there afterwards.
+    // The driver takes a persistent interface made beforehand as it is, and it is there afterwards.
     ip("tuntap add dev keep0 mode tap");
     ip("link set keep0 txqueuelen 77");
     assert_eq!(open_held("keep0").info().rx_queue_packets, 77);
@@ -191,7 +191,7 @@ fn down_and_up() {
 fn gone() {
     for frames in [4, 0] {
         let mut rig = Rig::new(open("gone0", true), frames);
-        // What the kernel sends at the beginning, if it does.
+        // The packets that the kernel sends at the beginning, if it does.
         let deadline = Instant::now() + Duration::from_secs(5);
         while rig.device.rx_return(&mut rig.spaces, &mut Vec::new(), 9).unwrap() > 0
             || rig.device.arm(false).unwrap() == Armed::Work
@@ -212,7 +212,7 @@ fn gone() {
     }
 }
 
-/// A packet that cannot be read, for want of a frame, lets the engine sleep all the same.
+/// A packet that the driver cannot read, for want of a buffer, still lets the engine sleep.
 fn out_of_frames() {
     let mut rig = Rig::new(open("none0", true), 1);
     let mut far = PacketSocket::open("none0").unwrap();
@@ -234,7 +234,7 @@ fn out_of_frames() {
 fn pads_short_frames() {
     let mut rig = Rig::new(open("pad0", true), 1);
     let mut far = PacketSocket::open("pad0").unwrap();
-    // What lies behind the frame must not go out with it.
+    // The bytes behind the frame must not go out with it.
     rig.spaces.copy_in(rig.memory, rig.outgoing, &[0xaa; 100]).unwrap();
     rig.send(20).unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -350,7 +350,7 @@ fn kernel_sends_large() {
     }
 }
 
-/// Bytes that the kernel keeps because they are not acknowledged (tcp(7), SIOCOUTQ).
+/// Returns the bytes that the kernel keeps because they are not acknowledged (tcp(7), SIOCOUTQ).
 fn unacknowledged(stream: &TcpStream) -> i32 {
     use std::os::fd::AsRawFd;
     let mut waiting = 0;
@@ -365,7 +365,7 @@ fn kernel_takes_large() {
     let reply = bytes(60_000);
     let peer = Peer::start(Box::new(device), address, reply.clone(), 20_000);
     let mut stream = connect(address);
-    // Something to be answered, in case the peer saw nothing of the handshake's end.
+    // Bytes for the peer to answer, in case it saw nothing of the handshake's end.
     stream.write_all(b"go").unwrap();
     let mut got = vec![0; reply.len()];
     stream.read_exact(&mut got).unwrap();
@@ -401,8 +401,8 @@ fn handed_over() {
     assert!(matches!(error, Some(DeviceError::Gone { .. })), "{error:?}");
 }
 
-/// What the kernel hands over large and unfinished, and what is handed to it so, is in the capture
-/// as the wire would have it.
+/// Packets that the kernel hands over large and with partial checksums, and those that the driver
+/// hands to it so, are in the capture as the wire would have them.
 fn captures_are_right() {
     for (net, segmented) in [(6, true), (7, false)] {
         let name = format!("cap{net}");
@@ -454,7 +454,7 @@ fn judge(path: &str, segmented: bool, frames: u64) {
         }
         let mut command = Command::new(tool);
         namespace::unprivileged(&mut command);
-        // Nobody's own settings.
+        // Without the user's own settings.
         command.env("HOME", std::env::temp_dir());
         let output = command.args(arguments.split_whitespace()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);

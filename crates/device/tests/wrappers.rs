@@ -64,8 +64,8 @@ fn slowness_changes_nothing_else() {
     check("slow", |device| Box::new(SlowDevice::new(Box::new(device), pace).unwrap()));
 }
 
-/// More than it has places for is refused, nothing goes before its time, and what is refused finds room
-/// when something went.
+/// The device refuses more packets than it has places for, sends none before its time, and takes
+/// refused packets after one was sent.
 #[test]
 fn a_slow_device_refuses_what_it_has_no_place_for() {
     let packet_time = Duration::from_millis(20);
@@ -115,13 +115,13 @@ fn wrappers_stack() {
     });
 }
 
-/// A wrapped device with memory to send from and frames to receive into.
+/// A wrapped device with memory to send from and buffers to receive into.
 struct Rig<D> {
     device: D,
     spaces: Spaces,
     memory: SpaceId,
     outgoing: u32,
-    /// Pool frames that are not with the device.
+    /// Pool buffers that the device does not have.
     free: Vec<u32>,
     far: DeviceFarEnd,
 }
@@ -151,7 +151,7 @@ impl<D: Device> Rig<D> {
         self.free.drain(..taken);
     }
 
-    /// Takes what comes in.
+    /// Takes the frames that come in.
     fn turn(&mut self) -> Vec<(Vec<u8>, Meta)> {
         let mut received = Vec::new();
         self.device.rx_return(&mut self.spaces, &mut received, 64).unwrap();
@@ -180,8 +180,8 @@ impl<D: Device> Rig<D> {
         self.turn();
     }
 
-    /// Frame numbers that come out at the far end when `count` of 100 bytes are sent, and then
-    /// nothing for 30 ms.
+    /// Returns the frame numbers that come out at the far end when `count` of 100 bytes are sent,
+    /// and then nothing for 30 ms.
     fn through(&mut self, count: u32) -> Vec<Vec<u8>> {
         let mut got = Vec::new();
         for number in 0..count {
@@ -211,7 +211,7 @@ fn number(frame: &[u8]) -> u32 {
 #[test]
 fn the_same_seed_gives_the_same_faults() {
     let spec = "drop=0.1,dup=0.1,reorder=0.1,flip=0.1,seed=7";
-    // When one that is late comes is a matter of time; what becomes of each is not.
+    // The arrival of a late frame is a matter of time; the fate of each is not.
     let run = |spec: &str| {
         let mut rig = Rig::new(|device| fault(device, spec));
         let counters = rig.device.fault_counters();
@@ -276,7 +276,7 @@ fn each_fault_alone() {
     assert_eq!((got.len(), injected.dropped), (2000, 0));
 }
 
-/// The pool frames of lost packets go back to the device: a small pool outlives many losses.
+/// The pool buffers of lost packets go back to the device: a small pool outlives many losses.
 #[test]
 fn losses_cost_no_frames() {
     let mut rig = Rig::new(|device| fault(device, "rx.drop=1"));
@@ -290,7 +290,7 @@ fn losses_cost_no_frames() {
     }
 }
 
-/// Sleeps as the engine does; whether it was woken.
+/// Sleeps as the engine does; returns whether it was woken.
 fn sleep<D: Device>(rig: &mut Rig<D>) -> bool {
     if rig.device.arm(false).unwrap() == Armed::Work {
         return true;
@@ -306,7 +306,7 @@ fn late_frames_wake_the_sleeper() {
     for (spec, at_least_ms) in
         [("delay_us=30000", 30), ("stall=1,stall_us=30000", 30), ("reorder=1", 10)]
     {
-        // Received: the frame arrives, is held, and the timer brings it.
+        // Received: the frame arrives, the wrapper holds it, and the timer brings it.
         let mut rig = Rig::new(|device| fault(device, spec));
         let start = Instant::now();
         assert!(rig.far.send(&[0x55; 100], Meta::FINISHED));
@@ -316,7 +316,7 @@ fn late_frames_wake_the_sleeper() {
         let elapsed = start.elapsed();
         assert!(elapsed >= Duration::from_millis(at_least_ms), "{spec}: {elapsed:?}");
 
-        // Sent: nobody but the timer wakes the engine to hand it on.
+        // Sent: only the timer wakes the engine to hand it on.
         let mut rig = Rig::new(|device| fault(device, spec));
         let start = Instant::now();
         rig.send(&[0x55; 100], Meta::FINISHED);
@@ -329,8 +329,8 @@ fn late_frames_wake_the_sleeper() {
     }
 }
 
-/// When every place holds a frame that waits for its time, what the device has more does not keep
-/// the engine awake, and comes afterwards.
+/// When every place holds a frame that waits for its time, further frames of the device do not keep
+/// the engine awake, and come afterwards.
 #[test]
 fn full_of_late_frames_sleeps() {
     let config = Config { offloads: false, ring_packets: 4096, ..Config::default() };
@@ -349,8 +349,8 @@ fn full_of_late_frames_sleeps() {
     assert!(turns < 1000, "{turns} turns for {sent} frames");
 }
 
-/// What cannot be held during a stall is lost, and counted; nothing is counted twice. The pool has
-/// more frames than the wrapper has places, or the device would be out of frames before.
+/// The wrapper loses frames that it cannot hold during a stall, and counts each once. The pool has
+/// more buffers than the wrapper has places, or the device would be out of buffers before.
 #[test]
 fn a_stall_loses_what_it_cannot_hold() {
     let config = Config { offloads: false, ..Config::default() };
@@ -375,7 +375,7 @@ fn a_stall_loses_what_it_cannot_hold() {
     assert_eq!(received + injected.overflowed, sent, "{injected:?}");
 }
 
-/// Faults meet finished frames of the wire, not what is to become some.
+/// Faults meet finished frames of the wire, not packets that are still to be segmented.
 #[test]
 fn large_packets_are_cut_first() {
     let payload: Vec<u8> = (0..40_000u32).map(|at| at as u8).collect();
@@ -390,7 +390,7 @@ fn large_packets_are_cut_first() {
     assert_eq!(counters.tx().frames, 40);
     assert_eq!(got.len() as u64, 40 - counters.tx().dropped);
     assert!(rig.far.send(&large, meta));
-    // Enough frames were kept back for it to come out in a few turns.
+    // The wrapper kept enough buffers back for the packet to come out in a few turns.
     for _ in 0..4 {
         got.extend(rig.turn());
     }

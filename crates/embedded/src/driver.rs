@@ -14,11 +14,11 @@ use towpath_queue::frames::FreeFrames;
 use crate::sleep::Bell;
 use crate::{Config, Counts, SendError};
 
-/// Packets given to a device at once.
+/// Packets given to a device in one batch.
 const BATCH: usize = 32;
-/// Around an IP packet: the Ethernet header and a VLAN tag, in bytes.
+/// Bytes that an Ethernet header and a VLAN tag add to an IP packet.
 const AROUND_BYTES: usize = 18;
-/// What a frame to be sent starts with, in bytes: the length of the packet behind it.
+/// Bytes in front of a packet to be sent; they hold its length.
 const LENGTH_BYTES: usize = 64;
 
 /// A device and the memory of what is sent through it, for one thread at a time.
@@ -28,30 +28,30 @@ pub struct Driver {
     space: SpaceId,
     pub(super) frames: Frames,
     own: FreeFrames,
-    /// The memory of the own frames.
+    /// The memory of the driver's own buffers.
     own_memory: Region,
     receive: FreeFrames,
-    /// Frames with packets that the device had no room for, in order.
+    /// Buffers of packets that the device had no room for, in order.
     pub(super) waiting: VecDeque<u32>,
     tokens: Vec<u64>,
-    /// Packets may be with the device for longer than the call that gave them.
+    /// `true` if the device may have packets for longer than the call that submitted them.
     goes_on: bool,
-    /// Frames of packets that were left, and that the device is done with.
+    /// Buffers of packets that other threads left, and that the device completed.
     pub(super) slots: Vec<u32>,
     received: Vec<Received>,
     returned_frames: Vec<u32>,
     bytes: Vec<u8>,
     pub(super) failure: Option<DeviceError>,
-    /// Wakes who sleeps for what the device does not know of.
+    /// Wakes the sleeping thread for work that the device does not know of.
     pub(super) bell: Option<Bell>,
     counts: Counts,
 }
 
-/// Where frames are: first those of packets that threads left, then those of threads that were inside,
-/// then those to receive into.
+/// Where buffers are: first those of packets that threads left, then those of threads that were
+/// inside, then those to receive into.
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
-    /// For reading. To write a packet takes its frame's [`Region`].
+    /// For reading. Writing a packet takes its buffer's [`Region`].
     memory: Arc<Mapping>,
     left: u32,
     own: u32,
@@ -73,7 +73,7 @@ impl Frames {
         Part { space, offset: (start + LENGTH_BYTES) as u32, len: u32::from_ne_bytes(len) }
     }
 
-    /// Where a frame to receive into starts.
+    /// Returns where a buffer to receive into starts.
     fn receive_start(&self, frame: u32) -> u32 {
         let transmit = (self.left + self.own) as usize * self.transmit_bytes;
         (transmit + frame as usize * self.receive_bytes) as u32
@@ -84,7 +84,7 @@ impl Frames {
     }
 }
 
-/// Writes a packet, and its length in front, into a frame that starts somewhere in a region.
+/// Writes a packet, and its length in front, into a buffer that starts somewhere in a region.
 pub(super) fn write(region: &mut Region, start: usize, packet: &[u8]) {
     let len = (packet.len() as u32).to_ne_bytes();
     let written = region.copy_in(start, &len) && region.copy_in(start + LENGTH_BYTES, packet);
@@ -101,12 +101,12 @@ impl Driver {
     /// Starts a device.
     ///
     /// # Errors
-    /// When memory, or the device's start, fails; a number out of its range among it.
+    /// When memory, or the device's start, fails; also when a number is out of its range.
     pub fn new(device: Box<dyn Device>, config: Config) -> Result<Driver, DeviceError> {
         Driver::with_left(device, config).map(|(driver, _)| driver)
     }
 
-    /// Starts a device, and returns the memory of each frame that threads may leave packets in.
+    /// Starts a device, and returns the memory of each buffer in which threads may leave packets.
     pub(super) fn with_left(
         mut device: Box<dyn Device>,
         config: Config,
@@ -146,7 +146,7 @@ impl Driver {
         let left = (0..config.left).map(|_| memory.split_off_front(transmit_bytes)).collect();
         let own_memory = memory.split_off_front(config.own as usize * transmit_bytes);
         let mut spaces = Spaces::default();
-        // The device writes the frames to receive into, and only reads the others.
+        // The device writes the buffers to receive into, and only reads the others.
         let space = spaces.add(Space::writable(memory));
         device.start(&mut spaces)?;
         let packets = (config.left + config.own) as usize;
@@ -172,7 +172,7 @@ impl Driver {
         Ok((driver, left))
     }
 
-    /// Sends a packet of the thread that is inside, behind all that waits.
+    /// Sends a packet of the thread that is inside, behind all waiting packets.
     ///
     /// # Errors
     /// [`SendError`].
@@ -193,7 +193,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Takes back what the device is done with.
+    /// Takes completions from the device.
     pub fn collect(&mut self) {
         self.tokens.clear();
         let budget = self.tokens.capacity();
@@ -211,7 +211,7 @@ impl Driver {
         }
     }
 
-    /// Gives the device what waits, as far as it has room. Answers whether all went.
+    /// Gives waiting packets to the device, as far as it has room. Returns whether it took all.
     pub fn flush(&mut self) -> bool {
         let all = self.give_all();
         if self.is_owed()
@@ -222,18 +222,19 @@ impl Driver {
         all
     }
 
-    /// Whether the device is to be looked at again for what was sent: it had no room, or is one that
-    /// goes on with what it took.
+    /// `true` if the driver must look at the device again for sent packets: it had no room, or it
+    /// completes packets later.
     fn is_owed(&self) -> bool {
         !self.waiting.is_empty() || self.goes_on && self.pending() > 0
     }
 
     fn give_all(&mut self) -> bool {
-        // It may have room for what it took, and is given none for that.
+        // The device may have room for the packets that it took, but this call gives it none for
+        // them.
         let mut asked = !self.goes_on || self.pending() == 0;
         while !asked || !self.waiting.is_empty() {
             asked = true;
-            // Mostly one, whose descriptors are soon made.
+            // Mostly one packet waits, whose descriptors are soon made.
             let all = if self.waiting.len() <= 1 { self.give::<1>() } else { self.give::<BATCH>() };
             match all {
                 Ok(true) => {}
@@ -247,7 +248,7 @@ impl Driver {
         true
     }
 
-    /// Gives the device the first `MOST` of what waits. Answers whether it took them.
+    /// Gives the device the first `MOST` waiting packets. Returns whether it took them.
     fn give<const MOST: usize>(&mut self) -> Result<bool, DeviceError> {
         let mut parts = [[Part { space: self.space, offset: 0, len: 0 }; 1]; MOST];
         let count = self.waiting.len().min(MOST);
@@ -265,7 +266,8 @@ impl Driver {
         Ok(taken == count)
     }
 
-    /// Resets the device. What it had and did not send is lost, and counted; what waits is sent.
+    /// Resets the device. Packets that it had and did not send are lost, and counted; waiting
+    /// packets are sent.
     pub fn reset(&mut self) {
         self.collect();
         self.returned_frames.clear();
@@ -277,7 +279,7 @@ impl Driver {
         let before = self.counts.returned;
         self.collect();
         self.counts.lost += self.counts.returned - before;
-        // What it was asked to wake for it has forgotten.
+        // The reset device has forgotten which wake-ups it was asked for.
         self.wake();
     }
 
@@ -292,8 +294,8 @@ impl Driver {
         }
     }
 
-    /// Asks the device to wake who is about to sleep. Nobody sleeps on one that failed, or that has
-    /// no descriptor.
+    /// Asks the device to wake the thread that is about to sleep. No thread sleeps on a device that
+    /// failed, or that has no descriptor.
     pub(super) fn arm(&mut self) -> Armed {
         let Some(bell) = &mut self.bell else { return Armed::Work };
         bell.silence();
@@ -316,12 +318,12 @@ impl Driver {
         }
     }
 
-    /// What the device wakes by.
+    /// Returns the descriptor by which the device wakes a thread.
     pub(super) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
         self.device.sleep_fd()
     }
 
-    /// Receives at most `budget` packets. Answers how many.
+    /// Receives at most `budget` packets. Returns how many.
     pub fn receive(&mut self, budget: usize, mut each: impl FnMut(&[u8], Meta)) -> usize {
         self.provide();
         self.received.clear();
@@ -359,13 +361,13 @@ impl Driver {
         }
     }
 
-    /// Packets that wait for the device or are with it.
+    /// Returns the number of packets that wait for the device or are in flight.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.waiting.len() + (self.counts.taken - self.counts.returned) as usize
     }
 
-    /// What was counted; what only the section knows is 0.
+    /// Returns the counts; those that only the section knows are 0.
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts { device: self.device.counters(), ..self.counts }

@@ -1,16 +1,17 @@
 //! One driver for all threads of a program, without a server, an engine or a lock.
 //!
-//! Any thread sends, and any thread may reset the device. Who finds nobody inside drives the device
-//! with its own packet and with what others left; who finds somebody inside leaves its packet in a
-//! frame of its own and goes on ([`towpath_queue::optimistic`]; Tracey and Banerji, 3.3). The
-//! program is one, and trusts itself: there are no rights, rules or copies for trust here, and no
-//! doorbells. A packet is copied once, into memory that the device may reach.
+//! Any thread sends, and any thread may reset the device. A thread that finds no other inside
+//! drives the device with its own packet and with those that others left. A thread that finds
+//! another inside leaves its packet in a buffer of its own and goes on
+//! ([`towpath_queue::optimistic`]; Tracey and Banerji, 3.3). The program is one, and trusts itself:
+//! there are no rights, rules or copies for trust here, and no doorbells. The sending thread copies
+//! a packet once, into memory that the device may reach.
 //!
 //! Packets of one thread go to the device in the order in which it sent them. No thread waits, but
-//! packets do where the device is full: as long as there are frames for them they are taken, and when
-//! there are none, [`SendError::WouldBlock`] says so. What waits goes on with the next call of any
-//! thread that finds the device with room. Where none may come, one thread drives for all, and sleeps
-//! on [`Embedded::sleep_fd`] meanwhile:
+//! packets wait where the device is full. The driver takes them as long as there are buffers for
+//! them; when there are none, [`SendError::WouldBlock`] says so. The next call of any thread that
+//! finds the device with room goes on with the waiting packets. Where no such call may come, one
+//! thread drives for all, and sleeps on [`Embedded::sleep_fd`] meanwhile:
 //!
 //! ```no_run
 //! # use towpath_device::Armed;
@@ -40,17 +41,17 @@ use towpath_queue::optimistic::{Entered, Left, Optimistic};
 pub use driver::Driver;
 use driver::write;
 
-/// The one request that can be left.
+/// The one request that a thread can leave.
 const RESET: u64 = 1;
 
 /// How much memory a driver has.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Packets that threads may have left, a power of two up to 65 536.
+    /// Packets that threads may leave, a power of two up to 65 536.
     pub left: u32,
-    /// Packets of those that were inside themselves that may wait for the device, 1 to 65 536.
+    /// Packets of the threads inside that may wait for the device, 1 to 65 536.
     pub own: u32,
-    /// Frames to receive into, 1 to 65 536.
+    /// Buffers to receive into, 1 to 65 536.
     pub receive: u32,
 }
 
@@ -60,43 +61,43 @@ impl Default for Config {
     }
 }
 
-/// Why a packet was not sent. It was not, and may be sent again.
+/// Why the driver did not send a packet. The caller may send it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// No room now.
+    /// There is no room now.
     #[error("no room; drive the device, and send again")]
     WouldBlock,
-    /// Longer than the device takes.
+    /// The packet is longer than the device takes.
     #[error("{len} bytes; the device takes at most {most}")]
     TooLong {
         /// The packet's length, in bytes.
         len: usize,
-        /// The most, in bytes.
+        /// The longest packet, in bytes.
         most: usize,
     },
-    /// The device failed, [`Embedded::failure`] says how; a reset may mend it.
+    /// The device failed; [`Embedded::failure`] returns the reason. A reset may mend it.
     #[error("the device failed")]
     Failed,
 }
 
-/// What a driver counted.
+/// The counts of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets that were sent by the thread that was inside.
+    /// Packets that the thread inside sent itself.
     pub direct: u64,
-    /// Packets that were left for it.
+    /// Packets that other threads left for it.
     pub left: u64,
     /// Packets that the device took.
     pub taken: u64,
-    /// Packets that it is done with.
+    /// Packets that the device completed.
     pub returned: u64,
-    /// Of these, those that it had not sent when it was reset.
+    /// Of these, the packets that the device had not sent when it was reset.
     pub lost: u64,
-    /// Times that a thread went in.
+    /// Times that a thread entered.
     pub entered: u64,
     /// Resets.
     pub resets: u64,
-    /// What the device counted.
+    /// The device's counters.
     pub device: towpath_device::Counters,
 }
 
@@ -104,9 +105,9 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Embedded {
     section: Optimistic<Driver, Region>,
-    /// The longest packet that is sent, in bytes.
+    /// The longest packet that the driver sends, in bytes.
     longest: usize,
-    /// What a thread sleeps on.
+    /// The descriptor that a thread sleeps on.
     sleep: Option<OwnedFd>,
 }
 
@@ -135,10 +136,11 @@ impl Embedded {
         Ok(Embedded { section, longest, sleep })
     }
 
-    /// Sends a packet: by itself when nobody is inside, else by leaving it to who is. Never waits.
-    /// The packet is taken then, and goes to the device now if that has room, or else, behind what
-    /// waits already, with a later call of any thread: [`Embedded::drive`] says whether anything
-    /// waits, and [`Embedded::arm`] sees to it that who sleeps hears of room for it.
+    /// Sends a packet: this thread sends it itself when no other is inside, else it leaves it to
+    /// the thread that is. The call never waits. The driver has the packet then. It goes to the
+    /// device now if that has room, or else, behind the packets that wait already, with a later
+    /// call of any thread. [`Embedded::drive`] returns how many packets wait, and [`Embedded::arm`]
+    /// makes sure that room for it wakes a sleeping thread.
     ///
     /// # Errors
     /// [`SendError`]; the packet is not sent then, and not left.
@@ -158,8 +160,8 @@ impl Embedded {
         let outcome = if entered.is_nothing_left() {
             entered.state().send(packet)
         } else if let Some(mut leaving) = entered.leave() {
-            // Something is being written that a packet of this thread may be behind: this one goes
-            // behind it as well.
+            // Another thread is writing a packet that this thread's packet may be behind: this one
+            // goes behind it as well.
             leaving.write(|frame| write(frame, 0, packet));
             leaving.publish();
             could = pump(&mut entered);
@@ -177,8 +179,8 @@ impl Embedded {
         outcome
     }
 
-    /// Goes on with what waits. Answers how many packets wait for the device or are with it; `None`
-    /// when another thread is inside, which does it.
+    /// Goes on with waiting packets. Returns how many packets wait for the device or are in flight;
+    /// `None` when another thread is inside, which does the work.
     pub fn drive(&self) -> Option<usize> {
         let mut pending = None;
         self.section.drive(|entered| {
@@ -189,18 +191,22 @@ impl Embedded {
         pending
     }
 
-    /// What becomes readable when the device has packets, or room for what waits; `None` for a device
-    /// that must be polled. One thread at a time may sleep on it, after [`Embedded::arm`].
+    /// Returns the descriptor that becomes readable when the device has packets, or room for
+    /// waiting packets; `None` for a device that must be polled. One thread at a time may sleep on
+    /// it, after [`Embedded::arm`].
     #[must_use]
     pub fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
         self.sleep.as_ref().map(AsFd::as_fd)
     }
 
-    /// Before each sleep: goes on with what waits, and asks to be woken for packets, if
-    /// [`Embedded::receive`] was called until it answered 0, and for room, if packets wait for it, also
-    /// those that other threads send meanwhile. [`Armed::Sleep`]: [`Embedded::sleep_fd`] becomes
-    /// readable when there is something to do. [`Armed::Work`]: there is already, the device failed,
-    /// or it must be polled. `None`: another thread is inside; call again.
+    /// Prepares each sleep: goes on with waiting packets and asks for wake-ups. The device wakes
+    /// the caller for packets if the caller called [`Embedded::receive`] until it returned 0. It
+    /// wakes the caller for room if packets wait for it, also those that other threads send
+    /// meanwhile.
+    ///
+    /// [`Armed::Sleep`]: [`Embedded::sleep_fd`] becomes readable when there is work.
+    /// [`Armed::Work`]: there is work already, the device failed, or it must be polled. `None`:
+    /// another thread is inside; call again.
     pub fn arm(&self) -> Option<Armed> {
         let mut armed = None;
         self.section.drive(|entered| {
@@ -211,13 +217,13 @@ impl Embedded {
         armed
     }
 
-    /// Has the device reset, now or by who is inside, before it goes.
+    /// Resets the device, now or by the thread that is inside before it leaves.
     pub fn reset(&self) {
         self.section.request(RESET);
         self.section.drive(pump);
     }
 
-    /// Receives at most `budget` packets, and no more than 32; 0 also when another thread is inside.
+    /// Receives at most `budget` packets, and at most 32; 0 also when another thread is inside.
     /// `each` may send.
     pub fn receive(&self, budget: usize, each: impl FnMut(&[u8], Meta)) -> usize {
         let Some(mut entered) = self.section.try_enter() else { return 0 };
@@ -233,7 +239,7 @@ impl Embedded {
         received
     }
 
-    /// What was counted; `None` when another thread is inside.
+    /// Returns the counts; `None` when another thread is inside.
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
         let mut counts = None;
@@ -246,7 +252,7 @@ impl Embedded {
         counts.map(|counts| Counts { left: self.section.left(), ..counts })
     }
 
-    /// Takes what the device failed with; `None` when it did not, or another thread is inside.
+    /// Takes the device's failure; `None` when it did not fail, or another thread is inside.
     pub fn failure(&self) -> Option<DeviceError> {
         let mut failure = None;
         self.section.drive(|entered| {
@@ -258,14 +264,14 @@ impl Embedded {
     }
 }
 
-/// What whoever is inside does before all else: requests, what the device is done with, what was
-/// left, and what it has room for. Answers whether all went.
+/// Does the work that comes first for each holder: requests, completions, packets that other
+/// threads left, and packets that the device has room for. Returns whether all went.
 fn pump(entered: &mut Entered<'_, Driver, Region>) -> bool {
     if entered.requests() & RESET != 0 {
         entered.state().reset();
     }
     entered.state().collect();
-    // Slots go back to the queue, which is not the driver's to reach.
+    // Slots go back to the queue, which the driver cannot reach.
     while let Some(slot) = entered.state().slots.pop() {
         entered.release(slot);
     }

@@ -1,5 +1,5 @@
-//! Several threads send through one driver of their own process while another one resets it:
-//! nothing is lost but what the reset counts, nothing is doubled, and each thread's packets keep
+//! Several threads send through one driver of their own process while another one resets it: only
+//! the packets that the reset counts are lost, none is doubled, and each thread's packets keep
 //! their order.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ fn wait(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// What arrived, by thread.
+/// The packets that arrived, by thread.
 #[derive(Default)]
 struct Arrived {
     last: [Option<u64>; THREADS as usize],
@@ -103,7 +103,7 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
     println!("{counts:?}, {} refused, {} arrived", refused.load(Ordering::Relaxed), arrived.count);
     assert!(driver.failure().is_none());
     let sent = THREADS * each;
-    // A slot that was taken was published: nobody gives one up.
+    // Each slot that a thread took was published: no thread gives one up.
     assert_eq!(counts.direct + counts.left, sent);
     assert_eq!((counts.taken, counts.returned), (sent, sent));
     assert_eq!(arrived.count + counts.lost, sent, "lost, or doubled");
@@ -129,7 +129,7 @@ fn three_threads_with_hardly_any_room() {
 
 #[test]
 fn three_threads_lose_what_resets_count_and_nothing_else() {
-    // Packets are fetched late, so that a reset finds some to lose.
+    // The device fetches packets late, so that a reset finds some to lose.
     let device = loopback::Config { tx_asynchronous: true, ..loopback::Config::default() };
     exchange(&device, Config::default(), 5_000, true);
 }
@@ -144,7 +144,7 @@ fn what_is_received_is_whole_and_may_be_answered() {
         wait("room", || far.send(&packet, Meta::FINISHED));
         let mut got = 0;
         wait("a packet", || {
-            // From inside: the answer is left, and sent before this thread goes.
+            // From inside: the answer is left, and sent before this thread leaves.
             got += driver.receive(1, |bytes, meta| {
                 assert_eq!((bytes, meta), (&packet[..], Meta::FINISHED));
                 driver.send(bytes).unwrap();
@@ -170,8 +170,8 @@ fn is_readable(driver: &Embedded, within: Duration) -> bool {
     poll(&mut polled, Some(&timeout)).unwrap() == 1
 }
 
-/// A packet that is taken may wait: who sleeps hears when it can go on, though it was sent while he
-/// slept.
+/// A packet that the driver took may wait: room wakes the sleeping thread, also for a packet that
+/// another thread sent during the sleep.
 #[test]
 fn who_sleeps_hears_of_room_and_of_packets() {
     const LONG: Duration = Duration::from_secs(20);
@@ -188,7 +188,7 @@ fn who_sleeps_hears_of_room_and_of_packets() {
             assert!(!is_readable(&driver, Duration::ZERO), "{why}");
         };
         asleep("nothing was sent");
-        // The far end holds four; the others are taken all the same, and wait.
+        // The far end holds four packets; the driver takes the others all the same, and they wait.
         for number in 0..12 {
             driver.send(&packet(0, number)).unwrap();
         }
@@ -207,7 +207,7 @@ fn who_sleeps_hears_of_room_and_of_packets() {
             driver.drive();
         }
         wait("all is done with", || driver.drive() == Some(0));
-        // Who never received is not woken for packets.
+        // Packets do not wake a thread that never received.
         assert!(far.send(&packet(0, 0), Meta::FINISHED));
         asleep("nobody receives");
         wait("the packet", || driver.receive(9, |_, _| ()) == 1);
@@ -218,7 +218,7 @@ fn who_sleeps_hears_of_room_and_of_packets() {
         assert_eq!(driver.arm(), Some(Armed::Work));
         assert_eq!(driver.receive(9, |_, _| ()), 1);
         assert_eq!(driver.receive(9, |_, _| ()), 0);
-        // A reset makes the device forget what it is to wake for.
+        // A reset makes the device forget which wake-ups it was asked for.
         asleep("before the reset");
         driver.reset();
         assert!(is_readable(&driver, LONG), "a reset");
@@ -236,7 +236,7 @@ fn who_sleeps_hears_of_room_and_of_packets() {
     assert_eq!(driver.arm(), Some(Armed::Work));
 }
 
-/// One thread drives for all, asleep while there is nothing to do; others send with hardly any room.
+/// One thread drives for all, and sleeps while there is no work; others send with hardly any room.
 #[test]
 fn one_thread_sleeps_for_all_and_nothing_stays() {
     const EACH: u64 = 500;
@@ -267,7 +267,7 @@ fn one_thread_sleeps_for_all_and_nothing_stays() {
                 }
             });
         }
-        // Nobody but the one who sleeps drives when the last was sent.
+        // After the last packet was sent, only the sleeping thread drives.
         wait("all arrives", || {
             while let Some((frame, _)) = far.receive() {
                 arrived.take(&frame);
@@ -297,7 +297,7 @@ fn what_is_wrong_is_refused() {
     let most = 1518;
     assert_eq!(driver.send(&[0; 1519]), Err(SendError::TooLong { len: 1519, most }));
     drop(far);
-    // The first may go in before the driver hears of it.
+    // The first thread may enter before the driver notices the failure.
     let _ = driver.send(&packet(0, 0));
     assert_eq!(driver.send(&packet(0, 1)), Err(SendError::Failed));
     assert!(driver.failure().is_some());

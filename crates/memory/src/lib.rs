@@ -6,11 +6,12 @@
 //! | [`Mapping`] | mapped memory that others may write; any number of threads read it | copies out of it, by atomics |
 //! | [`Region`] | the right to write a range of a mapping; there is one of each range | copies into it, by atomics and `&mut self` |
 //!
-//! What the types promise: a mapping is mapped for as long as the value lives, and its file can neither
+//! The types promise: a mapping is mapped for as long as the value lives, and its file can neither
 //! shrink nor grow meanwhile (seals). Safe code reads and writes mapped memory by the queue crate's
-//! atomics and copies alone, so no peer and no thread can make a data race of it. A reference into mapped
-//! memory is formed in three ways: from private memory of this process that only a region writes
-//! ([`Region::bytes`], while the region is borrowed), and by the two functions that are unsafe for it.
+//! atomics and copies alone, so no peer and no thread can make a data race of it. A reference into
+//! mapped memory is formed in three ways: from private memory of this process that only a region
+//! writes ([`Region::bytes`], while the region is borrowed), and by the two functions that are
+//! unsafe for it.
 
 mod mapping;
 mod region;
@@ -28,8 +29,8 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags};
 /// Size of a page; every region's length is a multiple of it.
 pub const PAGE_BYTES: usize = 4096;
 
-/// A sealed memory file made by the server: its own read-write descriptor, and one that can only
-/// be read, for handing out.
+/// A sealed memory file made by the server: its own read-write descriptor, and a read-only one to
+/// hand out.
 #[derive(Debug)]
 pub struct SharedFile {
     file: OwnedFd,
@@ -41,14 +42,15 @@ impl SharedFile {
     /// shrink nor grow from now on.
     ///
     /// # Errors
-    /// What `memfd_create`, `ftruncate` or `fcntl(F_ADD_SEALS)` answer; `ENOMEM` when the memory
+    /// The error of `memfd_create`, `ftruncate` or `fcntl(F_ADD_SEALS)`; `ENOMEM` when the memory
     /// is not to be had.
     pub fn create(name: &str, len: usize) -> io::Result<SharedFile> {
         let file = rustix::fs::memfd_create(
             name,
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL,
         )
-        // MFD_NOEXEC_SEAL came with Linux 6.3; before it, a memory file is executable and that is all.
+        // MFD_NOEXEC_SEAL came with Linux 6.3; before it, a memory file is executable and that is
+        // all.
         .or_else(|error| match error {
             rustix::io::Errno::INVAL => {
                 rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -62,7 +64,7 @@ impl SharedFile {
         Ok(SharedFile { file, len })
     }
 
-    /// Takes over a descriptor received from a peer or a store; its length is what the kernel says.
+    /// Takes over a descriptor received from a peer or a store; the kernel reports its length.
     ///
     /// # Errors
     /// `EINVAL` when the file is not sealed against shrinking and growing: it could fault us.
@@ -76,40 +78,40 @@ impl SharedFile {
         Ok(SharedFile { file, len })
     }
 
-    /// Length in bytes, a multiple of [`PAGE_BYTES`].
+    /// Returns the length in bytes, a multiple of [`PAGE_BYTES`].
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never true: a memory file has at least one page.
+    /// Returns `false`: a memory file has at least one page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Forbids all further writable mappings and writes, through whichever descriptor; those that
-    /// exist stay. The peer that mapped it before is from now on its only writer.
+    /// Forbids all further writable mappings and writes, through any descriptor; those that exist
+    /// stay. The peer that mapped it before is from now on its only writer.
     ///
     /// # Errors
-    /// What `fcntl(F_ADD_SEALS)` answers.
+    /// The error of `fcntl(F_ADD_SEALS)`.
     pub fn seal_future_write(&self) -> io::Result<()> {
         Ok(rustix::fs::fcntl_add_seals(&self.file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
     }
 
-    /// Forbids further seals, so that nobody can make the file unwritable for us.
+    /// Forbids further seals, so that no process can make the file unwritable for us.
     ///
     /// # Errors
-    /// What `fcntl(F_ADD_SEALS)` answers.
+    /// The error of `fcntl(F_ADD_SEALS)`.
     pub fn seal_seals(&self) -> io::Result<()> {
         Ok(rustix::fs::fcntl_add_seals(&self.file, SealFlags::SEAL)?)
     }
 
-    /// A new descriptor of the same file that can only be read. A process of another user cannot
-    /// make it writable again, since the file's mode is 0600.
+    /// Returns a new descriptor of the same file that can only be read. A process of another user
+    /// cannot make it writable again, since the file's mode is 0600.
     ///
     /// # Errors
-    /// What opening `/proc/self/fd/N` answers: `ENOENT` where `/proc` is not mounted.
+    /// The error of opening `/proc/self/fd/N`: `ENOENT` where `/proc` is not mounted.
     pub fn read_only(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -123,7 +125,7 @@ impl SharedFile {
     /// Maps all of it for reading and writing.
     ///
     /// # Errors
-    /// What `mmap` answers.
+    /// The error of `mmap`.
     pub fn map_writable(&self) -> io::Result<Region> {
         Ok(Region::of_file(Mapping::new(self.file.as_fd(), self.len, true)?))
     }
@@ -131,7 +133,7 @@ impl SharedFile {
     /// Maps all of it for reading alone.
     ///
     /// # Errors
-    /// What `mmap` answers.
+    /// The error of `mmap`.
     pub fn map_readable(&self) -> io::Result<Mapping> {
         Mapping::new(self.file.as_fd(), self.len, false)
     }

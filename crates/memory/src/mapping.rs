@@ -1,7 +1,7 @@
 //! Mapped memory, for reading.
 //!
 //! Unsafe lives here because a mapping is raw memory that another process may write at any moment:
-//! it is made and unmade by system calls, and read by the queue crate's copy.
+//! system calls make and unmake it, and the queue crate's copy reads it.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,11 +13,11 @@ use towpath_queue::copy::copy;
 
 use crate::PAGE_BYTES;
 
-/// What processors move between their caches, in bytes.
+/// The unit in which processors move memory between their caches, in bytes.
 pub(crate) const CACHE_LINE_BYTES: usize = 64;
 
-/// Mapped memory that others may write meanwhile: a peer, or the holder of a [`Region`](crate::Region)
-/// of it. The addresses stay good for as long as this lives.
+/// Mapped memory that another side may write meanwhile: a peer, or the holder of a
+/// [`Region`](crate::Region) of it. The addresses stay good for as long as this lives.
 ///
 /// Threads share it, since it offers nothing that writes:
 ///
@@ -38,8 +38,8 @@ pub struct Mapping {
 
 // SAFETY: a mapping is an address range of the process, not of a thread.
 unsafe impl Send for Mapping {}
-// SAFETY: no safe method writes through the mapping, and they all read it by the queue crate's copy,
-// which others may write beside.
+// SAFETY: no safe method writes through the mapping, and they all read it by the queue crate's
+// copy, beside which other threads may write.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -53,7 +53,7 @@ impl Mapping {
         Self::owned(start, len, writable, false)
     }
 
-    /// Memory without a file: of this process alone, or also of those that are forked from it.
+    /// Maps memory without a file: of this process alone, or also of those that are forked from it.
     pub(super) fn anonymous(len: usize, private: bool) -> io::Result<Mapping> {
         let flags = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
         let len = len.max(1).next_multiple_of(PAGE_BYTES);
@@ -80,39 +80,40 @@ impl Mapping {
         Ok(Mapping { start, len, writable, private, process: std::process::id() })
     }
 
-    /// The first byte's address.
+    /// Returns the first byte's address.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never true: a mapping has at least one page.
+    /// Returns `false`: a mapping has at least one page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Has every page there before it is first touched, as far as the kernel can (Linux 5.14): a
-    /// fault takes longer than a packet.
+    /// Populates every page before its first access, as far as the kernel can (Linux 5.14): a fault
+    /// takes longer than a packet.
     pub fn populate(&self) {
         self.populate_part(0, self.len);
     }
 
-    /// The same for a part, from a page's beginning on. A part that is not inside is left alone.
+    /// Populates a part, from a page's beginning on. It leaves a part alone that is not inside.
     pub fn populate_part(&self, offset: usize, len: usize) {
         let advice =
             if self.writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         self.advise(offset, len, advice);
     }
 
-    /// Takes a part out of this process' page tables, from a page's beginning on: what would else be
-    /// done at once when the mapping is dropped. The content stays. Private memory is left alone.
+    /// Takes a part out of this process' page tables, from a page's beginning on. Without this, the
+    /// drop of the mapping would do so for all of it at once. The content stays. Private memory is
+    /// left alone.
     pub fn release_part(&self, offset: usize, len: usize) {
         if !self.private {
             self.advise(offset, len, Advice::LinuxDontNeed);
@@ -122,16 +123,16 @@ impl Mapping {
     fn advise(&self, offset: usize, len: usize, advice: Advice) {
         if let Some(start) = self.range(offset, len) {
             // SAFETY: the part is inside; neither populating nor dropping the pages of a shared
-            // mapping changes what is read there.
+            // mapping changes the bytes that are read there.
             let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
         }
     }
 
-    /// Keeps all of it in memory, so that no access waits for a swap device. Allocates what is not
-    /// there yet.
+    /// Locks all of it in memory, so that no access waits for a swap device. It allocates missing
+    /// pages.
     ///
     /// # Errors
-    /// What `mlock` answers: `EPERM` and `ENOMEM` where `RLIMIT_MEMLOCK` is too small.
+    /// The error of `mlock`: `EPERM` and `ENOMEM` where `RLIMIT_MEMLOCK` is too small.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: locking changes no content.
         unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.len)? };
@@ -141,7 +142,7 @@ impl Mapping {
     /// Wipes the mapping in children made by `fork`: they find zeros. Only private mappings.
     ///
     /// # Errors
-    /// What `madvise` answers.
+    /// The error of `madvise`.
     pub fn wipe_in_children(&self) -> io::Result<()> {
         // SAFETY: MADV_WIPEONFORK changes nothing of this process' memory.
         unsafe {
@@ -150,11 +151,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// Keeps the mapping out of children made by `fork`: there, touching it is a fault instead of
-    /// a second writer.
+    /// Keeps the mapping out of children made by `fork`: there, touching it is a fault instead of a
+    /// second writer.
     ///
     /// # Errors
-    /// What `madvise` answers.
+    /// The error of `madvise`.
     pub fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: MADV_DONTFORK changes nothing of this process' memory.
         unsafe {
@@ -163,7 +164,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// The address of a range; `None` when it does not lie inside.
+    /// Returns the address of a range; `None` when it does not lie inside.
     #[inline]
     #[must_use]
     pub fn range(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
@@ -175,7 +176,7 @@ impl Mapping {
     }
 
     /// Copies payload out of the mapping. A peer that writes meanwhile makes the bytes arbitrary;
-    /// what was copied stays as it is. Answers whether the range lies inside.
+    /// the copy stays as it is. Returns whether the range lies inside.
     #[inline]
     #[must_use]
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) -> bool {
@@ -186,8 +187,8 @@ impl Mapping {
         true
     }
 
-    /// As [`Mapping::copy_out`], into memory that was not written before. All of it is written where the
-    /// answer is `true`, and nothing otherwise.
+    /// Copies as [`Mapping::copy_out`] does, into memory that was not written before. It writes all
+    /// of it if it returns `true`, and nothing otherwise.
     #[inline]
     #[must_use]
     pub fn copy_into(&self, offset: usize, to: &mut [MaybeUninit<u8>]) -> bool {
@@ -197,8 +198,8 @@ impl Mapping {
         true
     }
 
-    /// Asks the processor to bring the lines of a range near, since they will be read soon: another
-    /// core has them. Nothing is read and nothing decided; a range that is not inside is ignored.
+    /// Prefetches the lines of a range that this side will read soon: another core has them.
+    /// Nothing is read and nothing decided; a range that is not inside is ignored.
     #[inline]
     pub fn prefetch(&self, offset: usize, len: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -215,7 +216,7 @@ impl Mapping {
         let _ = (offset, len);
     }
 
-    /// The bytes of a range; `None` when it is not inside.
+    /// Returns the bytes of a range; `None` when it is not inside.
     ///
     /// # Safety
     /// No peer, and nothing in this process, writes the range while the slice lives.
@@ -230,12 +231,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A child that was forked may not have the mapping, and something else in its place.
+        // A forked child may not have the mapping, and another one in its place.
         if self.process != std::process::id() {
             return;
         }
-        // SAFETY: the range was mapped by `new` or `private` and belongs to this value alone; a holder
-        // of addresses into it keeps the value too (see `Mapping::start`).
+        // SAFETY: the range was mapped by `new` or `private` and belongs to this value alone; a
+        // holder of addresses into it keeps the value too (see `Mapping::start`).
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

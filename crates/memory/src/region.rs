@@ -1,7 +1,7 @@
 //! The right to write mapped memory.
 //!
-//! Unsafe lives here because memory is written that a peer or another thread may be reading: by the
-//! queue crate's copy and atomics, at addresses.
+//! Unsafe lives here because this side writes memory that a peer or another thread may be reading:
+//! by the queue crate's copy and atomics, at addresses.
 
 use std::io;
 use std::marker::PhantomData;
@@ -15,9 +15,9 @@ use crate::Mapping;
 #[cfg(target_arch = "x86_64")]
 use crate::mapping::CACHE_LINE_BYTES;
 
-/// The right to write a range of a mapping. No two regions of one mapping overlap, a region cannot be
-/// cloned, and it is written through `&mut self` alone: so a range has one writer at a time in this
-/// process. Any number of threads may read beside it, through [`Region::mapping`]: both sides copy by
+/// The right to write a range of a mapping. No two regions of one mapping overlap, a region cannot
+/// be cloned, and only `&mut self` writes it: so a range has one writer at a time in this process.
+/// Any number of threads may read beside it, through [`Region::mapping`]: both sides copy by
 /// atomics.
 ///
 /// It moves between threads and is not shared by them:
@@ -47,9 +47,9 @@ use crate::mapping::CACHE_LINE_BYTES;
 pub struct Region {
     start: NonNull<u8>,
     len: usize,
-    /// Where in the mapping it starts.
+    /// Its beginning in the mapping.
     offset: usize,
-    /// It is memory of this process alone.
+    /// `true` if it is memory of this process alone.
     private: bool,
     mapping: Arc<Mapping>,
     /// Not `Sync`, whatever the other fields are.
@@ -71,23 +71,24 @@ const _: () = {
 };
 
 impl Region {
-    /// Private, zeroed memory of this process alone, rounded up to pages.
+    /// Maps private, zeroed memory of this process alone, rounded up to pages.
     ///
     /// # Errors
-    /// What `mmap` answers: `ENOMEM`.
+    /// The error of `mmap`: `ENOMEM`.
     pub fn private(len: usize) -> io::Result<Region> {
         Ok(Region { private: true, ..Region::of_file(Mapping::anonymous(len, true)?) })
     }
 
-    /// Zeroed memory of this process and of those that are forked from it, rounded up to pages.
+    /// Maps zeroed memory of this process and of those that are forked from it, rounded up to
+    /// pages.
     ///
     /// # Errors
-    /// What `mmap` answers: `ENOMEM`.
+    /// The error of `mmap`: `ENOMEM`.
     pub fn shared_with_forks(len: usize) -> io::Result<Region> {
         Ok(Region::of_file(Mapping::anonymous(len, false)?))
     }
 
-    /// All of a mapping that was made for this, and is writable.
+    /// Returns the region of all of a mapping that was made for this, and is writable.
     pub(super) fn of_file(mapping: Mapping) -> Region {
         Region {
             start: mapping.start(),
@@ -99,26 +100,26 @@ impl Region {
         }
     }
 
-    /// The mapping that this is a region of, for reading.
+    /// Returns the mapping that this is a region of, for reading.
     #[must_use]
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Where in the mapping it starts, in bytes.
+    /// Returns its beginning in the mapping, in bytes.
     #[inline]
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is left of it.
+    /// `true` if nothing is left of it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -127,7 +128,7 @@ impl Region {
     /// Cuts `len` bytes off the front.
     ///
     /// # Panics
-    /// When there are not so many: a mistake in the layout, which no peer decides.
+    /// When there are fewer: a mistake in the layout, which no peer decides.
     #[must_use]
     pub fn split_off_front(&mut self, len: usize) -> Region {
         assert!(len <= self.len, "a part outside of its region");
@@ -140,13 +141,13 @@ impl Region {
         front
     }
 
-    /// The first byte's address.
+    /// Returns the first byte's address.
     #[must_use]
     pub fn start(&mut self) -> NonNull<u8> {
         self.start
     }
 
-    /// The address of a range; `None` when it does not lie inside.
+    /// Returns the address of a range; `None` when it does not lie inside.
     #[inline]
     #[must_use]
     pub fn range(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
@@ -157,19 +158,19 @@ impl Region {
         Some(unsafe { self.start.add(offset) })
     }
 
-    /// Copies private bytes into the region. Answers whether the range lies inside.
+    /// Copies private bytes into the region. Returns whether the range lies inside.
     #[inline]
     #[must_use]
     pub fn copy_in(&mut self, offset: usize, from: &[u8]) -> bool {
         let Some(to) = self.range(offset, from.len()) else { return false };
         // SAFETY: `to` is mapped and writable for as many bytes, as just checked, and `from` is
-        // borrowed. Plain accesses touch the range only through `bytes`, which borrows the region, and
-        // through functions whose callers promise not to.
+        // borrowed. Plain accesses touch the range only through `bytes`, which borrows the region,
+        // and through functions whose callers promise not to.
         unsafe { copy(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
 
-    /// Copies payload from a mapping into the region. Answers whether both ranges lie inside. Where
+    /// Copies payload from a mapping into the region. Returns whether both ranges lie inside. Where
     /// they are the same memory, the bytes are arbitrary.
     #[inline]
     #[must_use]
@@ -183,14 +184,15 @@ impl Region {
         let (Some(to), Some(from)) = (self.range(offset, len), from.range(from_offset, len)) else {
             return false;
         };
-        // SAFETY: both are mapped for `len` bytes, as just checked, and `to` is writable; else as in
-        // `copy_in` and `Mapping::copy_out`.
+        // SAFETY: both are mapped for `len` bytes, as just checked, and `to` is writable; else as
+        // in `copy_in` and `Mapping::copy_out`.
         unsafe { copy(from.as_ptr(), to.as_ptr(), len) };
         true
     }
 
-    /// Fetches what a peer wrote into the region: bytes that will be checked there. Answers whether
-    /// both ranges lie inside, and the region's starts at a multiple of 8 bytes or is short.
+    /// Fetches a peer's words into the region: bytes that this side will check there. Returns
+    /// whether both ranges lie inside, and the region's starts at a multiple of 8 bytes or is
+    /// short.
     #[inline]
     #[must_use]
     pub fn fetch(
@@ -222,37 +224,38 @@ impl Region {
         })
     }
 
-    /// The bytes of a range; `None` when it is not inside, or when the region is of a file: another
-    /// mapping of that may be written.
+    /// Returns the bytes of a range; `None` when it is not inside, or when the region is of a file:
+    /// another mapping of that may be written.
     #[inline]
     #[must_use]
     pub fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
         if !self.private {
             return None;
         }
-        // SAFETY: private memory of this process is mapped once. The region alone writes this range, and
-        // only by `&mut self`, which the slice's borrow of it excludes.
+        // SAFETY: private memory of this process is mapped once. The region alone writes this
+        // range, and only by `&mut self`, which the slice's borrow of it excludes.
         unsafe { self.bytes_of_file(offset, len) }
     }
 
-    /// The bytes of a range of a file; `None` when it is not inside.
+    /// Returns the bytes of a range of a file; `None` when it is not inside.
     ///
     /// # Safety
-    /// No peer writes the range while the slice lives, nor does this process through another mapping.
+    /// No peer writes the range while the slice lives, nor does this process through another
+    /// mapping.
     #[inline]
     #[must_use]
     pub unsafe fn bytes_of_file(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let start = self.range(offset, len)?;
-        // SAFETY: the range is inside and mapped; the region is borrowed, so nothing writes through it;
-        // the rest is the caller's promise.
+        // SAFETY: the range is inside and mapped; the region is borrowed, so nothing writes through
+        // it; the rest is the caller's promise.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
-    /// The bytes of a range, to be changed in place; `None` when it is not inside.
+    /// Returns the bytes of a range, to be changed in place; `None` when it is not inside.
     ///
     /// # Safety
-    /// No peer writes the range while the slice lives. Nothing else in this process reads or writes it
-    /// meanwhile, neither through this region nor through a mapping.
+    /// No peer writes the range while the slice lives. Nothing else in this process reads or writes
+    /// it meanwhile, neither through this region nor through a mapping.
     #[inline]
     #[must_use]
     #[expect(clippy::mut_from_ref, reason = "several ranges of one region are written at once")]
@@ -262,7 +265,7 @@ impl Region {
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }
 
-    /// As [`Mapping::prefetch`], for lines that will be written soon.
+    /// Prefetches as [`Mapping::prefetch`] does, lines that this side will write soon.
     #[inline]
     pub fn prefetch_to_write(&self, offset: usize, len: usize) {
         // Not the intrinsic: compiled for any x86-64 it asks for the line to be read, and the

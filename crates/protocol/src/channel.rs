@@ -17,24 +17,24 @@ pub struct Channel {
     socket: OwnedFd,
 }
 
-/// What came in.
+/// The result of receiving.
 #[derive(Debug)]
 pub enum Incoming {
     /// A message and its descriptors.
     Message(Message, Vec<OwnedFd>),
     /// The peer closed its end.
     End,
-    /// Nothing is there (only on a nonblocking socket).
+    /// There is no message (only on a nonblocking socket).
     Nothing,
 }
 
-/// Why nothing came in, or nothing went out.
+/// Why no message was received or sent.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The socket failed.
     #[error("control connection: {0}")]
     Socket(#[from] io::Error),
-    /// What came is no message.
+    /// The received bytes are no message.
     #[error("control connection: {0}")]
     Message(#[from] MessageError),
     /// More bytes or descriptors came than any message has.
@@ -49,17 +49,17 @@ impl From<rustix::io::Errno> for ChannelError {
 }
 
 impl Channel {
-    /// Over a connected socket.
+    /// Creates a channel over a connected socket.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Channel {
         Channel { socket }
     }
 
-    /// Sends one message. Never blocks for long: a peer that does not read gets `EAGAIN`, and
-    /// whoever sends closes it.
+    /// Sends one message. The call never blocks for long: if the peer does not read, the caller
+    /// gets `EAGAIN` and closes the channel.
     ///
     /// # Errors
-    /// What the socket answers.
+    /// The socket's error.
     pub fn send(
         &self,
         message: &Message,
@@ -68,10 +68,10 @@ impl Channel {
         self.send_bytes(&message.encode(), descriptors)
     }
 
-    /// The same of a message that was encoded before.
+    /// Sends a message that was encoded before.
     ///
     /// # Errors
-    /// What the socket answers.
+    /// The socket's error.
     pub fn send_bytes(
         &self,
         bytes: &[u8],
@@ -179,7 +179,7 @@ mod tests {
         assert!(matches!(b.receive(), Err(ChannelError::Message(MessageError::Magic))));
         rustix::net::send(&a, &[0; MAX_BYTES + 1], SendFlags::empty()).unwrap();
         assert!(matches!(b.receive(), Err(ChannelError::TooLong)));
-        // More descriptors than any message has: refused, and none of them leaks.
+        // More descriptors than any message has: the channel refuses them, and none of them leaks.
         let bytes = Message::Done.encode();
         for count in [8, 9, 12] {
             let (read, write) = rustix::pipe::pipe().unwrap();

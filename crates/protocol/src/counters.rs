@@ -1,7 +1,7 @@
-//! What is counted, and where.
+//! The counters, and where they stand.
 //!
 //! Counters are words of shared memory with one writer, the engine. An endpoint's stand in its
-//! session's server pages, so that the application reads them without asking; the device's stand
+//! session's server pages, so that the application reads them without a request. The device's stand
 //! in the state page, which every session may read. Every drop has a counter, on the endpoint that
 //! it concerns where there is one.
 
@@ -19,27 +19,29 @@ pub enum Endpoint {
     TxPackets,
     /// Their bytes.
     TxBytes,
-    /// Dropped on receive: the application had provided too few frames.
+    /// Dropped on receive, no buffers: the application had provided too few.
     RxNoFrames,
-    /// Dropped on receive: packets, or segments of large ones, over the endpoint's budget for one turn.
+    /// Dropped on receive: packets, or segments of large ones, over the endpoint's budget for one
+    /// poll iteration.
     RxOverBudget,
-    /// Dropped on receive: metadata that contradict the packet, or a packet that cannot be cut.
+    /// Dropped on receive: metadata that contradict the packet, or a packet that the engine cannot
+    /// segment.
     RxUnusable,
-    /// Not sent: mangled headers, or metadata that contradict them; a large packet of another length than
-    /// its IP header states, or for a group.
+    /// Not sent: malformed headers, or metadata that contradict them; a large packet of another
+    /// length than its IP header states, or for a group.
     TxMalformed,
-    /// Not sent: a source MAC address, or one claimed in ARP or neighbour discovery, that is not the
-    /// endpoint's.
+    /// Not sent: a source MAC address, or one claimed in ARP or neighbour discovery, that is not
+    /// the endpoint's.
     TxSourceMac,
     /// Not sent: a source IP address, or an address claimed in ARP or neighbour discovery, that is
     /// not the endpoint's.
     TxSourceAddress,
-    /// Not sent: a VLAN, ethertype, protocol or port that is not the endpoint's, or what only routers, DHCP
-    /// servers, queriers and switches send.
+    /// Not sent: a VLAN, ethertype, protocol or port that is not the endpoint's, or a packet that
+    /// only routers, DHCP servers, queriers and switches send.
     TxOutsideRule,
-    /// Not sent: longer than the MTU allows, or cut into more than 128 segments.
+    /// Not sent: longer than the MTU allows, or segmented into more than 128 segments.
     TxTooLong,
-    /// Copies made on receive, one a packet.
+    /// Copies made on receive, one per packet.
     RxCopies,
     /// Copies made on transmit: headers, or whole packets.
     TxCopies,
@@ -48,7 +50,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// All, in the order of their words, with the names that reports use.
+    /// All counters, in the order of their words, with the names that reports use.
     pub const ALL: [(Endpoint, &'static str); 15] = [
         (Endpoint::RxPackets, "rx_packets"),
         (Endpoint::RxBytes, "rx_bytes"),
@@ -78,102 +80,106 @@ pub enum Device {
     RxPackets,
     /// Their bytes.
     RxBytes,
-    /// Packets that the device took, each as often as it was given it: see [`Device::TxAgain`].
+    /// Packets that the device took, each counted as often as the engine submitted it: see
+    /// [`Device::TxAgain`].
     TxPackets,
     /// Their bytes.
     TxBytes,
-    /// Received, and nobody had asked for them.
+    /// Received, dropped: no match, since no endpoint had asked for them.
     RxNobody,
-    /// Received, and mangled.
+    /// Received, dropped: malformed.
     RxMalformed,
     /// Dropped by the driver on receive.
     RxDriver,
     /// Dropped by the driver on transmit.
     TxDriver,
-    /// Delivered from endpoint to endpoint without the device.
+    /// Delivered locally, from endpoint to endpoint without the device.
     LocalPackets,
     /// The device had no room: packets waited in the backlog.
     Backlogged,
-    /// Turns of the engine that found something to do.
+    /// Poll iterations that found something to do.
     BusyTurns,
     /// Times that the engine went to sleep.
     Sleeps,
-    /// Sessions woken.
+    /// Notifications to sessions.
     Rings,
     /// Sessions closed for a violation.
     Violations,
     /// System calls of the driver.
     DriverCalls,
-    /// Packets to the device that the engine had to finish or cut in software.
+    /// Packets to the device whose checksum or segments the engine had to make in software.
     TxSoftware,
     /// Dropped on transmit: they waited for the device when their session ended.
     TxEnded,
-    /// Sessions with news that were not rung: they were awake, or look by the clock.
+    /// Suppressed notifications to sessions with news: they were awake, or timer-driven.
     RingsSaved,
-    /// Rings that were put off or not repeated: one ring served several turns.
+    /// Merged notifications, deferred or not repeated: one notification served several poll
+    /// iterations.
     RingsMerged,
-    /// Ticks of the clock that were kept.
+    /// Ticks of the clock that the engine kept.
     Ticks,
-    /// Ticks that passed while there was work, or that sleep took too long for.
+    /// Ticks that passed while there was work, or for which sleep took too long.
     TicksMissed,
-    /// How much too late ticks were, all together, in nanoseconds.
+    /// Total delay of the ticks, in nanoseconds.
     TicksLateNs,
-    /// How much too late the latest tick was, in nanoseconds.
+    /// Delay of the latest tick, in nanoseconds.
     TickLatestNs,
-    /// Changes that mode=auto made between its ways of waiting.
+    /// Changes of wait strategy that mode=auto made.
     ModeSwitches,
-    /// Packets, received or to be sent, that mode=auto found later than its bound, at the worst.
+    /// Packets, received or to be sent, that mode=auto found later than its bound, in the worst
+    /// case.
     LatePackets,
     /// Times that mode=auto waited for its bound on processor time.
     Throttled,
     /// Flow lookups: packets received, and packets sent that may be for an endpoint of this host.
     FlowLookups,
-    /// Of these, compared with the last flow. By compared minus hits, it is the mean length of a
-    /// train.
+    /// Of these lookups, those that compared with the last flow. By compared minus hits, it is the
+    /// mean length of a train.
     FlowCompared,
-    /// Of those compared, the last flow's again: answered by the cache.
+    /// Of those compared, the lookups of the last flow again: answered by the cache.
     FlowHits,
-    /// Times that the last-flow cache was put to use, or to rest.
+    /// Times that the engine switched the last-flow cache on or off.
     FlowSwitches,
-    /// Given to the device as they were checked, with nothing waiting before them.
+    /// Submitted to the device as they were checked, with nothing waiting before them.
     TxDirect,
     /// Put into the backlog.
     TxQueued,
-    /// Taken out of the backlog by the device.
+    /// Taken from the backlog by the device.
     TxDrained,
     /// Times that the device took fewer packets than it was offered.
     TxFull,
-    /// Small packets that went past the others to the device.
+    /// Expedited packets sent ahead of the others to the device.
     TxSmall,
-    /// Sessions looked at for something to send, in turns and before sleeps.
+    /// Looks at sessions for packets to send, in poll iterations and before sleeps.
     SessionLooks,
-    /// Sessions that the engine looks at no more until they ring.
+    /// Times that the engine parked a session: it looks at it again after a notification.
     SessionRests,
-    /// Times that an awake engine asked who had rung.
+    /// Times that an awake engine checked which sessions had sent a notification.
     RingsAsked,
-    /// Times that the watchdog set a deadline, or scheduled a check when none was.
+    /// Times that the watchdog set a deadline, or scheduled a check when there was none.
     WatchdogArms,
-    /// Times that the watchdog looked whether the device gave anything back.
+    /// Times that the watchdog checked whether the device completed anything.
     WatchdogChecks,
-    /// Stalls of the device: it gave back nothing for the watchdog's window.
+    /// Stalls of the device: it completed nothing for the watchdog's window.
     DeviceStalls,
     /// Resets of a stalled device: one for each window of a stall.
     DeviceResets,
-    /// Packets that a stalled device had kept, and that were given to it again.
+    /// Packets that a stalled device had kept, and that the engine submitted again.
     TxAgain,
-    /// Times that the kernel took the processor from the spinning engine, for somebody else: it
-    /// does not spin for a while then.
+    /// Times that the kernel took the processor from the spinning engine, for another thread: the
+    /// engine does not spin for a while then.
     SpinsPutAside,
-    /// Rings to applications half of whose frames were used.
+    /// Notifications to applications half of whose buffers were used.
     RingsHalf,
-    /// Of the ticks kept, those that the engine stayed awake for: `clock_hz` is more than sleep holds.
+    /// Of the ticks kept, those that the engine stayed awake for: `clock_hz` is more than sleep
+    /// holds.
     TicksAwake,
-    /// Of the rings made, those left to the worker of the application's user.
+    /// Of the notifications sent, those left to the worker of the application's user.
     RingsRelayed,
 }
 
 impl Device {
-    /// All, in the order of their words, with the names that reports use.
+    /// All counters, in the order of their words, with the names that reports use.
     pub const ALL: [(Device, &'static str); 47] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
@@ -234,7 +240,7 @@ pub fn add(words: &mut OwnWords, index: usize, by: u64) {
     words.store(index, value);
 }
 
-/// Reads counters, from whichever side.
+/// Reads counters, from either side.
 #[must_use]
 pub fn read<const N: usize, T: Copy>(
     words: &PeerWords,

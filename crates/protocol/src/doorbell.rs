@@ -9,8 +9,8 @@ use rustix::net::{
 
 /// Makes a doorbell and returns the server's end and the application's end.
 ///
-/// The application can neither send through its end nor attach a filter. The kernel would run such a
-/// filter whenever the server sends.
+/// The application can neither send through its end nor attach a filter. The kernel would run such
+/// a filter whenever the server sends.
 ///
 /// # Errors
 /// Returns the kernel's error, for example `EMFILE` if the process has no descriptors left.

@@ -1,11 +1,11 @@
-//! What is where in a session's memories.
+//! The layout of a session's memories.
 //!
 //! | memory | written by | holds, in this order |
 //! |---|---|---|
-//! | server pages | server | header line, events to the application, acknowledgements of the application's events, counters of each endpoint, queue sets |
-//! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue sets |
+//! | server pages | server | header line, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs |
+//! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs |
 //! | state page | server | epoch, the engine's sleep flag, heartbeat, counters of the device |
-//! | ledger | server | frames of the transmit heap, frames of the receive heap, a queue set's slots done out of order |
+//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, a queue pair's slots done out of order |
 //!
 //! Both sides compute the places from one [`SessionShape`], agreed once in the attach messages.
 
@@ -22,12 +22,13 @@ pub const DEVICE_COUNTERS: usize = 4 * LINE_WORDS;
 
 /// Word of the server pages' header that says why the session was closed; 0 while it lives.
 pub const CLOSED_WORD: usize = 0;
-/// Word of the server pages' header that says whether the engine looks at this session by itself, as
-/// a sleep flag: while it says "asleep", the application rings though the engine be awake.
+/// Word of the server pages' header that says whether the engine looks at this session by itself,
+/// as a sleep flag: while it says "asleep" the session is parked, and the application notifies the
+/// engine even if that is awake.
 pub const REST_WORD: usize = 1;
 /// Words of the state page.
 pub const STATE_EPOCH_WORD: usize = 0;
-/// Counts the engine's turns, so that a tool sees whether it lives.
+/// Counts the engine's poll iterations, so that a tool sees whether it lives.
 pub const STATE_HEARTBEAT_WORD: usize = 1;
 /// The engine's sleep flag, alone on its line.
 pub const STATE_SLEEP_WORD: usize = LINE_WORDS;
@@ -36,36 +37,36 @@ pub const STATE_COUNTERS_WORD: usize = 2 * LINE_WORDS;
 /// Words of the state page.
 pub const STATE_WORDS: usize = STATE_COUNTERS_WORD + DEVICE_COUNTERS;
 
-/// The most queue sets of a session; the policy may set a lower limit. The smallest queues of 10 000 of
-/// them take less than 64 MiB, and so do their frames; tests assert both.
+/// The most queue pairs of a session; the policy may set a lower limit. With 10 000 of them, the
+/// smallest queues take less than 64 MiB, and so do their buffers; tests assert both.
 pub const MAX_QUEUE_SETS: u32 = 16_384;
-/// The most endpoints of a session; the policy may set a lower limit. As many as queue sets, for the
-/// same reason.
+/// The most endpoints of a session; the policy may set a lower limit. As many as queue pairs, for
+/// the same reason.
 pub const MAX_ENDPOINTS: u32 = 16_384;
-/// The most bytes of each of a session's memories, so that every offset fits 32 bits. The policy sets a
-/// lower limit on all of them together (`session_bytes`, by default 256 MiB).
+/// The most bytes of each of a session's memories, so that every offset fits 32 bits. The policy
+/// sets a lower limit on all of them together (`session_bytes`, by default 256 MiB).
 pub const MAX_MEMORY_BYTES: usize = 1 << 30;
 
-/// What a session consists of: asked for by the application, granted by the server.
+/// The parts of a session: the application asks for them, and the server grants them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionShape {
-    /// Queue sets, 1 to [`MAX_QUEUE_SETS`].
+    /// Queue pairs, 1 to [`MAX_QUEUE_SETS`].
     pub queue_sets: u32,
     /// Endpoints, 1 to [`MAX_ENDPOINTS`].
     pub endpoints: u32,
-    /// Slots of each queue set.
+    /// Slots of each queue pair.
     pub queues: QueueShape,
-    /// The transmit heap: as many frames as all transmit queues have slots.
+    /// The transmit pool: as many buffers as all transmit queues have slots.
     pub transmit_heap: HeapShape,
-    /// The receive heap: as many frames as all receive queues have slots.
+    /// The receive pool: as many buffers as all receive queues have slots.
     pub receive_heap: HeapShape,
     events: EventShape,
 }
 
-/// Why a shape is none.
+/// Why numbers form no shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// Queue sets out of range.
+    /// Queue pairs out of range.
     #[error("{0} queue sets; 1 to {MAX_QUEUE_SETS} are possible")]
     QueueSets(u32),
     /// Endpoints out of range.
@@ -74,7 +75,7 @@ pub enum ShapeError {
     /// Capacities that are no powers of two or out of range.
     #[error("queues of {0} and {1} slots; powers of two from 8 to 1048576 are possible")]
     Queues(u32, u32),
-    /// Heaps of no or too many frames, or too large ones.
+    /// Pools of no or too many buffers, or too large ones.
     #[error("frames of {0} and {1} bytes; 64 to 261888 are possible, and 16777216 frames a heap")]
     Frames(u32, u32),
     /// Too much memory.
@@ -83,7 +84,7 @@ pub enum ShapeError {
 }
 
 impl SessionShape {
-    /// A session's shape from its numbers; frame sizes are data bytes.
+    /// Creates a session's shape from its numbers; buffer sizes are data bytes.
     ///
     /// # Errors
     /// [`ShapeError`] names the number that is out of its range.
@@ -134,19 +135,19 @@ impl SessionShape {
         Ok(shape)
     }
 
-    /// The event queues' shape, the same both ways.
+    /// Returns the event queues' shape, the same both ways.
     #[must_use]
     pub fn events(&self) -> EventShape {
         self.events
     }
 
-    /// Words of the server pages.
+    /// Returns the words of the server pages.
     #[must_use]
     pub fn server_words(&self) -> usize {
         self.server_queues_start() + self.queue_sets as usize * self.queues.server_words()
     }
 
-    /// Words of the application pages.
+    /// Returns the words of the application pages.
     #[must_use]
     pub fn application_words(&self) -> usize {
         LINE_WORDS
@@ -155,7 +156,7 @@ impl SessionShape {
             + self.queue_sets as usize * self.queues.application_words()
     }
 
-    /// Words of the ledger.
+    /// Returns the words of the ledger.
     #[must_use]
     pub fn ledger_words(&self) -> usize {
         lines(Ledger::words_for(self.transmit_heap.frames()))
@@ -170,7 +171,7 @@ impl SessionShape {
             + self.endpoints as usize * ENDPOINT_COUNTERS
     }
 
-    /// The server pages taken apart, for their writer.
+    /// Splits the server pages into their parts, for their writer.
     #[must_use]
     pub fn server_own(&self, mut words: OwnWords) -> ServerPages<OwnWords> {
         ServerPages {
@@ -184,7 +185,7 @@ impl SessionShape {
         }
     }
 
-    /// The server pages taken apart, for the application.
+    /// Splits the server pages into their parts, for the application.
     #[must_use]
     pub fn server_peer(&self, words: &PeerWords) -> ServerPages<PeerWords> {
         let mut cut = Cut { words, at: 0 };
@@ -199,7 +200,7 @@ impl SessionShape {
         }
     }
 
-    /// The application pages taken apart, for their writer.
+    /// Splits the application pages into their parts, for their writer.
     #[must_use]
     pub fn application_own(&self, mut words: OwnWords) -> ApplicationPages<OwnWords> {
         ApplicationPages {
@@ -212,7 +213,7 @@ impl SessionShape {
         }
     }
 
-    /// The application pages taken apart, for the server.
+    /// Splits the application pages into their parts, for the server.
     #[must_use]
     pub fn application_peer(&self, words: &PeerWords) -> ApplicationPages<PeerWords> {
         let mut cut = Cut { words, at: 0 };
@@ -226,7 +227,7 @@ impl SessionShape {
         }
     }
 
-    /// The ledger taken apart.
+    /// Splits the ledger into its parts.
     #[must_use]
     pub fn ledger(&self, mut words: OwnWords) -> LedgerPages {
         LedgerPages {
@@ -263,7 +264,7 @@ pub struct ServerPages<W> {
     pub acknowledgements: W,
     /// [`ENDPOINT_COUNTERS`] words for each endpoint.
     pub counters: W,
-    /// A queue set's words each.
+    /// A queue pair's words each.
     pub queue_sets: Vec<W>,
 }
 
@@ -276,18 +277,18 @@ pub struct ApplicationPages<W> {
     pub acknowledgements: W,
     /// Events to the server.
     pub events: W,
-    /// A queue set's words each.
+    /// A queue pair's words each.
     pub queue_sets: Vec<W>,
 }
 
 /// The ledger's parts.
 #[derive(Debug)]
 pub struct LedgerPages {
-    /// A bit for each frame of the transmit heap.
+    /// A bit for each buffer of the transmit pool.
     pub transmit: OwnWords,
-    /// A bit for each frame of the receive heap.
+    /// A bit for each buffer of the receive pool.
     pub receive: OwnWords,
-    /// A queue set's words each.
+    /// A queue pair's words each.
     pub queue_sets: Vec<OwnWords>,
 }
 

@@ -1,16 +1,16 @@
-//! What driver server and application say to each other: control messages, and the layout of the
-//! memory they share.
+//! The language of driver server and application: control messages, and the layout of the memory
+//! they share.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`counters`] | what is counted, and where |
-//! | [`layout`] | what is where in a session's memories |
+//! | [`counters`] | the counters, and where they stand |
+//! | [`layout`] | the layout of a session's memories |
 //! | [`message`] | the control messages, their numbers and their checks |
 //! | [`channel`] | a socket that carries messages with descriptors |
 //! | [`doorbell`] | the sockets through which a server notifies its sessions |
-//! | [`peer`] | who is at the other end |
-//! | [`settings`] | what can be changed while a server runs |
-//! | [`store`] | where objects are kept that must outlive the server |
+//! | [`peer`] | the identity of the peer |
+//! | [`settings`] | the settings that can be changed while a server runs |
+//! | [`store`] | the store of objects that must outlive the server |
 
 pub mod channel;
 pub mod counters;
@@ -21,6 +21,6 @@ pub mod peer;
 pub mod settings;
 pub mod store;
 
-/// The version of messages and layout together. Raised whenever either changes; a peer of another
-/// version is refused with both numbers.
+/// The version of messages and layout together. Each change of either raises it; a side refuses a
+/// peer of another version with both numbers.
 pub const VERSION: u16 = 3;

@@ -2,8 +2,8 @@
 //!
 //! A message is one packet of a `SOCK_SEQPACKET` socket: a [`Header`], then the body that its kind
 //! has, nothing more. All numbers are in the machine's own byte order, since both sides are on one
-//! machine. The header and [`ErrorBody`] never change, so that a peer of any version can be told
-//! that it is refused, and why.
+//! machine. The header and [`ErrorBody`] never change, so that the server can tell a peer of any
+//! version that it is refused, and why.
 //!
 //! | kind | from | body | answer |
 //! |---|---|---|---|
@@ -27,13 +27,14 @@ use crate::VERSION;
 pub const MAGIC: u32 = u32::from_le_bytes(*b"Towp");
 /// The largest message: a page of a report.
 pub const MAX_BYTES: usize = 32 << 10;
-/// The largest message that an application sends. The largest message of a fixed size, an error, has 256
-/// bytes.
+/// The largest message that an application sends. The largest message of a fixed size, an error,
+/// has 256 bytes.
 pub const MAX_REQUEST_BYTES: usize = 512;
-/// The most descriptors with a message: the answer to attach carries this many, and no other message more.
+/// The most descriptors with a message: the answer to attach carries this many, and no other
+/// message more.
 pub const MAX_DESCRIPTORS: usize = 7;
 
-/// What every message starts with.
+/// The beginning of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
@@ -41,7 +42,7 @@ pub struct Header {
     pub magic: u32,
     /// The sender's [`VERSION`].
     pub version: u16,
-    /// Which body follows.
+    /// The kind of the body that follows.
     pub kind: u16,
 }
 
@@ -49,7 +50,7 @@ pub struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attach {
-    /// Queue sets.
+    /// Queue pairs.
     pub queue_sets: u32,
     /// Endpoints, at most.
     pub endpoints: u32,
@@ -57,11 +58,11 @@ pub struct Attach {
     pub transmit_slots: u32,
     /// Slots of each receive queue.
     pub receive_slots: u32,
-    /// Data bytes of each transmit frame.
+    /// Data bytes of each transmit buffer.
     pub transmit_frame_bytes: u32,
-    /// Data bytes of each receive frame.
+    /// Data bytes of each receive buffer.
     pub receive_frame_bytes: u32,
-    /// What the application calls itself, UTF-8, filled up with zeros; shown by `towpath ls`.
+    /// The application's own name, UTF-8, filled up with zeros; shown by `towpath ls`.
     pub name: [u8; 32],
     /// The IPv4 address it would like, or zeros for any.
     pub ipv4: [u8; 4],
@@ -69,24 +70,25 @@ pub struct Attach {
     pub reserved: u32,
 }
 
-/// What a session got. With it come, in this order: server pages, receive heap, state page
-/// (read-only), application pages, transmit heap (to be mapped writable now, sealed after), its
-/// doorbell (a socket: readable after a notification, hung up at the session's end), the eventfd that
-/// notifies the engine.
+/// The server's grant to a session. With it come, in this order: server pages, receive pool, state
+/// page (read-only), application pages, transmit pool (to be mapped writable now, sealed after),
+/// its doorbell (a socket: readable after a notification, hung up at the session's end), the
+/// eventfd that notifies the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attached {
-    /// Which server this is; another one has another number.
+    /// The server's number; another server has another number.
     pub epoch: u64,
     /// The session's number.
     pub session: u32,
     /// The device's MTU, in bytes.
     pub mtu: u32,
-    /// What may be left to the device on transmit: [`CAN_CHECKSUM`], [`CAN_SEGMENT`].
+    /// Offloads that the application may leave to the device on transmit: [`CAN_CHECKSUM`],
+    /// [`CAN_SEGMENT`].
     pub capabilities: u32,
     /// [`TRUSTED`].
     pub flags: u32,
-    /// The MAC address given to the session.
+    /// The MAC address that the server gives the session.
     pub mac: [u8; 6],
     /// Prefix length of the IPv4 address; 0: none was given.
     pub ipv4_prefix: u8,
@@ -106,7 +108,7 @@ pub struct Attached {
 
 /// The device, or the server, finishes checksums.
 pub const CAN_CHECKSUM: u32 = 1;
-/// The device, or the server, cuts large TCP packets.
+/// The device, or the server, segments large TCP packets.
 pub const CAN_SEGMENT: u32 = 2;
 /// Server and application are one user, so that server pages are not protected from the
 /// application.
@@ -118,9 +120,9 @@ pub const TRUSTED: u32 = 1;
 )]
 #[repr(C)]
 pub struct Open {
-    /// Which of the following fields count: `RULE_…`.
+    /// The following fields that count: `RULE_…`.
     pub given: u32,
-    /// Which queue set of the session it uses.
+    /// The session's queue pair that the endpoint uses.
     pub queue_set: u32,
     /// `OPEN_…`.
     pub flags: u32,
@@ -132,7 +134,7 @@ pub struct Open {
     pub mac: [u8; 6],
     /// IP protocol: 6 TCP, 17 UDP, ...
     pub protocol: u8,
-    /// 4 or 6: what the addresses are.
+    /// 4 or 6: the version of the addresses.
     pub ip_version: u8,
     /// Local IP address; an IPv4 address in the first four bytes.
     pub ip: [u8; 16],
@@ -154,7 +156,7 @@ pub const RULE_ETHERTYPE: u32 = 4;
 pub const RULE_IP: u32 = 8;
 /// [`Open::protocol`] counts.
 pub const RULE_PROTOCOL: u32 = 16;
-/// [`Open::port`] counts; without a protocol, that of any that has ports.
+/// [`Open::port`] counts; without a protocol, for each protocol that has ports.
 pub const RULE_PORT: u32 = 32;
 /// [`Open::remote_ip`] counts.
 pub const RULE_REMOTE_IP: u32 = 64;
@@ -162,23 +164,23 @@ pub const RULE_REMOTE_IP: u32 = 64;
 pub const RULE_REMOTE_PORT: u32 = 128;
 /// Any MAC address, not only the session's own; needs the right to. Excludes [`RULE_MAC`].
 pub const RULE_ANY_MAC: u32 = 256;
-/// With a tag or without, of whichever VLAN. Excludes [`RULE_VLAN`].
+/// With a tag of any VLAN, or without. Excludes [`RULE_VLAN`].
 pub const RULE_ANY_VLAN: u32 = 512;
-/// All of them.
+/// All `RULE_…` bits.
 pub const RULE_ALL: u32 = 1023;
 
 /// Also receives broadcast and multicast that the rest of the rule matches.
 pub const OPEN_GROUP: u32 = 1;
-/// Takes large and unfinished packets with their metadata.
+/// Takes large packets and partial checksums with their metadata.
 pub const OPEN_OFFLOAD: u32 = 2;
-/// Receives every frame of the device, whoever it is for; needs the right to.
+/// Receives every frame of the device, whatever its destination; needs the right to.
 pub const OPEN_PROMISCUOUS: u32 = 4;
 /// Receives a copy of every frame, sent or received, and sends none; needs the right to.
 pub const OPEN_CAPTURE: u32 = 8;
-/// All of them.
+/// All `OPEN_…` bits.
 pub const OPEN_ALL: u32 = 15;
 
-/// An endpoint is there.
+/// The server opened an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Opened {
@@ -200,7 +202,7 @@ pub struct Close {
 pub struct Set {
     /// A [`crate::settings::Setting`] by its number.
     pub setting: u32,
-    /// The session whose endpoint it is about; 0: the device.
+    /// The session of the endpoint; 0: the device.
     pub session: u32,
     /// The endpoint's number in the session; 0 for the device.
     pub endpoint: u32,
@@ -210,32 +212,33 @@ pub struct Set {
     pub value: u64,
 }
 
-/// Where a page of a report begins; zeros: at the beginning. The first page also describes the device,
-/// and the last page is followed by [`Cursor::END`]. Endpoints of one session may be on several pages.
+/// Where a page of a report begins; zeros: at the beginning. The first page also describes the
+/// device, and [`Cursor::END`] follows the last page. Endpoints of one session may be on several
+/// pages.
 ///
-/// A report is fetched page by page, so that the server keeps nothing between two requests.
+/// A tool fetches a report page by page, so that the server keeps nothing between two requests.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Cursor {
-    /// The connection that is next, as the server counts them.
+    /// The next connection, as the server counts them.
     pub connection: u64,
-    /// Its endpoint that is next.
+    /// The next endpoint of that connection.
     pub endpoint: u32,
     /// Must be 0.
     pub reserved: u32,
 }
 
 impl Cursor {
-    /// Behind the last page.
+    /// The cursor behind the last page.
     pub const END: Cursor = Cursor { connection: u64::MAX, endpoint: 0, reserved: 0 };
 }
 
 /// The most bytes of JSON on one page of a report.
 pub const MAX_PAGE_BYTES: usize = MAX_BYTES - size_of::<Header>() - size_of::<Cursor>();
 
-/// Why something was refused. This layout never changes.
+/// Why the server refused a request. This layout never changes.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ErrorBody {
@@ -254,7 +257,7 @@ impl std::fmt::Debug for ErrorBody {
 }
 
 impl ErrorBody {
-    /// A refusal with its text, cut at 240 bytes.
+    /// Creates a refusal with its text, cut at 240 bytes.
     #[must_use]
     pub fn new(refusal: Refusal, text: &str) -> ErrorBody {
         let mut end = text.len().min(240);
@@ -266,14 +269,14 @@ impl ErrorBody {
         body
     }
 
-    /// The text, whatever the peer put there.
+    /// Returns the text, whatever bytes the peer put there.
     #[must_use]
     pub fn text(&self) -> String {
         let len = (self.text_bytes as usize).min(self.text.len());
         String::from_utf8_lossy(&self.text[..len]).into_owned()
     }
 
-    /// What the code means.
+    /// Returns the code's meaning.
     #[must_use]
     pub fn refusal(&self) -> Refusal {
         use Refusal::{Device, InUse, Limit, Malformed, NotFound, Permission, State, Version};
@@ -284,7 +287,7 @@ impl ErrorBody {
     }
 }
 
-/// Why something was refused.
+/// Why the server refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Refusal {
@@ -292,15 +295,15 @@ pub enum Refusal {
     Malformed = 1,
     /// The peer speaks another version.
     Version = 2,
-    /// The user may not.
+    /// The user lacks the permission.
     Permission = 3,
     /// A limit of sessions, endpoints, memory or addresses is reached.
     Limit = 4,
-    /// The address, port or rule belongs to somebody else.
+    /// The address, port or rule belongs to another session.
     InUse = 5,
-    /// There is no such endpoint, queue set, setting.
+    /// There is no such endpoint, queue pair, setting.
     NotFound = 6,
-    /// Not now: out of the order that the protocol has.
+    /// Not now: the request does not fit the protocol's order.
     State = 7,
     /// The device failed.
     Device = 8,
@@ -350,7 +353,7 @@ pub enum MessageError {
     /// Too short or too long for its kind.
     #[error("a message of kind {kind} has {len} bytes")]
     Length {
-        /// Which kind.
+        /// The kind.
         kind: u16,
         /// How many bytes came.
         len: usize,
@@ -374,7 +377,7 @@ impl Message {
         }
     }
 
-    /// The message as bytes.
+    /// Returns the message as bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let header = Header { magic: MAGIC, version: VERSION, kind: self.kind() };
@@ -396,14 +399,14 @@ impl Message {
     /// Reads a message that a hostile peer may have written.
     ///
     /// # Errors
-    /// [`MessageError`] says what is wrong with it.
+    /// [`MessageError`] names the fault.
     pub fn decode(bytes: &[u8]) -> Result<Message, MessageError> {
         let (header, body) = Header::read_from_prefix(bytes).map_err(|_| MessageError::Magic)?;
         if header.magic != MAGIC {
             return Err(MessageError::Magic);
         }
         let length = || MessageError::Length { kind: header.kind, len: bytes.len() };
-        // The one kind that is the same in all versions.
+        // The error message: the one kind that is the same in all versions.
         if header.kind == 11 {
             let body = ErrorBody::read_from_bytes(body).map_err(|_| length())?;
             return Ok(Message::Error(Box::new(body)));
@@ -434,7 +437,7 @@ impl Message {
     }
 }
 
-/// A name as messages carry it: cut at a character, filled up with zeros.
+/// Returns a name as messages carry it: cut at a character, filled up with zeros.
 #[must_use]
 pub fn fixed_name<const N: usize>(name: &str) -> [u8; N] {
     let mut end = name.len().min(N);
@@ -446,7 +449,7 @@ pub fn fixed_name<const N: usize>(name: &str) -> [u8; N] {
     fixed
 }
 
-/// A name out of a message that a hostile peer may have written: printable characters alone.
+/// Returns the name in a message that a hostile peer may have written: printable characters alone.
 #[must_use]
 pub fn shown_name(fixed: &[u8]) -> String {
     let end = fixed.iter().position(|byte| *byte == 0).unwrap_or(fixed.len());
@@ -509,7 +512,7 @@ mod tests {
             let mut bytes = Message::Mapped.encode();
             bytes[4..6].copy_from_slice(&version.to_ne_bytes());
             assert_eq!(Message::decode(&bytes), Err(MessageError::Version(version)));
-            // And its refusal is understood across versions.
+            // And a peer of another version understands the refusal.
             let refusal =
                 Message::Error(Box::new(ErrorBody::new(Refusal::Version, "other version")));
             let mut bytes = refusal.encode();

@@ -1,5 +1,5 @@
-//! Who is at the other end of a control connection. The kernel says it, as it was when the peer
-//! connected; what the peer says of itself does not count.
+//! The identity of the peer of a control connection. The kernel reports it, as it was when the peer
+//! connected; the peer's own claims do not count.
 //!
 //! Unsafe lives here because two socket options have no safe wrapper.
 
@@ -15,7 +15,7 @@ pub struct Peer {
     pub uid: u32,
     /// Its group.
     pub gid: u32,
-    /// Its supplementary groups; at most 1024 are looked at.
+    /// Its supplementary groups; the server looks at most at 1024.
     pub groups: Vec<u32>,
     /// Its process identifier, for people to read; 0 when it cannot be named here.
     pub pid: i32,
@@ -27,8 +27,9 @@ pub struct Peer {
 /// (`/proc/sys/kernel/overflowuid`).
 pub const OVERFLOW_UID: u32 = 65_534;
 
-/// Whether this process' user namespace has a number for every user, as that of a machine's start
-/// has (`/proc/self/uid_map`). Then [`OVERFLOW_UID`] is a user like any other, mostly `nobody`.
+/// Returns whether this process' user namespace has a number for every user, as that of a machine's
+/// start has (`/proc/self/uid_map`). Then [`OVERFLOW_UID`] is a user like any other, mostly the one
+/// that systems name `nobody`.
 #[must_use]
 pub fn every_user_has_a_number() -> bool {
     std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_all(&map))
@@ -45,10 +46,10 @@ const SO_PEERPIDFD: i32 = 77;
 const MAX_GROUPS: usize = 1024;
 
 impl Peer {
-    /// Asks the kernel.
+    /// Asks the kernel for the peer of a socket.
     ///
     /// # Errors
-    /// What `getsockopt` answers; a peer with more than 1024 groups is an error too.
+    /// The error of `getsockopt`; a peer with more than 1024 groups is an error too.
     pub fn of(socket: impl AsFd) -> io::Result<Peer> {
         let socket = socket.as_fd();
         let credentials = rustix::net::sockopt::socket_peercred(socket)?;
@@ -78,7 +79,7 @@ const SO_PASSRIGHTS: i32 = 83;
 /// Locks a socket's filter: no process can attach one afterwards.
 ///
 /// # Errors
-/// What `setsockopt` answers.
+/// The error of `setsockopt`.
 pub fn lock_filter(socket: impl AsFd) -> io::Result<()> {
     set_option(socket.as_fd(), SO_LOCK_FILTER, 1)
 }
@@ -87,16 +88,16 @@ pub fn lock_filter(socket: impl AsFd) -> io::Result<()> {
 /// (`SO_PASSRIGHTS`); the sender gets `EPERM`.
 ///
 /// # Errors
-/// What `setsockopt` answers: `ENOPROTOOPT` before Linux 6.16.
+/// The error of `setsockopt`: `ENOPROTOOPT` before Linux 6.16.
 pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
     set_option(socket.as_fd(), SO_PASSRIGHTS, 0)
 }
 
-/// How many bytes of what was sent through a Unix socket the other side has yet to read, as the kernel
+/// Returns how many bytes sent through a Unix socket the other side has yet to read, as the kernel
 /// counts them (`SIOCOUTQ`).
 ///
 /// # Errors
-/// What `ioctl` answers.
+/// The error of `ioctl`.
 pub fn unread_bytes(socket: impl AsFd) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the address is that of a number of this function, as the request wants it.
@@ -114,7 +115,7 @@ fn set_option(socket: BorrowedFd<'_>, name: i32, value: i32) -> io::Result<()> {
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads a socket option into `values`; answers how many bytes came.
+/// Reads a socket option into `values`; returns how many bytes came.
 fn option<T: FromBytes>(socket: BorrowedFd<'_>, name: i32, values: &mut [T]) -> io::Result<usize> {
     let mut len = size_of_val(values) as libc::socklen_t;
     // SAFETY: the address and the length are those of `values`, whose type any bytes fit.

@@ -1,4 +1,5 @@
-//! What can be changed while a server runs: names, units, ranges, and who may.
+//! The settings that can be changed while a server runs: names, units, ranges, and the users that
+//! may change them.
 //!
 //! A setting belongs to the device or to one endpoint. Its value travels as a number
 //! ([`crate::message::Set`]); people write numbers, or one of a few words.
@@ -42,18 +43,18 @@ pub enum Setting {
     Notify,
 }
 
-/// Whose a setting is.
+/// The object that a setting belongs to, and the users that may change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The device's: changed by administrators.
     Device,
-    /// An endpoint's: changed by administrators alone, since others would lose by it.
+    /// An endpoint's: only administrators change it, since other endpoints would lose by it.
     Endpoint,
     /// An endpoint's: changed by its application as well.
     OwnEndpoint,
 }
 
-/// What values a setting takes.
+/// The values that a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A whole number.
@@ -62,7 +63,7 @@ pub enum Kind {
         least: u64,
         /// The most.
         most: u64,
-        /// What is counted: "Hz", "us", "frames".
+        /// The unit: "Hz", "us", "frames".
         unit: &'static str,
     },
     /// One of a few words; the value is the word's place.
@@ -74,13 +75,13 @@ pub enum Kind {
 pub struct Spec {
     /// Its name, as people write it.
     pub name: &'static str,
-    /// Whose it is.
+    /// The object that it belongs to.
     pub scope: Scope,
-    /// What values it takes.
+    /// The values that it takes.
     pub kind: Kind,
-    /// The value that nobody set.
+    /// The value by default.
     pub default: u64,
-    /// What it does, in one line.
+    /// Its effect, in one line.
     pub help: &'static str,
 }
 
@@ -88,13 +89,13 @@ pub struct Spec {
 pub const OFF_ON: Kind = Kind::Word(&["off", "on"]);
 
 impl Setting {
-    /// The setting of this number, if there is one: for what a peer sent.
+    /// Returns the setting of this number, if there is one: for a peer's numbers.
     #[must_use]
     pub fn numbered(number: u32) -> Option<Setting> {
         Setting::ALL.get(number as usize).map(|(setting, _)| *setting)
     }
 
-    /// The setting of this name.
+    /// Returns the setting of this name.
     ///
     /// # Errors
     /// [`SettingError::Unknown`].
@@ -106,7 +107,7 @@ impl Setting {
             .ok_or_else(|| SettingError::Unknown(name.to_owned()))
     }
 
-    /// Its description.
+    /// Returns its description.
     #[must_use]
     pub fn spec(self) -> &'static Spec {
         &Setting::ALL[self as usize].1
@@ -115,7 +116,7 @@ impl Setting {
     /// Reads a value as people write it.
     ///
     /// # Errors
-    /// [`SettingError::Value`], which names what is possible.
+    /// [`SettingError::Value`], which names the possible values.
     pub fn parse(self, text: &str) -> Result<u64, SettingError> {
         let value = match self.spec().kind {
             Kind::Number { .. } => text.parse().ok(),
@@ -127,10 +128,10 @@ impl Setting {
         self.check(value).map(|()| value)
     }
 
-    /// Whether a value, which a peer may have sent, is in range.
+    /// Checks that a value, which a peer may have sent, is in range.
     ///
     /// # Errors
-    /// [`SettingError::Value`], which names what is possible.
+    /// [`SettingError::Value`], which names the possible values.
     pub fn check(self, value: u64) -> Result<(), SettingError> {
         let possible = match self.spec().kind {
             Kind::Number { least, most, .. } => (least..=most).contains(&value),
@@ -139,7 +140,7 @@ impl Setting {
         if possible { Ok(()) } else { Err(self.wrong(&value.to_string())) }
     }
 
-    /// A value as people write it.
+    /// Returns a value as people write it.
     #[must_use]
     pub fn show(self, value: u64) -> String {
         match self.spec().kind {
@@ -150,7 +151,7 @@ impl Setting {
         }
     }
 
-    /// What values are possible, in words.
+    /// Returns the possible values, in words.
     #[must_use]
     pub fn possible(self) -> String {
         match self.spec().kind {
@@ -190,15 +191,15 @@ pub enum SettingError {
     Value {
         /// The setting's name.
         name: &'static str,
-        /// What was to be its value.
+        /// The value that was asked for.
         value: String,
-        /// What values there are.
+        /// The possible values.
         possible: String,
     },
 }
 
-/// Values of all settings, of either scope. Of a device's only the device's mean something, and of
-/// an endpoint's only an endpoint's; the others stay as nobody set them.
+/// Values of all settings, of either scope. Of a device's values only the device's settings mean
+/// something, and of an endpoint's only an endpoint's; the others keep their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Values([u64; Setting::ALL.len()]);
 
@@ -209,13 +210,13 @@ impl Default for Values {
 }
 
 impl Values {
-    /// A setting's value.
+    /// Returns a setting's value.
     #[must_use]
     pub fn get(&self, setting: Setting) -> u64 {
         self.0[setting as usize]
     }
 
-    /// Whether a setting is switched on.
+    /// `true` if a setting is switched on.
     #[must_use]
     pub fn is_on(&self, setting: Setting) -> bool {
         self.get(setting) != 0
@@ -231,7 +232,7 @@ impl Values {
         Ok(())
     }
 
-    /// Names and values of the device's settings, or of an endpoint's.
+    /// Returns names and values of the device's settings, or of an endpoint's.
     pub fn shown(&self, device: bool) -> impl Iterator<Item = (&'static str, String)> + '_ {
         Setting::ALL
             .iter()
@@ -239,7 +240,7 @@ impl Values {
             .map(|(setting, spec)| (spec.name, setting.show(self.get(*setting))))
     }
 
-    /// Those of an endpoint that are not as nobody set them.
+    /// Returns those of an endpoint's that differ from their defaults.
     pub fn changed(&self) -> impl Iterator<Item = (&'static str, String)> + '_ {
         let changed = |(setting, spec): &&(Setting, Spec)| {
             spec.scope != Scope::Device && self.get(*setting) != spec.default

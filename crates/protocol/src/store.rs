@@ -1,8 +1,8 @@
-//! Where objects are kept that must outlive a driver server.
+//! A store of objects that must outlive a driver server.
 //!
-//! The protocol is that of systemd's descriptor store: descriptors are put under a name, and a
-//! successor gets them all at its start. What is stored: the device's objects, the listening
-//! socket, session memories, the ledger.
+//! The protocol is that of systemd's descriptor store: a server puts descriptors under a name, and
+//! its successor gets them all at its start. The server stores the device's objects, the listening
+//! socket, session memories and the ledger.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,32 +13,32 @@ pub trait Store: Send {
     /// Keeps a duplicate of the descriptor. Several may have one name; their order stays.
     ///
     /// # Errors
-    /// When it cannot be kept; then the object would not survive, and whoever asked must know.
+    /// When the store cannot keep it. The object would not survive then, and the caller must know.
     fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Forgets everything under a name. Returns the descriptors that the store itself held: the last
-    /// close of one may take long, so when and where that is done is for the caller to say.
+    /// Forgets everything under a name. Returns the descriptors that the store itself held: the
+    /// last close of one may take long, so the caller decides when and where to close it.
     fn remove(&mut self, name: &str) -> Vec<OwnedFd>;
 
     /// Hands over everything that was there at the start of this server.
     fn take_all(&mut self) -> Vec<(String, OwnedFd)>;
 }
 
-/// A store in the server's own memory: what is in it dies with the process, and a server embedded
-/// in a longer-lived one may hand it to its successor.
+/// A store in the server's own memory: its content dies with the process, and a server embedded in
+/// a longer-lived one may hand it to its successor.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     kept: BTreeMap<String, Vec<OwnedFd>>,
 }
 
 impl MemoryStore {
-    /// How many descriptors are kept.
+    /// Returns how many descriptors the store keeps.
     #[must_use]
     pub fn len(&self) -> usize {
         self.kept.values().map(Vec::len).sum()
     }
 
-    /// Whether nothing is kept.
+    /// `true` if the store is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.kept.is_empty()

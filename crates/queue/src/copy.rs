@@ -1,16 +1,16 @@
 //! Copies of payload into and out of shared memory.
 //!
-//! A peer may write what is copied at any moment, or read it. A plain copy (`memcpy`) of such memory
-//! is a data race, which is undefined behaviour, and the compiler may read its source twice. Relaxed
-//! atomic loads and stores of the bytes are neither, but the compiler does not make vector moves of
-//! them. So on x86-64 the copy is assembly: the compiler sees that memory is read and written, and
-//! assumes nothing about what was found there. The processor moves each byte with one load and one
-//! store, as it does for relaxed atomics; a peer that writes meanwhile makes the bytes arbitrary, and
-//! nothing more. Elsewhere, and where a tool has to see each access (loom, Miri, sanitizers), the copy
-//! is atomic loads and stores.
+//! A peer may write or read the copied memory at any moment. A plain copy (`memcpy`) of such memory
+//! is a data race, which is undefined behaviour, and the compiler may read its source twice.
+//! Relaxed atomic loads and stores of the bytes are neither, but the compiler does not make vector
+//! moves of them. So on x86-64 the copy is assembly: the compiler sees that memory is read and
+//! written, and assumes nothing about the values found there. The processor moves each byte with
+//! one load and one store, as it does for relaxed atomics. A peer that writes meanwhile makes the
+//! bytes arbitrary, and nothing more. Elsewhere, and where a tool has to see each access (loom,
+//! Miri, sanitizers), the copy is atomic loads and stores.
 //!
-//! Bytes are copied once, in no particular order. What decides something is fetched as words by
-//! [`PeerWords`](crate::PeerWords), not copied.
+//! The copy reads each byte once, in no particular order. Words that decide something are fetched
+//! by [`PeerWords`](crate::PeerWords), not copied.
 //!
 //! Unsafe lives here because the copy works on addresses.
 
@@ -43,12 +43,14 @@ use atomic::copy as copy_bytes;
 ))]
 use vector::copy as copy_bytes;
 
-/// Copies `len` bytes. Others may read and write both ranges meanwhile by this routine, by atomics,
-/// or in another process by any means. Where the ranges overlap, the bytes written are arbitrary.
+/// Copies `len` bytes. Other threads and processes may read and write both ranges meanwhile by this
+/// routine, by atomics, or in another process by any means. Where the ranges overlap, the bytes
+/// written are arbitrary.
 ///
 /// # Safety
 /// `from` is readable and `to` is writable for `len` bytes during the call. In this process no
-/// plain access writes `from`, and no plain access reads or writes `to`, at the same time as the call.
+/// plain access writes `from`, and no plain access reads or writes `to`, at the same time as the
+/// call.
 #[inline(always)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise, handed on.
@@ -59,8 +61,8 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 mod tests {
     type Copy = unsafe fn(*const u8, *mut u8, usize);
 
-    /// Every length up to a few of the longest loop's rounds, from and to every alignment that
-    /// matters: the bytes come over, and those around them stay.
+    /// Tests every length up to a few of the longest loop's rounds, from and to every alignment
+    /// that matters: the bytes come over, and those around them stay.
     fn copies_what_it_should_and_nothing_else(copy: Copy, lengths: core::ops::Range<usize>) {
         let from: Vec<u8> =
             (0..2048).map(|place: u32| (place * 7 + place / 256) as u8 | 1).collect();

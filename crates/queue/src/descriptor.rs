@@ -1,50 +1,51 @@
-//! What a queue holds: 16 bytes that say where a frame's data is.
+//! The entries of a queue: 16 bytes that say where a packet's data is.
 //!
 //! ```text
 //! word 0   0..24 frame   24..44 start   44..64 length    (start and length in bytes)
 //! word 1   0..32 endpoint   32..48 flags   48..64 zero
 //! ```
-//! A frame is named by its number and not by its offset in the heap: the check is then three
-//! comparisons for any distance between frames, without a division.
+//! A descriptor names a buffer by its number and not by its offset in the pool: the check is then
+//! three comparisons for any distance between buffers, without a division.
 
 use crate::Violation;
 
-/// The most frames that a packet may consist of: a 64 KiB segment in frames of 2 KiB, and room
-/// for frames that are not full.
+/// The most buffers that a packet may consist of: a 64 KiB segment in buffers of 2 KiB, and room
+/// for buffers that are not full.
 pub const MAX_CHAIN: usize = 48;
 
 /// The largest packet, in bytes: an IP packet of 64 KiB with its Ethernet and VLAN header.
 pub const MAX_PACKET_BYTES: usize = 65_535 + 18;
 
-/// Bytes at the start of each frame that hold metadata, and that make the distance between
-/// frames an odd number of cache line pairs, so that headers do not all fall into the same sets.
+/// Bytes at the start of each buffer. They hold metadata, and make the distance between buffers an
+/// odd number of cache line pairs, so that headers do not all fall into the same sets.
 pub const HEADROOM_BYTES: u32 = 128;
 
-/// How many packets ahead of one of `len` bytes the frame for the next one like it is brought near,
-/// for whoever knows which frame that will be: so that some two kilobytes are on their way.
+/// Returns how many packets ahead of one of `len` bytes a side prefetches the buffer of a later
+/// packet, where it knows which buffer that will be: about two kilobytes are then being fetched.
 #[inline]
 #[must_use]
 pub const fn prefetch_distance(len: usize) -> u32 {
     if len <= 256 { 8 } else { 2 }
 }
 
-/// The packet goes on in the next descriptor.
+/// The packet continues in the next descriptor.
 pub const MORE: u16 = 1;
-/// The frame's headroom holds metadata.
+/// The buffer's headroom holds metadata.
 pub const META: u16 = 2;
-/// The packet was captured on its way out (only on capture endpoints, only from the server).
+/// The server captured the packet as it was sent (only on capture endpoints, only from the server).
 pub const OUTGOING: u16 = 4;
-/// The packet that follows in the queue belongs to the same message: on the device nothing comes
+/// The next packet in the queue belongs to the same message: on the device no other packet comes
 /// between the two, up to a limit that the server sets (only to the server, on a packet's last
 /// descriptor). "Several requests as one logical message" of Riddoch and Pope.
 pub const TOGETHER: u16 = 8;
-/// A packet of one frame and at most [`SMALL_BYTES`] that goes past others (only to the server,
-/// with no other flag). Tracey and Banerji's tiny messages, section 3.4.
+/// An expedited packet: one buffer and at most [`SMALL_BYTES`], sent ahead of others (only to the
+/// server, with no other flag). Tracey and Banerji's tiny messages, section 3.4.
 pub const SMALL: u16 = 16;
-/// The longest packet that may be [`SMALL`], in bytes: packets that go past all others must be little work.
+/// The longest packet that may be [`SMALL`], in bytes: packets that go past all others must be
+/// little work.
 pub const SMALL_BYTES: u32 = 128;
 
-/// A heap's shape: how many frames and how far apart. Private to each side.
+/// A pool's shape: the number of buffers and their distance. Private to each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapShape {
     frames: u32,
@@ -52,15 +53,15 @@ pub struct HeapShape {
 }
 
 impl HeapShape {
-    /// The most frames of a heap.
+    /// The most buffers of a pool.
     pub const MAX_FRAMES: u32 = 1 << 24;
-    /// The largest frame, in bytes.
+    /// The largest buffer, in bytes.
     pub const MAX_FRAME_BYTES: u32 = 1 << 18;
 
-    /// A heap of `frames` frames that hold `data_bytes` each. The frame's size is that and the
-    /// headroom, rounded up to an odd number of 128-byte line pairs.
+    /// Returns the shape of a pool of `frames` buffers that hold `data_bytes` each. The buffer's
+    /// size is that and the headroom, rounded up to an odd number of 128-byte line pairs.
     ///
-    /// `None` when there are no frames, or too many or too large ones.
+    /// `None` when there are no buffers, or too many or too large ones.
     #[must_use]
     pub const fn new(frames: u32, data_bytes: u32) -> Option<HeapShape> {
         if frames == 0 || frames > Self::MAX_FRAMES || data_bytes == 0 {
@@ -73,31 +74,31 @@ impl HeapShape {
         Some(HeapShape { frames, frame_bytes: pairs * 128 })
     }
 
-    /// How many frames.
+    /// Returns the number of buffers.
     #[must_use]
     pub const fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// The distance from one frame to the next, in bytes.
+    /// Returns the distance from one buffer to the next, in bytes.
     #[must_use]
     pub const fn frame_bytes(&self) -> u32 {
         self.frame_bytes
     }
 
-    /// How many data bytes a frame holds.
+    /// Returns how many data bytes a buffer holds.
     #[must_use]
     pub const fn data_bytes(&self) -> u32 {
         self.frame_bytes - HEADROOM_BYTES
     }
 
-    /// Bytes of the whole heap.
+    /// Returns the bytes of the whole pool.
     #[must_use]
     pub const fn heap_bytes(&self) -> usize {
         self.frames as usize * self.frame_bytes as usize
     }
 
-    /// Where a frame starts in the heap, in bytes.
+    /// Returns where a buffer starts in the pool, in bytes.
     #[must_use]
     pub const fn frame_offset(&self, frame: u32) -> usize {
         frame as usize * self.frame_bytes as usize
@@ -107,20 +108,21 @@ impl HeapShape {
 /// A descriptor in private memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// The frame's number in its heap.
+    /// The buffer's number in its pool.
     pub frame: u32,
-    /// Where in the frame its data starts, in bytes; at least [`HEADROOM_BYTES`].
+    /// Where in the buffer its data starts, in bytes; at least [`HEADROOM_BYTES`].
     pub start: u32,
-    /// How many bytes.
+    /// The number of data bytes.
     pub len: u32,
-    /// Whose it is: on transmit the sender, on receive the one it was found for.
+    /// The endpoint: on transmit the sender's, on receive the one that the engine found for the
+    /// packet.
     pub endpoint: u32,
     /// [`MORE`], [`META`], [`OUTGOING`], [`TOGETHER`], [`SMALL`].
     pub flags: u16,
 }
 
 impl Descriptor {
-    /// The two words.
+    /// Returns the descriptor's two words.
     #[inline]
     #[must_use]
     pub fn to_words(self) -> [u64; 2] {
@@ -130,7 +132,7 @@ impl Descriptor {
         ]
     }
 
-    /// What two fetched words mean, if they mean something inside of the heap.
+    /// Returns the descriptor that two fetched words form, if all of it lies inside the pool.
     ///
     /// # Errors
     /// The check that failed.
@@ -164,14 +166,14 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// Whether the packet goes on in the next descriptor.
+    /// `true` if the packet continues in the next descriptor.
     #[inline]
     #[must_use]
     pub fn goes_on(&self) -> bool {
         self.flags & MORE != 0
     }
 
-    /// Where the data starts in the heap, in bytes.
+    /// Returns where the data starts in the pool, in bytes.
     #[inline]
     #[must_use]
     pub fn heap_offset(&self, heap: &HeapShape) -> usize {

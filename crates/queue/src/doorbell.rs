@@ -1,15 +1,17 @@
-//! The doorbell: who sleeps, and whether to wake it.
+//! The doorbell's flag: which side sleeps, and whether the other side must notify it.
 //!
 //! The sleeper sets its flag, fences, looks at its queues once more, and sleeps. The producer
-//! publishes, fences, reads the flag and rings if it is set. One of the two is certain to see the
-//! other. How a ring travels (a pipe, an eventfd) is not known here; it must persist until the
-//! sleeper takes it.
+//! publishes, fences, reads the flag and sends a notification if it is set. One of the two is
+//! certain to see the other. This module does not know how a notification travels (a pipe, an
+//! eventfd); it must persist until the sleeper takes it.
 //!
-//! The flag counts: its two lowest bits say awake, asleep, or the same by the clock; the others say
-//! for the how manieth time. A ringer remembers for which sleep it rang last and rings once for each,
-//! however long the sleeper takes to wake up. Who sleeps by the clock will look by itself, and is
-//! rung only for what cannot wait so long. It does not look again before it sleeps, so that such a
-//! ring is made also while it is awake: it ends the sleep that comes.
+//! The flag counts. Its two lowest bits say awake, asleep, or the same by the clock; the others
+//! number the sleep. The notifier remembers the sleep for which it sent its last notification, and
+//! sends one for each sleep, however long the sleeper takes to wake up.
+//!
+//! A timer-driven sleeper looks by itself, and receives notifications only for urgent work that
+//! cannot wait so long. It does not look again before it sleeps. The notifier therefore sends an
+//! urgent notification also while that sleeper is awake: it ends the sleep that comes.
 
 use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
 
@@ -20,34 +22,36 @@ pub struct Sleeper {
     count: u64,
 }
 
-/// What the lowest bits of the flag say.
+/// The state in the lowest bits of the flag.
 const STATE: u64 = 3;
 const ASLEEP: u64 = 1;
 const ASLEEP_BY_THE_CLOCK: u64 = 2;
 const AWAKE_BY_THE_CLOCK: u64 = 3;
 
 impl Sleeper {
-    /// Takes over the flag's word, awake.
+    /// Takes over the flag's word and marks this side awake.
     #[must_use]
     pub fn new(mut flag: OwnWords) -> Sleeper {
-        // A predecessor may have died asleep: the count goes on, so that no ringer believes to
-        // have rung for a sleep that is yet to come.
+        // A predecessor may have died asleep. The count goes on, so that no notifier believes that
+        // it has notified a sleep that is yet to come.
         let count = (flag.get(0) | STATE).wrapping_add(1);
         flag.store(0, count);
         Sleeper { flag, count }
     }
 
-    /// Announces sleep. **The caller must look at everything that it would be woken for, after
-    /// this, and sleep only if there is nothing.** Ends with [`Sleeper::awake`] either way.
+    /// Announces sleep. **After this call, the caller must look at everything for which the other
+    /// side would wake it, and sleep only if there is nothing.** The sleep ends with
+    /// [`Sleeper::awake`] either way.
     pub fn prepare(&mut self) {
         self.say(self.count & !STATE | ASLEEP);
-        // SYNC: the flag is set before the queues are looked at. Partner: `RingerLooks`.
+        // SYNC: the flag is set before this side looks at the queues. Partner: `RingerLooks`.
         full_fence(Barrier::SleeperLooks);
     }
 
-    /// Announces a sleep that ends by itself: only what is urgent rings. Answers whether the caller
-    /// must look once more, as after [`Sleeper::prepare`]: who was awake by the clock need not, since
-    /// what is urgent has rung since its last look. Ends with [`Sleeper::awake_by_the_clock`].
+    /// Announces a sleep that ends by itself: only urgent work causes a notification. Returns
+    /// whether the caller must look once more, as after [`Sleeper::prepare`]. A side that was awake
+    /// by the clock need not look, since urgent work has caused a notification since its last look.
+    /// The sleep ends with [`Sleeper::awake_by_the_clock`].
     #[must_use]
     pub fn prepare_by_the_clock(&mut self) -> bool {
         let must_look = self.count & STATE != AWAKE_BY_THE_CLOCK;
@@ -59,18 +63,19 @@ impl Sleeper {
         must_look
     }
 
-    /// Awake again, or not gone to sleep: nobody needs to ring.
+    /// Marks this side awake, after a sleep or instead of one: notifications are suppressed.
     pub fn awake(&mut self) {
         if self.count & STATE != 0 {
             self.say((self.count | STATE).wrapping_add(1));
         }
     }
 
-    /// Awake again, and about to look once and sleep by the clock: what is urgent rings.
+    /// Marks this side awake, about to look once and sleep by the clock: urgent work causes a
+    /// notification.
     pub fn awake_by_the_clock(&mut self) {
         self.say((self.count | STATE).wrapping_add(1) | AWAKE_BY_THE_CLOCK);
-        // SYNC: a ringer that still sees the flag of the sleep before, and has rung for it, published
-        // before what follows is looked at. Partner: `RingerLooks`.
+        // SYNC: a notifier that still sees the flag of the previous sleep, and has sent its
+        // notification for it, published before this side looks. Partner: `RingerLooks`.
         full_fence(Barrier::SleeperLooks);
     }
 
@@ -81,27 +86,28 @@ impl Sleeper {
         }
     }
 
-    /// Whether a sleep is announced that only a ring ends.
+    /// `true` if this side announced a sleep that only a notification ends.
     #[must_use]
     pub fn is_announced(&self) -> bool {
         self.count & STATE == ASLEEP
     }
 }
 
-/// Proof that [`fence`] was called; one serves all ringers of a batch.
+/// Proof that [`fence`] was called; one serves all notifiers of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Fenced(());
 
-/// To be called after everything was published and before flags are read: once a batch.
+/// Orders what was published before the flags that are read next. The caller calls it once a batch,
+/// after it has published everything.
 #[inline]
 #[must_use]
 pub fn fence() -> Fenced {
-    // SYNC: what was published is there before the flags are read. Partner: `SleeperLooks`.
+    // SYNC: what was published is there before this side reads the flags. Partner: `SleeperLooks`.
     full_fence(Barrier::RingerLooks);
     Fenced(())
 }
 
-/// A side that wakes the sleeper.
+/// The side that notifies the sleeper.
 #[derive(Debug)]
 pub struct Ringer {
     flag: PeerWords,
@@ -109,15 +115,15 @@ pub struct Ringer {
 }
 
 impl Ringer {
-    /// Watches the flag's word.
+    /// Creates a notifier that watches the flag's word.
     #[must_use]
     pub fn new(flag: PeerWords) -> Ringer {
         Ringer { flag, rung: 0 }
     }
 
-    /// After publishing and [`fence`]: whether the other side must be woken. Once a batch. Whoever
-    /// gets [`Due::Now`] rings; it is not told again for the same sleep. `urgent`: even a side that
-    /// looks by the clock is to look now.
+    /// Returns whether this side must notify the other one, once a batch, after publishing and
+    /// [`fence`]. A caller that gets [`Due::Now`] must send the notification: later calls do not
+    /// ask for it again for the same sleep. `urgent` asks even a timer-driven side to look now.
     #[inline]
     #[must_use]
     pub fn must_ring(&mut self, _: Fenced, urgent: bool) -> Due {
@@ -135,13 +141,13 @@ impl Ringer {
     }
 }
 
-/// Whether to ring.
+/// Whether a notification is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// It sleeps: ring.
+    /// The other side sleeps: notify it.
     Now,
-    /// It was rung for this sleep, and is about to look.
+    /// This sleep has its notification, and the other side is about to look.
     Rung,
-    /// It is awake, or looks by the clock.
+    /// The other side is awake, or timer-driven: the notification is suppressed.
     Not,
 }

@@ -1,12 +1,12 @@
-//! Events: which queue sets have news, found without looking at each.
+//! Events: a side finds the queue pairs that have news without looking at each.
 //!
-//! A queue set with news is in the event queue at most once until its event is acknowledged, so
-//! the queue cannot overflow (Riddoch and Pope's event queue). Whether it is in there is a
-//! handshake of two words with one writer each: the marker's toggle, which is private to it, and
-//! the acknowledger's. They differ while an event is pending.
+//! A queue pair with news is in the event queue at most once until its event is acknowledged, so
+//! the queue cannot overflow (Riddoch and Pope's event queue). Two words with one writer each say
+//! whether it is in there: the marker's toggle, which is private to it, and the acknowledger's.
+//! They differ while an event is pending.
 //!
 //! The same queue serves both ways: from the server to a session that waits, and from a session to
-//! the server, whose cost then follows the queue sets that send and not those that exist.
+//! the server. The server's cost then follows the queue pairs that send and not those that exist.
 //!
 //! Marker: publish queues, fence, read acknowledgements, queue an event where none is pending.
 //! Acknowledger: take events, acknowledge, fence, look at the queues named.
@@ -18,14 +18,14 @@ use crate::layout::lines;
 use crate::spsc::{Observed, Published};
 use crate::word::{Barrier, LINE_WORDS, OwnWords, PeerWords, full_fence};
 
-/// The size of an event queue: for how many queue sets.
+/// The size of an event queue, by the number of its queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventShape {
     queue_sets: u32,
 }
 
 impl EventShape {
-    /// For `queue_sets` queue sets, 1 to 2^20; else `None`.
+    /// Returns the shape for `queue_sets` queue pairs, 1 to 2^20; else `None`.
     #[must_use]
     pub const fn new(queue_sets: u32) -> Option<EventShape> {
         if queue_sets == 0 || queue_sets > 1 << 20 { None } else { Some(EventShape { queue_sets }) }
@@ -35,13 +35,14 @@ impl EventShape {
         self.queue_sets.next_power_of_two()
     }
 
-    /// Words that the marker writes: a line with its index, then the queue.
+    /// Returns the words that the marker writes: a line with its index, then the queue.
     #[must_use]
     pub const fn marker_words(&self) -> usize {
         lines(LINE_WORDS + self.capacity() as usize)
     }
 
-    /// Words that the acknowledger writes: a line with its index, then a bit a queue set.
+    /// Returns the words that the acknowledger writes: a line with its index, then one bit per
+    /// queue pair.
     #[must_use]
     pub const fn acknowledger_words(&self) -> usize {
         lines(LINE_WORDS + self.queue_sets.div_ceil(64) as usize)
@@ -52,7 +53,8 @@ impl EventShape {
 #[derive(Clone, Copy, Debug)]
 pub struct Fenced(());
 
-/// To be called after queues were published and before their sets are marked: once a batch.
+/// Orders published queues before the acknowledgements that are read next. The caller calls it once
+/// a batch, after it has published queues and before it marks their sets.
 #[inline]
 #[must_use]
 pub fn fence() -> Fenced {
@@ -74,7 +76,7 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// An empty event queue: nothing is pending, whatever the peer's words say.
+    /// Creates an empty event queue: nothing is pending, whatever the peer's words say.
     #[must_use]
     pub fn new(shape: EventShape, mut own: OwnWords, peer: &PeerWords) -> Marker {
         let line = own.split_off_front(LINE_WORDS);
@@ -85,8 +87,8 @@ impl Marker {
         Marker { head, queue: own, tail, acknowledged, toggles, shape }
     }
 
-    /// After publishing and [`fence`]: queues an event for a queue set, unless one is pending.
-    /// Answers whether it did.
+    /// Queues an event for a queue pair, unless one is pending; the caller calls it after
+    /// publishing and [`fence`]. Returns whether it queued one.
     ///
     /// # Errors
     /// [`Violation::Event`] when the peer acknowledged events that it did not take.
@@ -110,15 +112,15 @@ impl Marker {
         Ok(true)
     }
 
-    /// Makes the events known. Answers whether there were any: then, and only then, the other side
-    /// may have to be woken. (While an event is pending, the other side has yet to look.)
+    /// Publishes the events. Returns whether there were any: then, and only then, the caller may
+    /// have to wake the other side. (While an event is pending, the other side has yet to look.)
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.head.publish()
     }
 }
 
-/// The side that looks where there is news.
+/// The side that looks for news.
 #[derive(Debug)]
 pub struct Acknowledger {
     tail: Published,
@@ -129,7 +131,7 @@ pub struct Acknowledger {
 }
 
 impl Acknowledger {
-    /// Goes on where the own index stands.
+    /// Creates an acknowledger that goes on where its own index stands.
     #[must_use]
     pub fn new(shape: EventShape, mut own: OwnWords, peer: &PeerWords) -> Acknowledger {
         let tail = Published::resume(own.split_off_front(LINE_WORDS));
@@ -142,12 +144,12 @@ impl Acknowledger {
         }
     }
 
-    /// Takes at most `budget` events, acknowledges them, and gives the queue sets to `found`.
-    /// What is found **must be looked at after this returns**: what comes later is a new event.
-    /// Answers how many there were.
+    /// Takes at most `budget` events, acknowledges them, and gives the queue pairs to `found`. The
+    /// caller **must look at these queue pairs after this returns**: later news is a new event.
+    /// Returns how many there were.
     ///
     /// # Errors
-    /// [`Violation::Index`], or [`Violation::Event`] for a queue set that does not exist.
+    /// [`Violation::Index`], or [`Violation::Event`] for a queue pair that does not exist.
     #[inline]
     pub fn take(&mut self, budget: u32, mut found: impl FnMut(u32)) -> Result<u32, Violation> {
         let tail = self.tail.now();
@@ -165,7 +167,7 @@ impl Acknowledger {
                 return Err(Violation::Event);
             }
             let queue_set = event as u32;
-            // The slot is given up before the event is acknowledged: a marker that sees the
+            // This side gives up the slot before it acknowledges the event: a marker that sees the
             // acknowledgement sees the room too, and never takes a correct peer for a bad one.
             self.tail.advance(1);
             self.tail.publish();
@@ -175,12 +177,12 @@ impl Acknowledger {
             self.acknowledged.publish(word, bits);
             found(queue_set);
         }
-        // SYNC: acknowledged before the queues are looked at. Partner: `MarkerLooks`.
+        // SYNC: acknowledged before this side looks at the queues. Partner: `MarkerLooks`.
         full_fence(Barrier::AcknowledgerLooks);
         Ok(count)
     }
 
-    /// Whether there are events that were not taken: what a sleeper looks at last.
+    /// `true` if there are no events left to take: a sleeper checks this last.
     ///
     /// # Errors
     /// [`Violation::Index`].

@@ -1,4 +1,4 @@
-//! Frames: whose they are, and which to use next.
+//! Buffers: the side that holds each, and the one to use next.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 use crate::Violation;
 use crate::word::OwnWords;
 
-/// The ledger of a heap: one bit a frame, set while the frame is with the server. The server
-/// writes it, into memory that outlives it.
+/// The ledger of a pool: one bit a buffer, set while the server holds the buffer. The server writes
+/// it, into memory that outlives it.
 #[derive(Debug)]
 pub struct Ledger {
     words: OwnWords,
@@ -15,7 +15,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// How many words the ledger of a heap takes.
+    /// Returns how many words the ledger of a pool takes.
     #[must_use]
     pub const fn words_for(frames: u32) -> usize {
         frames.div_ceil(64) as usize
@@ -31,18 +31,18 @@ impl Ledger {
         Ledger { words, frames }
     }
 
-    /// Forgets everything: a successor writes it anew from the queues ([`crate::transmit`],
-    /// [`crate::receive`]), which are what counts after a crash.
+    /// Clears the ledger: a successor rebuilds it from the queues ([`crate::transmit`],
+    /// [`crate::receive`]), which are authoritative after a crash.
     pub fn clear(&mut self) {
         for index in 0..Self::words_for(self.frames) {
             self.words.store(index, 0);
         }
     }
 
-    /// The application gave the frame to the server.
+    /// Notes that the application gave the buffer to the server.
     ///
     /// # Errors
-    /// [`Violation::Frame`] when there is no such frame, [`Violation::Ownership`] when the server
+    /// [`Violation::Frame`] when there is no such buffer, [`Violation::Ownership`] when the server
     /// has it already.
     #[inline]
     pub fn take(&mut self, frame: u32) -> Result<(), Violation> {
@@ -58,8 +58,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The server gives frames back, in this order. Each word is stored once for as many of them as
-    /// follow each other in it.
+    /// Gives the server's buffers back, in this order. It stores each word once for as many of them
+    /// as follow each other in it.
     #[inline]
     pub fn give_back_all(&mut self, frames: impl Iterator<Item = u32>) {
         let mut current: Option<(usize, u64)> = None;
@@ -82,26 +82,26 @@ impl Ledger {
         }
     }
 
-    /// The server gives the frame back.
+    /// Gives one of the server's buffers back.
     #[inline]
     pub fn give_back(&mut self, frame: u32) {
         self.give_back_all(core::iter::once(frame));
     }
 
-    /// Whether the server has the frame.
+    /// `true` if the server has the buffer.
     #[must_use]
     pub fn holds(&self, frame: u32) -> bool {
         frame < self.frames && self.words.get(frame as usize / 64) >> (frame % 64) & 1 != 0
     }
 
-    /// How many frames the server has.
+    /// Returns how many buffers the server has.
     #[must_use]
     pub fn held(&self) -> u32 {
         (0..Self::words_for(self.frames)).map(|index| self.words.get(index).count_ones()).sum()
     }
 }
 
-/// A side's free frames, last in first out: the frame that was in cache last is used first. Needs
+/// A side's free buffers, last in first out: the buffer that was in cache last is used first. Needs
 /// neither the other side nor a system call (Tracey and Banerji's per-domain allocators).
 #[derive(Clone, Debug)]
 pub struct FreeFrames {
@@ -110,40 +110,41 @@ pub struct FreeFrames {
 }
 
 impl FreeFrames {
-    /// The frames `from` to `to`, the lowest to be used first.
+    /// Creates a list of the buffers `from` to `to`, the lowest to be used first.
     #[must_use]
     pub fn new(from: u32, to: u32) -> FreeFrames {
         let stack: Vec<u32> = (from..to).rev().collect();
         FreeFrames { limit: stack.len(), stack }
     }
 
-    /// None yet, and room for `limit`.
+    /// Creates an empty list with room for `limit`.
     #[must_use]
     pub fn with_room(limit: usize) -> FreeFrames {
         FreeFrames { stack: Vec::with_capacity(limit), limit }
     }
 
-    /// How many are free.
+    /// Returns how many buffers are free.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.stack.len()
     }
 
-    /// Whether none is free.
+    /// `true` if no buffer is free.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.stack.is_empty()
     }
 
-    /// Takes the frame used last.
+    /// Takes the buffer used last.
     #[inline]
     pub fn take(&mut self) -> Option<u32> {
         self.stack.pop()
     }
 
-    /// The frame that will be taken after `ahead` others, if none comes back meanwhile.
+    /// Returns the buffer that [`FreeFrames::take`] will return after `ahead` others, if none comes
+    /// back meanwhile.
     #[inline]
     #[must_use]
     pub fn next(&self, ahead: usize) -> Option<u32> {
@@ -151,25 +152,25 @@ impl FreeFrames {
         self.stack.get(place).copied()
     }
 
-    /// Gives a frame back.
+    /// Gives a buffer back.
     ///
     /// # Panics
-    /// When more come back than there are: somebody gave one back twice, and going on would hand
-    /// one frame to two.
+    /// When more come back than there are: the caller gave one back twice, and going on would hand
+    /// one buffer to two packets.
     #[inline]
     pub fn give_back(&mut self, frame: u32) {
         assert!(self.stack.len() < self.limit, "a frame given back twice");
         self.stack.push(frame);
     }
 
-    /// The free frames, in no order that matters.
+    /// Returns the free buffers, in no order that matters.
     #[must_use]
     pub fn as_slice(&self) -> &[u32] {
         &self.stack
     }
 }
 
-/// Which frame stands in which slot of a queue, for the side that put it there.
+/// The buffer that stands in each slot of a queue, for the side that put it there.
 #[derive(Debug)]
 pub(crate) struct Slots {
     frames: Box<[u32]>,

@@ -1,4 +1,4 @@
-//! A peer that writes whatever it likes, whenever it likes.
+//! A peer that writes any value at any time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -30,8 +30,9 @@ fn is_inside(descriptor: &Descriptor, pair: &Pair) -> bool {
 }
 
 /// The flip test: a thread changes descriptor, index and provide words between a good and a bad
-/// value all the time. Whatever the server takes is inside of the heap, also when it is looked at
-/// again later: it is a private copy. And both good and bad values must have been seen.
+/// value all the time. Each packet that the server takes is inside of the pool, also when the
+/// server looks at it again later: it is a private copy. The test requires that the server saw both
+/// good and bad values.
 #[test]
 fn what_was_checked_is_what_is_used() {
     let pair = Pair::new(8, 8);
@@ -99,8 +100,8 @@ fn what_was_checked_is_what_is_used() {
     assert!(taken > 1000 && refused > 1000, "taken {taken}, refused {refused}: nothing was tried");
 }
 
-/// Random values in random words: the server answers with packets inside of the heap or with a
-/// violation, never with anything else, and its work is bounded.
+/// Random values in random words: the server returns packets inside of the pool or a violation,
+/// never anything else, and its work is bounded.
 #[test]
 fn random_words_end_in_a_violation_or_in_the_heap() {
     let seed = 0x7041_7a55;
@@ -111,7 +112,7 @@ fn random_words_end_in_a_violation_or_in_the_heap() {
     for _ in 0..30_000 {
         let pair = Pair::new(16, 16);
         let (mut producer, mut consumer) = pair.application();
-        // Mostly right, so that the deeper checks are reached.
+        // Mostly right, so that the test reaches the deeper checks.
         for frame in 0..8 {
             let flags = u16::from(frame % 3 == 0);
             let one = Descriptor { frame, start: HEADROOM_BYTES, len: 60, endpoint: 0, flags };
@@ -176,8 +177,8 @@ fn random_words_end_in_a_violation_or_in_the_heap() {
     assert!(packets > 10_000);
 }
 
-/// A chain longer than allowed, and one whose end never comes, are violations.
-/// What cannot be taken cannot be filled either, though the caller went on after the violation.
+/// A chain longer than allowed, and one whose end never comes, are violations. The server cannot
+/// fill a buffer that it could not take, even if the caller goes on after the violation.
 #[test]
 fn only_what_was_taken_can_be_filled() {
     for bad in [2, 8, u64::MAX] {
@@ -189,7 +190,7 @@ fn only_what_was_taken_can_be_filled() {
         }
         application.publish();
         let provided = 2 * LINE_WORDS + 16;
-        // The sixth is none, or one that was provided before.
+        // The sixth is no buffer, or one that the application provided before.
         pair.application.word(provided + 5).store(bad, Ordering::Relaxed);
         for _ in 0..3 {
             assert!(server.receive.observe(&mut server.receive_ledger).is_err());
@@ -233,8 +234,8 @@ fn broken_chains() {
     }
 }
 
-/// What a look at the next packet says holds as long as its writer leaves it, and takes nothing; an
-/// index that cannot be is found by it too.
+/// A look at the next packet holds as long as its writer leaves it, and takes nothing; the look
+/// also finds an impossible index.
 #[test]
 fn a_look_takes_nothing() {
     let pair = Pair::new(8, 8);
@@ -264,7 +265,7 @@ fn a_look_takes_nothing() {
     assert_eq!(server.transmit.peek(), Err(Violation::Index));
 }
 
-/// A peer that acknowledges what it never took cannot make the event queue overflow.
+/// A peer that acknowledges events that it never took cannot make the event queue overflow.
 #[test]
 fn events_acknowledged_and_not_taken() {
     let shape = EventShape::new(4).unwrap();
@@ -280,7 +281,7 @@ fn events_acknowledged_and_not_taken() {
     assert_eq!(last, Err(Violation::Event));
 }
 
-/// Events for queue sets that do not exist, and an index that cannot be.
+/// Events for queue pairs that do not exist, and an impossible index.
 #[test]
 fn events_that_cannot_be() {
     let shape = EventShape::new(4).unwrap();

@@ -1,4 +1,4 @@
-//! Where a queue set's words are, in each of the three memories that hold them.
+//! The places of a queue pair's words, in each of the three memories that hold them.
 //!
 //! | memory | line 0 | line 1 | then |
 //! |---|---|---|---|
@@ -11,11 +11,11 @@
 use crate::spsc::MAX_CAPACITY;
 use crate::word::{LINE_WORDS, OwnWords, PeerWords};
 
-/// The smallest capacity of a queue. Every capacity is a power of two, so that a side masks an index and
-/// does not divide it.
+/// The smallest capacity of a queue. Every capacity is a power of two, so that a side masks an
+/// index and does not divide it.
 pub const MIN_CAPACITY: u32 = 8;
 
-/// Capacities of a queue set, both powers of two.
+/// Capacities of a queue pair, both powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueShape {
     transmit: u32,
@@ -23,7 +23,8 @@ pub struct QueueShape {
 }
 
 impl QueueShape {
-    /// `None` unless both are powers of two between [`MIN_CAPACITY`] and [`MAX_CAPACITY`].
+    /// Returns the shape, or `None` unless both are powers of two between [`MIN_CAPACITY`] and
+    /// [`MAX_CAPACITY`].
     #[must_use]
     pub const fn new(transmit: u32, receive: u32) -> Option<QueueShape> {
         const fn fits(capacity: u32) -> bool {
@@ -32,37 +33,37 @@ impl QueueShape {
         if fits(transmit) && fits(receive) { Some(QueueShape { transmit, receive }) } else { None }
     }
 
-    /// Slots of the transmit queue.
+    /// Returns the slots of the transmit queue.
     #[must_use]
     pub const fn transmit(&self) -> u32 {
         self.transmit
     }
 
-    /// Slots of the receive queue.
+    /// Returns the slots of the receive queue.
     #[must_use]
     pub const fn receive(&self) -> u32 {
         self.receive
     }
 
-    /// Words in the application pages.
+    /// Returns the words in the application pages.
     #[must_use]
     pub const fn application_words(&self) -> usize {
         lines(2 * LINE_WORDS + 2 * self.transmit as usize + self.receive as usize)
     }
 
-    /// Words in the server pages.
+    /// Returns the words in the server pages.
     #[must_use]
     pub const fn server_words(&self) -> usize {
         lines(2 * LINE_WORDS + 2 * self.receive as usize)
     }
 
-    /// Words in the ledger.
+    /// Returns the words in the ledger.
     #[must_use]
     pub const fn ledger_words(&self) -> usize {
         self.transmit.div_ceil(64) as usize
     }
 
-    /// The application's own words, taken apart.
+    /// Splits the application's own words into their parts.
     pub(crate) fn application_own(&self, mut words: OwnWords) -> ApplicationOwn {
         ApplicationOwn {
             transmit_line: words.split_off_front(LINE_WORDS),
@@ -72,7 +73,7 @@ impl QueueShape {
         }
     }
 
-    /// The same words, as the server sees them.
+    /// Returns the same words, as the server sees them.
     pub(crate) fn application_peer(&self, words: &PeerWords) -> ApplicationPeer {
         let descriptors = 2 * self.transmit as usize;
         ApplicationPeer {
@@ -83,7 +84,7 @@ impl QueueShape {
         }
     }
 
-    /// The server's own words, taken apart.
+    /// Splits the server's own words into their parts.
     pub(crate) fn server_own(&self, mut words: OwnWords) -> ServerOwn {
         ServerOwn {
             transmit_line: words.split_off_front(LINE_WORDS),
@@ -92,7 +93,7 @@ impl QueueShape {
         }
     }
 
-    /// The same words, as the application sees them.
+    /// Returns the same words, as the application sees them.
     pub(crate) fn server_peer(&self, words: &PeerWords) -> ServerPeer {
         ServerPeer {
             transmit_line: words.part(0, LINE_WORDS),

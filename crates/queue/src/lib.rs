@@ -1,29 +1,29 @@
-//! Asynchronous queues, doorbells, events and frames in memory that two processes share.
+//! Asynchronous queues, doorbells, events and buffers in memory that two processes share.
 //!
 //! Every shared-memory atomic of the project is in this crate, and little else is: it allocates a
 //! little private memory, makes no system call and depends on nothing. The rules that it keeps:
 //!
 //! 1. Every word has exactly one writer: [`OwnWords`] on its writer's side, [`PeerWords`] on the
 //!    other's.
-//! 2. Capacity, layout and a side's own index live in private memory; what is shared is a copy for
-//!    the other side.
-//! 3. What a peer can write is fetched once, by [`PeerWords::fetch`], into private memory; then
-//!    checked; then used.
-//! 4. What fails a check is a [`Violation`], and whoever gets one closes the session.
+//! 2. Capacity, layout and a side's own index live in private memory; the shared words are a copy
+//!    for the other side.
+//! 3. Words that a peer can write are fetched once, by [`PeerWords::fetch`], into private memory;
+//!    then checked; then used.
+//! 4. A failed check is a [`Violation`], and the side that gets one closes the session.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`word`] | the views of shared words, the only loads and stores of words |
 //! | [`copy`](mod@copy) | payload into and out of shared memory, the only copies |
-//! | [`layout`] | where a queue set's words are |
-//! | [`descriptor`] | what a queue holds, and its check |
+//! | [`layout`] | where a queue pair's words are |
+//! | [`descriptor`] | the entries of a queue, and their check |
 //! | [`spsc`] | the two indices of a queue, published and observed |
 //! | [`transmit`] | application to server: descriptors one way, one commit word back |
-//! | [`receive`] | server to application: empty frames one way, descriptors and one commit word back |
-//! | [`doorbell`] | who sleeps, and whether to ring |
+//! | [`receive`] | server to application: empty buffers one way, descriptors and one commit word back |
+//! | [`doorbell`] | which side sleeps, and whether to notify it |
 //! | [`events`] | which queues have news |
-//! | [`optimistic`] | a section of one process that nobody waits for; not in shared memory |
-//! | [`frames`] | whose a frame is, and which to use next |
+//! | [`optimistic`] | a section of one process for which no thread waits; not in shared memory |
+//! | [`frames`] | which side holds a buffer, and which to use next |
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 extern crate alloc;
@@ -56,30 +56,30 @@ mod test_memory;
 pub use descriptor::{Descriptor, HeapShape};
 pub use word::{OwnWords, PeerWords};
 
-/// What a peer did that no correct peer does. The session is closed with it.
+/// An act of a peer that no correct peer commits. The side that finds it closes the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Violation {
     /// An index further ahead than the capacity, or behind what was seen before.
     Index = 1,
-    /// A frame number outside of the heap.
+    /// A buffer number outside of the pool.
     Frame = 2,
-    /// Data outside of its frame, or of no length.
+    /// Data outside of its buffer, or of no length.
     Range = 3,
-    /// A frame given away that was given away before and not returned.
+    /// A buffer given away that was given away before and not returned.
     Ownership = 4,
-    /// A packet of more than [`descriptor::MAX_CHAIN`] frames, or one whose end was not published.
+    /// A packet of more than [`descriptor::MAX_CHAIN`] buffers, or one whose end was not published.
     Chain = 5,
-    /// An endpoint that is not this queue set's.
+    /// An endpoint that does not belong to this queue pair.
     Endpoint = 6,
     /// Flags or metadata that mean nothing.
     Flags = 7,
-    /// An event for a queue set that does not exist, or more events than queue sets.
+    /// An event for a queue pair that does not exist, or more events than queue pairs.
     Event = 8,
 }
 
 impl Violation {
-    /// The violation that a number stands for; `None` for a number of a later version.
+    /// Returns the violation of a number; `None` for a number of a later version.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Violation> {
         use Violation::{Chain, Endpoint, Event, Flags, Frame, Index, Ownership, Range};

@@ -1,9 +1,10 @@
-//! Every ordering, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p towpath-queue --release`.
+//! Every ordering, explored by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test -p towpath-queue --release`.
 //!
 //! A wake-up is lost when the sleeper sleeps for ever with work in its queue: in the model, a
-//! deadlock. For each of the barriers there is a test that loom does find that deadlock, or
-//! the event that goes with it, when the barrier is taken out. Here is what the tests share; they are
-//! in files by what the two sides do.
+//! deadlock. For each of the barriers a test shows that loom does find that deadlock, or the event
+//! that goes with it, when the barrier is taken out. This module holds the code that the tests
+//! share; they are in files by the two sides' actions.
 
 mod doorbell;
 mod events;
@@ -45,7 +46,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// A ring that persists until it is taken: a socket or an eventfd.
+/// A notification that persists until the sleeper takes it: a socket or an eventfd.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -75,13 +76,13 @@ fn descriptor(frame: u32) -> Descriptor {
     Descriptor { frame, start: HEADROOM_BYTES, len: 60 + frame, endpoint: 0, flags: 0 }
 }
 
-/// Who sleeps, and who rings.
+/// Returns the side that sleeps, and the side that notifies it.
 fn doorbell_sides() -> (Sleeper, Ringer) {
     let flag = Memory::new(1);
     (Sleeper::new(flag.own()), Ringer::new(flag.peer()))
 }
 
-/// Both sides of an event queue for one queue set.
+/// Returns both sides of an event queue for one queue pair.
 fn event_sides() -> (Marker, Acknowledger) {
     let shape = EventShape::new(1).unwrap();
     let marker_words = Memory::new(shape.marker_words());

@@ -1,25 +1,27 @@
-//! A section that one thread at a time is in, and that nobody waits for.
+//! A section that one thread at a time holds, and for which no thread waits.
 //!
-//! Stodolsky, Chen and Bershad's optimistic interrupt protection, as Tracey and Banerji (3.3, 4.3)
-//! put it into a driver: instead of raising the interrupt level a flag is set, and the interrupter
-//! that finds it set leaves its work for whoever is inside. Here threads take the interrupter's
-//! place. Who finds the flag free goes in; who does not, leaves its work in a bounded queue and goes
-//! on. Who is inside does what was left before its own, so what one thread brings keeps its order.
+//! It follows the optimistic interrupt protection of Stodolsky, Chen and Bershad, as Tracey and
+//! Banerji (3.3, 4.3) put it into a driver: instead of raising the interrupt level the driver sets
+//! a flag, and an interrupter that finds it set leaves its work for the holder. Here threads take
+//! the interrupter's place. A thread that finds the flag free enters; a thread that finds it set
+//! leaves its work in a bounded queue and goes on. The holder does the work that other threads left
+//! before its own, so the work of one thread keeps its order.
 //!
 //! ```text
-//!   who comes                            who is inside
+//!   a thread that comes                  the holder
 //!   the flag is set: take a slot,        do all that was left; release the flag;
 //!   write, publish it;                   fence;
 //!   fence;                               look whether something was left;
-//!   look at the flag: free? go in        if so, go in again
+//!   look at the flag: free? enter        if so, enter again
 //! ```
 //!
-//! Both fences are needed: with either taken out, something may be left that both believe the
+//! Both fences are needed: with either taken out, work may be left that each thread expects the
 //! other to do. A slot may have memory, which only the thread that took the slot writes.
 //!
-//! The queue of slots has a sequence word for each, after Vyukov's bounded queue: a thread that is
-//! stopped between taking a slot and publishing it holds up what was left behind it, and that
-//! alone: others go on until the slots are used up, and it looks after it by itself when it goes on.
+//! The queue of slots has a sequence word for each, after Vyukov's bounded queue. A thread that is
+//! stopped between taking a slot and publishing it delays only the work that was left behind it.
+//! The other threads go on until the slots are used up, and the stopped thread looks after that
+//! work when it goes on.
 //!
 //! Unsafe lives here, and in `entered`, for the state inside, which the thread that took the flag
 //! touches; and for the slots' memory, which the thread that took the slot writes.
@@ -37,55 +39,58 @@ use crate::word::{AtomicU64, Barrier, Ordering, full_fence};
 
 pub use entered::{Entered, Left};
 
-/// Times that whoever is inside goes in again for others, before nobody may leave it more. What
-/// was being left meanwhile is done, too: at most a slot for each other thread.
+/// Times that the holder enters again for other threads before it closes the section to further
+/// work. It also does the work that is being left meanwhile: at most one slot for each other
+/// thread.
 const ROUNDS: u32 = 4;
 
 /// The most slots of a section.
 const MOST_SLOTS: u32 = 1 << 16;
 
-/// What one thread at a time may touch: `S`, and a bounded queue of what others left. Each slot of the
-/// queue has an `M`, which its taker writes.
+/// State `S` that one thread at a time may touch, and a bounded queue of the work that other
+/// threads left. Each slot of the queue has an `M`, which the thread that took the slot writes.
 pub struct Optimistic<S, M = ()> {
     door: Apart<Door>,
     /// The next slot to be taken, free-running.
     tail: Apart<AtomicU64>,
-    /// For each slot whose turn it is; see [`word`].
+    /// For each slot the place in the queue that it serves; see [`word`].
     sequence: Box<[AtomicU64]>,
-    /// For each slot what its taker writes.
+    /// For each slot the memory that the thread which took it writes.
     memory: Box<[UnsafeCell<M>]>,
     inside: Apart<UnsafeCell<Inside<S>>>,
 }
 
-/// What changes at different times, on cache lines of its own: processors fetch them in pairs.
+/// Puts a field on cache lines of its own, away from fields that change at other times: processors
+/// fetch lines in pairs.
 #[repr(align(128))]
 struct Apart<T>(T);
 
 struct Door {
-    /// 0: nobody is inside.
+    /// 0: no thread is inside.
     flag: AtomicU64,
-    /// Requests that were left, a bit each.
+    /// Requests that threads left, one bit each.
     requests: AtomicU64,
-    /// Not 0: whoever is inside has done enough for others.
+    /// Not 0: the holder has done enough for other threads.
     closed: AtomicU64,
 }
 
 struct Inside<S> {
     /// The next slot to be done, free-running.
     head: u64,
-    /// Times that somebody went in.
+    /// Times that a thread entered.
     entered: u64,
-    /// For each slot the place in the queue for which it was handed out; [`NOT_OUT`] when it is not.
+    /// For each slot the place in the queue for which it was handed out; [`NOT_OUT`] when it is
+    /// not.
     places: Box<[u64]>,
     state: S,
 }
 
-// SAFETY: only the thread that took the flag touches `inside`, and the next thread that takes it sees
-// everything before its release (`try_enter`, `Entered::exit`). Only the thread that took a slot touches
-// the slot's memory, and its next taker sees everything before its publication: by way of the thread
-// that is inside, which takes each slot as often as it releases it (`take_slot`, `Leaving`'s end,
-// `Entered::take`, `Entered::release`). The rest are atomics. So the state and the memory move between
-// threads, and no two threads have them at once.
+// SAFETY: only the thread that took the flag touches `inside`, and the next thread that takes it
+// sees everything before its release (`try_enter`, `Entered::exit`). Only the thread that took a
+// slot touches the slot's memory, and its next taker sees everything before its publication: by way
+// of the thread that is inside, which takes each slot as often as it releases it (`take_slot`,
+// `Leaving`'s end, `Entered::take`, `Entered::release`). The rest are atomics. So the state and the
+// memory move between threads, and no two threads have them at once.
 unsafe impl<S: Send, M: Send> Sync for Optimistic<S, M> {}
 // SAFETY: as above; all that is inside may move.
 unsafe impl<S: Send, M: Send> Send for Optimistic<S, M> {}
@@ -99,7 +104,8 @@ impl<S, M> core::fmt::Debug for Optimistic<S, M> {
     }
 }
 
-/// A slot's word: free for a place in the queue, published for it, or given up by who took it.
+/// Returns a slot's word: free for a place in the queue, published for it, or given up by the
+/// thread that took it.
 const fn word(place: u64, what: u64) -> u64 {
     place << 2 | what
 }
@@ -108,8 +114,8 @@ const PUBLISHED: u64 = 1;
 const GIVEN_UP: u64 = 2;
 
 impl<S> Optimistic<S> {
-    /// Nobody is inside, and nothing is left. `None` unless the number of slots is a power of two
-    /// up to 65 536.
+    /// Creates a section that no thread holds, with no work left. `None` unless the number of slots
+    /// is a power of two up to 65 536.
     #[must_use]
     pub fn new(slots: u32, state: S) -> Option<Optimistic<S>> {
         if slots > MOST_SLOTS {
@@ -120,7 +126,7 @@ impl<S> Optimistic<S> {
 }
 
 impl<S, M> Optimistic<S, M> {
-    /// As [`Optimistic::new`], with as many slots as there are memories: each slot has one.
+    /// Creates a section as [`Optimistic::new`] does, with one slot for each memory in `memory`.
     #[must_use]
     pub fn with_memory(memory: Vec<M>, state: S) -> Option<Optimistic<S, M>> {
         let slots = u32::try_from(memory.len()).ok()?;
@@ -150,21 +156,22 @@ impl<S, M> Optimistic<S, M> {
         (place & (self.sequence.len() as u64 - 1)) as usize
     }
 
-    /// Goes in, if nobody is inside.
+    /// Enters, if no thread is inside.
     #[inline]
     #[must_use]
     pub fn try_enter(&self) -> Option<Entered<'_, S, M>> {
-        // Who only looks does not take the flag's line from who is inside.
+        // A thread that only looks does not take the flag's line from the holder.
         if self.door.0.flag.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        // SYNC: what was done inside before is seen. Partner: the release in `Entered::exit`.
+        // SYNC: this thread sees what earlier holders did inside. Partner: the release in
+        // `Entered::exit`.
         self.door.0.flag.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
         Some(Entered::begin(self))
     }
 
-    /// Takes a slot to leave work in. `None` when all are in use, or when whoever is inside has done
-    /// enough for others: that is back pressure.
+    /// Takes a slot to leave work in. `None` when all slots are in use, or when the holder has done
+    /// enough for other threads: that is back pressure.
     #[inline]
     #[must_use]
     pub fn leave(&self) -> Option<Leaving<'_, S, M>> {
@@ -173,9 +180,9 @@ impl<S, M> Optimistic<S, M> {
 
     fn take_slot(&self) -> Option<Leaving<'_, S, M>> {
         let mut place = self.tail.0.load(Ordering::Relaxed);
-        // Each time round somebody else has taken a slot, or all are in use.
+        // Each iteration means that another thread has taken a slot, or that all are in use.
         loop {
-            // SYNC: what was read from the slot's memory before is read. Partner:
+            // SYNC: the slot's previous user has finished reading its memory. Partner:
             // `Entered::release`.
             let now = self.sequence[self.slot(place)].load(Ordering::Acquire);
             if now != word(place, FREE) {
@@ -199,24 +206,27 @@ impl<S, M> Optimistic<S, M> {
         }
     }
 
-    /// Leaves requests, a bit each; those that are left already are left once. To be followed by
-    /// [`Optimistic::drive`].
+    /// Leaves requests, one bit each; a request that is left already is left once. The caller calls
+    /// [`Optimistic::drive`] afterwards.
     pub fn request(&self, bits: u64) {
         self.door.0.requests.fetch_or(bits, Ordering::Release);
     }
 
-    /// Goes in and works, again and again while others leave something meanwhile; nothing, when
-    /// somebody is inside, who will do it. `work` does what was left ([`Entered::requests`],
-    /// [`Entered::take`]), and answers whether it could: if not, because a device has no room, work
-    /// that is left waits for the next call; requests do not. To be called after everything that
-    /// was left. Answers how often it went in.
+    /// Enters and works, again while other threads leave work meanwhile. It does nothing when
+    /// another thread is inside: that thread does the work.
+    ///
+    /// `work` does what was left ([`Entered::requests`], [`Entered::take`]), and returns whether it
+    /// could. If it could not, because a device has no room, the work that is left waits for the
+    /// next call; requests do not. The caller calls this after it has left everything. Returns how
+    /// often this thread entered.
     pub fn drive(&self, mut work: impl FnMut(&mut Entered<'_, S, M>) -> bool) -> u32 {
-        // SYNC: what was left is there before the flag is looked at. Partner: `HolderLooks`.
+        // SYNC: what this thread left is there before it looks at the flag. Partner: `HolderLooks`.
         full_fence(Barrier::LeaverLooks);
         let mut rounds = 0;
         while let Some(mut entered) = self.try_enter() {
             rounds += 1;
-            // Each time anew: another who had stayed as long may have opened it in leaving.
+            // Closed in each iteration anew: another thread that had stayed as long may have opened
+            // the section in leaving.
             if rounds >= ROUNDS {
                 self.door.0.closed.store(1, Ordering::Relaxed);
             }
@@ -233,16 +243,16 @@ impl<S, M> Optimistic<S, M> {
         rounds
     }
 
-    /// How many slots were taken so far.
+    /// Returns how many slots threads have taken so far.
     #[must_use]
     pub fn left(&self) -> u64 {
         self.tail.0.load(Ordering::Relaxed)
     }
 }
 
-/// A slot that was taken: its memory is the taker's until it is published. Dropped without, it is
-/// given up. Either is to be followed by [`Optimistic::drive`]: who was inside may have gone out at
-/// this slot, with others published behind it.
+/// A slot that a thread took: its memory belongs to that thread until it publishes the slot. A slot
+/// that is dropped unpublished is given up. In both cases the thread calls [`Optimistic::drive`]
+/// afterwards: the holder may have left the section at this slot, with others published behind it.
 #[derive(Debug)]
 pub struct Leaving<'a, S, M = ()> {
     section: &'a Optimistic<S, M>,
@@ -251,7 +261,7 @@ pub struct Leaving<'a, S, M = ()> {
 }
 
 impl<S, M> Leaving<'_, S, M> {
-    /// Which slot.
+    /// Returns the slot's number.
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.section.slot(self.place) as u32
@@ -264,13 +274,14 @@ impl<S, M> Leaving<'_, S, M> {
         // SAFETY: as below; the model checks it.
         return memory.with_mut(|memory| write(unsafe { &mut *memory }));
         #[cfg(not(loom))]
-        // SAFETY: this value took the slot for its place in the queue, alone, and has not published it:
-        // the slot's word says FREE for no other place meanwhile, so there is no other `Leaving` of the
-        // slot. `&mut self` keeps two of these references from living at once.
+        // SAFETY: this value took the slot for its place in the queue, alone, and has not published
+        // it: the slot's word says FREE for no other place meanwhile, so there is no other
+        // `Leaving` of the slot. `&mut self` keeps two of these references from living at once.
         write(unsafe { &mut *memory.get() })
     }
 
-    /// Its memory is written. To be followed by [`Optimistic::drive`].
+    /// Publishes the slot: its memory is written. The caller calls [`Optimistic::drive`]
+    /// afterwards.
     pub fn publish(mut self) {
         self.what = PUBLISHED;
     }
@@ -278,7 +289,7 @@ impl<S, M> Leaving<'_, S, M> {
 
 impl<S, M> Drop for Leaving<'_, S, M> {
     fn drop(&mut self) {
-        // SYNC: what was written is there for whoever gets the slot. Partner: `Entered::take`.
+        // SYNC: the thread that takes the slot sees what was written. Partner: `Entered::take`.
         let slot = &self.section.sequence[self.section.slot(self.place)];
         slot.store(word(self.place, self.what), Ordering::Release);
     }
@@ -344,7 +355,7 @@ mod tests {
         let mut first = section.leave().unwrap();
         first.write(|memory| *memory = 7);
         let mut inside = section.try_enter().unwrap();
-        // Neither one that is being written, nor one that is free.
+        // `release` ignores a slot that is being written and a slot that is free.
         inside.release(0);
         inside.release(1);
         inside.release(2);

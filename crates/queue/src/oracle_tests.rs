@@ -38,8 +38,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The transmit queue is a FIFO of packets; frames come back exactly once, in order, and only
-    /// when everything before them is done with.
+    /// The transmit queue is a FIFO of packets; buffers come back exactly once, in order, and only
+    /// after the server completed all packets before them.
     #[test]
     fn transmit_is_a_fifo(steps in proptest::collection::vec(step(), 1..400)) {
         let pair = Pair::new(16, 64);
@@ -93,7 +93,7 @@ proptest! {
         }
         prop_assert_eq!(sent - back, producer.in_flight() as usize);
         prop_assert_eq!(free.len() + producer.in_flight() as usize, 64);
-        // Everything can be finished.
+        // The server can complete everything.
         producer.publish();
         server.transmit.observe().unwrap();
         let mut packet = [Descriptor::default(); MAX_CHAIN];
@@ -110,7 +110,7 @@ proptest! {
         prop_assert_eq!(server.transmit_ledger.held(), 0);
     }
 
-    /// Received descriptors come in order, each with the frame provided for it.
+    /// Received descriptors come in order, each with the buffer provided for it.
     #[test]
     fn receive_is_a_fifo(moves in proptest::collection::vec(0..5u8, 1..400)) {
         let pair = Pair::new(8, 16);
@@ -146,7 +146,7 @@ proptest! {
         }
     }
 
-    /// An event is queued exactly when none is pending; what is taken was marked.
+    /// An event is queued exactly when none is pending; each event taken was marked.
     #[test]
     fn events_against_a_set(moves in proptest::collection::vec((0..3u8, 0..70u32), 1..300)) {
         let shape = EventShape::new(70).unwrap();
@@ -165,7 +165,7 @@ proptest! {
                 1 => { prop_assert_eq!(marker.publish(), pending.len() > known); known = pending.len(); }
                 _ => {
                     let mut found = Vec::new();
-                    // What was looked at before is used up before looking again.
+                    // The acknowledger uses up its last observation before it looks again.
                     while acknowledger.take(queue_set % 5 + 1, |set| found.push(set)).unwrap() > 0 {}
                     prop_assert_eq!(found.len(), known);
                     for set in found { prop_assert_eq!(pending.pop_front(), Some(set)); }
@@ -176,7 +176,7 @@ proptest! {
         }
     }
 
-    /// Bytes are fetched from any place, and never past the end.
+    /// The server fetches bytes from any place, and never past the end.
     #[test]
     fn bytes_are_fetched(offset in 0..40usize, len in 0..50usize) {
         let memory = Memory::new(5);
@@ -202,7 +202,7 @@ proptest! {
         }
     }
 
-    /// Words to descriptor and back; and nothing outside of the heap passes the check.
+    /// Words form a descriptor and back, and none outside of the pool passes the check.
     #[test]
     fn descriptors_are_checked(a in any::<u64>(), b in any::<u64>(), frames in 1..200u32, data in 1..9000u32) {
         let heap = HeapShape::new(frames, data).unwrap();

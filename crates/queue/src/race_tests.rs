@@ -1,11 +1,11 @@
-//! Both sides of a queue in two threads, over one memory at one address: what ThreadSanitizer has to
-//! see. It finds nothing where two sides map one file at two addresses.
+//! Both sides of a queue in two threads, over one memory at one address, as ThreadSanitizer needs.
+//! It finds nothing where two sides map one file at two addresses.
 //!
-//! Frames are written and read plainly here, as an application does: so a queue that hands a frame
-//! over without ordering what was written before is a data race that is reported, and under the
-//! ordinary runs bytes that are wrong.
+//! The tests write and read buffers plainly, as an application does. A queue that hands a buffer
+//! over without ordering the earlier writes is then a data race that the sanitizer reports, and
+//! under ordinary runs bytes that are wrong.
 //!
-//! Unsafe lives here because frames are shared by address.
+//! Unsafe lives here because the two sides share buffers by address.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::test_memory::Pair;
 const SLOTS: u32 = 8;
 const PACKETS: u64 = if cfg!(miri) { 100 } else { 5_000 };
 
-/// One number for each frame, written and read plainly by the side that has the frame.
+/// One number for each buffer, written and read plainly by the side that has the buffer.
 struct Frames(Vec<UnsafeCell<u64>>);
 
-// SAFETY: the queue gives each frame to one side at a time, and orders what was done before: that is
-// what these tests try.
+// SAFETY: the queue gives each buffer to one side at a time, and orders earlier accesses: these
+// tests try exactly that.
 unsafe impl Sync for Frames {}
 
 impl Frames {
@@ -32,12 +32,12 @@ impl Frames {
     }
 
     fn write(&self, frame: u32, value: u64) {
-        // SAFETY: the caller has the frame, see above.
+        // SAFETY: the caller has the buffer, see above.
         unsafe { *self.0[frame as usize].get() = value };
     }
 
     fn read(&self, frame: u32) -> u64 {
-        // SAFETY: the caller has the frame, see above.
+        // SAFETY: the caller has the buffer, see above.
         unsafe { *self.0[frame as usize].get() }
     }
 }
@@ -138,8 +138,8 @@ fn a_receive_queue_hands_frames_over_and_back() {
     producer.join().unwrap();
 }
 
-/// A slot's memory goes from the thread that wrote it to the thread that is inside, and on to the next
-/// taker; the state goes from each thread that was inside to the next.
+/// A slot's memory goes from the thread that wrote it to the thread that is inside, and on to the
+/// next taker; the state goes from each thread that was inside to the next.
 #[test]
 fn a_section_hands_its_state_and_slots_over() {
     let section = Arc::new(Optimistic::with_memory(vec![0_u64; 4], (0_u64, 0_u64)).unwrap());
@@ -175,13 +175,13 @@ fn a_section_hands_its_state_and_slots_over() {
     assert!(entered.state().0 > 0);
 }
 
-/// What has to be reported: `tests/sanitize` runs these by themselves, and fails where they pass. They
-/// are left out of every other run.
+/// Races that the sanitizer must report: `tests/sanitize` runs these by themselves, and fails where
+/// they pass. Every other run leaves them out.
 #[cfg(towpath_sanitize)]
 mod deliberate {
     use super::*;
 
-    /// Two threads write a frame, and no queue says whose it is.
+    /// Two threads write a buffer, and no queue says which of them has it.
     #[test]
     fn a_race_is_reported() {
         let frames = Frames::new();
@@ -196,7 +196,8 @@ mod deliberate {
     fn an_overrun_is_reported() {
         let (from, mut to) = (vec![1_u8; 65], vec![0_u8; 64]);
         let len = std::hint::black_box(65);
-        // SAFETY: none: `to` is a byte too short. AddressSanitizer ends the process before the store.
+        // SAFETY: none: `to` is a byte too short. AddressSanitizer ends the process before the
+        // store.
         unsafe { crate::copy::copy(from.as_ptr(), to.as_mut_ptr(), len) };
         std::hint::black_box(to);
     }

@@ -1,9 +1,9 @@
 //! The receive queue: from the server to the application.
 //!
-//! The application provides empty frames; the server fills them in order and writes a descriptor
+//! The application provides empty buffers; the server fills them in order and writes a descriptor
 //! for each into the slot of the same number. One index says both "received up to here" and
-//! "provided frames used up to here": two would lose or double a frame when the server dies
-//! between storing the one and the other.
+//! "provided buffers used up to here". With two, a server that dies between storing the one and the
+//! other would lose or double a buffer.
 
 use crate::Violation;
 use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE, OUTGOING};
@@ -13,15 +13,15 @@ use crate::spsc::{Observed, Published};
 use crate::transmit::{TransmitConsumer, TransmitProducer};
 use crate::word::{OwnWords, PeerWords};
 
-/// So many descriptors are brought near before they are fetched.
+/// Descriptors that this side prefetches before it fetches them.
 const AHEAD: u32 = 64;
 
-/// So many provided frames' numbers are brought near: an application says how many there are, and
-/// more than a cache holds would only be in the way.
+/// Provided buffers whose numbers the server prefetches: an application decides how many it
+/// provides, and more than a cache holds would only displace other data.
 const AHEAD_PROVIDED: u32 = 512;
 
-/// The application's side. It checks the server's words too: a server that has gone wrong must
-/// not make it read outside of its heap.
+/// The application's side. It checks the server's words too: a faulty server must not make it read
+/// outside of its pool.
 #[derive(Debug)]
 pub struct ReceiveConsumer {
     provided: OwnWords,
@@ -35,21 +35,21 @@ pub struct ReceiveConsumer {
 }
 
 impl ReceiveConsumer {
-    /// How many frames can be provided now.
+    /// Returns how many buffers the application can provide now.
     #[inline]
     #[must_use]
     pub fn room(&self) -> u32 {
         self.capacity - self.head.now().wrapping_sub(self.taken)
     }
 
-    /// How many frames are with the server, or filled and not taken.
+    /// Returns how many buffers the server has, or has filled and the application has not taken.
     #[inline]
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.head.now().wrapping_sub(self.taken)
     }
 
-    /// Provides an empty frame. Answers whether there was room. Known to the server after
+    /// Provides an empty buffer. Returns whether there was room. The server sees it after
     /// [`ReceiveConsumer::publish`].
     #[inline]
     pub fn provide(&mut self, frame: u32) -> bool {
@@ -64,16 +64,16 @@ impl ReceiveConsumer {
         true
     }
 
-    /// Makes provided frames known. Answers whether there were any.
+    /// Publishes the provided buffers. Returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.head.publish()
     }
 
-    /// Looks how far the server got. Answers how many descriptors wait.
+    /// Looks how far the server got. Returns how many descriptors wait.
     ///
     /// # Errors
-    /// [`Violation::Index`] when the server's index cannot be.
+    /// [`Violation::Index`] for an impossible index of the server's.
     #[inline]
     pub fn observe(&mut self) -> Result<u32, Violation> {
         let commit = self.commit.look(self.head.now())?;
@@ -84,23 +84,23 @@ impl ReceiveConsumer {
         Ok(waiting)
     }
 
-    /// Descriptors that wait, as last observed.
+    /// Returns the descriptors that wait, as last observed.
     #[inline]
     #[must_use]
     pub fn waiting(&self) -> u32 {
         self.commit.seen().wrapping_sub(self.taken)
     }
 
-    /// The frame of the descriptor after `ahead` others that wait; `None` when so many do not wait.
-    /// The server fills frames in their order, so this needs no look at shared memory.
+    /// Returns the buffer of the descriptor after `ahead` others that wait; `None` when so many do
+    /// not wait. The server fills buffers in their order, so this needs no look at shared memory.
     #[inline]
     #[must_use]
     pub fn waiting_frame(&self, ahead: u32) -> Option<u32> {
         (ahead < self.waiting()).then(|| self.slots.get(self.taken.wrapping_add(ahead)))
     }
 
-    /// Takes the next packet: its frames are the application's from now on. Answers how many they
-    /// are; 0 when nothing waits.
+    /// Takes the next packet: its buffers belong to the application from now on. Returns how many
+    /// they are; 0 when nothing waits.
     ///
     /// # Errors
     /// The check that failed.
@@ -142,13 +142,13 @@ pub struct ReceiveProducer {
     commit: Published,
     slots: Slots,
     capacity: u32,
-    /// The most frames that were seen provided at once.
+    /// The most buffers that the server saw provided at once.
     most: u32,
 }
 
 impl ReceiveProducer {
-    /// Looks which frames the application provided, fetches and checks them, and takes them.
-    /// Answers how many can be filled. Bounded by the capacity.
+    /// Looks which buffers the application provided, fetches and checks them, and takes them.
+    /// Returns how many the server can fill. Bounded by the capacity.
     ///
     /// # Errors
     /// [`Violation::Index`], [`Violation::Frame`], [`Violation::Ownership`].
@@ -169,8 +169,8 @@ impl ReceiveProducer {
             match taken {
                 Ok(frame) => self.slots.set(index, frame),
                 Err(violation) => {
-                    // Only what was checked and taken can be filled, also by a caller that ends
-                    // the session later than at once.
+                    // The server can fill only buffers that it checked and took, also if the caller
+                    // does not end the session at once.
                     self.head.forget_beyond(index);
                     return Err(violation);
                 }
@@ -180,23 +180,23 @@ impl ReceiveProducer {
         Ok(self.available())
     }
 
-    /// Frames that can be filled, as last observed.
+    /// Returns how many buffers the server can fill, as last observed.
     #[inline]
     #[must_use]
     pub fn available(&self) -> u32 {
         self.head.seen().wrapping_sub(self.commit.now())
     }
 
-    /// Whether more than half of the frames that the application provides are filled, as last
-    /// observed. [`ReceiveProducer::observe`] says whether it has provided them again since; if not,
-    /// it is time for it to look, however it waits.
+    /// `true` if more than half of the buffers that the application provides are filled, as last
+    /// observed. [`ReceiveProducer::observe`] says whether it has provided them again since. If
+    /// not, the application should look now, whatever its wait strategy.
     #[inline]
     #[must_use]
     pub fn is_half_used(&self) -> bool {
         self.available() < self.most.div_ceil(2)
     }
 
-    /// The frame to be filled after `ahead` others; below [`ReceiveProducer::available`].
+    /// Returns the buffer to be filled after `ahead` others; below [`ReceiveProducer::available`].
     #[inline]
     #[must_use]
     pub fn frame(&self, ahead: u32) -> u32 {
@@ -204,8 +204,8 @@ impl ReceiveProducer {
         self.slots.get(self.commit.now().wrapping_add(ahead))
     }
 
-    /// The next frame is filled: `descriptor` names it and says what is in it. A packet's frames
-    /// are pushed all or none: whoever pushes looks at [`ReceiveProducer::available`] before.
+    /// Puts in the next filled buffer: `descriptor` names it and its data. The caller pushes all of
+    /// a packet's buffers or none, and so checks [`ReceiveProducer::available`] first.
     #[inline]
     pub fn push(&mut self, ledger: &mut Ledger, descriptor: Descriptor) {
         let index = self.commit.now();
@@ -217,7 +217,7 @@ impl ReceiveProducer {
         self.commit.advance(1);
     }
 
-    /// Makes filled frames known. Answers how many there were.
+    /// Publishes the filled buffers. Returns how many there were.
     #[inline]
     pub fn publish(&mut self) -> u32 {
         let filled = self.commit.untold();
@@ -226,8 +226,8 @@ impl ReceiveProducer {
     }
 }
 
-/// A queue set as the application has it. `own` are its words in the application pages, new and
-/// zero; `peer` those in the server pages.
+/// Returns a queue pair as the application has it. `own` are its words in the application pages,
+/// new and zero; `peer` those in the server pages.
 #[must_use]
 pub fn application_side(
     shape: &QueueShape,
@@ -254,9 +254,9 @@ pub fn application_side(
     (transmit, receive)
 }
 
-/// A queue set as the server has it, new or left by a predecessor: it goes on where the commit
-/// words stand. `own` are its words in the server pages, `peer` those in the application pages,
-/// `done` those in the ledger. The session's [`Ledger`] is new or was cleared.
+/// Returns a queue pair as the server has it, new or left by a predecessor: it goes on where the
+/// commit words stand. `own` are its words in the server pages, `peer` those in the application
+/// pages, `done` those in the ledger. The session's [`Ledger`] is new or was cleared.
 #[must_use]
 pub fn server_side(
     shape: &QueueShape,

@@ -1,18 +1,18 @@
 //! The two indices of a single-producer single-consumer queue.
 //!
-//! Indices are free-running and 32 bits wide: the capacity is at most half of their range, so that
+//! Indices are free-running and 32 bits wide. The capacity is at most half of their range, so that
 //! "ahead" and "behind" can be told apart, and there is no full or empty flag. Each side keeps its
-//! own index in private memory and publishes it once a batch; of the other side's it keeps what it
-//! observed last, and looks again only when that is used up.
+//! own index in private memory and publishes it once a batch. Of the other side's index it keeps
+//! the last observation, and looks again only when that is used up.
 
 use crate::Violation;
 use crate::word::{OwnWords, PeerWords};
 
-/// The largest capacity of a queue. A power of two, and below half the range of a 32-bit index, so that a
-/// difference of two indices tells ahead from behind.
+/// The largest capacity of a queue. A power of two, and below half the range of a 32-bit index, so
+/// that a difference of two indices tells ahead from behind.
 pub const MAX_CAPACITY: u32 = 1 << 20;
 
-/// A side's own index: what is decided here, and how far the other side was told.
+/// A side's own index: the private value, and the value that the other side was told.
 #[derive(Debug)]
 pub struct Published {
     words: OwnWords,
@@ -21,32 +21,32 @@ pub struct Published {
 }
 
 impl Published {
-    /// Goes on from what the word holds: 0 in new memory, the place reached in a predecessor's.
+    /// Goes on from the word's value: 0 in new memory, the index that a predecessor reached in its.
     #[must_use]
     pub fn resume(words: OwnWords) -> Published {
         let now = words.get(0) as u32;
         Published { words, now, told: now }
     }
 
-    /// The index, published or not.
+    /// Returns the index, published or not.
     #[inline]
     #[must_use]
     pub fn now(&self) -> u32 {
         self.now
     }
 
-    /// Goes forward, privately.
+    /// Advances the index, privately.
     #[inline]
     pub fn advance(&mut self, by: u32) {
         self.now = self.now.wrapping_add(by);
     }
 
-    /// Tells the other side. Answers whether there was anything to tell.
+    /// Publishes the index. Returns whether it had changed.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let news = self.has_news();
         if news {
-            // SYNC: what was stored before is seen by whoever observes this index
+            // SYNC: a side that observes this index sees everything stored before
             // (`Observed::look`).
             self.words.publish(0, u64::from(self.now));
             self.told = self.now;
@@ -54,21 +54,21 @@ impl Published {
         news
     }
 
-    /// How far the other side has not been told.
+    /// Returns how far the index is ahead of the published one.
     #[inline]
     #[must_use]
     pub fn untold(&self) -> u32 {
         self.now.wrapping_sub(self.told)
     }
 
-    /// Whether the other side has yet to be told something.
+    /// `true` if the index is ahead of the published one.
     #[inline]
     #[must_use]
     pub fn has_news(&self) -> bool {
         self.told != self.now
     }
 
-    /// The other words of the same line: a side's notes beside its index.
+    /// Returns the other words of the same line: a side's notes beside its index.
     pub(crate) fn line(&mut self) -> &mut OwnWords {
         &mut self.words
     }
@@ -82,23 +82,23 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Starts from a place that is known to be right.
+    /// Starts from an index that is known to be right.
     #[must_use]
     pub fn new(words: PeerWords, seen: u32) -> Observed {
         Observed { words, seen }
     }
 
-    /// What was observed last.
+    /// Returns the index observed last.
     #[inline]
     #[must_use]
     pub fn seen(&self) -> u32 {
         self.seen
     }
 
-    /// Looks again. The index must lie between what was seen last and `limit`.
+    /// Looks again. The index must lie between the last observation and `limit`.
     ///
     /// # Errors
-    /// [`Violation::Index`] when it does not; what was seen before stands.
+    /// [`Violation::Index`] when it does not; the last observation stands.
     #[inline]
     pub fn look(&mut self, limit: u32) -> Result<u32, Violation> {
         // SYNC: pairs with `Published::publish`.
@@ -111,12 +111,12 @@ impl Observed {
         Ok(index)
     }
 
-    /// What was seen beyond `index` is taken for not seen: a check of what it stands for failed.
+    /// Forgets the observation beyond `index`: a check of the entries there failed.
     pub(crate) fn forget_beyond(&mut self, index: u32) {
         self.seen = index;
     }
 
-    /// The other words of the same line.
+    /// Returns the other words of the same line.
     pub(crate) fn line(&self) -> &PeerWords {
         &self.words
     }

@@ -1,6 +1,7 @@
-//! Stop anywhere: the server is stopped before its k-th shared store, for every k, and a successor
-//! goes on from the memories and the ledger alone. Each frame is exactly once somewhere, nothing
-//! accepted is lost, and the packets done with out of order are not sent twice once noted.
+//! Stop anywhere: the test stops the server before its k-th shared store, for every k, and a
+//! successor goes on from the memories and the ledger alone. Each buffer is exactly once somewhere,
+//! no accepted packet is lost, and the successor sends no packet twice whose completion out of
+//! order was noted.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ thread_local! {
 
 struct Stopped;
 
-/// Called before each store into shared memory; stops the server when its time has come.
+/// Stops the server when its time has come; the views call it before each store into shared memory.
 pub(crate) fn before_store() {
     if let Some(left) = STORES_LEFT.get() {
         if left == 0 {
@@ -27,7 +28,7 @@ pub(crate) fn before_store() {
     }
 }
 
-/// Runs a piece of the server; `true` when it got to its end before its k-th store.
+/// Runs a piece of the server; returns `true` when it got to its end before its k-th store.
 fn run_stopped(stores: u64, body: impl FnOnce()) -> bool {
     STORES_LEFT.set(Some(stores));
     let outcome = catch_unwind(AssertUnwindSafe(body));
@@ -41,23 +42,24 @@ fn run_stopped(stores: u64, body: impl FnOnce()) -> bool {
 
 const FRAMES: u32 = 32;
 
-/// What the wire saw: how often each packet number was sent, and what was received.
+/// The wire's record: how often each packet number was sent, and which packets were received.
 #[derive(Default)]
 struct Wire {
     sent: BTreeMap<u32, u32>,
     arrived: u32,
 }
 
-/// How a server goes about a turn: so many packets together, completed in which order.
+/// The manner of a server's poll iteration: the packets of a batch, and the order of their
+/// completion.
 #[derive(Clone, Copy)]
 struct Manner {
     together: usize,
     backwards: bool,
 }
 
-/// One turn of a server: takes all that waits, a group after the other, of which it puts the last
-/// packet back once; sends it and completes it; then delivers two packets (one of them a chain of
-/// two), and publishes.
+/// Runs one poll iteration of a server. It takes all waiting packets, one batch after the other, of
+/// which it puts the last packet back once; it sends and completes them. Then it delivers two
+/// packets (one of them a chain of two), and publishes.
 fn turn(server: &mut ServerSide, wire: &mut Wire, manner: Manner) {
     let mut packet = [Descriptor::default(); MAX_CHAIN];
     let mut put_back = false;
@@ -123,13 +125,14 @@ fn stopped_at_every_store() {
             while one_life_and_its_successor(round, stops, before, after) {
                 stops += 1;
             }
-            // A turn has at least twenty stores; each was a place to stop.
+            // A poll iteration has at least twenty stores; the test stopped the server at each.
             assert!(stops >= 20, "only {stops} stops");
         }
     }
 }
 
-/// Answers whether the server was stopped; else its turn has fewer stores than that.
+/// Returns whether the test stopped the server; if not, its poll iteration has fewer stores than
+/// that.
 fn one_life_and_its_successor(
     stopped_round: u32,
     stores: u64,
@@ -146,7 +149,7 @@ fn one_life_and_its_successor(
     let mut stopped = false;
     let mut server = pair.server();
     for round in 0..12 {
-        // The application does what applications do.
+        // The application does the usual.
         for frames in [1, 2, 1] {
             if transmit_free.len() < frames || (producer.room() as usize) < frames {
                 continue;
@@ -193,7 +196,7 @@ fn one_life_and_its_successor(
                 receive_free.give_back(descriptor.frame);
             }
         }
-        // Conservation: each frame is free, or in the application's queue and maybe with the
+        // Conservation: each buffer is free, or in the application's queue and maybe with the
         // server; never both, never neither. The server's ledger agrees.
         let mut places = vec![0; FRAMES as usize];
         transmit_free.as_slice().iter().for_each(|frame| places[*frame as usize] += 1);
@@ -210,7 +213,8 @@ fn one_life_and_its_successor(
         }
     }
     assert!(number > 16, "slots were used again");
-    // Everything accepted was sent, at least once, and at most once but for the stopped turn.
+    // The server sent every accepted packet at least once, and at most once but for the stopped
+    // poll iteration.
     producer.reclaim(|frame| transmit_free.give_back(frame)).unwrap();
     assert_eq!(transmit_free.len() as u32, FRAMES);
     for packet in 1..=number {
@@ -220,12 +224,13 @@ fn one_life_and_its_successor(
     if !stopped {
         assert!(wire.sent.values().all(|times| *times == 1));
     }
-    // What was received came in order and whole; a stopped turn's deliveries may be lost.
+    // The received packets came in order and whole; a stopped poll iteration's deliveries may be
+    // lost.
     assert!(received.is_sorted(), "{received:?}");
     stopped
 }
 
-/// A packet noted as done before the crash is not sent again by the successor.
+/// The successor does not send a packet again that was noted as completed before the crash.
 #[test]
 fn done_out_of_order_is_not_sent_again() {
     let pair = Pair::new(16, FRAMES);
@@ -262,8 +267,8 @@ fn done_out_of_order_is_not_sent_again() {
     assert_eq!(producer.reclaim(|_| {}), Ok(4));
 }
 
-/// A note on a packet that its successor comes to with a group of its own goes when it is passed
-/// over: the next packet in that slot is sent.
+/// The note on a packet goes when a successor's batch skips that packet: the successor sends the
+/// next packet in that slot.
 #[test]
 fn a_note_is_for_one_packet() {
     let pair = Pair::new(8, FRAMES);
@@ -286,7 +291,8 @@ fn a_note_is_for_one_packet() {
     server.transmit.complete(&mut server.transmit_ledger, firsts[1], 1);
     drop(server);
     let mut successor = pair.server();
-    // The first alone, and done with; then one is taken around the noted one, and put back.
+    // The first alone, and completed; then the successor takes one around the noted one, and puts
+    // it back.
     let (first, frame) = take(&mut successor, &mut packet).unwrap();
     assert_eq!(frame, 0);
     let (second, frame) = take(&mut successor, &mut packet).unwrap();

@@ -44,7 +44,7 @@ impl Memory {
     }
 }
 
-/// The memories of a session with one queue set, and what both sides make of them.
+/// The memories of a session with one queue pair, from which the tests make both sides.
 pub(crate) struct Pair {
     pub(crate) shape: QueueShape,
     pub(crate) heap: HeapShape,

@@ -1,9 +1,9 @@
 //! The transmit queue: from the application to the server.
 //!
 //! The application writes descriptors and advances its head. The server's commit index advances
-//! only when a packet is done with, sent or copied: every slot between commit and head is intact
-//! after a crash, and the successor starts there. Packets done with out of order are noted in the
-//! ledger, so that they are not sent again.
+//! only on completion of a packet, sent or copied. Every slot between commit and head is intact
+//! after a crash, and the successor starts there. The server notes completions out of order in the
+//! ledger, so that a successor does not send those packets again.
 
 use crate::Violation;
 use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE, SMALL, TOGETHER};
@@ -16,7 +16,7 @@ use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
 const WANTED: u64 = 1 << 32;
 const WANTED_WORD: usize = 1;
 
-/// So many descriptors are brought near before they are fetched.
+/// Descriptors that the server prefetches before it fetches them.
 const AHEAD: u32 = 32;
 
 /// The application's side.
@@ -51,21 +51,21 @@ impl TransmitProducer {
         }
     }
 
-    /// How many slots the queue has.
+    /// Returns how many slots the queue has.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Free slots, as far as known without looking again.
+    /// Returns the free slots, as far as known without looking again.
     #[inline]
     #[must_use]
     pub fn room(&self) -> u32 {
         self.capacity - self.head.now().wrapping_sub(self.reclaimed)
     }
 
-    /// Puts a packet in: all of its frames or none. Answers whether there was room. Known to the
-    /// server after [`TransmitProducer::publish`].
+    /// Puts a packet in: all of its buffers or none. Returns whether there was room. The server
+    /// sees it after [`TransmitProducer::publish`].
     #[inline]
     pub fn push(&mut self, packet: &[Descriptor]) -> bool {
         if packet.is_empty() || packet.len() > MAX_CHAIN || packet.len() as u32 > self.room() {
@@ -85,16 +85,16 @@ impl TransmitProducer {
         true
     }
 
-    /// Makes what was pushed known. Answers whether there was anything.
+    /// Publishes the pushed packets. Returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.head.publish()
     }
 
-    /// Looks which frames the server is done with, and gives them to `free`.
+    /// Looks which buffers the server completed, and gives them to `free`.
     ///
     /// # Errors
-    /// [`Violation::Index`] when the server's index cannot be.
+    /// [`Violation::Index`] for an impossible index of the server's.
     #[inline]
     pub fn reclaim(&mut self, mut free: impl FnMut(u32)) -> Result<u32, Violation> {
         let commit = self.commit.look(self.head.now())?;
@@ -106,25 +106,26 @@ impl TransmitProducer {
         Ok(count)
     }
 
-    /// How many slots the server is not known to be done with.
+    /// Returns how many slots the application knows no completion of.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.capacity - self.room()
     }
 
-    /// Asks for an event when `slots` of those in flight are done with. **After this the caller must
-    /// reclaim once more and look whether it
-    /// [`has_what_it_wanted`](TransmitProducer::has_what_it_wanted)**: from then on it needs to look
-    /// only when an event of this queue set comes.
+    /// Asks for an event when `slots` of those in flight are completed. **After this the caller
+    /// must reclaim once more and check whether it
+    /// [`has_what_it_wanted`](TransmitProducer::has_what_it_wanted)**: from then on it needs to
+    /// look only when an event of this queue pair comes.
     pub fn want(&mut self, slots: u32) {
         let index = self.reclaimed.wrapping_add(slots.min(self.in_flight()));
         self.wanted = Some(index);
         self.head.line().store(WANTED_WORD, WANTED | u64::from(index));
-        // SYNC: the wish is there before the commit index is looked at. Partner: `MarkerLooks`.
+        // SYNC: the wish is there before this side looks at the commit index. Partner:
+        // `MarkerLooks`.
         full_fence(Barrier::WisherLooks);
     }
 
-    /// Whether what was wanted is there, as last reclaimed. Then the wish is over.
+    /// `true` if the wanted slots are free, as last reclaimed. Then the wish is over.
     pub fn has_what_it_wanted(&mut self) -> bool {
         let there =
             self.wanted.is_some_and(|wanted| self.reclaimed.wrapping_sub(wanted) as i32 >= 0);
@@ -144,7 +145,7 @@ pub struct TransmitConsumer {
     commit: Published,
     taken: u32,
     done: OwnWords,
-    /// How many slots the ledger notes as done with: mostly none, and then nobody looks which.
+    /// How many completions the ledger notes: mostly none, and then the server does not look which.
     noted: u32,
     slots: Slots,
     heap: HeapShape,
@@ -177,7 +178,7 @@ impl TransmitConsumer {
         }
     }
 
-    /// Looks how far the application got. Answers how many descriptors wait.
+    /// Looks how far the application got. Returns how many descriptors wait.
     ///
     /// # Errors
     /// [`Violation::Index`].
@@ -189,7 +190,7 @@ impl TransmitConsumer {
         Ok(waiting)
     }
 
-    /// Brings near the descriptors of at most [`AHEAD`] that wait, from `index` on.
+    /// Prefetches at most [`AHEAD`] waiting descriptors, from `index` on.
     #[inline]
     fn prefetch(&self, index: u32, waiting: u32) {
         let slot = (index & (self.capacity - 1)) as usize * 2;
@@ -197,15 +198,15 @@ impl TransmitConsumer {
         self.descriptors.prefetch_ring(slot, count, self.capacity as usize * 2);
     }
 
-    /// Descriptors that wait, as last observed.
+    /// Returns the descriptors that wait, as last observed.
     #[inline]
     #[must_use]
     pub fn waiting(&self) -> u32 {
         self.head.seen().wrapping_sub(self.taken)
     }
 
-    /// Looks whose the next packet is and what its flags are, and takes nothing. A hint: the
-    /// application may write something else before the packet is taken.
+    /// Returns the next packet's endpoint and flags, and takes nothing. A hint: the application may
+    /// write something else before the server takes the packet.
     ///
     /// # Errors
     /// [`Violation::Index`].
@@ -219,21 +220,22 @@ impl TransmitConsumer {
         Ok(Some((word as u32, (word >> 32) as u16)))
     }
 
-    /// The application's index as last observed: where what it had written by then ends.
+    /// Returns the application's index as last observed: the end of the descriptors that it had
+    /// written by then.
     #[inline]
     #[must_use]
     pub fn seen(&self) -> u32 {
         self.head.seen()
     }
 
-    /// Fetches the next packet into private memory, checks it and takes its frames. Answers the
-    /// number of its frames and the index to [`TransmitConsumer::complete`] it by; `None` when
+    /// Fetches the next packet into private memory, checks it and takes its buffers. Returns the
+    /// number of its buffers and the index to [`TransmitConsumer::complete`] it by; `None` when
     /// nothing waits.
     ///
-    /// The loop is bounded by what was observed before and by [`MAX_CHAIN`].
+    /// The last observation and [`MAX_CHAIN`] bound the loop.
     ///
     /// # Errors
-    /// The check that failed. Frames of the packet already taken stay taken: the session ends.
+    /// The check that failed. Buffers of the packet already taken stay taken: the session ends.
     #[inline]
     pub fn take(
         &mut self,
@@ -252,8 +254,8 @@ impl TransmitConsumer {
         Ok(Some((1, first)))
     }
 
-    /// Goes on with a packet of several frames, or when there are packets done with before; the
-    /// first frame is taken.
+    /// Goes on with a packet of several buffers, or past earlier completions; the first buffer is
+    /// taken.
     #[inline(never)]
     fn take_more(
         &mut self,
@@ -276,7 +278,7 @@ impl TransmitConsumer {
             if !done_before {
                 return Ok(Some((count, first)));
             }
-            // A predecessor had sent this one out of order before it died.
+            // A predecessor had sent this packet out of order before it died.
             self.complete(ledger, first, count as u32);
             if self.waiting() == 0 {
                 return Ok(None);
@@ -285,11 +287,12 @@ impl TransmitConsumer {
         }
     }
 
-    /// Fetches one descriptor, checks it and takes its frame.
+    /// Fetches one descriptor, checks it and takes its buffer.
     #[inline]
     fn take_frame(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
         let slot = (index & (self.capacity - 1)) as usize * 2;
-        // Once a line: the one that comes so much later, if it is known to be there.
+        // Once a line: prefetches the descriptor [`AHEAD`] slots later, if the application has
+        // published it.
         if slot.is_multiple_of(8) && self.head.seen().wrapping_sub(index) > AHEAD {
             self.prefetch(index.wrapping_add(AHEAD), 1);
         }
@@ -300,17 +303,17 @@ impl TransmitConsumer {
         Ok(descriptor)
     }
 
-    /// Gives all that was taken from index `first` on back to the queue, untouched: there is no
-    /// room for it now. It will be fetched and checked again. Nothing of it is done with, but for
-    /// what a predecessor had done with, which will be passed over again.
+    /// Gives all packets taken from index `first` on back to the queue, untouched: there is no room
+    /// for them now. The server will fetch and check them again. None of them is completed, except
+    /// those that a predecessor completed, which the server will skip again.
     pub fn put_back(&mut self, ledger: &mut Ledger, first: u32) {
         let count = self.taken.wrapping_sub(first);
         ledger.give_back_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
         self.taken = first;
     }
 
-    /// A packet is done with: its frames go back to the application with the next
-    /// [`TransmitConsumer::publish`], as soon as all before it are done with too.
+    /// Notes the completion of a packet: its buffers go back to the application with the next
+    /// [`TransmitConsumer::publish`] after all earlier packets are completed too.
     #[inline]
     pub fn complete(&mut self, ledger: &mut Ledger, first: u32, count: u32) {
         if first == self.commit.now() && self.noted == 0 {
@@ -328,34 +331,34 @@ impl TransmitConsumer {
             }
             return;
         }
-        // A predecessor that died may have noted a part of this.
+        // A predecessor that died may have noted a part of this packet.
         for step in 0..count {
             self.set_done(first.wrapping_add(step), false);
         }
         self.give_back(ledger, count);
         while self.commit.now() != self.taken && self.is_done(self.commit.now()) {
-            // The note goes before the index advances: the other way round, a crash between the
-            // two would leave a note on a slot whose next packet was never sent.
+            // The note goes before the index advances: the other way round, a crash between the two
+            // would leave a note on a slot whose next packet was never sent.
             self.set_done(self.commit.now(), false);
             self.give_back(ledger, 1);
         }
     }
 
-    /// Makes known what is done with. Answers whether there was anything.
+    /// Publishes the completions. Returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.commit.publish()
     }
 
-    /// Whether there is something to be published.
+    /// `true` if there are completions to publish.
     #[inline]
     #[must_use]
     pub fn has_news(&self) -> bool {
         self.commit.has_news()
     }
 
-    /// After publishing and [`crate::events::fence`]: whether the application waits for
-    /// room that is there now.
+    /// `true` if the application waits for room that is there now; to be asked after publishing and
+    /// [`crate::events::fence`].
     #[inline]
     #[must_use]
     pub fn is_wanted(&self) -> bool {
@@ -363,7 +366,7 @@ impl TransmitConsumer {
         wanted & WANTED != 0 && (self.commit.now().wrapping_sub(wanted as u32) as i32) >= 0
     }
 
-    /// Slots taken and not done with.
+    /// Returns the slots taken and not completed.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.taken.wrapping_sub(self.commit.now())

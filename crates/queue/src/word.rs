@@ -2,14 +2,15 @@
 //! only one that this project runs on.
 //!
 //! Unsafe lives here because shared memory is an address from outside. The maker of a view promises
-//! that the memory is mapped for as long as what it hands along lives, and that this process makes
-//! no plain access to it that would race with one of the view's. From then on everything is atomics,
-//! and no reference to plain data is ever formed. (A second writer of a word would break the
-//! protocol, not the memory.)
+//! that the memory is mapped for as long as the `keep` value that it hands along lives. It also
+//! promises that this process makes no plain access to the memory that would race with one of the
+//! view's. From then on everything is atomics, and no reference to plain data is ever formed. (A
+//! second writer of a word would break the protocol, not the memory.)
 //!
-//! A word that this process fetches may be written meanwhile by another process, by accesses of any
-//! size, or here by [`crate::copy`]. Rust's model of memory says nothing of atomics of different sizes
-//! that race. The processor does: each byte of the word is the old one or a new one.
+//! While this process fetches a word, another process may write it by accesses of any size, and
+//! this process may write it by [`crate::copy`]. Rust's memory model says nothing of atomics of
+//! different sizes that race. The processor does: each byte of the word is the old one or a new
+//! one.
 
 use alloc::sync::Arc;
 use core::ptr::NonNull;
@@ -23,8 +24,8 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
 const _: () = assert!(cfg!(target_endian = "little"), "bytes in words are little-endian here");
 
-/// Words in a cache line pair: what two sides write is kept that far apart, since processors
-/// fetch lines in pairs.
+/// Words in a cache line pair: words that different sides write are kept that far apart, since
+/// processors fetch lines in pairs.
 pub const LINE_WORDS: usize = 16;
 
 /// Words in a single cache line.
@@ -36,30 +37,31 @@ const CACHE_LINE_WORDS: usize = 8;
 const LINES_AHEAD: usize = 4;
 
 /// The places where a store must be seen before a load is made, in pairs. Of each pair, one side is
-/// certain to see what the other stored; with either barrier taken out, neither may.
+/// certain to see the other's store; with either barrier taken out, neither side may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
     /// The sleeper set its flag and looks at the queue. Partner: [`Barrier::RingerLooks`].
     SleeperLooks,
     /// The producer published and looks at the flag. Partner: [`Barrier::SleeperLooks`].
     RingerLooks,
-    /// Events were acknowledged, and their queues are looked at. Partner:
+    /// The acknowledger acknowledged events, and looks at their queues. Partner:
     /// [`Barrier::MarkerLooks`].
     AcknowledgerLooks,
-    /// Queues were published, and the acknowledgements are looked at. Partner:
+    /// The marker published queues, and looks at the acknowledgements. Partner:
     /// [`Barrier::AcknowledgerLooks`] and, for the wish for room that is read with them,
     /// [`Barrier::WisherLooks`].
     MarkerLooks,
-    /// Work was left, and the flag is looked at. Partner: [`Barrier::HolderLooks`].
+    /// A thread left work, and looks at the flag. Partner: [`Barrier::HolderLooks`].
     LeaverLooks,
-    /// The flag was released, and what was left is looked for. Partner: [`Barrier::LeaverLooks`].
+    /// The holder released the flag, and looks for work that was left. Partner:
+    /// [`Barrier::LeaverLooks`].
     HolderLooks,
-    /// A wish for room was written, and it is looked whether there is room. Partner:
+    /// The sender wrote a wish for room, and looks whether there is room. Partner:
     /// [`Barrier::MarkerLooks`].
     WisherLooks,
 }
 
-/// A full barrier. Written as a fence and not as SeqCst accesses: those order only among each
+/// Executes a full barrier. It is a fence and not SeqCst accesses: those order only among each
 /// other, and the model checker misjudges them.
 #[inline]
 pub fn full_fence(barrier: Barrier) {
@@ -71,10 +73,10 @@ pub fn full_fence(barrier: Barrier) {
     fence(Ordering::SeqCst);
 }
 
-/// What keeps the memory mapped while views of it exist.
+/// A value that keeps the memory mapped while views of it exist.
 pub type Keep = Arc<dyn Send + Sync>;
 
-/// Words that the other side writes, whenever and whatever it likes.
+/// Words that the other side writes, with any value at any time.
 #[derive(Clone)]
 pub struct PeerWords {
     first: NonNull<AtomicU64>,
@@ -110,17 +112,17 @@ unsafe impl Sync for PeerWords {}
 unsafe impl Send for OwnWords {}
 
 impl PeerWords {
-    /// A view of `len` words.
+    /// Creates a view of `len` words.
     ///
     /// # Safety
-    /// The memory is readable and stays mapped for as long as `keep` lives, and `first` is aligned to
-    /// 8 bytes. While the view fetches, no plain access of this process writes the memory.
+    /// The memory is readable and stays mapped for as long as `keep` lives, and `first` is aligned
+    /// to 8 bytes. While the view fetches, no plain access of this process writes the memory.
     #[must_use]
     pub unsafe fn new(first: NonNull<AtomicU64>, len: usize, keep: Keep) -> PeerWords {
         PeerWords { first, len, keep }
     }
 
-    /// A part of the words.
+    /// Returns a part of the words.
     ///
     /// # Panics
     /// When it is not inside: a mistake in the layout, which no peer decides.
@@ -132,21 +134,21 @@ impl PeerWords {
         PeerWords { first, len, keep: self.keep.clone() }
     }
 
-    /// How many words.
+    /// Returns the number of words.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// `true` if there are no words.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// **The fetch function**: the one way by which what a peer wrote comes into private memory.
-    /// The compiler may not drop an atomic load's result and load again, as it does with plain
-    /// reads; so what was checked is what is used.
+    /// Fetches a word, once. This is **the fetch function**: the one way by which a peer's words
+    /// come into private memory. The compiler may not drop an atomic load's result and load again,
+    /// as it does with plain reads; so the checked value is the used value.
     #[inline]
     #[must_use]
     pub fn fetch(&self, index: usize) -> u64 {
@@ -161,8 +163,8 @@ impl PeerWords {
         [first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)]
     }
 
-    /// Asks the processor to bring near the lines of `count` words of a ring of `words`, from word
-    /// `index` on: the peer is known to have written them, and its core has them. Nothing is read.
+    /// Prefetches the lines of `count` words of a ring of `words`, from word `index` on: the peer
+    /// has written them, and its core has them. Nothing is read.
     #[inline]
     pub(crate) fn prefetch_ring(&self, index: usize, count: usize, words: usize) {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -182,16 +184,16 @@ impl PeerWords {
         let _ = (index, count, words);
     }
 
-    /// Fetches an index: what the peer wrote before it published this is seen after it.
-    /// Pairs with [`OwnWords::publish`].
+    /// Fetches an index: this side sees everything that the peer wrote before it published the
+    /// index. Pairs with [`OwnWords::publish`].
     #[inline]
     #[must_use]
     pub fn observe(&self, index: usize) -> u64 {
         self.word(index).load(Ordering::Acquire)
     }
 
-    /// Fetches bytes: the beginning of a packet, whose headers decide what becomes of it. From
-    /// byte `offset` on; answers whether they all lie inside.
+    /// Fetches bytes from byte `offset` on: the beginning of a packet, whose headers decide its
+    /// way. Returns whether the bytes all lie inside.
     #[inline]
     #[must_use]
     pub fn fetch_bytes(&self, offset: usize, to: &mut [u8]) -> bool {
@@ -202,7 +204,7 @@ impl PeerWords {
         if shift == 0 {
             return self.fetch_words(index, to);
         }
-        // Words are fetched whole and each once, also where they lie across two of `to`'s.
+        // Each word is fetched whole and once, also where it lies across two of `to`'s.
         let mut carried = self.fetch(index) >> shift;
         index += 1;
         for piece in to.chunks_mut(8) {
@@ -218,7 +220,8 @@ impl PeerWords {
         true
     }
 
-    /// As [`PeerWords::fetch_bytes`], into memory that others may read meanwhile.
+    /// Fetches as [`PeerWords::fetch_bytes`] does, into memory that other threads may read
+    /// meanwhile.
     ///
     /// # Safety
     /// `to` is aligned to 8 bytes and writable for `len` bytes during the call. In this process no
@@ -236,9 +239,9 @@ impl PeerWords {
         let (first, whole) = (offset / 8, len / 8);
         let words = to.cast::<core::sync::atomic::AtomicU64>();
         for index in 0..whole {
-            // SAFETY: both words are inside: first + index < (offset + len) / 8, as checked above, and
-            // index * 8 + 8 <= len. Mapped, and touched by nothing but atomics, as promised to `new`
-            // and by the caller.
+            // SAFETY: both words are inside: first + index < (offset + len) / 8, as checked above,
+            // and index * 8 + 8 <= len. Mapped, and touched by nothing but atomics, as promised to
+            // `new` and by the caller.
             let (word, place) =
                 unsafe { (self.first.add(first + index).as_ref(), words.add(index).as_ref()) };
             place.store(word.load(Ordering::Relaxed), core::sync::atomic::Ordering::Relaxed);
@@ -252,7 +255,7 @@ impl PeerWords {
         true
     }
 
-    /// Fetches from within a word on.
+    /// Fetches bytes that start within a word.
     ///
     /// # Safety
     /// As [`PeerWords::fetch_into`], but for the alignment.
@@ -271,11 +274,11 @@ impl PeerWords {
         true
     }
 
-    /// Fetches bytes from a whole word on, where frames' data usually starts.
+    /// Fetches bytes from a whole word on, where buffers' data usually starts.
     #[inline]
     fn fetch_words(&self, first: usize, to: &mut [u8]) -> bool {
         let (whole, rest) = to.as_chunks_mut::<8>();
-        // Looked at once, so that the loop need not.
+        // Checked once, so that the loop need not.
         let Some(end) = first.checked_add(whole.len()).filter(|end| *end <= self.len) else {
             return false;
         };
@@ -302,13 +305,13 @@ impl PeerWords {
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len, "a word outside of its view");
         // SAFETY: inside, as just checked; mapped, as promised to `new`; an atomic, so that a
-        // reference to it claims nothing about who writes it.
+        // reference to it claims nothing about its writers.
         unsafe { self.first.add(index).as_ref() }
     }
 }
 
 impl OwnWords {
-    /// A view of `len` words.
+    /// Creates a view of `len` words.
     ///
     /// # Safety
     /// As [`PeerWords::new`], and writable. While the view stores, no plain access of this process
@@ -321,7 +324,7 @@ impl OwnWords {
     /// Cuts `len` words off the front.
     ///
     /// # Panics
-    /// When there are not so many: a mistake in the layout, which no peer decides.
+    /// When there are fewer: a mistake in the layout, which no peer decides.
     #[must_use]
     pub fn split_off_front(&mut self, len: usize) -> OwnWords {
         assert!(len <= self.len, "a part outside of its words");
@@ -332,26 +335,26 @@ impl OwnWords {
         front
     }
 
-    /// How many words.
+    /// Returns the number of words.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// `true` if there are no words.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What this side stored last.
+    /// Returns the value that this side stored last.
     #[inline]
     #[must_use]
     pub fn get(&self, index: usize) -> u64 {
         self.word(index).load(Ordering::Relaxed)
     }
 
-    /// Stores a word that a later [`OwnWords::publish`] makes known.
+    /// Stores a word that a later [`OwnWords::publish`] publishes.
     #[inline]
     pub fn store(&mut self, index: usize, value: u64) {
         #[cfg(all(test, not(loom)))]
@@ -367,8 +370,8 @@ impl OwnWords {
         self.store(index + 1, values[1]);
     }
 
-    /// Stores an index: whoever observes it sees everything stored before.
-    /// Pairs with [`PeerWords::observe`].
+    /// Stores an index: a peer that observes it sees everything stored before. Pairs with
+    /// [`PeerWords::observe`].
     #[inline]
     pub fn publish(&mut self, index: usize, value: u64) {
         #[cfg(all(test, not(loom)))]
@@ -376,10 +379,10 @@ impl OwnWords {
         self.word(index).store(value, Ordering::Release);
     }
 
-    /// To be called before word `index` of a ring of `words` is stored, which is done in order: when
-    /// it is the first of its line, asks the processor to bring near the line that will be stored
-    /// to some lines later. The other side's core has it, and a store that waits holds up all
-    /// stores after it.
+    /// Prefetches a line of a ring of `words` that this side will store to some lines later. The
+    /// caller calls this before it stores word `index`, in order; the call does nothing unless that
+    /// word is the first of its line. The other side's core has the line, and a store that waits
+    /// holds up all later stores.
     #[inline]
     pub(crate) fn prefetch_ring(&self, index: usize, words: usize) {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]

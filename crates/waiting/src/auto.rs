@@ -1,104 +1,108 @@
-//! The controller: spins, sleeps until rung, or sleeps by the clock, whichever costs least within a
-//! bound on added latency, and never more than a bound on processor time.
+//! The controller of the automatic wait strategy: it spins, sleeps until a notification, or sleeps
+//! by the clock. It takes the cheapest of these within a bound on added latency, and never uses
+//! more than a bound on processor time.
 //!
-//! Smith and Traw left the choice of the base rate of their clock as an unsolved problem. Here it
-//! follows from what is asked for: a frame that comes just after a look waits until the next one, so
-//! the longest interval that keeps the bound is the bound less what the timer is late and what the
-//! work takes, here and behind the next wake-up. The work of a tick is as long as what came since the
-//! last one, so it is known by the share of the time that this side works: the nearer that is to all
-//! of it, the shorter it sleeps. A longer interval breaks the bound; a shorter one only costs more.
-//! What is left to choose is whether the clock pays at all, and that is counted:
+//! Smith and Traw left the choice of their clock's base rate as an unsolved problem. Here it
+//! follows from the bounds: a packet that comes just after a look waits until the next one. The
+//! longest interval that keeps the bound is therefore the bound less the timer's delay and the
+//! work's time, here and behind the next wake-up. The work of a tick grows with the time since the
+//! last one, so the controller derives it from the share of time that this side works. The nearer
+//! that share is to the whole, the shorter this side sleeps. A longer interval breaks the bound; a
+//! shorter one only costs more. The controller decides whether the clock pays at all by counting:
 //!
-//! - While it sleeps until rung it sees when frames come, and counts beside what it pays what the
-//!   clock would have paid for the same frames. When that is less, it goes by the clock.
-//! - While it goes by the clock it cannot see how often it would have been rung, but at least once
-//!   for each tick that found something. Where that is less than what the ticks cost, it sleeps until
-//!   rung for a few wake-ups, and counts. A tick that finds nothing ends the ticking until the next
-//!   ring, so that an idle side sleeps altogether.
-//! - A bound that is shorter than a wake-up can be kept by spinning alone. It spins as long as it
-//!   takes for all but one frame in a hundred to be found awake, and sleeps after that.
+//! - While this side sleeps until a notification, the controller sees when packets come. Beside its
+//!   actual cost it counts the clock's cost for the same packets. When that is less, it changes to
+//!   the clock.
+//! - While this side sleeps by the clock, the controller cannot see how many notifications would
+//!   have come. At least one would have come for each tick that found something. Where that costs
+//!   less than the ticks, this side sleeps until a notification for a few wake-ups, and the
+//!   controller counts. A tick that finds nothing ends the ticking until the next notification, so
+//!   that an idle side sleeps altogether.
+//! - Only spinning can keep a bound that is shorter than a wake-up. This side spins long enough
+//!   that all but one packet in a hundred find it awake, and sleeps after that.
 //!
-//! The bound on processor time is a bucket of tokens that is filled at the bound's rate. An empty one
-//! is waited for, whatever comes meanwhile, in a step of its own that nobody ends who sends or
-//! receives. What is taken out of it is estimated from the time that goes by awake, and every few
-//! milliseconds put right by what the scheduler says that the thread has used: a debt that is real is
-//! paid in full, and time in which the thread was stopped is none.
+//! The bound on processor time is a bucket of tokens that fills at the bound's rate. When it is
+//! empty, this side waits for tokens, whatever comes meanwhile, in a separate wait that traffic
+//! cannot cut short. The controller estimates the tokens used from the time that passes awake.
+//! Every few milliseconds it corrects the estimate by the scheduler's figure for the thread's
+//! processor time: a real debt is paid in full, and time in which the thread was stopped is no
+//! debt.
 
 use crate::gaps::Gaps;
 use crate::imagined::Imagined;
 use crate::{Costs, Spinner, Step};
 
-/// What the controller keeps to.
+/// The bounds that the controller keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The longest time that waiting may add to a frame's way, for 99 frames in 100, in
+    /// The longest time that waiting may add to a packet's way, for 99 packets in 100, in
     /// nanoseconds.
     pub latency: u64,
     /// Processor time, in hundredths of a processor: 1 to 100.
     pub cpu_percent: u64,
-    /// Packets that may come between two ticks: more than half of what the device keeps may be
-    /// lost. 0: no limit.
+    /// The most packets that may come between two ticks: the device may lose packets once more than
+    /// half of its capacity has come. 0: no limit.
     pub packets: u64,
 }
 
-/// What a look found.
+/// The result of a look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// All that there was to do: packets, those that are sent and come back, orders.
+    /// All work: received packets, packets to send and completions, commands.
     pub work: usize,
     /// Packets that had waited for the look: received, or to be sent.
     pub packets: usize,
-    /// Of these, those that had waited in the device, which keeps so many.
+    /// Of these, the packets that had waited in the device, whose capacity is bounded.
     pub received: usize,
 }
 
 impl Found {
-    /// Nothing but packets that were received.
+    /// Returns the result of a look that only received packets.
     #[must_use]
     pub fn received(packets: usize) -> Found {
         Found { work: packets, packets, received: packets }
     }
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// What the way of waiting has it do.
+    /// The wait strategy's step.
     Take(Step),
-    /// The bound on processor time is reached: sleep until then, and wait for nothing that whoever
-    /// sends or receives can ring.
+    /// The bound on processor time is reached: sleep until then, and ignore notifications of
+    /// traffic.
     Throttle {
         /// When to look.
         until: u64,
     },
 }
 
-/// How a side that is throttled goes on after it followed orders.
+/// How a throttled side goes on after it followed commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttled {
     /// When to look.
     pub until: u64,
-    /// Until then, orders wait too: those that it followed are paid for first.
+    /// Until then, commands wait too: this side first pays for those that it followed.
     pub deaf: u64,
 }
 
-/// What it did.
+/// The controller's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Changes between the ways of waiting.
+    /// Changes between the wait strategies.
     pub switches: u64,
-    /// Packets found later than the bound allows, at the worst.
+    /// Packets found later than the bound allows, in the worst case.
     pub late: u64,
-    /// Times that it waited because the bound on processor time was reached.
+    /// Times that this side waited because it reached the bound on processor time.
     pub throttled: u64,
     /// Ticks.
     pub ticks: u64,
 }
 
-/// How it waits at the moment.
+/// The current wait strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Asleep until rung.
+    /// Asleep until a notification.
     Rung,
     /// By the clock.
     Clock,
@@ -106,29 +110,29 @@ pub enum Way {
     Awake,
 }
 
-/// Wake-ups after which the ways are compared.
+/// Wake-ups after which the controller compares the strategies.
 const WINDOW: u32 = 16;
-/// Of what a way costs, per hundred, another must cost less for a change to it: so that noise
+/// Share of a strategy's cost, per hundred, below which another's cost must lie for a change: noise
 /// changes nothing.
 const WORTH: u64 = 87;
-/// Windows in a row that must speak for a change, unless the difference is great.
+/// Windows in a row that must favour a change, unless the difference is great.
 const VOTES: u32 = 3;
-/// How soon after a change to the clock it is tried again whether being rung costs less, at first and
-/// at last, in nanoseconds.
+/// Time after a change to the clock until the controller tries again whether notifications cost
+/// less, the shortest and the longest, in nanoseconds.
 const TRY_FIRST: u64 = 10_000_000;
 const TRY_LAST: u64 = 160_000_000;
-/// Processor time that may be saved up, in nanoseconds.
+/// Processor time that this side may save up, in nanoseconds.
 const SAVED: i64 = 2_000_000;
-/// Processor time that is taken to be owed by what went by awake, in nanoseconds. Few turns take as
-/// long: a side that seems to have been awake for longer was stopped, or its processor was another's.
-/// What the scheduler says is owed in full.
+/// The most processor time that the estimate takes as a debt, in nanoseconds. Few poll iterations
+/// take as long: a side that seems to have been awake for longer was stopped, or another thread had
+/// its processor. A debt by the scheduler's figure is owed in full.
 const OWED: i64 = 4 * SAVED;
-/// How often the scheduler is asked, in nanoseconds.
+/// How often the controller asks for the scheduler's figure, in nanoseconds.
 const ASK: u64 = 5_000_000;
-/// Orders do not wait longer than this, in nanoseconds.
+/// The longest time that commands wait, in nanoseconds.
 const DEAF: u64 = 500_000_000;
 
-/// All of the time, as a share of it is counted.
+/// The whole of the time, as the controller counts shares of it.
 const ALL: u64 = 1024;
 
 /// Chooses how to wait.
@@ -136,35 +140,35 @@ const ALL: u64 = 1024;
 pub struct Controller {
     bounds: Bounds,
     costs: Costs,
-    /// What it did.
+    /// The controller's counts.
     pub counts: Counts,
     way: Way,
-    /// Since when it is awake and not accounted for; 0: not begun.
+    /// The start of the awake time that is not accounted for yet; 0: not begun.
     mark: u64,
-    /// When it last had looked.
+    /// When this side had last looked.
     looked: u64,
-    /// Since when there was always more than it took; `None`: it took all.
+    /// Since when there was always more work than this side took; `None`: it took all.
     behind: Option<u64>,
     slept: Option<Next>,
-    /// The last look was one of its spinning.
+    /// `true` if the last look was one of its spinning.
     spins: bool,
-    /// How late ticks are, mostly.
+    /// A follower of how late ticks are, which most ticks stay below.
     late: u64,
-    /// The share of the time that this side works, in parts of [`ALL`], of late.
+    /// The recent share of the time that this side works, in parts of [`ALL`].
     share: u64,
-    /// When it last was awake again, when it had last found something, and when it last went to
-    /// sleep.
+    /// When this side last woke, last found something, and last went to sleep.
     woken: u64,
     served: u64,
     asleep: u64,
     /// Packets that the device receives in a second, when it receives many.
     per_second: u64,
     tokens: i64,
-    /// When the scheduler was asked last, what it said, and the tokens that there were.
+    /// When the controller last asked for the scheduler's figure, that figure, and the tokens at
+    /// that time.
     asked: Option<(u64, u64, i64)>,
     spinner: Spinner,
     gaps: Gaps,
-    /// What was paid in this window, what for, and what the clock would have cost.
+    /// The actual cost in this window, what it paid for, and what the clock would have cost.
     paid: u64,
     rung: u32,
     found: u32,
@@ -172,14 +176,14 @@ pub struct Controller {
     votes: u32,
     try_at: u64,
     try_after: u64,
-    /// Of 256 ticks after an empty one, how many find something.
+    /// Of 256 ticks after an empty one, the ticks that find something.
     again: u32,
     empty: bool,
     armed_empty: u64,
 }
 
 impl Controller {
-    /// Begins; asleep until rung.
+    /// Creates a controller that begins asleep until a notification.
     #[must_use]
     pub fn new(bounds: Bounds, costs: Costs) -> Controller {
         Controller {
@@ -215,35 +219,35 @@ impl Controller {
         }
     }
 
-    /// Takes other bounds.
+    /// Replaces the bounds.
     pub fn set(&mut self, bounds: Bounds) {
         self.bounds = bounds;
-        // What was used before was within another bound.
+        // The processor time used before was within another bound.
         self.asked = None;
     }
 
-    /// How it waits at the moment.
+    /// Returns the current wait strategy.
     #[must_use]
     pub fn way(&self) -> Way {
         self.way
     }
 
-    /// Times that somebody else got the processor while it spun.
+    /// Returns how often another thread got the processor while this side spun.
     #[must_use]
     pub fn put_aside(&self) -> u64 {
         self.spinner.put_aside()
     }
 
-    /// The interval between ticks, in nanoseconds: the longest that keeps the bound. `None`: no
-    /// sleep is so short.
+    /// Returns the interval between ticks, in nanoseconds: the longest that keeps the bound.
+    /// `None`: no sleep is so short.
     #[must_use]
     pub fn interval(&self) -> Option<u64> {
         let latency = self.bounds.latency;
-        // Where the timer is later than that, nothing else would be earlier. What is found has a
-        // wake-up of its own before it, the application's.
+        // Where the timer is later than that, no other strategy would be earlier. A packet that a
+        // tick finds has a wake-up of its own ahead of it, the application's.
         let left = latency - self.late.min(latency / 2) - (2 * self.costs.wake_up).min(latency / 8);
-        // Of an interval and its work, the work is the share; and what a tick finds takes the
-        // application about as long as it took this side.
+        // Of an interval and its work, the work is the share. The application takes about as long
+        // for the packets of a tick as this side took.
         let interval = left * (ALL - self.share) / (ALL + self.share);
         let least = self.costs.least_sleep().max(2 * self.costs.tick_cpu);
         let most = if self.bounds.packets > 0 && self.per_second > 0 {
@@ -251,12 +255,12 @@ impl Controller {
         } else {
             left
         };
-        // Less a little for what is not foreseen.
+        // Slightly less, as a reserve for unforeseen delay.
         let interval = interval.min(most);
         (most >= least).then(|| (interval - interval / 24).max(least))
     }
 
-    /// After each look: what to do next. `drained`: it took all that there was.
+    /// Returns the next step after a look. `drained` is `true` if this side took all work.
     pub fn after(&mut self, now: u64, found: Found, drained: bool) -> Next {
         if self.mark == 0 {
             (self.mark, self.looked) = (now, now);
@@ -289,14 +293,14 @@ impl Controller {
         next
     }
 
-    /// How long it takes until what is owed is paid and a little saved up.
+    /// Returns the time until the debt is paid and a few tokens are saved up.
     fn until_paid(&self) -> u64 {
         let owed = (SAVED / 4).saturating_sub(self.tokens).max(0) as u64;
         owed.saturating_mul(100) / self.bounds.cpu_percent.max(1)
     }
 
-    /// After orders were followed while it was throttled, before its time was over. `None`: that is
-    /// over now.
+    /// Returns how a throttled side goes on after it followed commands before its time was over.
+    /// `None`: throttling is over now.
     pub fn throttled(&mut self, now: u64) -> Option<Throttled> {
         let spent = now.saturating_sub(self.mark) + self.costs.wake_up_cpu;
         self.account(now, true);
@@ -309,15 +313,15 @@ impl Controller {
         Some(Throttled { until, deaf: now + deaf.min(DEAF) })
     }
 
-    /// Whether it wants to be told how much processor time this side has used.
+    /// `true` if the controller wants the processor time that this side has used.
     #[must_use]
     pub fn wants_usage(&self, now: u64) -> bool {
         self.bounds.cpu_percent < 100
             && self.asked.is_none_or(|(at, ..)| now.saturating_sub(at) >= ASK)
     }
 
-    /// The processor time that this side has ever used, in nanoseconds, as the scheduler has it: what
-    /// was estimated since the last time is put right.
+    /// Corrects the estimates since the last call. `cpu` is the processor time that this side has
+    /// ever used, in nanoseconds, as the scheduler has it.
     pub fn used(&mut self, now: u64, cpu: u64) {
         if let Some((at, before, tokens)) = self.asked {
             let filled = now.saturating_sub(at).saturating_mul(self.bounds.cpu_percent) / 100;
@@ -329,8 +333,8 @@ impl Controller {
         self.asked = Some((now, cpu, self.tokens));
     }
 
-    /// After each sleep, before the look. A sleep that was announced and not slept, since there was
-    /// something after all, is none.
+    /// Notes the end of a sleep, before the look. A sleep that this side announced but did not
+    /// begin, because a last look found work, does not count.
     pub fn woke(&mut self, now: u64) {
         let Some(next) = self.slept else { return };
         self.account(now, false);
@@ -348,7 +352,7 @@ impl Controller {
                     self.counts.ticks += 1;
                     follow(&mut self.late, late);
                 } else {
-                    // Rung for what is urgent.
+                    // An urgent notification ended the sleep.
                     self.tokens -= self.costs.wake_up_cpu as i64;
                 }
             }
@@ -360,12 +364,12 @@ impl Controller {
         }
     }
 
-    /// A sleep was announced and not slept: there was something after all.
+    /// Notes that this side announced a sleep but did not begin it, because a last look found work.
     pub fn stayed(&mut self) {
         self.slept = None;
     }
 
-    /// Fills the bucket for the time that went by, and empties it for what was awake of it.
+    /// Fills the bucket for the time that passed, and empties it for the awake part of it.
     fn account(&mut self, now: u64, awake: bool) {
         let passed = now.saturating_sub(self.mark);
         self.mark = now;
@@ -375,8 +379,8 @@ impl Controller {
         }
         let share = |percent| (passed.saturating_mul(percent) / 100).min(i64::MAX as u64) as i64;
         if awake {
-            // What is taken less what is filled up; no more than it may have been, and nothing is
-            // forgiven of what is owed already.
+            // What was used less what was filled up: at most the plausible amount, and an existing
+            // debt is not forgiven.
             let least = self.tokens.min(-OWED);
             let change = share(100 - self.bounds.cpu_percent);
             self.tokens = self.tokens.saturating_sub(change).max(least);
@@ -386,7 +390,7 @@ impl Controller {
         }
     }
 
-    /// It goes to sleep: which share of the time since it last did was work.
+    /// Notes the beginning of a sleep: which share of the time since the last one was work.
     fn sleeps(&mut self, now: u64) {
         let work = self.served.saturating_sub(self.woken.max(self.asleep));
         let passed = now.saturating_sub(std::mem::replace(&mut self.asleep, now));
@@ -394,19 +398,20 @@ impl Controller {
         self.share = (self.share * 7 + seen) / 8;
     }
 
-    /// There was something to do.
+    /// Notes that a look found work.
     fn came(&mut self, now: u64, found: Found) {
         let waited = now.saturating_sub(self.looked);
         let slept = self.slept.take();
-        // Rung, the first came a wake-up ago; the others, and those of a tick, since the last look.
+        // After a notification, the first packet came a wake-up ago; the others, and those of a
+        // tick, came since the last look.
         let longest = match slept {
             Some(Next::Take(Step::Rung)) => waited.min(self.costs.wake_up),
             _ => waited,
         };
-        // Who never drains has some that wait since it last did.
+        // A side that never drains has packets that wait since it last did.
         let longest = longest.max(self.behind.map_or(0, |at| self.looked.saturating_sub(at)));
         if longest > self.bounds.latency + self.bounds.latency / 8 {
-            // Nobody waits for what comes back, or for the turn behind an order.
+            // No side waits for completions, or for the poll iteration after a command.
             self.counts.late += found.packets as u64;
         }
         let is_rung = slept == Some(Next::Take(Step::Rung));
@@ -415,7 +420,7 @@ impl Controller {
         self.gaps.add(now, late, found.work as u64);
         self.found += 1;
         if waited > 0 {
-            // Rounded up: a tick after this one it may be so many again.
+            // Rounded up: the next tick may find as many again.
             let received = found.received as u64 * 1_000_000_000;
             follow(&mut self.per_second, received.div_ceil(waited));
         }
@@ -424,7 +429,7 @@ impl Controller {
             self.clock.came(now, interval);
         }
         if self.empty {
-            // Would one more tick have found this?
+            // `true` if one more tick would have found this.
             let soon = self.interval().is_some_and(|one| now - self.armed_empty <= one);
             self.again =
                 if soon { self.again + (256 - self.again) / 8 } else { self.again * 7 / 8 };
@@ -432,10 +437,10 @@ impl Controller {
         }
     }
 
-    /// Nothing is left to do.
+    /// Returns the next step when no work is left.
     fn idle(&mut self, now: u64, found: bool) -> Step {
         let Some(interval) = self.interval() else {
-            // Rung, a frame waits for a wake-up; that may be soon enough.
+            // With notifications, a packet waits for a wake-up; that may be soon enough.
             let way = if self.bounds.latency < self.costs.wake_up { Way::Awake } else { Way::Rung };
             self.go(way);
             return if way == Way::Awake { self.awake(now) } else { self.until_rung(now) };
@@ -466,7 +471,7 @@ impl Controller {
 
     fn by_the_clock(&mut self, now: u64, found: bool, interval: u64) -> Step {
         if now >= self.try_at {
-            // Being rung would have cost at least this.
+            // Notifications would have cost at least this.
             let least = u64::from(self.found) * self.costs.wake_up_cpu;
             let sure = self.paid * 100 < least * WORTH;
             self.begin_window();
@@ -485,7 +490,7 @@ impl Controller {
         if !self.empty {
             self.empty = true;
             self.armed_empty = now;
-            // Another tick, if that is likely to cost less than being rung.
+            // Another tick, if it is likely to cost less than a notification.
             if u64::from(self.again) * self.costs.wake_up_cpu > 256 * self.costs.tick_cpu {
                 return Step::Unrung { until: now + interval };
             }
@@ -493,7 +498,7 @@ impl Controller {
         Step::Rung
     }
 
-    /// Spins as long as that costs less than sleeping, and sleeps.
+    /// Spins as long as that costs less than sleeping, and sleeps until a notification.
     fn until_rung(&mut self, now: u64) -> Step {
         if self.tokens > 0 && self.spinner.look_again(now) {
             self.spins = true;
@@ -531,7 +536,8 @@ impl Controller {
     }
 }
 
-/// Quickly up and slowly down: what most are not above. One that is far off counts little.
+/// Follows the value that most samples stay below: quickly up and slowly down. A sample that is far
+/// off counts little.
 fn follow(estimate: &mut u64, seen: u64) {
     if seen > *estimate {
         *estimate += (seen - *estimate).min(*estimate + 1000) / 3;

@@ -1,8 +1,8 @@
-//! Looking by the clock: β times a second, whatever comes.
+//! A clock: it ticks β times a second, whatever comes.
 //!
-//! Smith and Traw's clocked interrupts: with C the cost of a wake-up, α that of a frame and k frames
-//! a packet, a clock carries a load λ as long as 1 > βC + λkα, where an interrupt a packet needs
-//! 1 > λk(C + α).
+//! Smith and Traw's clocked interrupts: with C the cost of a wake-up, α that of a frame and k
+//! frames per packet, a clock carries a load λ as long as 1 > βC + λkα, where one interrupt per
+//! packet needs 1 > λk(C + α).
 
 use crate::Step;
 
@@ -11,49 +11,49 @@ use crate::Step;
 pub struct Clock {
     period: u64,
     next: u64,
-    /// Sleeping takes longer than a period: it stays awake between ticks.
+    /// `true` if sleeping takes longer than a period: the side stays awake between ticks.
     spins: bool,
-    /// What became of the ticks.
+    /// The counts of the ticks.
     pub counts: Ticks,
 }
 
-/// What became of a clock's ticks.
+/// The counts of a clock's ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticks {
     /// Ticks that were kept.
     pub kept: u64,
-    /// Ticks that passed while there was work, or that sleep took too long for.
+    /// Ticks that passed while there was work, or for which sleep took too long.
     pub missed: u64,
-    /// How much too late those kept were, all together, in nanoseconds.
+    /// Total delay of the ticks kept, in nanoseconds.
     pub late: u64,
-    /// How much too late the latest one was, in nanoseconds.
+    /// Delay of the latest tick, in nanoseconds.
     pub latest: u64,
-    /// Ticks kept that it stayed awake for.
+    /// Ticks kept for which the side stayed awake.
     pub awake: u64,
 }
 
 impl Clock {
-    /// Ticks `hz` times a second, 1 to 1 000 000. `least_sleep` is the shortest time that sleeping
-    /// holds, in nanoseconds: below, it spins between ticks.
+    /// Creates a clock of `hz` ticks a second, 1 to 1 000 000. `least_sleep` is the shortest time
+    /// that sleeping holds, in nanoseconds: below, the side spins between ticks.
     #[must_use]
     pub fn new(hz: u64, least_sleep: u64, now: u64) -> Clock {
         let period = 1_000_000_000 / hz.clamp(1, 1_000_000);
         Clock { period, next: now + period, spins: period < least_sleep, counts: Ticks::default() }
     }
 
-    /// Whether it stays awake between ticks.
+    /// `true` if the side stays awake between ticks.
     #[must_use]
     pub fn spins(&self) -> bool {
         self.spins
     }
 
-    /// Time between ticks, in nanoseconds.
+    /// Returns the time between ticks, in nanoseconds.
     #[must_use]
     pub fn period(&self) -> u64 {
         self.period
     }
 
-    /// There is nothing more to do: when the next tick is.
+    /// Returns the next tick when nothing is left to do.
     pub fn step(&mut self, now: u64) -> Step {
         if let Some(behind) = now.checked_sub(self.next) {
             let passed = behind / self.period + 1;
@@ -64,7 +64,7 @@ impl Clock {
         if self.spins { Step::Spin { until } } else { Step::Unrung { until } }
     }
 
-    /// The wait is over: by the tick, or before it, for what was urgent.
+    /// Notes the end of a wait: at the tick, or before it for urgent work.
     pub fn woke(&mut self, now: u64) {
         if let Some(late) = now.checked_sub(self.next) {
             self.counts.kept += 1;

@@ -1,4 +1,4 @@
-//! What a wake-up costs on this machine.
+//! The cost of a wake-up on this machine.
 
 use std::io;
 use std::sync::OnceLock;
@@ -10,40 +10,40 @@ use rustix::time::Timespec;
 
 use crate::wake_ups::{cpu, round_trips};
 
-/// How many times there and back, at most.
+/// Round trips, at most.
 const ROUNDS: usize = 200;
-/// How many ticks, and of which length.
+/// Ticks, and the length of each.
 const TICKS: usize = 40;
 const TICK: Duration = Duration::from_micros(100);
-/// How long each measurement may take.
+/// The longest time of each measurement.
 const LIMIT: Duration = Duration::from_millis(30);
 
-/// What a wake-up costs, in nanoseconds.
+/// The costs of a wake-up, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// From ringing a thread that sleeps until it runs: the median.
+    /// From the notification of a sleeping thread until it runs: the median.
     pub wake_up: u64,
     /// Processor time of both sides for it.
     pub wake_up_cpu: u64,
     /// Processor time of a sleep that a timer ends.
     pub tick_cpu: u64,
-    /// How much too late a timer wakes: the 90th percentile.
+    /// Delay of a timer's wake-up: the 90th percentile.
     pub tick_late: u64,
 }
 
 impl Costs {
-    /// Of a machine that has not been measured: what was seen on virtual ones.
+    /// The costs of a machine that has not been measured: those of virtual machines.
     pub const USUAL: Costs =
         Costs { wake_up: 34_000, wake_up_cpu: 9_000, tick_cpu: 5_000, tick_late: 60_000 };
 
-    /// Of this machine: measured when first asked for, within a tenth of a second. What cannot be
-    /// measured is taken to be as usual.
+    /// Returns the costs of this machine, measured on the first call within a tenth of a second. A
+    /// cost that cannot be measured is the usual one.
     pub fn of_this_machine() -> Costs {
         static MEASURED: OnceLock<Costs> = OnceLock::new();
         *MEASURED.get_or_init(|| Costs::measure().unwrap_or(Costs::USUAL))
     }
 
-    /// Measures.
+    /// Measures the costs.
     ///
     /// # Errors
     /// When threads or descriptors are not to be had, or nothing came back in time.
@@ -56,7 +56,7 @@ impl Costs {
         if rung.times.is_empty() {
             return Err(unseen());
         }
-        // There and back are two wake-ups.
+        // A round trip is two wake-ups.
         let wake_ups = 2 * rung.times.len() as u64;
         let wake_up_cpu = rung.cpu.as_nanos() as u64 / wake_ups;
         let halves = rung.times.iter().map(|time| time.as_nanos() as u64 / 2).collect();
@@ -65,27 +65,28 @@ impl Costs {
         Ok(Costs { wake_up, wake_up_cpu, tick_cpu, tick_late })
     }
 
-    /// The shortest time that sleeping holds: what is shorter is over when the sleeper is awake.
+    /// Returns the shortest time that sleeping holds: a shorter one is over before the sleeper is
+    /// awake.
     #[must_use]
     pub fn least_sleep(&self) -> u64 {
         self.wake_up.clamp(10_000, 100_000)
     }
 }
 
-/// What so many of a hundred are below; of samples that there are.
+/// Returns the value below which `per_cent` of a hundred samples lie.
 fn at(mut samples: Vec<u64>, per_cent: usize) -> u64 {
     samples.sort_unstable();
     samples[samples.len() * per_cent / 100]
 }
 
-/// Two processors that this thread may run on: side and side are not on one.
+/// Returns two processors that this thread may run on, one for each side.
 fn two_processors() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
     Some([processors.next()?, processors.next()?])
 }
 
-/// Sleeps that a timer ends.
+/// Measures sleeps that a timer ends.
 fn ticks(limit: Duration) -> io::Result<(u64, u64)> {
     let mut late = Vec::with_capacity(TICKS);
     let (start, limit) = (cpu(), Instant::now() + limit);
@@ -122,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_was_not_seen_once_is_not_measured() {
-        // No time, so that neither a round trip nor a tick is seen: zeros would be no costs.
+        // The limits allow neither a round trip nor a tick: zeros would be no costs.
         for (rounds, limit) in [(0, LIMIT), (ROUNDS, Duration::ZERO)] {
             let error = Costs::within(rounds, limit).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");

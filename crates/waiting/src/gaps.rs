@@ -1,14 +1,14 @@
-//! How long nothing came, of late.
+//! How long no packet came, of late.
 
-/// The longest idle time that is spun through, in nanoseconds.
+/// The longest idle time through which a side spins, in nanoseconds.
 const LONGEST_SPIN: u64 = 1_000_000_000;
 /// Idle times by their length, in powers of two of nanoseconds.
 const LENGTHS: usize = 40;
-/// What one idle time counts: much, so that a rare one is not lost when all are halved.
+/// The count of one idle time: large, so that a rare one is not lost when all counts are halved.
 const ONE: u32 = 256;
 
-/// How long nothing came, of late: as long as one must spin for all but one packet in a hundred to
-/// be found awake.
+/// How long no packet came, of late: a side must spin so long that all but one packet in a hundred
+/// find it awake.
 #[derive(Clone, Debug)]
 pub(crate) struct Gaps {
     lengths: [u32; LENGTHS],
@@ -16,7 +16,7 @@ pub(crate) struct Gaps {
     seen: u32,
     /// When packets last came.
     pub(crate) since: u64,
-    /// How long to spin after that, in nanoseconds.
+    /// How long the side spins after that, in nanoseconds.
     pub(crate) spin: u64,
 }
 
@@ -27,7 +27,7 @@ impl Default for Gaps {
 }
 
 impl Gaps {
-    /// Packets came, this much before now.
+    /// Notes that packets came, `late` before now.
     pub(crate) fn add(&mut self, now: u64, late: u64, packets: u64) {
         let gap = now.saturating_sub(self.since).saturating_sub(late);
         self.since = now;

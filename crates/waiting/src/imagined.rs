@@ -1,9 +1,9 @@
-//! What the clock would have cost while a side slept until it was rung.
+//! The clock's cost for the packets that came while a side slept until a notification.
 
 use crate::Costs;
 
-/// What the clock would have cost: it ticks after each look that found something, and an empty tick
-/// ends it until the next ring.
+/// The clock's imagined cost: it ticks after each look that found something, and an empty tick ends
+/// it until the next notification.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Imagined {
     next: Option<u64>,
@@ -13,7 +13,7 @@ pub(crate) struct Imagined {
 }
 
 impl Imagined {
-    /// Packets came.
+    /// Notes that packets came.
     pub(crate) fn came(&mut self, now: u64, interval: u64) {
         while let Some(tick) = self.next.filter(|tick| *tick < now) {
             self.ticks += 1;
@@ -27,7 +27,7 @@ impl Imagined {
         }
     }
 
-    /// In nanoseconds of processor time.
+    /// Returns the cost in nanoseconds of processor time.
     pub(crate) fn cost(&self, costs: &Costs) -> u64 {
         self.ticks * costs.tick_cpu + self.rung * costs.wake_up_cpu
     }

@@ -1,16 +1,17 @@
-//! How a side waits: without end, asleep until it is rung, spinning a while first, by the clock, or
-//! by whichever of them costs least within bounds.
+//! Wait strategies: a side polls, sleeps until a notification, spins a while first, is
+//! timer-driven, or takes the cheapest of these within bounds.
 //!
-//! Nothing here sleeps or reads a clock: time is an argument, in nanoseconds of any monotonic clock,
-//! and the answer is a [`Step`] for the caller to take. Only [`Costs`] measures, once, by [`wake_ups`].
+//! Nothing here sleeps or reads a clock: time is an argument, in nanoseconds of any monotonic
+//! clock, and the result is a [`Step`] for the caller to take. Only [`Costs`] measures, once, by
+//! [`wake_ups`].
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`costs`] | what a wake-up costs here |
+//! | [`costs`] | the cost of a wake-up on this machine |
 //! | [`spinner`] | how long to spin before sleep |
-//! | [`clock`] | ticks, and what became of them |
+//! | [`clock`] | ticks, and their counts |
 //! | [`auto`] | the controller |
-//! | [`wake_ups`] | how long a thread sleeps on after it is rung |
+//! | [`wake_ups`] | how long a thread sleeps on after a notification |
 #![forbid(unsafe_code)]
 
 mod aside;
@@ -27,7 +28,7 @@ pub use clock::Clock;
 pub use costs::Costs;
 pub use spinner::Spinner;
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Look again at once.
@@ -37,9 +38,9 @@ pub enum Step {
         /// When to look.
         until: u64,
     },
-    /// Announce sleep, look once more, and sleep until rung.
+    /// Announce sleep, look once more, and sleep until a notification.
     Rung,
-    /// Sleep until then, and be rung by what is urgent alone.
+    /// Sleep until then; only urgent work causes a notification.
     Unrung {
         /// When to look.
         until: u64,

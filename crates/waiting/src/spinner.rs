@@ -1,21 +1,21 @@
 //! How long to spin before sleep.
 //!
 //! A side with nothing to do may look again for a while, which costs that while, or sleep, which
-//! costs a wake-up. With the lengths of the last idle times at hand, there is one time to spin that
-//! would have cost least; it is never longer than a wake-up costs, so that in the worst case twice
-//! the best possible is paid (the ski rental problem). When nothing is likely to come so soon, it is
-//! zero. It is zero, too, where somebody else wants the processor.
+//! costs a wake-up. By the lengths of the last idle times, one time to spin would have cost least.
+//! It is never longer than the cost of a wake-up, so that this side pays at most twice the best
+//! possible cost (the ski rental problem). When no packet is likely to come so soon, it is zero. It
+//! is zero, too, where another thread wants the processor.
 
 use crate::aside::Aside;
 
-/// Parts that the longest time to spin is counted in.
+/// Parts in which the longest time to spin is counted.
 const PARTS: usize = 16;
-/// Idle times after which the choice is made anew.
+/// Idle times after which the spinner chooses anew.
 const EACH: u32 = 16;
 /// Idle times that count: older ones count half, quarter and so on.
 const HISTORY: u32 = 128;
 
-/// Chooses how long to spin, from how long one was idle of late.
+/// Chooses how long to spin, from the last idle times.
 #[derive(Clone, Debug)]
 pub struct Spinner {
     wake_up: u64,
@@ -29,8 +29,8 @@ pub struct Spinner {
 }
 
 impl Spinner {
-    /// For a side whose wake-up costs so many nanoseconds. It does not spin before it has seen
-    /// that it helps.
+    /// Creates a spinner for a side whose wake-up costs `wake_up` nanoseconds. It does not spin
+    /// before it has seen that spinning helps.
     #[must_use]
     pub fn new(wake_up: u64) -> Spinner {
         Spinner {
@@ -44,20 +44,20 @@ impl Spinner {
         }
     }
 
-    /// Times that somebody else got the processor while it spun, so that it does not spin for a
-    /// while: 50 ms at first, and up to 1.6 s where it happens again at once.
+    /// Returns how often another thread got the processor while this side spun, so that it does not
+    /// spin for a while: 50 ms the first time, and up to 1.6 s where it happens again at once.
     #[must_use]
     pub fn put_aside(&self) -> u64 {
         self.aside.times
     }
 
-    /// How long it spins, in nanoseconds: 0 to the cost of a wake-up.
+    /// Returns how long the side spins, in nanoseconds: 0 to the cost of a wake-up.
     #[must_use]
     pub fn spin(&self) -> u64 {
         self.spin
     }
 
-    /// There is nothing to do. Answers whether to look again; else sleep.
+    /// Returns whether to look again when there is nothing to do; if not, the side sleeps.
     pub fn look_again(&mut self, now: u64) -> bool {
         let since = *self.idle_since.get_or_insert(now);
         if now.saturating_sub(since) < self.spin {
@@ -67,8 +67,8 @@ impl Spinner {
         false
     }
 
-    /// There is something to do. `slept`: after a sleep, so that a wake-up lies between its coming
-    /// and now.
+    /// Notes that a look found something. `slept`: after a sleep, so that a wake-up lies between
+    /// the packet's arrival and now.
     pub fn found(&mut self, now: u64, slept: bool) {
         self.aside.over(now);
         let Some(since) = self.idle_since.take() else { return };
@@ -90,11 +90,11 @@ impl Spinner {
         }
     }
 
-    /// Of all times to spin, the one that the idle times seen would have cost least with.
+    /// Chooses the time to spin with which the idle times seen would have cost least.
     fn choose(&mut self) {
         let total: u64 = self.lengths.iter().map(|count| u64::from(*count)).sum();
-        // Costs in halves of parts. Spinning for n parts: whatever came within them cost what it
-        // took to come, the rest n parts and a wake-up.
+        // Costs in halves of parts. When spinning for n parts, an idle time within them cost its
+        // own length, and any other n parts and a wake-up.
         let (mut best, mut best_cost) = (0, total * 2 * PARTS as u64);
         let (mut came, mut came_cost) = (0, 0);
         for parts in 1..=PARTS {
@@ -116,7 +116,7 @@ mod tests {
 
     const COST: u64 = 32_000;
 
-    /// Goes through idle times; answers what was paid, in spinning and wake-ups.
+    /// Goes through idle times; returns the cost paid, in spinning and wake-ups.
     fn paid(spinner: &mut Spinner, idle: impl IntoIterator<Item = u64>) -> u64 {
         let mut now = 0;
         let mut paid = 0;
@@ -149,7 +149,8 @@ mod tests {
         assert!(soon < 110 * 3_200, "{soon}: no wake-ups");
         paid(&mut spinner, [10_000_000; 300]);
         assert_eq!(spinner.spin(), 0, "nobody comes so soon any more");
-        // Half and half: for those that come soon it is worth it, as long as they are very soon.
+        // Half and half: spinning is worth it for those that come soon, as long as they are very
+        // soon.
         paid(&mut spinner, (0..600).map(|n| if n % 2 == 0 { 2_000 } else { 1_000_000 }));
         assert!((2_000..=4_000).contains(&spinner.spin()), "{}", spinner.spin());
     }

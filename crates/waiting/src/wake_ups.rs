@@ -1,4 +1,4 @@
-//! How long a thread sleeps on after it is rung.
+//! How long a thread sleeps on after a notification.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,21 +8,21 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// How long a thread waits for its partner before it takes it to be gone.
+/// How long a thread waits for its partner before it takes the partner to be gone.
 const PARTNER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// What was measured.
+/// The measurements.
 #[derive(Clone, Debug)]
 pub struct RoundTrips {
-    /// Each time there and back: two wake-ups.
+    /// The time of each round trip: two wake-ups.
     pub times: Vec<Duration>,
     /// Processor time of both threads, all together.
     pub cpu: Duration,
 }
 
-/// Round trips between two threads that sleep on an eventfd each until the other rings it: at most
-/// so many, and as many as fit into `limit`. The threads run on these processors, or where that is
-/// not allowed, or nothing is said, where the scheduler has them.
+/// Measures round trips between two threads that each sleep on an eventfd until the other notifies
+/// it: at most the given number, and as many as fit into `limit`. The threads run on the given
+/// processors, or where that is not allowed, or none are given, where the scheduler has them.
 ///
 /// # Errors
 /// When threads or descriptors are not to be had.
@@ -45,7 +45,7 @@ pub fn round_trips(
     std::thread::scope(|scope| {
         let partner = std::thread::Builder::new().spawn_scoped(scope, || {
             let start = place(0);
-            // Ends when nobody calls any more.
+            // The partner ends when the calls stop.
             while wait(&call)? {
                 ring(&answer)?;
             }
@@ -79,13 +79,13 @@ pub fn round_trips(
     })
 }
 
-/// Processor time of this thread, in nanoseconds.
+/// Returns the processor time of this thread, in nanoseconds.
 pub(crate) fn cpu() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Rung with this, the partner ends: the largest value that an eventfd takes at once.
+/// The notification that ends the partner: the largest value that an eventfd takes at once.
 const END: u64 = u64::MAX - 2;
 
 fn ring(bell: &OwnedFd) -> io::Result<()> {
@@ -93,7 +93,7 @@ fn ring(bell: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Sleeps until rung. False when told to end, or when the other side is gone.
+/// Sleeps until a notification. Returns `false` when the other side asks it to end, or is gone.
 fn wait(bell: &OwnedFd) -> io::Result<bool> {
     let mut polled = [PollFd::new(bell, PollFlags::IN)];
     if poll(&mut polled, Some(&PARTNER))? == 0 {

@@ -21,7 +21,7 @@ impl Random {
         (self.0 >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Exponentially distributed.
+    /// Returns an exponentially distributed gap.
     fn gap(&mut self, mean: f64) -> u64 {
         (-mean * (1.0 - self.next()).ln()) as u64
     }
@@ -75,26 +75,27 @@ impl Waiter {
 struct Outcome {
     /// Of one processor.
     cpu: f64,
-    /// Of the time that frames waited, in nanoseconds.
+    /// Of the time that packets waited, in nanoseconds.
     p99: u64,
     /// The largest share of a processor in any tenth of a second.
     worst: f64,
     /// The share of a processor in the last half of the time, and in the two halves of that.
     later: f64,
     halves: [f64; 2],
-    /// As `p99`, of frames that came in the last half, and in the two halves of that.
+    /// As `p99`, of packets that came in the last half, and in the two halves of that.
     later_p99: u64,
     halves_p99: [u64; 2],
 }
 
-/// What else there is to a simulation.
+/// Further conditions of a simulation.
 #[derive(Clone, Copy, Debug)]
 struct World {
-    /// So many frames that wait ring for themselves, and end a sleep by the clock. 0: none ever do.
+    /// Waiting packets that cause an urgent notification, and end a sleep by the clock. 0: none
+    /// ever do.
     urgent: usize,
-    /// Sleeps and frames cost so many times what the waiter takes them to.
+    /// The factor by which sleeps and packets cost more than the waiter expects.
     dearer: u64,
-    /// The scheduler says what was used.
+    /// The scheduler reports the processor time used.
     is_told: bool,
 }
 
@@ -109,7 +110,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
     let (wake_up_cpu, tick_cpu) = (COSTS.wake_up_cpu * world.dearer, COSTS.tick_cpu * world.dearer);
     let mut random = Random(7);
     let (mut now, mut busy, mut next) = (1, 0, 0);
-    // When each frame came, and how long it waited.
+    // When each packet came, and how long it waited.
     let mut waits: Vec<(u64, u64)> = Vec::with_capacity(arrivals.len());
     let mut rung = false;
     let (mut tenth, mut before, mut worst) = (SECOND / 10, 0, 0);
@@ -145,7 +146,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
         let step = match waiter.after(now, there, there < BATCH) {
             Next::Take(step) => step,
             Next::Throttle { until } => {
-                // No ring ends it.
+                // No notification ends it.
                 busy += tick_cpu;
                 now = now.max(until) + random.gap(COSTS.tick_late as f64 / 3.0);
                 waiter.woke(now);
@@ -185,9 +186,9 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
             }
         }
     }
-    // What nobody served in time is late.
+    // Packets that the waiter did not serve in time are late.
     waits.extend(arrivals[next..].iter().map(|at| (*at, end.saturating_sub(*at))));
-    // They are in the order in which their frames came.
+    // The waits are in the order in which their packets came.
     let p99 = |from: u64, to: u64| {
         let at = |time| waits.partition_point(|(at, _)| *at < time);
         let mut times: Vec<u64> = waits[at(from)..at(to)].iter().map(|(_, wait)| *wait).collect();
@@ -208,7 +209,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
     }
 }
 
-/// The fixed settings.
+/// Returns the fixed settings.
 fn fixed() -> Vec<(String, Waiter)> {
     let mut all = vec![
         ("poll".to_owned(), Waiter::Poll),
@@ -228,14 +229,14 @@ fn controller(latency: u64, cpu_percent: u64) -> Waiter {
     Waiter::Auto(Box::new(Controller::new(Bounds { latency, cpu_percent, packets: 0 }, COSTS)))
 }
 
-/// What all fixed settings come to, whatever latency is asked for.
+/// Returns the outcome of all fixed settings, whatever the latency bound.
 fn outcomes(arrivals: &[u64], end: u64) -> Vec<(String, Outcome)> {
     let all = fixed().into_iter();
     all.map(|(name, mut waiter)| (name, simulate(&mut waiter, arrivals, end))).collect()
 }
 
-/// Runs the controller: it keeps the bound, at no more than 1.2 times the processor time of the best
-/// of the fixed settings that keep it.
+/// Runs the controller: it keeps the bound, and uses at most 1.2 times the processor time of the
+/// best fixed setting that keeps it.
 fn judge(
     name: &str,
     fixed: &[(String, Outcome)],
@@ -268,7 +269,7 @@ fn judge(
     well
 }
 
-/// Arrivals at a rate, singly, from `start` to `end`.
+/// Appends single arrivals at a rate, from `start` to `end`.
 fn steady(random: &mut Random, start: u64, end: u64, rate: f64, to: &mut Vec<u64>) {
     let mut at = start;
     loop {
@@ -280,7 +281,7 @@ fn steady(random: &mut Random, start: u64, end: u64, rate: f64, to: &mut Vec<u64
     }
 }
 
-/// Bursts of so many, so far apart from each other and within.
+/// Appends bursts of a given length, at given distances from each other and within.
 fn bursts(
     random: &mut Random,
     (start, end): (u64, u64),
@@ -328,8 +329,8 @@ fn steady_and_fast() {
     }
 }
 
-/// A device that keeps few packets is looked at before they are more, and not by a clock where no sleep
-/// is so short.
+/// A device with few places is polled before more packets come than it has places, and not by a
+/// clock where no sleep is so short.
 #[test]
 fn what_a_device_keeps_is_looked_at_in_time() {
     let interval = |packets, rate| {
@@ -348,8 +349,8 @@ fn what_a_device_keeps_is_looked_at_in_time() {
     assert_eq!(interval(8, 400_000.0), None);
 }
 
-/// What is sent, or comes back, does not wait in the device: a device that receives nothing is not
-/// looked at more often for it. Nor is it late.
+/// Sent packets and completions do not wait in the device: the controller does not poll a device
+/// that receives nothing more often for them, and counts none of them as late.
 #[test]
 fn what_is_sent_does_not_count_as_received() {
     let serve = |found: Found, sleeps: bool| {
@@ -362,7 +363,7 @@ fn what_is_sent_does_not_count_as_received() {
             if sleeps {
                 controller.woke(now);
             } else {
-                // It was at something else all the time.
+                // The side was busy with something else all the time.
                 controller.stayed();
             }
         }
@@ -446,8 +447,7 @@ fn twenty_with_steps() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// However much there is to do, whatever the latency comes to, whoever rings, and whatever a sleep
-/// really costs.
+/// The bound holds whatever the work, the latency, the notifications, and the real cost of a sleep.
 #[test]
 fn the_bound_on_processor_time_is_hard() {
     let end = 2 * SECOND;
@@ -464,14 +464,15 @@ fn the_bound_on_processor_time_is_hard() {
             for cpu_percent in [5, 25, 60] {
                 let mut waiter = controller(latency, cpu_percent);
                 let outcome = simulate_in(world, &mut waiter, &arrivals, end);
-                // What was saved up may be spent besides, and what was not known yet.
+                // The side may also spend the time that it saved up, and time that it did not know
+                // of yet.
                 let slack = if world.dearer > 1 { 0.05 } else { 0.025 };
                 let most = cpu_percent as f64 / 100.0 + slack;
                 assert!(
                     outcome.worst <= most,
                     "{rate} {latency} {cpu_percent} {world:?}: {outcome:?}"
                 );
-                // Over a longer time, what the scheduler says leaves nothing unknown.
+                // Over a longer time, the scheduler's figures leave no use unknown.
                 let slack = if world.is_told { 0.005 } else { 0.02 };
                 let whole = cpu_percent as f64 / 100.0 + slack;
                 assert!(
@@ -486,8 +487,8 @@ fn the_bound_on_processor_time_is_hard() {
     }
 }
 
-/// A debt that the scheduler knows of is paid in full, however long the turn was; and who was stopped
-/// owes nothing.
+/// The controller pays a debt that the scheduler knows of in full, however long the poll iteration
+/// was; a stopped thread owes nothing.
 #[test]
 fn what_the_scheduler_says_is_paid() {
     for (worked, least, most) in
@@ -499,7 +500,7 @@ fn what_the_scheduler_says_is_paid() {
         assert!(controller.wants_usage(now));
         controller.used(now, 77);
         controller.after(now, Found::received(1), true);
-        // A turn that took so long by the clock on the wall.
+        // A poll iteration that took so long by the wall clock.
         now += 100_000_000;
         assert!(controller.wants_usage(now));
         controller.used(now, 77 + worked);
@@ -511,8 +512,8 @@ fn what_the_scheduler_says_is_paid() {
     }
 }
 
-/// Orders that are followed meanwhile are paid for before others are heard, and end a throttle only
-/// where they lift the bound.
+/// The side pays for commands that it follows meanwhile before it takes others; they end a throttle
+/// only where they lift the bound.
 #[test]
 fn orders_do_not_end_a_throttle() {
     let bounds = Bounds { latency: 1_000_000, cpu_percent: 5, packets: 0 };
@@ -524,7 +525,7 @@ fn orders_do_not_end_a_throttle() {
     };
     let (start, mut followed, mut until) = (now, 0, first);
     loop {
-        // As soon as it hears.
+        // As soon as it takes commands.
         now += 1_000;
         controller.woke(now);
         now += 20_000;
@@ -546,7 +547,7 @@ fn orders_do_not_end_a_throttle() {
     assert_eq!(controller.throttled(now + 2_000), None);
 }
 
-/// A turn that was as long as this: what is owed for it, in time that goes by.
+/// Returns the debt of a poll iteration that was as long as `stall`, in time that passes.
 fn owed_after(stall: u64, cpu_percent: u64) -> (u64, u64) {
     let bounds = Bounds { latency: 1_000_000, cpu_percent, packets: 0 };
     let mut controller = Controller::new(bounds, COSTS);
@@ -571,14 +572,14 @@ fn owed_after(stall: u64, cpu_percent: u64) -> (u64, u64) {
 #[test]
 fn one_long_turn_is_paid_for_once_and_within_bounds() {
     for cpu_percent in [1, 10, 50, 99] {
-        // Awake that long, it owes this much rest, less what it had saved up.
+        // Awake that long, the side owes this much rest, less the time that it had saved up.
         for stall in [3_000_000, 5_000_000] {
             let (rest, throttled) = owed_after(stall, cpu_percent);
             let fair = stall * (100 - cpu_percent) / cpu_percent;
             assert!(throttled <= 2, "{cpu_percent} %, {stall} ns: throttled {throttled} times");
             assert!(rest <= fair + fair / 10 + 1_000_000, "{cpu_percent} %: {rest}, not {fair}");
         }
-        // Stopped, or its processor taken away: that was no work, and is not paid for for ever.
+        // Stopped, or without its processor: the side did no work then, and does not pay for ever.
         for stall in [SECOND, 3600 * SECOND, u64::MAX / 2] {
             let (rest, throttled) = owed_after(stall, cpu_percent);
             assert!(throttled <= 2, "{cpu_percent} %, {stall} ns: throttled {throttled} times");
@@ -587,8 +588,9 @@ fn one_long_turn_is_paid_for_once_and_within_bounds() {
     }
 }
 
-/// After a change of the load, neither the first 200 ms, in which it settles, nor the next cost much more
-/// than the same load from the beginning, or keep the bound less well; and steady loads change nothing.
+/// After a change of the load, neither the first 200 ms, in which the controller settles, nor the
+/// next cost much more than the same load from the beginning, or keep the bound less well. Steady
+/// loads change nothing.
 #[test]
 fn it_settles_and_does_not_flap() {
     let rates = [100.0, 3_000.0, 20_000.0, 300_000.0];
@@ -599,7 +601,7 @@ fn it_settles_and_does_not_flap() {
                 let mut arrivals = Vec::new();
                 steady(&mut Random(11), 0, end / 2, after, &mut arrivals);
                 let shifted: Vec<u64> = arrivals.iter().map(|at| at + end / 2).collect();
-                // The same for long, and at once after the other.
+                // The same load for long, and at once after the other.
                 let mut long = arrivals;
                 long.extend(&shifted);
                 let mut fresh = controller(latency, 100);
@@ -609,15 +611,15 @@ fn it_settles_and_does_not_flap() {
                 changed.extend(long.iter().map(|at| at + end));
                 let mut waiter = controller(latency, 100);
                 let outcome = simulate(&mut waiter, &changed, 2 * end);
-                // Each half of the time behind the change by itself, so that a cheap one hides
-                // no dear one.
+                // Each half of the time after the change is judged by itself, so that a cheap half
+                // hides no expensive one.
                 let what = format!("{before} to {after}, {latency}: {outcome:?} against {alone:?}");
                 let [first, second] = outcome.halves;
                 assert!(first <= alone.cpu * 1.3 + 0.004, "settling: {what}");
                 assert!(second <= alone.later * 1.3 + 0.004, "settled: {what}");
-                // How long it must spin for a bound that is shorter than a wake-up it knows after
-                // some frames; until then some wait for a wake-up. At a hundred a second those are
-                // more than come in this time.
+                // The controller knows after some packets how long it must spin for a bound that is
+                // shorter than a wake-up; until then some packets wait for a wake-up. At a hundred
+                // a second those are more than come in this time.
                 let [first, second] = outcome.halves_p99;
                 let kept = latency.max(alone.later_p99);
                 let settling = kept.max(COSTS.wake_up + 2 * TURN);

@@ -27,8 +27,8 @@ pub(super) const ALL: [(&str, Check); 9] = [
     ("no wake-up is lost", wake_ups),
 ];
 
-/// A frame of the suite: the ethertype for local experiments (IEEE 802, 9.2.3), a number, and
-/// bytes that follow from it.
+/// Returns a frame of the suite: the ethertype for local experiments (IEEE 802, 9.2.3), a number,
+/// and bytes that follow from it.
 pub(super) fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
     let destination = if source == NEAR_MAC { FAR_MAC } else { NEAR_MAC };
     let mut frame = Vec::with_capacity(len);
@@ -44,7 +44,7 @@ pub(super) fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
     frame
 }
 
-/// Sizes from the shortest frame to the longest of the MTU, or of a place to send from.
+/// Returns a size from the shortest frame to the longest of the MTU, or of a place to send from.
 fn size(near: &Near, random: &mut Random) -> usize {
     let longest = (near.info.mtu + ETHERNET_HEADER_BYTES).min(PLACE_BYTES as usize);
     60 + random.below((longest - 60 + 1) as u64) as usize
@@ -105,12 +105,12 @@ fn budgets(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         while fed < frames.len() && far.send(&frames[fed], Meta::FINISHED) {
             fed += 1;
         }
-        // A far end that is a device itself moves only when it is called.
+        // A far end that is a device itself moves only when the suite calls it.
         drain(far, &mut Vec::new());
         let (_, count) = near.receive_up_to(0);
         assert_eq!(count, 0, "{}: a budget of nothing", near.what());
         let (mut some, count) = near.receive_up_to(3);
-        // What is not the suite's was counted too.
+        // The count includes frames of others.
         assert!(some.len() <= count);
         received.append(&mut some);
         near.provide();
@@ -136,7 +136,8 @@ fn budgets(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
 fn full_ring(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     let mut random = Random::new(seed);
     let (mut frames, mut sent) = (Vec::new(), 0);
-    // Nobody reads and no token is fetched: it must refuse at some time, from the back.
+    // The far end does not read and the suite fetches no token: the device must refuse at some
+    // time, from the back.
     while sent == frames.len() {
         let batch = 64.min(PLACES as usize - sent);
         assert!(batch > 0, "{}: took {sent} packets and is not full", near.what());
@@ -159,7 +160,7 @@ fn full_ring(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     assert_frames(near.what(), &arrived, &frames);
 }
 
-/// Where to cut `len` bytes into `parts` parts of at least a byte each.
+/// Returns where to cut `len` bytes into `parts` parts of at least a byte each.
 fn cuts(random: &mut Random, len: usize, parts: usize) -> Vec<usize> {
     let mut cuts = std::collections::BTreeSet::new();
     while cuts.len() < parts - 1 {
@@ -192,7 +193,7 @@ fn chains(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     });
     assert_frames(near.what(), &arrived, &expected);
 
-    // The shortest there is: zeros follow it, if anything does.
+    // The shortest frame: zeros follow it, if anything does.
     let short = frame(NEAR_MAC, 1, 20);
     near.run_until("room", |near, _| near.offer(&[Outgoing::whole(&short)]) == 1);
     let arrived = near.collect(far, 1);
@@ -201,13 +202,13 @@ fn chains(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     assert!(got[20..].iter().all(|byte| *byte == 0), "{}: what follows it", near.what());
 }
 
-/// Whether `got` is `sent`, either as it was, with its metadata, or finished and cut.
+/// Returns whether `got` is `sent`, either unchanged, with its metadata, or finished and segmented.
 fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, String> {
     let Some((first, got_meta)) = got.first() else { return Ok(false) };
     if !got_meta.is_finished() {
         let mut wanted = meta;
         if let (Some(wanted), Some(got)) = (&mut wanted.segmentation, got_meta.segmentation) {
-            // How long the headers are need not be passed on.
+            // A device need not pass on the length of the headers.
             if got.header_bytes == 0 {
                 wanted.header_bytes = 0;
             }
@@ -246,7 +247,7 @@ fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, St
     Ok(bytes.len() == wanted.len())
 }
 
-/// A complaint when a finished TCP frame is as long as the large one it was cut from.
+/// Returns a complaint when a finished TCP frame is as long as the large one it was segmented from.
 fn meta_segment_bytes(sent: &[u8], protocol: Option<u8>, frame: &[u8]) -> Option<String> {
     (protocol == Some(PROTOCOL_TCP) && sent.len() > 20_000 && frame.len() > 2_000)
         .then(|| format!("a finished frame of {} bytes", frame.len()))
@@ -360,7 +361,7 @@ fn reset(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         assert_eq!(near.device.counters().resets, u64::from(round) + 1, "{}", near.what());
         near.provide();
 
-        // Afterwards it works, both ways. What was under way may arrive before, or be lost.
+        // Afterwards the device works, both ways. Packets in flight may arrive before, or be lost.
         let marker = frame(NEAR_MAC, 5000 + round, 300);
         let mut arrived = Vec::new();
         let mut sent = false;
@@ -409,7 +410,8 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
             2 => {
                 let len = size(near, &mut random);
                 let frame = frame(FAR_MAC, inward.len() as u32, len);
-                // A wire may lose what nobody takes off it in time; this one is given time.
+                // A wire may lose frames that the far end does not take in time; the suite gives it
+                // time.
                 if inward.len() - received.len() < 32 && far.send(&frame, Meta::FINISHED) {
                     inward.push(frame);
                 }
@@ -424,7 +426,7 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
             }
             6 => drain(far, &mut arrived),
             _ => {
-                // Armed or not, it works on.
+                // Armed or not, the device works on.
                 near.device.arm(random.below(2) == 0).expect("arm");
             }
         }

@@ -8,18 +8,18 @@ use crate::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
 
 /// Puts frames on a device's wire, and takes them off.
 pub trait FarEnd: Send {
-    /// Sends a frame toward the device; `false` when there is no room now.
+    /// Sends a frame toward the device; returns `false` when there is no room now.
     fn send(&mut self, frame: &[u8], meta: Meta) -> bool;
 
-    /// The next frame that the device sent, if there is one now. Other traffic on the wire may be
-    /// among them; the suite knows its own frames by their source address.
+    /// Returns the next frame that the device sent, if there is one now. Other traffic on the wire
+    /// may be among them; the suite knows its own frames by their source address.
     fn receive(&mut self) -> Option<(Vec<u8>, Meta)>;
 
-    /// Whether [`FarEnd::send`] takes large and unfinished packets.
+    /// `true` if [`FarEnd::send`] takes large packets and partial checksums.
     fn takes_metadata(&self) -> bool;
 }
 
-/// Empty frames that the far device has at most, and places that packets are sent from.
+/// Empty buffers that the far device has at most, and places that it sends packets from.
 const FRAMES: u32 = 128;
 const PLACES: u32 = 64;
 
@@ -57,7 +57,7 @@ impl DeviceFarEnd {
     fn turn(&mut self) {
         let mut received = Vec::new();
         let budget = 64usize.saturating_sub(self.received.len());
-        // A device that is gone has nothing more to tell.
+        // A device that is gone has no more frames to return.
         let _ = self.device.rx_return(&mut self.spaces, &mut received, budget);
         self.received.extend(received);
         let _ = self.device.tx_return(&mut self.places, PLACES as usize);

@@ -1,4 +1,4 @@
-//! The side of the engine: provides frames, sends packets, and keeps account of both.
+//! The side of the engine: provides buffers, sends packets, and keeps account of both.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,21 +8,21 @@ use towpath_memory::Region;
 use super::FarEnd;
 use crate::{Armed, Device, Info, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
 
-/// Frames in the pool.
+/// Buffers in the pool.
 const FRAMES: u32 = 640;
 /// Places to send from, and their size in bytes; a ring must refuse before all are with it.
 pub(super) const PLACES: u32 = 4096;
 pub(super) const PLACE_BYTES: u32 = 2048;
 /// A place for one large packet, behind the others.
 const LARGE_BYTES: u32 = 128 * 1024;
-/// What takes longer than this will not come.
+/// The suite fails after this time: a later event will not come.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The source addresses of the suite's frames, by which it knows them: this end's, the other's.
 pub(super) const NEAR_MAC: [u8; 6] = [0x02, 0xc0, 0, 0, 0, 1];
 pub(super) const FAR_MAC: [u8; 6] = [0x02, 0xc0, 0, 0, 0, 2];
 
-/// A frame's place in the account.
+/// A buffer's holder in the account.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Holder {
     Suite,
@@ -46,8 +46,8 @@ pub(super) struct Near {
     pub(super) device: Box<dyn Device>,
     pub(super) spaces: Spaces,
     pub(super) info: Info,
-    /// The pool, and where packets are sent from: the pool itself, or a space of its own where
-    /// the device can send from any.
+    /// The pool, and the space that the suite sends packets from: the pool itself, or a space of
+    /// its own where the device can send from any.
     pub(super) pool: SpaceId,
     pub(super) memory: SpaceId,
     memory_start: u32,
@@ -106,7 +106,7 @@ impl Near {
         self.outstanding.len()
     }
 
-    /// Gives the device every frame that is not with it.
+    /// Gives the device every buffer that it does not have.
     pub(super) fn provide(&mut self) {
         let size = self.info.rx_frame_bytes as u32;
         let ours: Vec<u32> = (0..FRAMES)
@@ -131,8 +131,8 @@ impl Near {
         self.frames[index] = Holder::Suite;
     }
 
-    /// Takes at most `budget` received frames; those of the suite's far end are the answer, with
-    /// how many there were of all.
+    /// Takes at most `budget` received frames; returns those of the suite's far end, with how many
+    /// there were of all.
     pub(super) fn receive_up_to(&mut self, budget: usize) -> (Vec<(Vec<u8>, Meta)>, usize) {
         let mut received: Vec<Received> = Vec::new();
         let count =
@@ -168,7 +168,7 @@ impl Near {
         frames
     }
 
-    /// Offers packets; how many were taken.
+    /// Offers packets; returns how many the device took.
     pub(super) fn offer(&mut self, packets: &[Outgoing<'_>]) -> usize {
         let mut placed = Vec::new();
         let mut parts = Vec::new();
@@ -219,7 +219,7 @@ impl Near {
         taken
     }
 
-    /// Offers packets whose parts are given as they are; all must be taken.
+    /// Offers packets whose parts are given as they are; the device must take all.
     pub(super) fn offer_parts(&mut self, packets: &[(&[Part], Meta)]) {
         let list: Vec<Packet<'_>> = packets
             .iter()
@@ -234,26 +234,26 @@ impl Near {
         }
     }
 
-    /// Where a part of a packet of `len` bytes lies that nobody else uses.
+    /// Returns where a part of a packet of `len` bytes lies that no other packet uses.
     pub(super) fn part(&self, offset: u32, len: u32) -> Part {
         let start = self.memory_start + PLACES * PLACE_BYTES;
         Part { space: self.memory, offset: start + offset, len }
     }
 
-    /// Where the memory that packets are sent from ends.
+    /// Returns where the memory ends that packets are sent from.
     pub(super) fn memory_end(&self) -> u32 {
         let end = self.memory_start + PLACES * PLACE_BYTES + LARGE_BYTES;
         end.next_multiple_of(towpath_memory::PAGE_BYTES as u32)
     }
 
-    /// Takes at most `budget` tokens back, and spoils the memory that they stood for: whoever
-    /// reads it now is found out.
+    /// Takes at most `budget` tokens back, and spoils the memory that they stood for, so that the
+    /// suite detects a device that reads it now.
     pub(super) fn take_tokens(&mut self, budget: usize) -> usize {
         self.take_tokens_after(budget, 0).0
     }
 
-    /// The same; and the last of them, when each came in the order in which they were taken, and
-    /// behind `last`.
+    /// Takes tokens as above; also returns the last of them, when each came in the order in which
+    /// the device took them, and behind `last`.
     fn take_tokens_after(&mut self, budget: usize, last: u64) -> (usize, Option<u64>) {
         let mut tokens = Vec::new();
         let count = self.device.tx_return(&mut tokens, budget).expect("tx_return");
@@ -277,7 +277,8 @@ impl Near {
         (count, in_order)
     }
 
-    /// Runs the device until `done` says so, taking what comes; frames received are the answer.
+    /// Runs the device until `done` says so, taking frames as they come; returns the frames
+    /// received.
     pub(super) fn run_until(
         &mut self,
         goal: &str,
@@ -295,7 +296,7 @@ impl Near {
         }
     }
 
-    /// Takes what the other end has got from this suite until there is `count` of it.
+    /// Takes frames that the other end got from this suite until there are `count` of them.
     pub(super) fn collect(&mut self, far: &mut dyn FarEnd, count: usize) -> Vec<(Vec<u8>, Meta)> {
         let mut got = Vec::new();
         self.run_until("frames at the far end", |_, _| {
@@ -327,7 +328,7 @@ impl Near {
         assert_eq!(self.outstanding(), 0, "{}: tokens kept over a reset", self.what);
     }
 
-    /// Sleeps until the device has something to do; at once when it says so.
+    /// Sleeps until the device has work; returns at once when it says so.
     pub(super) fn sleep(&mut self, tx_waiting: bool, goal: &str) {
         if self.device.arm(tx_waiting).expect("arm") == Armed::Work {
             return;
@@ -339,7 +340,7 @@ impl Near {
         assert!(ready > 0, "{}: a wake-up was lost, {goal}", self.what);
     }
 
-    /// At the end everything comes back.
+    /// Ends the checks, and requires that every buffer and token comes back.
     pub(super) fn finish(mut self) {
         self.reset();
     }

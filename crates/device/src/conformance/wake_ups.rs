@@ -1,4 +1,4 @@
-//! Whether a wake-up is ever lost, with the other end in a thread of its own.
+//! The check that no wake-up is ever lost, with the other end in a thread of its own.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub(super) fn wake_ups(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     room_wakes(near, far, seed);
 }
 
-/// One frame at a time, each sent right when the device may be falling asleep.
+/// Sends one frame at a time, each right when the device may be falling asleep.
 fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     const COUNT: usize = 2000;
     let seen = AtomicUsize::new(0);
@@ -67,7 +67,7 @@ fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     });
 }
 
-/// A full ring, and an other end that takes some now and then.
+/// Fills the ring, with another end that takes some frames now and then.
 fn room_wakes(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     const COUNT: usize = 4000;
     let taken = AtomicUsize::new(0);

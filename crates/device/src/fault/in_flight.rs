@@ -3,10 +3,10 @@
 use super::lane::{Lane, Place};
 use crate::{Device, DeviceError, Meta, Packet, Part, SpaceId, Spaces};
 
-/// Frames handed to the device at once.
+/// Frames handed to the device in one batch.
 const BATCH: usize = 64;
 
-/// Which place each frame lies in that the device has: its tokens are indices.
+/// The place of each frame in flight: the device's tokens are indices.
 #[derive(Default)]
 pub(super) struct InFlight {
     places: Vec<Option<Place>>,
@@ -44,7 +44,7 @@ impl InFlight {
         }
     }
 
-    /// Hands on to the device what may go.
+    /// Submits the frames that may go to the device.
     pub(super) fn push(
         &mut self,
         device: &mut dyn Device,

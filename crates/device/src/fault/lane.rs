@@ -1,4 +1,4 @@
-//! One direction: what happens to each frame, and the frames that wait.
+//! One direction: the faults of each frame, and the frames that wait.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -11,21 +11,21 @@ use crate::{SpaceId, Spaces};
 
 use super::spec::Faults;
 
-/// How long a frame waits for others to overtake it.
+/// The longest time that a frame waits for others to overtake it.
 const REORDER_WAIT: Duration = Duration::from_millis(10);
-/// The most frames that wait to be overtaken; more than these stay in order.
+/// The most frames that wait for others to overtake them; further frames stay in order.
 const MAX_DISPLACED: usize = 64;
 
-/// What was done to the frames of one direction.
+/// The faults of one direction's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// Frames that came by.
+    /// Frames that passed through.
     pub frames: u64,
     /// Frames lost.
     pub dropped: u64,
     /// Frames that passed twice.
     pub duplicated: u64,
-    /// Frames that were to be overtaken.
+    /// Frames that others were to overtake.
     pub reordered: u64,
     /// Frames of which a bit was turned.
     pub flipped: u64,
@@ -33,8 +33,7 @@ pub struct Injected {
     pub delayed: u64,
     /// Stalls begun.
     pub stalls: u64,
-    /// Frames lost since there was no more room for them: received during a stall, or held when
-    /// the device was reset.
+    /// Frames lost for want of room: received during a stall, or held when the device was reset.
     pub overflowed: u64,
 }
 
@@ -51,7 +50,7 @@ pub(super) struct Shared {
     overflowed: AtomicU64,
 }
 
-/// Only the engine's thread adds, so that a store is enough.
+/// Adds to a counter. Only the engine's thread adds, so that a store is enough.
 fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
 }
@@ -99,10 +98,10 @@ pub(super) struct Lane {
     /// The longest frame that a place holds, in bytes.
     place_bytes: usize,
     pub(super) free: Vec<Place>,
-    /// May go, in this order.
+    /// Frames that may go, in this order.
     ready: VecDeque<Frame>,
     displaced: Vec<Displaced>,
-    /// By time, then by order of arrival.
+    /// Delayed frames by time, then by order of arrival.
     delayed: BinaryHeap<Reverse<(Instant, u64, Frame)>>,
     arrivals: u64,
     stalled_until: Option<Instant>,
@@ -125,27 +124,27 @@ impl Lane {
         }
     }
 
-    /// Makes room for places, so that nothing is allocated for frames.
+    /// Makes room for places, so that no frame needs an allocation.
     pub(super) fn reserve(&mut self, places: usize) {
         self.free.reserve(places);
         self.ready.reserve(places);
         self.delayed.reserve(places);
     }
 
-    /// A frame that cannot be held.
+    /// Counts a frame that cannot be held.
     pub(super) fn overflow(&self) {
         add(&self.counters.overflowed, 1);
     }
 
-    /// Takes a frame of the wire; `false` when it is too long. Without a free place it is lost,
-    /// and counted; a duplicate without one does not come to be.
+    /// Takes a frame of the wire; returns `false` when it is too long. Without a free place the
+    /// lane loses the frame, and counts it; it does not make a duplicate without a free place.
     pub(super) fn admit(&mut self, spaces: &mut Spaces, bytes: &[u8], now: Instant) -> bool {
         if bytes.is_empty() || bytes.len() > self.place_bytes {
             return false;
         }
         add(&self.counters.frames, 1);
-        // All numbers are drawn for each frame, so that what happens to one does not depend on
-        // what is configured to happen otherwise.
+        // The lane draws all numbers for each frame, so that the other configured faults do not
+        // change the fate of a frame.
         let faults = self.faults;
         let stall = self.random.chance(faults.stall);
         let drop = self.random.chance(faults.drop);
@@ -196,11 +195,11 @@ impl Lane {
             let other = [bytes[at] ^ (1 << (bit % 8))];
             stored = stored.and(spaces.copy_in(place.space, place.offset + at as u32, &other));
         }
-        // A place whose memory was taken away is not used again.
+        // The lane does not use a place again whose memory was taken away.
         stored.ok().map(|()| Frame { place, len: bytes.len() as u32 })
     }
 
-    /// Lets a frame go, and after it those that it was the last to overtake.
+    /// Releases a frame, and after it the frames that it was the last to overtake.
     fn pass(&mut self, frame: Frame) {
         self.ready.push_back(frame);
         let ready = &mut self.ready;
@@ -213,7 +212,7 @@ impl Lane {
         });
     }
 
-    /// Lets go what is due.
+    /// Releases the frames that are due.
     pub(super) fn advance(&mut self, now: Instant) {
         if self.stalled_until.is_some_and(|until| until <= now) {
             self.stalled_until = None;
@@ -236,23 +235,23 @@ impl Lane {
         });
     }
 
-    /// The first frame that may go now.
+    /// Returns the first frame that may go now.
     pub(super) fn next(&self) -> Option<Frame> {
         if self.stalled_until.is_some() { None } else { self.ready.front().copied() }
     }
 
-    /// The frames that may go now, from the first.
+    /// Returns the frames that may go now, from the first.
     pub(super) fn ready(&self) -> impl Iterator<Item = Frame> {
         let count = if self.stalled_until.is_some() { 0 } else { self.ready.len() };
         self.ready.iter().take(count).copied()
     }
 
-    /// The first `count` frames that could go have gone.
+    /// Removes the first `count` frames that could go: they have gone.
     pub(super) fn gone(&mut self, count: usize) {
         self.ready.drain(..count);
     }
 
-    /// How many frames wait, for whatever.
+    /// Returns how many frames wait, for any reason.
     pub(super) fn waiting(&self) -> usize {
         self.ready.len() + self.displaced.len() + self.delayed.len()
     }
@@ -261,14 +260,14 @@ impl Lane {
         self.stalled_until.is_some()
     }
 
-    /// When something will be due; `None` when nothing waits for its time.
+    /// Returns when a frame will be due; `None` when none waits for its time.
     pub(super) fn due(&self) -> Option<Instant> {
         let delayed = self.delayed.peek().map(|Reverse((due, ..))| *due);
         let displaced = self.displaced.iter().map(|displaced| displaced.due).min();
         [delayed, displaced, self.stalled_until].into_iter().flatten().min()
     }
 
-    /// Loses all that waits; the places are free again.
+    /// Loses all waiting frames; the places are free again.
     pub(super) fn clear(&mut self) {
         add(&self.counters.overflowed, self.waiting() as u64);
         let waiting = self

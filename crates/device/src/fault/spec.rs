@@ -1,4 +1,4 @@
-//! What goes wrong, and how often, as a text.
+//! The faults and their rates, as a text.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The longest delay or stall, in microseconds.
 pub const MAX_TIME_US: u64 = 10_000_000;
 
-/// What happens to the frames of one direction. Rates are probabilities per frame, 0 to 1.
+/// The faults of one direction's frames. Rates are probabilities per frame, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// The frame is lost.
@@ -19,27 +19,28 @@ pub struct Faults {
     pub flip: f64,
     /// The frame comes later by [`Faults::delay_time`]; those that are not delayed overtake it.
     pub delay: f64,
-    /// By how much.
+    /// The length of the delay.
     pub delay_time: Duration,
-    /// From this frame on nothing passes for [`Faults::stall_time`], or until a reset. When sending
-    /// stands still, packets taken are kept, and their tokens: a reset ends that.
+    /// From this frame on no frame passes for [`Faults::stall_time`], or until a reset. When
+    /// sending stands still, the wrapper keeps the packets that it takes, and their tokens: a reset
+    /// ends that.
     pub stall: f64,
-    /// For how long.
+    /// The length of the stall.
     pub stall_time: Duration,
 }
 
-/// What goes wrong in both directions.
+/// The faults of both directions.
 ///
 /// As a text: `drop=0.01,dup=0.01,reorder=0.01,flip=0.001,seed=42`. The keys are `drop`, `dup`,
 /// `reorder`, `flip`, `delay` and `stall` (rates), `delay_us` and `stall_us` (microseconds), and
-/// `seed`. All but the seed may be said of one direction alone: `rx.drop=0.1` of frames received,
+/// `seed`. All but the seed may be given for one direction alone: `rx.drop=0.1` of frames received,
 /// `tx.drop=0.1` of frames sent. A later word overrules an earlier one. `delay_us` without a rate
 /// delays every frame; a rate of delays or stalls needs its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spec {
-    /// Where the random numbers start. The same seed and the same frames give the same faults.
+    /// The start of the random numbers. The same seed and the same frames give the same faults.
     pub seed: u64,
-    /// What happens to frames received.
+    /// The faults of frames received.
     pub rx: Faults,
     /// What happens to frames sent.
     pub tx: Faults,
@@ -51,7 +52,7 @@ pub enum SpecError {
     /// Neither empty nor `key=value`.
     #[error("\"{0}\" is not key=value")]
     NoValue(String),
-    /// A key that means nothing.
+    /// An unknown key.
     #[error(
         "\"{0}\" is none of drop, dup, reorder, flip, delay, delay_us, stall, stall_us \
          (each also as rx.… or tx.…), and seed"
@@ -60,17 +61,17 @@ pub enum SpecError {
     /// A rate that is no probability.
     #[error("{key}={value}: a rate from 0 to 1 is needed")]
     BadRate {
-        /// Of what.
+        /// The rate's key.
         key: String,
-        /// What was given.
+        /// The value given.
         value: String,
     },
     /// A time out of range.
     #[error("{key}={value}: whole microseconds up to {MAX_TIME_US} are needed")]
     BadTime {
-        /// Of what.
+        /// The time's key.
         key: String,
-        /// What was given.
+        /// The value given.
         value: String,
     },
     /// A seed that is no number.

@@ -1,5 +1,5 @@
 //! One direction of the pair: its rings, a batch being written into them, and the bell that wakes
-//! who waits for them.
+//! the end that waits for them.
 //!
 //! Unsafe lives here because packets are copied straight into the ring's uninitialised memory, and
 //! published there.
@@ -35,8 +35,8 @@ pub(super) const WANTS_PACKETS: u8 = 1;
 /// The sleeper waits for room.
 pub(super) const WANTS_ROOM: u8 = 2;
 
-/// What wakes one end. `wants` is written by the sleeper, and cleared by whoever rings; `closed`
-/// by the other end, once, when it is dropped.
+/// Wakes one end. The sleeper writes `wants`, and the end that notifies it clears it; the other end
+/// writes `closed`, once, when it is dropped.
 pub(super) struct Bell {
     pub(super) wants: AtomicU8,
     pub(super) closed: AtomicBool,
@@ -50,7 +50,7 @@ impl Bell {
         Ok(Bell { wants: AtomicU8::new(0), closed: AtomicBool::new(false), fd })
     }
 
-    /// The producer's half of the handshake; the answer is the number of system calls made.
+    /// Executes the producer's half of the handshake; returns the number of system calls made.
     ///
     /// The fence pairs with the one in `LoopbackDevice::arm`: either the sleeper sees what was
     /// published before this call, or this sees the sleeper's `wants`.
@@ -65,13 +65,13 @@ impl Bell {
 
     pub(super) fn ring_always(&self) -> u64 {
         let Some(fd) = &self.fd else { return 0 };
-        // It fails only when 2^64 - 2 rings are unread, and then it is readable anyhow.
+        // It fails only when 2^64 - 2 notifications are unread, and then it is readable anyhow.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         1
     }
 }
 
-/// What became of one packet.
+/// The outcome of one packet.
 pub(super) enum Sent {
     Yes(usize),
     Bad,
@@ -90,7 +90,7 @@ pub(super) struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     pub(super) fn new(tx: &'a mut Sender) -> Batch<'a> {
-        // Only this end adds, so the room seen can but grow until it is taken.
+        // Only this end adds, so the room that it sees can only grow until it takes it.
         let (room, slots) = (tx.bytes.slots(), tx.packets.slots());
         let bytes = tx.bytes.write_chunk_uninit(room).expect("room just counted");
         let packets = tx.packets.write_chunk_uninit(slots).expect("room just counted");
@@ -111,7 +111,7 @@ impl<'a> Batch<'a> {
         let (first, second) = self.bytes.as_mut_slices();
         let mut at = self.used_bytes;
         for part in parts {
-            // What was copied so far lies behind `used_bytes` and is written over.
+            // The bytes copied so far lie behind `used_bytes`; the next packet overwrites them.
             if spaces.readable(part.space, part.offset, part.len).is_err() {
                 return Sent::Bad;
             }
@@ -144,8 +144,8 @@ impl<'a> Batch<'a> {
         Sent::Yes(len)
     }
 
-    /// Bytes first, then the boundaries: who sees a boundary finds its bytes. Whether there was
-    /// something to publish.
+    /// Publishes the bytes first, then the boundaries: an end that sees a boundary finds its bytes.
+    /// Returns whether there was something to publish.
     pub(super) fn publish(self) -> bool {
         if self.used_packets == 0 {
             return false;

@@ -10,34 +10,34 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::virtio;
 
-/// Where TUN and TAP interfaces come from.
+/// The device file of TUN and TAP interfaces.
 const CLONE_DEVICE: &str = "/dev/net/tun";
 
-/// Why a TAP interface cannot be used, and what can be done about it.
+/// Why the driver cannot use a TAP interface, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The kernel has no TUN/TAP driver, or the file system no door to it.
+    /// The kernel has no TUN/TAP driver, or the file system has no node for it.
     #[error(
         "/dev/net/tun cannot be opened: {cause}; load the kernel module tun, or let the \
          container have the device"
     )]
     NoTun {
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// The file may not be opened by this user.
+    /// This user may not open the file.
     #[error("/dev/net/tun may not be opened by this user: {cause}; its mode should be 0666")]
     TunForbidden {
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// The interface may not be created or taken by this user.
+    /// This user may not create or take the interface.
     #[error(
         "no permission to use the TAP interface \"{name}\": needs CAP_NET_ADMIN, or an interface \
          made for this user beforehand: ip tuntap add dev {name} mode tap user USER vnet_hdr"
     )]
     NotPermitted {
-        /// Which.
+        /// The interface.
         name: String,
     },
     /// Not a name that Linux gives to an interface.
@@ -46,55 +46,55 @@ pub enum TapError {
         libc::IFNAMSIZ - 1
     )]
     BadName {
-        /// Which.
+        /// The interface.
         name: String,
     },
-    /// Another process has it.
+    /// Another process has the interface.
     #[error("the TAP interface {name} is in use by another process")]
     Busy {
-        /// Which.
+        /// The interface.
         name: String,
     },
     /// There is an interface of that name which is no TAP, or one with several queues.
     #[error("{name} exists and is not a TAP interface with one queue")]
     NotATap {
-        /// Which.
+        /// The interface.
         name: String,
     },
     /// A descriptor that is no TAP in the mode needed.
     #[error("the descriptor is no TAP with IFF_NO_PI and IFF_VNET_HDR: {cause}")]
     BadDescriptor {
-        /// What the kernel said, or `EINVAL` for a TAP in another mode.
+        /// The kernel's error, or `EINVAL` for a TAP in another mode.
         cause: io::Error,
     },
-    /// Something else was refused.
+    /// The kernel refused something else.
     #[error("TAP interface {name}: {what}: {cause}")]
     Refused {
-        /// Which.
+        /// The interface.
         name: String,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
 }
 
-/// What the kernel says of the interface.
+/// The kernel's description of the interface.
 pub(super) struct Interface {
     pub(super) name: String,
     pub(super) mac: [u8; 6],
     pub(super) mtu: usize,
-    /// How many packets the kernel keeps for whoever reads the descriptor.
+    /// How many packets the kernel keeps for the reader of the descriptor.
     pub(super) queue_packets: usize,
 }
 
-/// What an interface that was made here keeps: with the kernel's own 500, what comes in a
-/// millisecond would be lost to a reader that looks so seldom.
+/// Packets that the kernel keeps on an interface that the driver made. With the kernel's own 500, a
+/// reader that looks once a millisecond would lose packets.
 const QUEUE_PACKETS: c_int = 4096;
 
 /// # Safety
-/// The argument is what `request` is documented for (linux/if_tun.h, netdevice(7)): a live variable of its
-/// type, or, for TUNSETOFFLOAD, a number in the pointer's place.
+/// The argument matches the documentation of `request` (linux/if_tun.h, netdevice(7)): a live
+/// variable of its type, or, for TUNSETOFFLOAD, a number in the pointer's place.
 unsafe fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> io::Result<()> {
     // SAFETY: the caller's promise.
     if unsafe { libc::ioctl(fd, request, argument) } < 0 {
@@ -119,7 +119,8 @@ fn name_of(request: &ifreq) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// As `dev_valid_name` in the kernel's net/core/dev.c; `%d` is left to the kernel.
+/// Returns whether this is an interface's name, as `dev_valid_name` in the kernel's net/core/dev.c
+/// decides; `%d` is left to the kernel.
 fn is_name(name: &str) -> bool {
     (1..libc::IFNAMSIZ).contains(&name.len())
         && name != "."
@@ -127,7 +128,7 @@ fn is_name(name: &str) -> bool {
         && !name.bytes().any(|byte| byte == b'/' || byte == b':' || byte <= b' ')
 }
 
-/// Creates the interface, or takes one that exists and that nobody has open.
+/// Creates the interface, or takes one that exists and that no process has open.
 pub(super) fn create(name: &str) -> Result<OwnedFd, TapError> {
     let named = || name.to_owned();
     if !is_name(name) {
@@ -154,7 +155,7 @@ pub(super) fn create(name: &str) -> Result<OwnedFd, TapError> {
     Ok(fd)
 }
 
-/// Looks a descriptor over that somebody else has opened, and makes it nonblocking.
+/// Checks a descriptor that another process opened, and makes it nonblocking.
 pub(super) fn adopt(fd: &OwnedFd) -> Result<(), TapError> {
     let bad = |cause| TapError::BadDescriptor { cause };
     let mut request = request("");
@@ -170,7 +171,7 @@ pub(super) fn adopt(fd: &OwnedFd) -> Result<(), TapError> {
     rustix::fs::fcntl_setfl(fd, status | OFlags::NONBLOCK).map_err(|errno| bad(errno.into()))
 }
 
-/// Whether the interface is still there.
+/// Returns the interface's name, which fails if the interface is gone.
 pub(super) fn name(fd: &OwnedFd) -> io::Result<String> {
     let mut request = request("");
     // SAFETY: the request takes a live `ifreq`.
@@ -178,8 +179,8 @@ pub(super) fn name(fd: &OwnedFd) -> io::Result<String> {
     Ok(name_of(&request))
 }
 
-/// Name, address and MTU. The MTU is asked of a socket, so the interface must be in the calling
-/// thread's network namespace.
+/// Returns name, address and MTU. The MTU comes from a socket, so the interface must be in the
+/// calling thread's network namespace.
 pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     let name = name(fd).map_err(|cause| TapError::BadDescriptor { cause })?;
     let refused = |what| move |name: String, cause| TapError::Refused { name, what, cause };
@@ -197,7 +198,7 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
         let cause = io::Error::last_os_error();
         return Err(refused("a socket to ask for the MTU")(name, cause));
     }
-    // SAFETY: a descriptor just opened, and nobody else's.
+    // SAFETY: a descriptor just opened, with no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: the request takes a live `ifreq`.
     unsafe { ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &raw mut request) }
@@ -210,8 +211,8 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     Ok(Interface { name, mac, mtu: usize::try_from(mtu).unwrap_or(0), queue_packets })
 }
 
-/// How many packets wait for the reader (netdevice(7), `txqueuelen`). An interface that was there
-/// before keeps what its owner gave it.
+/// Returns how many packets wait for the reader (netdevice(7), `txqueuelen`). An interface that was
+/// there before keeps the number that its owner gave it.
 fn queue(fd: &OwnedFd, socket: &OwnedFd, request: &mut ifreq) -> io::Result<usize> {
     let mut flags = *request;
     // SAFETY: the request takes a live `ifreq`.
@@ -220,7 +221,7 @@ fn queue(fd: &OwnedFd, socket: &OwnedFd, request: &mut ifreq) -> io::Result<usiz
     if c_int::from(unsafe { flags.ifr_ifru.ifru_flags }) & libc::IFF_PERSIST == 0 {
         // The name stays, behind it stands the number.
         request.ifr_ifru.ifru_metric = QUEUE_PACKETS;
-        // Without the right to, it stays as it is.
+        // Without the permission, the kernel's number stays.
         let set = libc::SIOCSIFTXQLEN as libc::Ioctl;
         // SAFETY: the request takes a live `ifreq`.
         let _ = unsafe { ioctl(socket.as_raw_fd(), set, &raw mut *request) };
@@ -239,7 +240,8 @@ pub(super) fn set_header(fd: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw mut size) }
 }
 
-/// Asks for large and unfinished packets, as many kinds as the kernel grants; whether any.
+/// Asks for large packets and partial checksums, as many kinds as the kernel grants; returns
+/// whether it grants any.
 pub(super) fn set_offloads(fd: BorrowedFd<'_>, wanted: bool) -> io::Result<bool> {
     let large = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
     let kinds: &[c_uint] =

@@ -1,4 +1,4 @@
-//! What the tests of TAP interfaces need: a network namespace, the kernel's side of the wire, and
+//! Support of the tests of TAP interfaces: a network namespace, the kernel's side of the wire, and
 //! a small peer.
 
 pub(crate) mod namespace;

@@ -1,9 +1,10 @@
-//! A network namespace of the test's own: what it makes there vanishes with it.
+//! A network namespace of the test's own: everything that the test makes there vanishes with it.
 
 use std::process::{Command, exit};
 
-/// Moves the process into a network namespace of its own, as root or in a user namespace. Where
-/// that is refused, says so and ends: as a failure when `TOWPATH_REQUIRE_ALL=1`, well otherwise.
+/// Moves the process into a network namespace of its own, as root or in a user namespace. Where the
+/// kernel refuses that, it says so and ends the process: as a failure when `TOWPATH_REQUIRE_ALL=1`,
+/// successfully otherwise.
 pub(crate) fn enter(test: &str) {
     // SAFETY: takes no pointers; the process has one thread.
     let root = unsafe { libc::geteuid() } == 0;
@@ -32,7 +33,8 @@ pub(crate) fn enter(test: &str) {
     if !has("ip") {
         skip(test, "the command ip (iproute2) is not there");
     }
-    // Without IPv6 the kernel sends nothing of its own accord. Where there is none, there is no file.
+    // Without IPv6 the kernel sends nothing of its own accord. Where there is none, there is no
+    // file.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     ip("link set lo up");
@@ -44,12 +46,12 @@ pub(crate) fn skip(test: &str, why: &str) -> ! {
     exit(i32::from(required()));
 }
 
-/// Whether a test that cannot run is a failure.
+/// `true` if a test that cannot run is a failure.
 pub(crate) fn required() -> bool {
     std::env::var_os("TOWPATH_REQUIRE_ALL").is_some_and(|value| value == "1")
 }
 
-/// Whether a command is there.
+/// `true` if a command is there.
 pub(crate) fn has(command: &str) -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths)
@@ -57,8 +59,8 @@ pub(crate) fn has(command: &str) -> bool {
         .any(|folder| folder.join(command).is_file())
 }
 
-/// In a user namespace a command takes itself for root, and tcpdump then fails to become another
-/// user: here the command gets a namespace in which it is nobody.
+/// Gives a command a namespace in which it is the user `nobody`: in a user namespace a command
+/// takes itself for root, and tcpdump then fails to become another user.
 pub(crate) fn unprivileged(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     if std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny") {

@@ -24,7 +24,7 @@ impl PacketSocket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just opened, and nobody else's.
+        // SAFETY: a descriptor just opened, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let set = |level, name, value: i32| {
             // SAFETY: the pointer and length are those of a live integer.
@@ -34,8 +34,8 @@ impl PacketSocket {
             if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         };
         set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
-        // Room for what a test does not read at once. Without the right to force it, less is
-        // granted, and a test that needs more says which frame is missing.
+        // Room for frames that a test does not read at once. Without the right to force it, the
+        // kernel grants less, and a test that needs more says which frame is missing.
         let size = 64 << 20;
         set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, size)
             .or_else(|_| set(libc::SOL_SOCKET, libc::SO_RCVBUF, size))?;

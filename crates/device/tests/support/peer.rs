@@ -19,7 +19,7 @@ pub(crate) const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x77];
 
 const FRAMES: u32 = 64;
 
-/// What the peer saw.
+/// The peer's record.
 #[derive(Default, Debug)]
 pub(crate) struct Seen {
     pub echo_requests: usize,
@@ -40,8 +40,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// `reply`: what the peer sends over a TCP connection as soon as it stands, in packets of
-    /// these many bytes.
+    /// Starts a peer. `reply`: the bytes that the peer sends over a TCP connection as soon as it
+    /// stands, in packets of these many bytes.
     pub(crate) fn start(
         device: Box<dyn Device>,
         address: Ipv4Addr,
@@ -58,7 +58,7 @@ impl Peer {
         Peer { stop, thread }
     }
 
-    /// What became of it; an error when the device failed before.
+    /// Stops the peer and returns its record; an error when the device failed before.
     pub(crate) fn stop(self) -> (Box<dyn Device>, Seen, Option<DeviceError>) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the peer's thread")
@@ -89,7 +89,7 @@ impl Host {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).expect("the device starts");
         let frame_bytes = device.info().rx_frame_bytes as u32;
-        // One frame more than is provided: replies are sent out of it.
+        // One buffer more than is provided: the peer sends replies out of it.
         let region = Region::private(((FRAMES + 1) * frame_bytes) as usize).expect("memory");
         let memory = spaces.add(Space::writable(region));
         let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
@@ -118,7 +118,7 @@ impl Host {
                 self.seen.sleeps += 1;
                 let fd = self.device.sleep_fd().expect("a descriptor to sleep on");
                 let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-                // Only to look at `stop` again; the peer is woken by its frames.
+                // Only to look at `stop` again; frames wake the peer.
                 let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
                 rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
             }
@@ -189,8 +189,8 @@ impl Host {
         }
     }
 
-    /// A receiver that acknowledges what comes in order, and a sender that trusts the way: nothing
-    /// is lost between the kernel and a device.
+    /// Serves the connection: a receiver that acknowledges bytes that come in order, and a sender
+    /// that trusts the way. No packet is lost between the kernel and a device.
     fn tcp(
         &mut self,
         flow: &Flow,
@@ -245,8 +245,8 @@ impl Host {
     }
 }
 
-/// Finishes what is unfinished, and looks. A large packet's checksum is finished as if it were
-/// to go out whole: its field holds the pseudo-header's sum with the whole length.
+/// Finishes a partial checksum, and checks it. It finishes a large packet's checksum as if the
+/// packet were to go out whole: its field holds the pseudo-header's sum with the whole length.
 fn checksum_is_right(frame: &[u8], headers: &Headers, meta: Meta) -> bool {
     let mut frame = frame.to_vec();
     if let towpath_device::Checksum::Unfinished { start, offset } = meta.checksum

@@ -1,9 +1,9 @@
-//! All settings, with their units, ranges and first values.
+//! All settings, with their units, ranges and defaults.
 
 use super::{Kind, OFF_ON, Scope, Setting, Spec};
 
 impl Setting {
-    /// All, in the order of their numbers.
+    /// All settings, in the order of their numbers.
     pub const ALL: &'static [(Setting, Spec)] = &[
         (
             Setting::Mode,

@@ -2,7 +2,8 @@
 //!
 //! Up to 128 bytes are moves of SSE2, which every x86-64 has: from the front and from the end,
 //! overlapping in the middle, as glibc's `memcpy` makes them. All loads come before all stores.
-//! Longer copies are loops over moves as wide as the processor has them, chosen at the first of them.
+//! Longer copies are loops over moves as wide as the processor has them, chosen at the first such
+//! copy.
 //!
 //! Unsafe lives here for assembly on addresses.
 
@@ -10,7 +11,7 @@ use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// The loops move so many bytes a round, and need more than that.
+/// Bytes that the loops move a round; they need a longer copy than that.
 pub(super) const ROUND_BYTES: usize = 128;
 
 /// Copies `len` bytes.
@@ -67,8 +68,8 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
             );
         }
     } else if len >= 16 {
-        // SAFETY: both moves of 16 bytes are inside, since 16 <= len <= 32; the rest is the caller's
-        // promise.
+        // SAFETY: both moves of 16 bytes are inside, since 16 <= len <= 32; the rest is the
+        // caller's promise.
         unsafe {
             asm!(
                 "movups {a}, [{from}]",
@@ -92,8 +93,8 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 /// As [`super::copy`], and `len` is below 16.
 #[inline(never)]
 unsafe fn short(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: every move is inside: two of 8 bytes from 8 on, two of 4 from 4 on, two of 2 from 2 on,
-    // and one of 1; the rest is the caller's promise.
+    // SAFETY: every move is inside: two of 8 bytes from 8 on, two of 4 from 4 on, two of 2 from 2
+    // on, and one of 1; the rest is the caller's promise.
     unsafe {
         match len {
             8.. => asm!(
@@ -134,13 +135,13 @@ unsafe fn short(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// What [`LOOP`] holds: nothing is known yet, or how wide the processor's moves are.
+/// Values of [`LOOP`]: nothing is known yet, or how wide the processor's moves are.
 const UNKNOWN: u8 = 0;
 const SSE2: u8 = 1;
 const AVX: u8 = 2;
 const AVX512: u8 = 3;
 
-/// Which loop is used. Every thread that finds out finds the same.
+/// The loop in use. All threads detect the same processor, and so the same loop.
 static LOOP: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Copies more than [`ROUND_BYTES`] bytes.
@@ -149,7 +150,7 @@ static LOOP: AtomicU8 = AtomicU8::new(UNKNOWN);
 /// As [`super::copy`], and `len` is more than [`ROUND_BYTES`].
 #[inline(never)]
 unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise; the processor was asked for the instructions.
+    // SAFETY: the caller's promise; `widest` asked the processor for the instructions.
     unsafe {
         match LOOP.load(Ordering::Relaxed) {
             AVX512 => by_64(from, to, len),
@@ -163,9 +164,9 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Asks the processor, and whether the operating system keeps its wide registers. Moves of 64 bytes
-/// only where `rep movsb` is fast for short copies, which came with Ice Lake: processors before it run
-/// slower for a while after them.
+/// Detects the widest moves that the processor has and whose registers the operating system keeps.
+/// It chooses moves of 64 bytes only where `rep movsb` is fast for short copies, which came with
+/// Ice Lake: processors before it run slower for a while after such moves.
 #[cold]
 fn widest() -> u8 {
     let basic = __cpuid(1);
@@ -193,7 +194,7 @@ fn widest() -> u8 {
     if wide && kept & 0b1110_0110 == 0b1110_0110 { AVX512 } else { AVX }
 }
 
-/// All loops that this processor can run.
+/// Returns all loops that this processor can run.
 #[cfg(test)]
 pub(super) fn long_routines() -> Vec<unsafe fn(*const u8, *mut u8, usize)> {
     let all: [unsafe fn(*const u8, *mut u8, usize); 3] = [by_16, by_32, by_64];

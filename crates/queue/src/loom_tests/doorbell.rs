@@ -1,4 +1,4 @@
-//! Doorbells: no wake-up is lost, of who sleeps until rung and of who sleeps by the clock.
+//! Doorbells: no wake-up is lost, neither for a blocking sleeper nor for a timer-driven one.
 
 use loom::thread;
 
@@ -35,7 +35,7 @@ fn one_batch() {
     writer.join().unwrap();
 }
 
-/// No wake-up is lost between a sleeper and a ringer.
+/// No wake-up is lost between a sleeper and its notifier.
 #[test]
 fn no_wake_up_is_lost() {
     model(one_batch);
@@ -51,7 +51,7 @@ fn without_the_ringers_barrier_a_wake_up_is_lost() {
     without(Barrier::RingerLooks, one_batch);
 }
 
-/// The sleeper looks by the clock, whose tick never comes, and two batches cannot wait for it.
+/// The sleeper is timer-driven, its tick never comes, and two batches cannot wait for it.
 fn urgent_batches() {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
@@ -98,8 +98,9 @@ fn without_the_ringers_barrier_an_urgent_wake_up_is_lost() {
     without(Barrier::RingerLooks, urgent_batches);
 }
 
-/// A side that looks by the clock, is not rung, and then sleeps until it is: what came before the
-/// change is found by the look, what comes after it rings.
+/// A timer-driven side receives no notification, and then changes to a sleep that only a
+/// notification ends. Its look finds work from before the change, and later work causes a
+/// notification.
 #[test]
 fn no_wake_up_is_lost_from_the_clock_to_sleep() {
     model(|| {
@@ -116,7 +117,7 @@ fn no_wake_up_is_lost_from_the_clock_to_sleep() {
                 far.ring();
             }
         });
-        // The tick comes at once, and finds nothing to wait for.
+        // The tick comes at once, and finds no reason to wait.
         let _ = sleeper.prepare_by_the_clock();
         sleeper.awake_by_the_clock();
         while server.transmit.observe().unwrap() == 0 {
@@ -130,7 +131,7 @@ fn no_wake_up_is_lost_from_the_clock_to_sleep() {
     });
 }
 
-/// Rings once for each sleep, and for every sleep: two batches, two sleeps.
+/// One notification for each sleep, and for every sleep: two batches, two sleeps.
 #[test]
 fn a_ring_for_every_sleep() {
     model(|| {

@@ -1,4 +1,4 @@
-//! Event queues with their doorbells: news of a queue set reach who sleeps.
+//! Event queues with their doorbells: news of a queue pair reach the sleeping side.
 
 use loom::thread;
 
@@ -9,8 +9,8 @@ use crate::events;
 use crate::test_memory::Pair;
 use crate::word::Barrier;
 
-/// News of a queue set reach a side that sleeps on its event queue: the queue is published, its
-/// event marked where none is pending, and the bell rung only for new events.
+/// News of a queue pair reach a side that sleeps on its event queue: the producer publishes the
+/// queue, marks its event where none is pending, and sends a notification only for new events.
 fn batches(news: u32, together: bool) {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
@@ -26,7 +26,8 @@ fn batches(news: u32, together: bool) {
             let fenced = events::fence();
             marker.mark(fenced, 0).unwrap();
             let new = marker.publish();
-            // A ring that was put off is made whether or not the last batch's event is new.
+            // The producer sends a deferred notification whether or not the last batch's event is
+            // new.
             let rings = if together { frame + 1 == news } else { new };
             if rings && ringer.must_ring(doorbell::fence(), false) == Due::Now {
                 far.ring();
@@ -68,7 +69,8 @@ fn without_the_acknowledgers_barrier_an_event_is_lost() {
     without(Barrier::AcknowledgerLooks, || batches(2, false));
 }
 
-/// One ring for two batches, the first of which is published and not rung for.
+/// One notification for two batches, the first of which was published with its notification
+/// deferred.
 #[test]
 fn a_ring_that_was_put_off_is_for_all_before_it() {
     model(|| batches(2, true));

@@ -1,4 +1,4 @@
-//! The section that nobody waits for: all that is brought is done, once and in order.
+//! The section for which no thread waits: all work that threads bring is done, once and in order.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -8,8 +8,9 @@ use super::{model, without};
 use crate::optimistic::{Entered, Left, Optimistic};
 use crate::word::Barrier;
 
-/// What one brings, in its order: what was left is done before. Slots hold their number's work in
-/// `memory`, one value each, and in the section's own, where the model checks that each has one taker.
+/// The work of one thread, in its order: the holder does work that was left first. Slots hold their
+/// number's work in `memory`, one value each, and in the section's own, where the model checks that
+/// each has one taker.
 type Section = Optimistic<Vec<u64>, u64>;
 
 fn slots(count: usize) -> Arc<Vec<AtomicU64>> {
@@ -25,7 +26,7 @@ fn do_what_was_left(entered: &mut Entered<'_, Vec<u64>, u64>, memory: &[AtomicU6
     true
 }
 
-/// Does a piece of work or leaves it; `false` when there was no room to.
+/// Does a piece of work or leaves it; returns `false` when there was no room to.
 fn bring(section: &Section, memory: &[AtomicU64], value: u64) -> bool {
     if let Some(mut entered) = section.try_enter() {
         do_what_was_left(&mut entered, memory);
@@ -53,8 +54,8 @@ fn bring(section: &Section, memory: &[AtomicU64], value: u64) -> bool {
     true
 }
 
-/// Several threads bring work; when all have gone, all of it is done, each one's in its order.
-/// That one at a time is inside is checked by the model at every access of the state.
+/// Several threads bring work; after all have left, all of it is done, each thread's in its order.
+/// At every access of the state the model checks that only one thread is inside.
 fn all_is_done(threads: u64, each: u64, room: u32) {
     let section = Arc::new(Section::with_memory(vec![0; room as usize], Vec::new()).unwrap());
     let memory = slots(room as usize);
@@ -101,7 +102,7 @@ fn no_work_is_lost_when_there_is_hardly_room() {
     model(|| all_is_done(2, 2, 1));
 }
 
-/// A request finds whoever is inside, or nobody, and is followed either way.
+/// A request finds a thread inside, or none, and is carried out either way.
 fn a_request() {
     let section = Arc::new(Optimistic::new(1, 0).unwrap());
     let follow = |entered: &mut Entered<'_, u64>| {

@@ -1,4 +1,5 @@
-//! Descriptors and indices: what is seen was written, and nothing is written over unread.
+//! Descriptors and indices: the consumer sees only written entries, and the producer overwrites
+//! none unread.
 
 use loom::thread;
 
@@ -6,7 +7,7 @@ use super::{descriptor, model};
 use crate::descriptor::{Descriptor, MAX_CHAIN};
 use crate::test_memory::Pair;
 
-/// What is observed was written: descriptors are never seen before their words are.
+/// The consumer sees only written entries: never a descriptor before its words.
 #[test]
 fn what_is_observed_was_written() {
     model(|| {
@@ -36,7 +37,8 @@ fn what_is_observed_was_written() {
     });
 }
 
-/// A slot is not written again before it was read: the commit index orders that.
+/// The producer does not write a slot again before the consumer read it: the commit index orders
+/// that.
 #[test]
 fn a_received_descriptor_is_whole() {
     model(|| {

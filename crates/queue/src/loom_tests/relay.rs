@@ -1,12 +1,13 @@
-//! Notifications that a third side makes: the engine counts each up and calls the worker, which looks at
-//! all counters once it was called.
+//! Notifications through a third side: the engine increments a session's counter and calls the
+//! worker, which looks at all counters after each call.
 
 use loom::thread;
 
 use super::{Bell, model};
 use crate::test_memory::Memory;
 
-/// Two sessions' notifications, each called for; the worker takes the calls and looks at both counters.
+/// Two sessions' notifications, each with a call; the worker takes the calls and looks at both
+/// counters.
 fn relayed(calls_first: bool) {
     let counters = Memory::new(2);
     let (mut own, seen) = (counters.own(), counters.peer());
@@ -36,7 +37,7 @@ fn no_notification_is_lost_on_its_way_through_a_worker() {
     model(|| relayed(false));
 }
 
-/// Counted up only after the call, one is lost: the worker sleeps for ever.
+/// A counter incremented only after the call loses its notification: the worker sleeps for ever.
 #[test]
 fn a_call_before_its_counter_loses_a_notification() {
     let found = std::panic::catch_unwind(|| model(|| relayed(true)));

@@ -1,4 +1,4 @@
-//! Sessions that rest: the engine looks at them when they ring, and is not to miss that.
+//! Parked sessions: the engine looks at them after a notification, and must not miss it.
 
 use loom::thread;
 
@@ -8,9 +8,9 @@ use crate::doorbell::{self, Due};
 use crate::test_memory::Pair;
 use crate::word::Barrier;
 
-/// A session that rests: the engine does not look at it, awake or asleep, until it rings. The engine
-/// goes to sleep without a look at it, by the flag that all sessions have, and two batches are found,
-/// before and after it was watched again.
+/// A parked session: the engine does not look at it, awake or asleep, until a notification. The
+/// engine goes to sleep without a look at it, by the flag that all sessions have. It finds two
+/// batches, before and after it made the session active again.
 fn rests(news: u32, rests_anew: bool) {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
@@ -40,14 +40,15 @@ fn rests(news: u32, rests_anew: bool) {
             watched = server.transmit.observe().unwrap() > 0;
         }
         if !watched {
-            // Nothing else is to be done: it sleeps, having looked at those that it watches, and not
-            // at this one.
+            // No other work is left: the engine sleeps, having looked at the active sessions, and
+            // not at this one.
             sleeper.prepare();
             bell.sleep();
             sleeper.awake();
             watched = server.transmit.observe().unwrap() > 0;
             if !watched {
-                // A late ring, for what an earlier look has found: it begins to rest anew.
+                // A late notification, for packets that an earlier look has found: the engine parks
+                // the session anew.
                 watched = rests_anew;
                 continue;
             }
@@ -68,8 +69,9 @@ fn no_news_of_a_session_that_rests_are_lost() {
     model(|| rests(2, true));
 }
 
-/// A ring may come late, for what was found without it. Whoever goes on resting by the same flag then
-/// has it taken for a ring that is yet to be answered, and is not rung again.
+/// A notification may come late, for packets that the engine found without it. An engine that keeps
+/// the session parked by the same flag loses the next one: the session takes its late notification
+/// for one that is yet to be answered, and sends no other.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn resting_on_after_a_late_ring_loses_news() {

@@ -1,4 +1,4 @@
-//! Room for who waits to send.
+//! Room for a sender that waits for it.
 
 use loom::thread;
 
@@ -9,8 +9,8 @@ use crate::events;
 use crate::test_memory::Pair;
 use crate::word::Barrier;
 
-/// A sender that waits for room is told: the commit is published, the wish read after a fence. The
-/// sender looks once after its wish, and then only when its event comes.
+/// A sender that waits for room gets an event: the server publishes the commit, and reads the wish
+/// after a fence. The sender looks once after its wish, and then only when its event comes.
 fn room() {
     let pair = Pair::new(8, 16);
     let bell = Bell::new();

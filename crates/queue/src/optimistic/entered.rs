@@ -1,4 +1,4 @@
-//! Being inside of the section: doing what was left, and going out.
+//! The holder's side of the section: doing what other threads left, and leaving the section.
 //!
 //! Unsafe lives here for the one reference to the state, which lives as long as its thread has the
 //! flag.
@@ -6,14 +6,14 @@
 use super::{FREE, GIVEN_UP, Inside, Leaving, NOT_OUT, Optimistic, PUBLISHED, word};
 use crate::word::{Barrier, Ordering, full_fence};
 
-/// What was left for whoever goes in next.
+/// What other threads left for the next holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Nothing.
     Nothing,
     /// Slots.
     Work,
-    /// Requests, and slots perhaps.
+    /// Requests, and perhaps slots.
     Requests,
 }
 
@@ -22,8 +22,8 @@ type Access<S> = *mut Inside<S>;
 #[cfg(loom)]
 type Access<S> = loom::cell::MutPtr<Inside<S>>;
 
-/// Being inside. Ends with [`Entered::exit`]; who only drops it forgets what was left meanwhile
-/// until somebody comes again.
+/// Proof that this thread holds the section. It ends with [`Entered::exit`]. A thread that only
+/// drops it leaves the work of other threads undone until a thread enters again.
 pub struct Entered<'a, S, M = ()> {
     section: &'a Optimistic<S, M>,
     /// Taken at the end, before the flag is released.
@@ -37,7 +37,7 @@ impl<S, M> core::fmt::Debug for Entered<'_, S, M> {
 }
 
 impl<'a, S, M> Entered<'a, S, M> {
-    /// Of a thread that has just taken the flag.
+    /// Begins for a thread that has just taken the flag.
     #[inline]
     pub(super) fn begin(section: &'a Optimistic<S, M>) -> Entered<'a, S, M> {
         #[cfg(not(loom))]
@@ -52,8 +52,8 @@ impl<'a, S, M> Entered<'a, S, M> {
     #[cfg(not(loom))]
     fn inside(&mut self) -> &mut Inside<S> {
         let inside = self.inside.unwrap_or_else(|| self.section.inside.0.get());
-        // SAFETY: this thread took the flag and has not released it, so nobody else has a reference
-        // to what is inside; the one made here ends with the borrow of `self`.
+        // SAFETY: this thread took the flag and has not released it, so no other thread has a
+        // reference to what is inside; the one made here ends with the borrow of `self`.
         unsafe { &mut *inside }
     }
 
@@ -63,20 +63,20 @@ impl<'a, S, M> Entered<'a, S, M> {
         unsafe { self.inside.as_ref().expect("until the end").deref() }
     }
 
-    /// The state.
+    /// Returns the state.
     #[inline]
     pub fn state(&mut self) -> &mut S {
         &mut self.inside().state
     }
 
-    /// Times that somebody went in, this one included.
+    /// Returns how often threads have entered, this time included.
     #[must_use]
     pub fn entered(&mut self) -> u64 {
         self.inside().entered
     }
 
-    /// The next slot that was left and published, in the order in which slots were taken. It is in
-    /// use until [`Entered::release`].
+    /// Takes the next slot that a thread left and published, in the order in which slots were
+    /// taken. The slot is in use until [`Entered::release`].
     #[inline]
     pub fn take(&mut self) -> Option<u32> {
         loop {
@@ -84,7 +84,8 @@ impl<'a, S, M> Entered<'a, S, M> {
             let inside = self.inside();
             let place = inside.head;
             let slot = section.slot(place);
-            // SYNC: what was written into its memory is seen. Partner: `Leaving`'s end.
+            // SYNC: the holder sees what was written into the slot's memory. Partner: `Leaving`'s
+            // end.
             let now = section.sequence[slot].load(Ordering::Acquire);
             if now == word(place, PUBLISHED) {
                 inside.places[slot] = place;
@@ -100,8 +101,8 @@ impl<'a, S, M> Entered<'a, S, M> {
         }
     }
 
-    /// A slot that [`Entered::take`] answered is done with; in any order. Any other slot stays as it is:
-    /// its memory may be another thread's.
+    /// Releases a slot that [`Entered::take`] returned; in any order. Any other slot stays as it
+    /// is: its memory may be another thread's.
     #[inline]
     pub fn release(&mut self, slot: u32) {
         let section = self.section;
@@ -112,26 +113,26 @@ impl<'a, S, M> Entered<'a, S, M> {
         if place == NOT_OUT {
             return;
         }
-        // SYNC: what was read from its memory is read. Partner: `Optimistic::leave`.
+        // SYNC: the holder has finished reading the slot's memory. Partner: `Optimistic::leave`.
         section.sequence[slot].store(word(place.wrapping_add(slots), FREE), Ordering::Release);
     }
 
-    /// Whether nothing is left: nothing published, and nothing that is being written. Only then
-    /// may a thread do first what it brings itself, and keep its order.
+    /// `true` if nothing is left: no slot is published, and no slot is being written. Only then may
+    /// a thread do its own work first and keep its order.
     #[inline]
     #[must_use]
     pub fn is_nothing_left(&mut self) -> bool {
         self.inside().head == self.section.tail.0.load(Ordering::Relaxed)
     }
 
-    /// Takes a slot for what this thread brings itself, when something is left that is still being
-    /// written: also while others may leave no more.
+    /// Takes a slot for this thread's own work, when another slot is still being written. This
+    /// works also while other threads may leave no more.
     #[must_use]
     pub fn leave(&self) -> Option<Leaving<'a, S, M>> {
         self.section.take_slot()
     }
 
-    /// Takes the requests that were left.
+    /// Takes the requests that threads left.
     #[inline]
     pub fn requests(&mut self) -> u64 {
         if self.section.door.0.requests.load(Ordering::Relaxed) == 0 {
@@ -140,13 +141,14 @@ impl<'a, S, M> Entered<'a, S, M> {
         self.section.door.0.requests.swap(0, Ordering::Acquire)
     }
 
-    /// Goes out. Answers what was left meanwhile, for which somebody must go in again: who left it
-    /// found the flag set.
+    /// Leaves the section. Returns what other threads left meanwhile, for which a thread must enter
+    /// again: the threads that left it found the flag set.
     #[must_use]
     pub fn exit(mut self) -> Left {
         let (section, place) = (self.section, self.inside().head);
         drop(self);
-        // SYNC: the flag is free before what was left is looked for. Partner: `LeaverLooks`.
+        // SYNC: the flag is free before this thread looks for work that was left. Partner:
+        // `LeaverLooks`.
         full_fence(Barrier::HolderLooks);
         let now = section.sequence[section.slot(place)].load(Ordering::Relaxed);
         if section.door.0.requests.load(Ordering::Relaxed) != 0 {
@@ -162,7 +164,7 @@ impl<'a, S, M> Entered<'a, S, M> {
 impl<S, M> Drop for Entered<'_, S, M> {
     fn drop(&mut self) {
         self.inside = None;
-        // SYNC: what was done inside is seen by whoever goes in next. Partner: `try_enter`.
+        // SYNC: the next holder sees what was done inside. Partner: `try_enter`.
         self.section.door.0.flag.store(0, Ordering::Release);
     }
 }
