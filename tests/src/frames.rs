@@ -1,5 +1,4 @@
-//! Frames whose every byte follows from their number, so that whoever receives one knows all of
-//! it.
+//! Frames whose every byte follows from their number, so that a receiver knows the whole content.
 
 use crate::random::Random;
 
@@ -65,7 +64,7 @@ pub fn check(
     }
 }
 
-/// Whom a frame is from.
+/// Returns the sender of a frame.
 #[must_use]
 pub fn source(frame: &[u8]) -> Option<[u8; 6]> {
     frame.get(6..12)?.try_into().ok()

@@ -151,7 +151,7 @@ impl Process {
         last
     }
 
-    /// Closes its input, and waits for its end, whoever else may hold its output open.
+    /// Closes its input, and waits for its end, even if another process holds its output open.
     pub fn leave(&mut self) -> ExitStatus {
         self.input = None;
         self.wait()

@@ -123,14 +123,14 @@ impl Served {
         self.report()["device"]["counters"][name].as_u64().expect("a counter of that name")
     }
 
-    /// What it holds now; the report that is looked at is not among it once the server has
-    /// noticed its end.
+    /// Returns the server's present holdings. They no longer include the report that is looked at,
+    /// once the server has noticed its end.
+    ///
+    /// The server may keep the workers of users that have gone, for their next session; this leaves
+    /// the server's holdings of workers out.
     ///
     /// # Panics
-    /// When it is gone.
-    ///
-    /// Workers of users who have gone may be kept for when they come again: what the server has of
-    /// workers is left out.
+    /// When the server is gone.
     pub fn holdings(&mut self) -> Holdings {
         let report = self.report();
         let sessions = report["sessions"].as_array().map_or(0, Vec::len);

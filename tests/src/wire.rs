@@ -44,7 +44,7 @@ impl Wire {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just opened, and nobody else's.
+        // SAFETY: a descriptor just opened, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let set = |level, name, value: i32| {
             // SAFETY: the pointer and length are those of a live integer.

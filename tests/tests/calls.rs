@@ -235,7 +235,7 @@ fn an_idle_system_sleeps() {
         let used = cpu_after - *cpu_before;
         assert!(used < TIME / 200, "{used:?} of a processor in {TIME:?}");
     }
-    // And whoever has news is woken.
+    // And a session with news is woken.
     let mut session = Session::attach(server.socket(), &Options::default()).unwrap();
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
     for mac in macs {

@@ -426,7 +426,7 @@ impl Drop for Over<'_> {
 /// Sets on all of these connections, as fast as it can, until it is over. Answers how many were
 /// answered.
 fn flood(all: &[Raw], messages: &[Vec<u8>; 2], over: &AtomicBool) -> usize {
-    /// Fewer than a socket has room for: who has no room for answers is cut off.
+    /// Fewer than a socket has room for: the server cuts off a client that has no room for answers.
     const UNANSWERED: usize = 128;
     let mut counts = vec![(0, 0); all.len()];
     loop {
@@ -453,8 +453,8 @@ fn flood(all: &[Raw], messages: &[Vec<u8>; 2], over: &AtomicBool) -> usize {
     }
 }
 
-/// Who sets without end, with as many queue sets as there may be, delays nobody's packets; and when
-/// it does not read its answers, it is cut off.
+/// A client that sets without end, with the maximum of queue pairs, delays no packets of others.
+/// The server cuts it off when it does not read its answers.
 #[test]
 fn who_floods_settings_holds_up_nobody() {
     let mut server = Served::start(&PEER, &[]);
@@ -527,7 +527,7 @@ fn who_floods_or_never_reads_is_cut_off_and_holds_up_nobody() {
                 Err(error) => break error,
             }
             assert!(Instant::now() < until, "{sent} messages, and still heard");
-            // Somebody else is served meanwhile.
+            // The server serves another client meanwhile.
             if sent == 50 {
                 serves(&server);
             }

@@ -98,7 +98,7 @@ fn an_engine_that_breaks_ends_the_server_and_applications_are_told() {
         let timeout = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
         let over = rustix::event::poll(&mut heard, Some(&timeout)).unwrap();
         assert_eq!(over, 1, "the control thread goes on without an engine");
-        // And nobody who attaches waits for ever.
+        // And a client that attaches does not wait for ever.
         assert!(attach(&server).is_err());
         let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.stop()));
         assert!(stopped.is_err(), "the engine's panic is its owner's to know");
@@ -192,7 +192,7 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
     let mut hand = Hand::attach(&server);
     let mac = hand.attached.mac;
     assert!(matches!(hand.open(0x88b5), Reply::Message(Message::Opened(_), _)));
-    // The device holds four at its far end, which nobody takes, and the rest itself.
+    // The device holds four at its far end, which no peer takes, and the rest itself.
     for number in 0..6 {
         hand.send(number, &frames::frame(frames::ELSEWHERE, mac, 3, u64::from(number)));
     }

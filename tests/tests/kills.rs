@@ -111,7 +111,7 @@ fn a_change_of_mode_under_load_loses_nothing() {
         assert_eq!(shown, mode);
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         if round % 30 == 0 {
-            // Nobody stands still in either mode.
+            // All processes make progress in either mode.
             for process in [&mut pair, &mut echoed] {
                 let then = count(process);
                 while count(process) < then + 64 {}

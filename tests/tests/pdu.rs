@@ -23,7 +23,7 @@ use towpath_tests::wire::Wire;
 static PEER: Program = Program::at(env!("CARGO_BIN_EXE_towpath-tests-peer"));
 
 const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
-/// Somebody on the wire.
+/// A peer on the wire.
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0x77, 0x77];
 
 /// CRC-32C bit by bit (RFC 9260, appendix A).
@@ -191,7 +191,7 @@ fn every_length_at_mtu_9000() {
 #[test]
 fn a_frame_shorter_than_the_mtu_sets_the_length() {
     isolated!(|| {
-        // Chains of frames are for packets that nobody cuts.
+        // Chains of buffers are for packets that nothing cuts.
         let frame_bytes = {
             let Some(bench) = Bench::new("pdu", 9000) else { return };
             let endpoint = bench.open(2048);

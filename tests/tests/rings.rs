@@ -73,7 +73,7 @@ impl World {
         assert!(!self.session.arm().unwrap(), "there is nothing yet");
     }
 
-    /// It is rung, and takes what there is.
+    /// Asserts that it was notified, and takes the notifications.
     fn is_rung(&mut self) {
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         let mut heard = [PollFd::new(&self.session, PollFlags::IN)];

@@ -200,8 +200,9 @@ impl Device for Keeps {
     }
 }
 
-/// A device that keeps all that it is given gets no more than leaves the server places to check what
-/// is for this host, however small the packets are; and who waits for it lets the server sleep.
+/// A device that keeps every packet gets at most as many as leave the server buffers to check
+/// packets for this host, however small the packets are. A client that waits for the device lets
+/// the server sleep.
 #[test]
 fn a_device_that_keeps_all_leaves_places_for_this_host() {
     for mode in [Mode::Interrupt, Mode::Poll] {
@@ -245,7 +246,7 @@ fn a_device_that_keeps_all_leaves_places_for_this_host() {
             }
         }
         assert_eq!(sent(&floods), taken, "and no more than these");
-        // It was rung for those, and sleeps again although small ones wait.
+        // The engine was notified of those, and sleeps again although expedited ones wait.
         if mode == Mode::Interrupt {
             eventually("the server sleeps", || world.counter("sleeps") > sleeps);
         }
@@ -295,7 +296,7 @@ fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
     }
 }
 
-/// Who sends small messages between others by one queue set keeps its priority.
+/// A client that sends small messages between others on one queue pair keeps its priority.
 #[test]
 fn what_is_behind_a_small_message_has_its_endpoints_priority() {
     let mut world = world(Mode::Clocked);
@@ -484,7 +485,7 @@ fn a_quota_counts_ticks_and_loses_nothing() {
             }
             came >= 500
         });
-        // And the last ones, behind which nothing comes that would wake anybody.
+        // And the last ones, behind which no packet comes that would wake the receiver.
         eventually("all of them", || {
             while let Some((_, number, _)) = world.receive() {
                 assert_eq!(number, came, "{mode:?}");
@@ -622,8 +623,8 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
     }
 }
 
-/// A full device is back pressure, in both ways of handing off: the queue fills, and who waits for
-/// room is woken when there is some.
+/// A full device is back pressure, in both ways of handing off: the queue fills, and the engine
+/// wakes a client that waits for room when there is some.
 #[test]
 fn a_full_device_is_back_pressure_in_both_ways() {
     for way in [0, 1] {

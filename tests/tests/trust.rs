@@ -1,5 +1,5 @@
-//! Who trusts whom: hostile applications as processes of their own, beside a neighbour whose every
-//! byte is looked at, on a server whose every descriptor is counted.
+//! Trust: hostile applications as processes of their own, beside a neighbour whose every byte is
+//! checked, on a server whose every descriptor is counted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -165,7 +165,7 @@ fn another_user_writes_only_what_is_its_own() {
     assert_eq!(said.len(), expected.len(), "{said:#?}");
     confined.finish();
 
-    // Nobody else may attach at all, and is told who may.
+    // No other user may attach at all, and the refusal names the permitted users.
     let refused = PEER
         .start_as(&["step", server.path(), "2"], |command| {
             stranger.confine(command);
@@ -177,7 +177,8 @@ fn another_user_writes_only_what_is_its_own() {
     server.stop();
 }
 
-/// Attaches as another user: whoever may become anybody asks in a thread whose user alone changes.
+/// Attaches as another user: a caller that may become any user attaches from a thread whose user
+/// alone changes.
 fn attach_as(user: User, socket: &Path, options: &Options) -> Result<Session, AttachError> {
     let (socket, options) = (socket.to_owned(), options.clone());
     std::thread::spawn(move || {
@@ -307,7 +308,7 @@ fn applications_of_several_users_are_notified_by_their_workers() {
     eventually("packets of both", || {
         count(&mut alone) > begun + 500 && count(&mut other) > 500 && relayed() > before
     });
-    // It stays so when one of them goes: users who come and go change nothing any more.
+    // It stays so when one of them goes: later arrivals and departures of users change nothing.
     went_on(other, 0);
     let before = relayed();
     let begun = count(&mut alone);

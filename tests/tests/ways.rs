@@ -1,7 +1,7 @@
-//! The engine has a short way for most packets and a long one for all. Which of them a packet goes
-//! must make no difference to anybody: here it goes both, sent by an application and received from
-//! the device, and what everybody got and counted is compared. Whoever captures, or is promiscuous,
-//! makes all packets go the long way.
+//! The engine has a fast path for most packets and a full path for all. The choice of path must
+//! make no visible difference. The test takes both paths with packets that an application sends and
+//! that the device receives, and compares what each client receives and counts. A capture or a
+//! promiscuous client makes all packets take the full path.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use towpath_tests::{eventually, frames};
 /// all counters.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
-    /// By whom, for which endpoint, and what.
+    /// The receiver, the endpoint, and the content.
     received: Vec<(usize, u32, Vec<u8>)>,
     left: Vec<Vec<u8>>,
     counters: Vec<Vec<(&'static str, u64)>>,

@@ -276,7 +276,7 @@ fn vlans_are_apart_on_the_wire() {
             (Some(6), session.open(&rule.vlan(6)).unwrap()),
         ];
         let mut wire = bench.wire();
-        // From and to somebody other than the kernel, which would answer what it gets.
+        // From and to a host other than the kernel, which would answer.
         let flow = Flow { source_mac: ELSEWHERE, ..bench.flow4(&session) };
         let tagged = |flow: Flow, tag: Option<u16>| tag.map_or(flow, |tag| flow.vlan(tag));
         for (vlan, endpoint) in endpoints {
@@ -298,7 +298,7 @@ fn vlans_are_apart_on_the_wire() {
             send(&mut session, endpoint, &answer);
             eventually("the answer is on the wire", || wire.receive().as_ref() == Some(&answer));
         }
-        // Another VLAN is nobody's, and nobody sends into another's.
+        // Packets of another VLAN match no endpoint, and no client sends into another's VLAN.
         wire.send(&flow.vlan(7).udp(b"7")).unwrap();
         eventually("it is counted", || bench.device()["rx_dropped_nobody"] == 1);
         nothing(&mut session, "VLAN 7");
@@ -392,8 +392,8 @@ fn mangled_frames_are_counted_and_nothing_else() {
             assert_eq!(device["rx_dropped_malformed"], place as u64 + 1, "{what}: {device:?}");
             nothing(&mut session, what);
         }
-        // And of anything else: each header's every byte, at random. All of it is delivered, or
-        // nobody's, or mangled.
+        // And of any other content: each header's every byte, at random. Each is delivered,
+        // unmatched or malformed.
         let mut random = Random::new(seed(0x3a9));
         let whole = [&udp4, &udp6, &tcp4, &tcp6, &arp];
         let before = bench.device();

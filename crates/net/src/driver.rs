@@ -1,7 +1,7 @@
 //! Driving: frames in, frames out, timers, sleep.
 //!
-//! Whoever holds the link's lock may drive: the library's thread, a thread that has just written,
-//! or one that is blocked in a network without a thread.
+//! The holder of the link's lock may drive: the library's thread, a thread that has just written,
+//! or a thread that is blocked in a network without a thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -29,9 +29,9 @@ pub(crate) struct Core {
     pub(crate) waiters: std::collections::HashMap<SocketId, Arc<Waiter>>,
     /// Why the link carries nothing any more.
     pub(crate) dead: Option<LinkError>,
-    /// In a network without a thread: somebody drives.
+    /// In a network without a thread: `true` if some thread drives.
     led: bool,
-    /// In a network without a thread: those who wait while somebody else drives.
+    /// In a network without a thread: the threads that wait while another one drives.
     followers: Vec<Arc<Waiter>>,
     telling: ToTell,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     link: Mutex<Box<dyn Link>>,
     pub(crate) clock: Clock,
-    /// Something waits to be sent, and whoever holds the link is to see to it.
+    /// Frames wait to be sent, and the holder of the link's lock must send them.
     pending: AtomicBool,
     /// Until when the driver sleeps, in microseconds of the clock.
     sleeps_until: AtomicU64,
@@ -119,7 +119,7 @@ impl Shared {
         result
     }
 
-    /// Sends what waits to be sent, or leaves word with whoever holds the link.
+    /// Sends the waiting frames, or leaves a note for the holder of the link's lock.
     pub(crate) fn kick(&self) {
         for _ in 0..KICK_TURNS {
             self.pending.store(true, Ordering::Relaxed);
@@ -193,8 +193,8 @@ impl Shared {
         if !tell.is_empty() {
             for waiter in tell.drain(..) {
                 waiter.tell();
-                // One who drives sleeps on the link, not in its waiting room. In its own turn it
-                // is awake.
+                // A driving thread sleeps on the link, not in its waiting room. While it runs it is
+                // awake.
                 if !receive && waiter.leading.load(Ordering::Relaxed) {
                     self.ring();
                 }
@@ -250,9 +250,9 @@ impl Shared {
             let left = until.saturating_duration_since(StdInstant::now());
             next = next.min((now + left).as_micros());
         }
-        // A moment once set is kept until it has passed, though what was due then is done: a
-        // connection in use always has something due within a second, and whoever writes to it
-        // need not wake the driver to say so. It costs one wake-up after the last traffic.
+        // A moment once set is kept until it has passed, even if the work due then is done. A
+        // connection in use always has a timer due within a second, so a writer need not wake the
+        // driver to announce one. This costs one wake-up after the last traffic.
         let kept = self.kept.load(Ordering::Relaxed);
         if kept > now.as_micros() {
             next = next.min(kept);
@@ -343,7 +343,7 @@ impl Shared {
         }
     }
 
-    /// Waits to be told, or drives when nobody else does.
+    /// Waits to be told, or drives when no other thread does.
     fn wait<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -366,8 +366,8 @@ impl Shared {
         }
         let mut core = self.core();
         core.led = false;
-        // Somebody else must drive if we do not come back. All are told: those whose wait is over
-        // have gone, and a follower without a leader would wait for ever.
+        // Another thread must drive if this one does not come back. All followers are told: those
+        // whose wait is over have gone, and a follower without a leader would wait for ever.
         let followers = std::mem::take(&mut core.followers);
         drop(core);
         followers.iter().for_each(|follower| follower.tell());

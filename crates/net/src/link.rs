@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use towpath_stack::{Meta, Offload};
 
-/// Who and what a link is.
+/// The properties of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkInfo {
     /// The Ethernet address to send from.
@@ -54,7 +54,7 @@ impl From<std::io::Error> for LinkError {
 /// A turn is: `prepare`, `receive`, any number of `transmit`, `flush`. Before the network sleeps it
 /// calls `arm`, afterwards `disarm`.
 pub trait Link: Send {
-    /// Who and what it is. Does not change.
+    /// Returns the link's properties, which do not change.
     fn info(&self) -> LinkInfo;
 
     /// A descriptor to sleep on: readable while there is something to receive and the link is
@@ -90,7 +90,7 @@ pub trait Link: Send {
     /// all when there is no room.
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool;
 
-    /// Sends what was taken, or rings whoever does.
+    /// Sends the frames taken, or notifies the party that sends them.
     ///
     /// # Errors
     /// When the link carries nothing any more.
@@ -102,6 +102,6 @@ pub trait Link: Send {
     /// When the link carries nothing any more.
     fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError>;
 
-    /// The sleep is over: nobody need wake the network.
+    /// Ends the sleep: the link need not wake the network any more.
     fn disarm(&mut self) {}
 }

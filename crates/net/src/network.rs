@@ -12,12 +12,12 @@ use crate::driver::Shared;
 use crate::link::Link;
 use crate::wait::{Waiter, lock};
 
-/// Who receives, acknowledges and retransmits.
+/// The thread that receives, acknowledges and retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driving {
     /// A thread of the library.
     Thread,
-    /// The application: whoever is blocked in a call, or [`Network::drive`].
+    /// The application: a thread blocked in a call, or [`Network::drive`].
     Application,
 }
 

@@ -53,7 +53,7 @@ impl Poller {
     pub fn take(&self, events: &mut Vec<Event>) {
         let mut state = lock(&self.shared.state);
         if state.rung {
-            // Emptied under the lock: who rings after us finds it empty.
+            // Emptied under the lock: a later notification finds it empty.
             let _ = rustix::io::read(&self.shared.fd, &mut [0; 8]);
             state.rung = false;
         }

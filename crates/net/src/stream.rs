@@ -60,15 +60,15 @@ impl TcpStream {
     /// Connects.
     ///
     /// # Errors
-    /// When there is no way to the address, nobody listens there or nobody answers.
+    /// When no route leads to the address, no socket listens there or the peer does not answer.
     pub fn connect(network: &Network, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         each(to, |to| Self::start(network, to, None, Patience::Forever))
     }
 
-    /// Connects, and waits for it no longer than `timeout`.
+    /// Connects, and waits at most `timeout` for it.
     ///
     /// # Errors
-    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] when nobody answered in time.
+    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] when the peer did not answer in time.
     pub fn connect_timeout(
         network: &Network,
         to: &SocketAddr,

@@ -133,10 +133,10 @@ impl UdpSocket {
         self.stack(towpath_stack::Stack::udp_local)
     }
 
-    /// Whom it is connected to.
+    /// Returns the peer to which the socket is connected.
     ///
     /// # Errors
-    /// When it is not.
+    /// When it is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let peer = self.stack(towpath_stack::Stack::udp_peer)?;
         peer.ok_or_else(|| error::socket(SocketError::NotConnected))

@@ -1,4 +1,4 @@
-//! Waiting for a socket: who waits, and how they are told.
+//! Waiting for a socket: the waiting threads, and the ways to tell them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,17 +18,17 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Whether somebody has to be told. Under the stack's lock.
+    /// Returns `true` if some thread or poller has to be told. Call it under the stack's lock.
     pub(crate) fn wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
             || self.leading.load(Ordering::Relaxed)
             || lock(&self.registration).is_some()
     }
 
-    /// Tells whoever waits. Best after the stack's lock was let go, which they need first.
+    /// Tells the waiting threads. Call it after releasing the stack's lock, which they need first.
     pub(crate) fn tell(&self) {
-        // A wake-up is a call to the kernel, whether anybody waits or not. Who comes to wait after
-        // this look has seen the stack as it is now, since it held the lock after us.
+        // A wake-up is a system call even if no thread waits. A thread that starts to wait after
+        // this check has seen the stack as it is now, since it took the lock after us.
         if self.waiting.load(Ordering::Relaxed) != 0 {
             self.condvar.notify_all();
         }

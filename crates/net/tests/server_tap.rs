@@ -131,7 +131,7 @@ fn connect_to_the_kernel_and_datagrams() {
         assert_eq!((got.len(), from.ip().to_string()), (1 << 20, "10.77.0.3".to_owned()));
         let refused = TcpStream::connect(&b, "10.77.0.1:81").unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-        // Datagrams, also larger than the MTU, and a port where nobody listens.
+        // Datagrams, also larger than the MTU, and a port without a listener.
         let ours = UdpSocket::bind(&a, "10.77.0.2:7").unwrap();
         let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
         kernel.set_read_timeout(Some(Duration::from_secs(5))).unwrap();

@@ -35,8 +35,8 @@ impl Buffers {
         !self.free[class].is_empty() || taken + bytes(class) <= self.limit
     }
 
-    /// A buffer for a PDU of `len` bytes; what is in it is anybody's. There is to be room for it:
-    /// [`Buffers::has_room`].
+    /// Takes a buffer for a PDU of `len` bytes, with arbitrary content. The caller has checked for
+    /// room with [`Buffers::has_room`].
     pub(crate) fn take(&mut self, len: usize) -> Box<[u8]> {
         let class = class(len);
         if let Some(buffer) = self.free[class].pop() {

@@ -132,7 +132,8 @@ impl PduEndpoint {
             chunk_bytes: (frame_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
             filling: Vec::with_capacity(slots as usize),
             turns: Turns::new(slots as usize),
-            // Somewhere: whoever had this address before us may have sent the numbers from 0 on.
+            // A random start: the previous holder of this address may have sent the numbers from 0
+            // on.
             next_id: RandomState::new().build_hasher().finish() as u32,
             sent: SendCounters::default(),
             reassembler: Reassembler::new(options.limits),
@@ -160,7 +161,7 @@ impl PduEndpoint {
         if len > max {
             return Err(SendError::Length { len, max });
         }
-        // Empty, unless somebody forgot a message instead of dropping it.
+        // Empty, unless the application forgot a message instead of dropping it.
         self.release_filling();
         let needed = len.div_ceil(self.chunk_bytes).max(1);
         if !self.has_frames(channel, needed)? {

@@ -48,13 +48,13 @@ pub enum Malformed {
     /// Another version of the format.
     #[error("another version than 1")]
     Version,
-    /// The header check is wrong: the headers were damaged, or say what nobody sent.
+    /// The header check is wrong: the headers were damaged, or no sender sent them so.
     #[error("the header check is wrong")]
     Check,
     /// Flags that this version does not know.
     #[error("flags that must be zero")]
     Flags,
-    /// From a group address, which nobody is.
+    /// From a group address, which no sender has.
     #[error("from a group address")]
     Source,
     /// Lengths that contradict each other: beyond the PDU, over 64 KiB, or a part of nothing.

@@ -47,8 +47,8 @@ pub(crate) struct Partial {
     newer: Option<usize>,
 }
 
-/// The table. The age of a PDU is that of its first fragment, so whoever is the oldest is also the
-/// first whose time is over.
+/// The table. The age of a PDU is that of its first fragment, so the oldest PDU is also the first
+/// to expire.
 #[derive(Debug)]
 pub(crate) struct Partials {
     places: Vec<Partial>,

@@ -28,7 +28,8 @@ impl<'a> Pdu<'a> {
         Pdu { fragment, body: Body::Reassembled(bytes) }
     }
 
-    /// From which MAC address. On this host the server has checked it; on the wire nobody has.
+    /// Returns the source MAC address. On this host the server has checked it; on the wire it is
+    /// unchecked.
     #[must_use]
     pub fn source(&self) -> [u8; 6] {
         self.fragment.source

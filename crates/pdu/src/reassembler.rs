@@ -180,8 +180,8 @@ impl Reassembler {
         Ok(Accepted::InPlace(*fragment))
     }
 
-    /// Makes room for a PDU, and begins it. Who gives way is done with: if the rest of it began it
-    /// anew, PDUs that take turns would push out each other for ever.
+    /// Makes room for a PDU, and begins it. An evicted PDU is done with: if its remaining fragments
+    /// began it anew, PDUs would evict each other in turn for ever.
     fn start(&mut self, now: Instant, key: Key, identity: Identity) -> usize {
         let (count, oldest) = self.partials.of_source(key.source);
         if let Some(oldest) = oldest

@@ -5,9 +5,9 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::reassembler::PARTIALS_OF_SOURCE;
 
-/// PDUs of several fragments that are begun and not at their end, whoever they are to: one to a group
-/// is in parts at each of its receivers. Half of what a receiver keeps of one source; the other half
-/// is for those that lost a fragment, or that the network has out of order.
+/// The limit of begun and unfinished PDUs of several fragments, to all receivers together: a PDU to
+/// a group is in parts at each of its receivers. It is half of the PDUs that a receiver keeps of
+/// one source. The other half is for PDUs that lost a fragment or arrive out of order.
 pub(crate) const MAX_BEGUN: usize = PARTIALS_OF_SOURCE / 2;
 
 /// Where in its PDU a fragment is.
@@ -123,7 +123,8 @@ impl<T> Turns<T> {
         let Place { part, next, .. } = self.places[first];
         if part == Part::Last {
             begun = false;
-            // Whoever waited to begin has its place, before its own channel's next PDU.
+            // A channel that waited to begin gets its place before the next PDU of the ending
+            // channel.
             match self.held.pop_front() {
                 Some(waited) => self.order.push_back(Turn { begun: true, ..waited }),
                 None => self.begun -= 1,
@@ -138,8 +139,8 @@ impl<T> Turns<T> {
         self.places[first].item.take()
     }
 
-    /// Sees to it that the first in order may send: who is to begin one PDU too many is held. A
-    /// channel is, once for a PDU.
+    /// Ensures that the first channel in order may send, and holds a channel that would begin one
+    /// PDU too many. A channel is held once per PDU.
     fn choose(&mut self) {
         while let Some(turn) = self.order.front_mut() {
             if self.places[turn.first].part != Part::First || turn.begun {
@@ -207,7 +208,7 @@ mod tests {
             place += 1;
         }
         assert_eq!((most, begun, ended.len()), (MAX_BEGUN, 0, 72));
-        // Each channel's first before anybody's second, and so on.
+        // Each channel's first PDU comes before any channel's second, and so on.
         for round in ended.chunks(24) {
             let mut round = round.to_vec();
             round.sort_unstable();

@@ -98,7 +98,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     };
     assert_eq!(counted("rx_dropped_no_frames") + counted("rx_dropped_over_budget"), 0);
     assert_eq!(done.frames, a.sent().fragments, "all that was sent came to the faults");
-    // A frame whose address or ethertype was damaged comes to nobody, or as another kind.
+    // A frame whose address or ethertype was damaged reaches no endpoint, or comes as another kind.
     let came = done.frames - done.dropped + done.duplicated;
     assert!(received.fragments <= came && received.fragments + done.flipped >= came);
     assert!(received.malformed + received.damaged + received.damaged_in_place <= done.flipped * 2);

@@ -1,4 +1,4 @@
-//! Fragments that nobody honest sends: each is dropped and counted, and takes no more memory or
+//! Fragments that no honest peer sends: each is dropped and counted, and takes no more memory or
 //! time than the limits say.
 
 mod support;
@@ -72,7 +72,7 @@ fn an_overlap_gives_the_pdu_up_and_a_copy_does_not() {
     for (offset, len) in [(1000, 1000), (1200, 300), (1000, 1), (1999, 1)] {
         assert_eq!(bench.give(at(1, offset, len), 5), Err(Dropped::Duplicate));
     }
-    // Other bytes at the same place: nobody knows which are right.
+    // Other bytes at the same place: the receiver cannot know which are right.
     assert_eq!(bench.give(at(1, 1999, 1), 6), Err(Dropped::Conflict));
     assert_eq!(bench.give(at(1, 0, 1000), 5), Err(Dropped::Late));
     // Before, after, around it, by one byte.
@@ -141,8 +141,8 @@ fn the_oldest_gives_way() {
     }
     assert_eq!(bench.reassembler.waiting(), 3);
     assert_eq!(bench.reassembler.counters().gave_way_of_source, 2);
-    // The last three are still there. The first two are done with: what comes of them yet begins
-    // nothing, and pushes nobody out.
+    // The last three are still there. The first two are done with: their remaining fragments begin
+    // nothing and evict nothing.
     let rest = |id| Fragment { offset: 1000, ..of(2, id) };
     for id in 0..2 {
         assert_eq!(bench.give(rest(id), 0), Err(Dropped::Late));
@@ -230,7 +230,7 @@ fn memory_is_bounded() {
         came += u32::from(bench.give_frame(&one).unwrap());
     }
     assert_eq!(came, 1);
-    // Too long for who wants only short ones, and too small a limit for anything is raised.
+    // Too long for a receiver of short PDUs only; and a limit too small for any PDU is raised.
     let mut bench = Bench::new(Limits { pdu_bytes: 2999, ..Limits::default() });
     assert_eq!(bench.give(FRAGMENT, 0), Err(Dropped::TooLong));
     let nothing = Limits {

@@ -30,10 +30,10 @@ pub struct Census {
 }
 
 impl Census {
-    /// Of a process, by its number.
+    /// Counts those of a process, by its number.
     ///
     /// # Errors
-    /// When there is none such, or it belongs to somebody else.
+    /// When there is no such process, or it belongs to another user.
     pub fn of(pid: u32) -> io::Result<Census> {
         let mut census = Census::default();
         let directory = format!("/proc/{pid}/fd");

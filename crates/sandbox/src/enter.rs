@@ -24,7 +24,7 @@ use crate::error::{Error, Unavailable};
 pub enum Entered {
     /// As root of the machine or container: the users are those of before.
     AsRoot,
-    /// In a user namespace that knows one user, the caller, who is root there.
+    /// In a user namespace that knows one user, the caller, which is root there.
     AsUser,
 }
 

@@ -61,8 +61,8 @@ impl Namespace {
         })?
     }
 
-    /// Has a command start inside. To be asked for before the command is made to run as somebody
-    /// else, who could not enter any more.
+    /// Makes a command start inside. Call this before setting another user for the command, since
+    /// that user could not enter any more.
     pub fn contain(&self, command: &mut Command) {
         let namespace = self.clone();
         // SAFETY: one system call.

@@ -140,7 +140,7 @@ pub fn hypervisor() -> Option<String> {
 fn close(fd: libc::c_long) -> Result<(), Errno> {
     match i32::try_from(fd) {
         Ok(fd) if fd >= 0 => {
-            // SAFETY: the kernel just made this descriptor for us; nobody else knows of it.
+            // SAFETY: the kernel just made this descriptor for us; it has no other owner.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
             Ok(())
         }

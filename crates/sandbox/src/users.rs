@@ -22,8 +22,8 @@ use rustix::thread::{
 
 use crate::error::Error;
 
-/// The first of the three user and group numbers. No account needs to exist for them; nobody gives
-/// them out: accounts end at 60000, systemd's own ranges leave 60706 to 61183 free.
+/// The first of the three user and group numbers. No account needs to exist for them, and no system
+/// assigns them: accounts end at 60000, systemd's own ranges leave 60706 to 61183 free.
 const FIRST_ID: u32 = 61001;
 
 /// The number of the highest capability that a `u64` can hold; the kernel says where it ends.
@@ -40,7 +40,7 @@ pub struct User {
     other: bool,
 }
 
-/// Who runs the server, and who the applications.
+/// The users that run the server and the applications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Users {
     /// The server's.
@@ -53,8 +53,8 @@ pub struct Users {
 }
 
 impl Users {
-    /// Three users with the numbers 61001 to 61003 where the caller may become anybody; else the
-    /// caller alone.
+    /// Returns three users with the numbers 61001 to 61003 where the caller may become any user;
+    /// else the caller alone.
     #[must_use]
     pub fn find() -> Users {
         if may_become_anybody() {

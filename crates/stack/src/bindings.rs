@@ -1,4 +1,4 @@
-//! Who has which local address and port.
+//! Ownership of local addresses and ports.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::SocketError;
 use crate::random::Random;
 
-/// Ports given out to those who name none (RFC 6335, 6).
+/// Ports for sockets that name none (RFC 6335, 6).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 
 /// Addresses and ports, and what is bound there. An unspecified address stands for every address
@@ -24,7 +24,7 @@ fn unspecified(of: IpAddr) -> IpAddr {
     }
 }
 
-/// Every port for those who name none, each once, from a random one on.
+/// Returns every ephemeral port once, from a random one on.
 pub(crate) fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> + use<> {
     let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
     let start = (random.next() % u64::from(count)) as u32;
@@ -78,7 +78,7 @@ impl<T> Bindings<T> {
         }
     }
 
-    /// Who gets what comes to this address and port.
+    /// Finds the socket that receives packets for this address and port.
     pub(crate) fn find(&self, address: IpAddr, port: u16) -> Option<&T> {
         self.bound.get(&(address, port)).or_else(|| self.bound.get(&(unspecified(address), port)))
     }

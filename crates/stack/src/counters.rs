@@ -34,7 +34,7 @@ counters! {
     rx_ethertype,
     /// Dropped: to an IP address that is not ours.
     rx_other_address,
-    /// Dropped: from an address that nobody can have.
+    /// Dropped: the source address is one that no host can have.
     rx_bad_source,
     /// Dropped: wrong IP header checksum.
     rx_ip_checksum,

@@ -7,7 +7,7 @@ use crate::{ip, path};
 /// What an error says, as far as a host cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
-    /// Nobody listens on the port, or nobody speaks the protocol.
+    /// No socket listens on the port, or the host does not speak the protocol.
     Refused,
     /// Host or network cannot be reached.
     Unreachable,
@@ -135,7 +135,7 @@ fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
 /// An error that this host sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// Nobody listens on the port.
+    /// No socket listens on the port.
     Port,
     /// The protocol is not spoken; where its number stands in the packet (IPv6).
     Protocol(u32),

@@ -14,7 +14,7 @@ const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 /// The hop limit of what this host sends; NDP has its own.
 pub(crate) const HOP_LIMIT: u8 = 64;
-/// More extension headers than this are nobody's honest packet.
+/// No honest packet has more extension headers than this.
 const MAX_EXTENSIONS: usize = 8;
 
 /// Where a fragment belongs.

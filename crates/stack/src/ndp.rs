@@ -8,17 +8,17 @@ const SOURCE_LINK_ADDRESS: u8 = 1;
 const TARGET_LINK_ADDRESS: u8 = 2;
 /// Such a message with a link address option, in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
-/// What all of these must have: nobody but a neighbour can send it (RFC 4861, 7.1).
+/// The hop limit that all of these must have: only a neighbour can send it (RFC 4861, 7.1).
 pub(crate) const HOP_LIMIT: u8 = 255;
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ndp {
-    /// Who has this address?
+    /// Asks for the link address of this address.
     Solicitation {
         /// The address asked for.
         target: Ipv6Addr,
-        /// Who asks.
+        /// Link address of the host that asks.
         link: Option<[u8; 6]>,
     },
     /// I have this address.

@@ -10,7 +10,7 @@ const SPARE_BUFFERS: usize = 1024;
 /// A buffer that grew beyond this is not kept.
 const SPARE_BYTES: usize = 2048 + 128;
 
-/// Whom a frame goes to.
+/// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextHop {
     /// A station whose address is known.

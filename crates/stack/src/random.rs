@@ -25,7 +25,7 @@ impl Random {
         hasher.finish()
     }
 
-    /// The same number for the same thing, which nobody without the secret can tell.
+    /// Returns the same number for the same thing; without the secret it cannot be guessed.
     pub(crate) fn keyed(&self, thing: &impl Hash) -> u64 {
         let mut hasher = self.keys.build_hasher();
         hasher.write_u64(!self.secret);

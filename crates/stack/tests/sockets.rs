@@ -72,7 +72,7 @@ fn who_is_not_accepted_waits() {
     let listener = world.nodes[1].stack.tcp_listen(at(1, 80), 4).unwrap();
     let clients: Vec<_> = (0..10).map(|_| connect(&mut world, at(1, 80))).collect();
     world.idle(Duration::from_millis(500));
-    // To the peer the handshake is over; here it is not, while nobody can take the connection.
+    // To the peer the handshake is over; here it is not, while no listener can take the connection.
     assert!(world.nodes[1].stack.counters().tcp_accept_overflow > 0);
     let mut accepted = 0;
     let until = world.now + Duration::from_secs(10);
@@ -336,7 +336,7 @@ fn datagrams_wait_are_dropped_and_counted() {
     }
     assert_eq!(got, (24..40).collect::<Vec<u8>>());
     assert_eq!(world.nodes[0].stack.counters().neighbour_dropped, 24);
-    // A queue that nobody empties.
+    // A queue that no application empties.
     for _ in 0..40 {
         let now = world.now;
         world.nodes[0].stack.udp_send(now, from, &[0; 60_000], Some(at(1, 1000))).unwrap();

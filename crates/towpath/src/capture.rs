@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut session = Session::attach(&socket, &options)
         .map_err(|error| Failure::new(format!("capture: {error}")))?;
-    // Who is refused has not emptied a file.
+    // A refused capture must leave the file as it is.
     let endpoint = session
         .open(&Rule::capture())
         .map_err(|error| Failure::new(format!("capture: {error}")))?;
@@ -249,7 +249,7 @@ impl Capture {
     }
 }
 
-/// Whether somebody asked for the end.
+/// Returns `true` if a signal asked for the end.
 fn asked(signals: &Signals) -> bool {
     let mut heard = [PollFd::new(signals, PollFlags::IN)];
     poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)

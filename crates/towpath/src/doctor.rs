@@ -131,7 +131,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     } else {
         report.print(&mut out)
     };
-    // Whoever closed the pipe early has read enough.
+    // A reader that closed the pipe early has read enough.
     if printed.is_err_and(|error| error.kind() != io::ErrorKind::BrokenPipe) {
         return ExitCode::FAILURE;
     }

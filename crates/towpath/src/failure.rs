@@ -32,7 +32,7 @@ impl Failure {
         Failure { text: text.into(), status: towpath_sandbox::EXIT_UNAVAILABLE }
     }
 
-    /// Nothing is wrong, and nobody reads any more: status 0, and no line.
+    /// Returns the end without an error when the reader has gone: status 0, and no line.
     pub(crate) fn silent() -> Failure {
         Failure { text: String::new(), status: 0 }
     }
@@ -42,14 +42,15 @@ impl Failure {
         if self.text.is_empty() {
             return ExitCode::from(self.status);
         }
-        // Nobody can be told when standard error is gone; the status still says it.
+        // Without standard error the message is lost; the status still tells.
         let _ = writeln!(io::stderr(), "towpath: {}", one_line(&self.text));
         ExitCode::from(self.status)
     }
 }
 
-/// Has a defect of this program told in one line too, unless somebody asked for its trace; and a
-/// table that cannot be printed, which the standard library takes for a defect, be a failure.
+/// Installs a hook that reports a defect of this program in one line, unless the user asked for its
+/// trace. The standard library takes a table that cannot be printed for a defect; the hook makes it
+/// a failure.
 pub(crate) fn tell_defects_in_one_line() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |defect| {
@@ -89,7 +90,7 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Prints what a verb was asked for. Whoever closed the pipe early has read enough.
+/// Prints the output of a verb. A reader that closed the pipe early has read enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -59,7 +59,7 @@ fn directories() -> Vec<PathBuf> {
     all
 }
 
-/// Below /tmp anybody may have made a directory of that name, and have a server of theirs listen
+/// Below /tmp any user may have made a directory of that name, with a server of their own listening
 /// in it.
 fn is_ours(directory: &Path) -> bool {
     match directory.symlink_metadata() {
@@ -132,7 +132,7 @@ fn only(directories: &[PathBuf]) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Whether somebody listens there: also somebody who is not for us, who will say so.
+/// Returns `true` if a server listens there, even one that will refuse us and say so.
 fn answers(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) =

@@ -1,4 +1,4 @@
-//! `towpath ls`: who is attached, and what each receives.
+//! `towpath ls`: the attached applications, and what each receives.
 #![forbid(unsafe_code)]
 
 use crate::failure::{Failure, print};

@@ -50,7 +50,7 @@ enum Verb {
     /// Serve a network interface to applications, until SIGTERM, SIGINT or SIGHUP
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
-    /// List who is attached to a server, and what each receives
+    /// List the applications attached to a server, and what each receives
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
     /// Show what a server counted: packets, bytes, drops by reason

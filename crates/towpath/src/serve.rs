@@ -1,4 +1,4 @@
-//! `towpath serve`: one device, served until somebody asks it to end.
+//! `towpath serve`: one device, served until a signal or the service manager ends it.
 
 mod confine;
 mod directory;
@@ -180,7 +180,7 @@ fn record(
             path.display()
         ))
     };
-    // What is on the wire is nobody else's to read.
+    // Captured traffic is private to this user.
     let file: File = OpenOptions::new()
         .write(true)
         .create(true)
@@ -199,7 +199,7 @@ fn record(
     Ok((Box::new(wrapped), status))
 }
 
-/// Logs to standard error. `RUST_LOG` is for those who look for something special.
+/// Logs to standard error. `RUST_LOG` selects the messages for special searches.
 fn start_log(level: Level) {
     let level = match level {
         Level::Error => "error",
@@ -214,7 +214,7 @@ fn start_log(level: Level) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // A log that nobody can read any more is no reason to stop serving.
+        // A lost log is no reason to stop serving.
         .log_internal_errors(false)
         .try_init();
     // Only a second start in one process could fail.

@@ -41,7 +41,7 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just opened, and nobody else's.
+        // SAFETY: a descriptor just opened, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Signals { fd, set })
     }

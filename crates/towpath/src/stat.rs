@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Sleeps until then, unless somebody asks for the end.
+/// Sleeps until then, unless a signal asks for the end.
 fn asked_to_end(signals: &Signals, until: Instant) -> Result<bool, Failure> {
     let left = until.saturating_duration_since(Instant::now());
     let timeout =
@@ -92,7 +92,8 @@ fn asked_to_end(signals: &Signals, until: Instant) -> Result<bool, Failure> {
     }
 }
 
-/// As `print`, but the end of whoever reads is ours: nobody would see the next one.
+/// Prints as `print` does, but ends the program when the reader has gone: the next output would
+/// have no reader.
 fn print_while_read(text: &str) -> Result<(), Failure> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();

@@ -13,7 +13,7 @@ use towpath_testkit::{Unavailable, check_tun, skip};
 
 /// How long a demonstration may take here, where other tests run beside it.
 const LIMIT: Duration = Duration::from_secs(45);
-/// An ordinary user: nobody has the number.
+/// An ordinary user: no account has this number.
 const ORDINARY: &str = "61009";
 
 fn program() -> &'static Path {
@@ -116,7 +116,7 @@ fn it_holds_as_who_we_are() {
         return;
     }
     let (pid, output) = run(Command::new(program()).args(["demo", "--quick"]));
-    // In a user namespace root may not be able to become anybody else.
+    // In a user namespace root may be unable to become another user.
     let users = towpath_testkit::Users::find();
     let protection = if users.distinct { "three users" } else { ONE_USER };
     assert_held(pid, &output, protection);
@@ -178,7 +178,7 @@ fn with_dev_net(unshare: &[&str], script: &str, program: &Path) -> Command {
 fn it_holds_as_an_ordinary_user() {
     const TEST: &str = "it_holds_as_an_ordinary_user";
     if !is_root() || !possible(TEST) || !works(TEST, &["--mount"]) {
-        // Who is no root is an ordinary user in every other test.
+        // Without root, every other test runs as an ordinary user already.
         return;
     }
     // With the mode that udev gives it.

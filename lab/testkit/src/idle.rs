@@ -1,15 +1,16 @@
-//! What is left of each core, counted by who takes only what is left (Hennrich, "User Level Device
-//! Driver am Beispiel von TCP", measures idle time so).
+//! Measures the idle time of each core with threads that take only idle time (Hennrich, "User Level
+//! Device Driver am Beispiel von TCP", measures idle time so).
 //!
-//! The scheduler's account of threads does not know what interrupts take, nor, all of it, what the
-//! kernel's own threads and other processes do. A thread of the class `SCHED_IDLE` on each core, which
-//! runs when nobody else wants to, counts passes of a loop; how many there are in a second with nothing
-//! else to do is measured first, in the same run. What it misses, somebody took.
+//! The scheduler's account of threads covers neither the time of interrupts nor all the time of
+//! kernel threads and other processes. A thread of the class `SCHED_IDLE` on each core, which runs
+//! only on an otherwise idle core, counts passes of a loop. The module first measures the passes
+//! per second of an idle core, in the same run. Missing passes are time that other work took.
 //!
-//! It changes what it looks at: a core that counts never halts, so whoever is woken on it is woken
-//! sooner, and is switched to rather than started. What is counted so needs a run of its own, and is
-//! compared with what was counted so. Where the kernel shares cores among groups of processes, the
-//! class counts within a group: who is measured belongs to the group of who counts.
+//! The measurement changes its object: a counting core never halts, so threads on it wake sooner,
+//! by a switch instead of a start. A measurement by this method needs a run of its own, and
+//! compares only with others of the method. Where the kernel shares cores among groups of
+//! processes, the class counts within a group: the measured process must belong to the counter's
+//! group.
 //!
 //! Unsafe lives here for the scheduling class, which rustix does not have.
 
@@ -45,7 +46,7 @@ struct Counter {
 pub struct IdleCounters {
     counters: Vec<Counter>,
     over: Arc<AtomicBool>,
-    /// Passes a second of each core that nobody else uses; zero until calibrated.
+    /// Passes per second of each core while idle; zero until calibrated.
     full: Vec<f64>,
 }
 
@@ -72,7 +73,7 @@ impl IdleCounters {
                 std::thread::Builder::new().name(format!("idle-{cpu}")).spawn(move || {
                     let started = pin(cpu).and_then(|()| take_what_is_left());
                     let counts = started.is_ok();
-                    // Nobody waits where starting another one has failed.
+                    // The receiver is gone if the start of another counter failed.
                     let _ = ready.send(started);
                     if counts {
                         count(&counted.0, &over);
@@ -85,9 +86,9 @@ impl IdleCounters {
         Ok(all)
     }
 
-    /// Measures how fast each core counts with nothing else to do: in the fastest of twenty parts of
-    /// `window`, and by the counting thread's own time on its core, so that whoever else has the core
-    /// for a while does no harm. Nothing that is to be measured may run meanwhile. A core that is never
+    /// Measures how fast each idle core counts. The result is the fastest of twenty parts of
+    /// `window`, by the counting thread's own time on its core, so that other work on the core for
+    /// a while does no harm. Nothing that is to be measured may run meanwhile. A core that is never
     /// free for half a millisecond stays uncalibrated.
     ///
     /// # Errors
@@ -142,7 +143,7 @@ impl Drop for IdleCounters {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         for counter in self.counters.drain(..) {
-            // It cannot fail; and there is nobody to tell.
+            // It cannot fail, and `drop` has no caller to tell.
             let _ = counter.thread.join();
         }
     }

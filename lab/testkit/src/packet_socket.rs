@@ -35,7 +35,7 @@ impl PacketSocket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just opened, and nobody else's.
+        // SAFETY: a descriptor just opened, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: all zeros is a value of this structure of integers.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

@@ -1,5 +1,5 @@
-//! Bytes moved from one owner to another in the three ways that there are: copied, by changing who
-//! may touch their pages, and by mapping the pages elsewhere.
+//! Moves bytes from one owner to another in three ways: by copying, by changing the protection of
+//! their pages, and by mapping the pages elsewhere.
 //!
 //! Unsafe lives here because pages are taken from under addresses: no reference to them is ever
 //! formed, and every access is to an address that is mapped and permitted at that moment.
@@ -69,7 +69,7 @@ impl Area {
         }
     }
 
-    /// Reads a byte of every page, as whoever got it would. The area must be reachable.
+    /// Reads a byte of every page, as a receiver would. The area must be reachable.
     fn touch(&self, bytes: usize) -> u64 {
         (0..bytes)
             .step_by(PAGE_BYTES)
@@ -81,7 +81,7 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: ours, and nobody has an address of it any more.
+        // SAFETY: ours, and no address of it is in use any more.
         unsafe { libc::munmap(self.first.as_ptr().cast(), self.bytes) };
     }
 }
@@ -99,7 +99,7 @@ impl Pages {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just made, and nobody else's; mappings outlive it.
+        // SAFETY: a descriptor just made, with no other owner; mappings outlive it.
         let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
         file.set_len(bytes as u64)?;
         let shared = || Area::map(bytes, libc::MAP_SHARED | libc::MAP_POPULATE, fd);
@@ -142,8 +142,8 @@ impl Pages {
             Move::Remap => {
                 let (giver, taker) = (self.mapped, 1 - self.mapped);
                 let (from, to) = (&self.private[giver], &self.private[taker]);
-                // The giver's addresses stay mapped, to nothing: nobody else can get them, and the
-                // way back needs them.
+                // The giver's addresses stay mapped, to nothing: no other mapping can take them,
+                // and the way back needs them.
                 let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
                 // SAFETY: both ranges are ours, and no reference into them exists.
                 let moved = unsafe {
@@ -169,7 +169,7 @@ impl Pages {
 mod tests {
     use super::*;
 
-    /// What is read there; `None` where nobody may.
+    /// Reads the first byte; `None` where reading is forbidden.
     fn first_byte(area: &Area) -> Option<u8> {
         let mut byte = 0xff_u8;
         let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -194,7 +194,7 @@ mod tests {
         for how in [Move::Remap, Move::Protect] {
             for round in 0..4 {
                 assert_eq!(pages.give(how, 2 * PAGE_BYTES + 1).unwrap(), 1 + 2 + 3, "{how:?}");
-                // Who gave them has them no longer: its addresses lead to nothing, or nowhere.
+                // The giver has lost them: its addresses lead to nothing, or nowhere.
                 let giver = round % 2;
                 match how {
                     Move::Protect => {

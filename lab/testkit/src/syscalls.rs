@@ -1,11 +1,11 @@
-//! Counting the system calls of a thread of another process, from outside (`ptrace(2)`).
+//! Counts the system calls of a thread of another process, from outside (`ptrace(2)`).
 //!
 //! Unsafe lives here because `ptrace` and `waitid` are known to libc alone.
 //!
-//! What is watched is slowed down, not changed, but for one thing: to begin and to end the watch
-//! the thread is stopped for a moment, and a call such as `epoll_wait` that it sleeps in may then
-//! return `EINTR` (`signal(7)`). Meanwhile nobody else of the watching process may wait for it:
-//! its stops would be taken for its end.
+//! The watch slows the thread down and changes one thing: to begin and to end the watch, the
+//! counter stops the thread for a moment. A call such as `epoll_wait` in which the thread sleeps
+//! may then return `EINTR` (`signal(7)`). Meanwhile no other thread of the watching process may
+//! wait for the watched one: it would take a stop for the end.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -217,8 +217,8 @@ impl Participants {
     }
 }
 
-/// What the calling thread came to so far: to be asked by a thread before it ends, since nobody can
-/// afterwards.
+/// Returns the usage of the calling thread so far. A thread has to call this before it ends, since
+/// the account ends with it.
 ///
 /// # Errors
 /// When `/proc` is not mounted, or the kernel keeps no such account.
@@ -239,7 +239,7 @@ fn packet_threads() -> Vec<u32> {
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let is_one = |pid: &u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        // Anybody may have such a name; only the kernel's threads are kthreadd's children.
+        // Any process may have such a name; only the kernel's threads are kthreadd's children.
         field(&status, "Name:").is_some_and(|name| name.starts_with("ksoftirqd/"))
             && field(&status, "PPid:") == Some("2")
     };

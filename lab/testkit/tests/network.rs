@@ -54,7 +54,7 @@ fn a_wire_between_namespaces_carries_packets() {
         assert_eq!(far.netlink().unwrap().link("far").unwrap().mtu, 9000);
 
         for (own, peer) in ours.iter().zip(&theirs) {
-            // Both usable at once, IPv6 as well: nobody else can have them.
+            // Both usable at once, IPv6 as well: no other host can have them.
             let server = far.run(|| UdpSocket::bind((peer.address(), 7)).unwrap()).unwrap();
             server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             let client = UdpSocket::bind((own.address(), 0)).unwrap();
@@ -73,7 +73,7 @@ fn a_wire_between_namespaces_carries_packets() {
         let mut text = String::new();
         accepted.read_to_string(&mut text).unwrap();
         assert_eq!(text, "stream");
-        // Nobody there: sockets do not see across.
+        // No listener there: sockets do not see across.
         assert!(TcpStream::connect("127.0.0.1:80").is_err());
     });
 }

@@ -309,7 +309,7 @@ fn signals_reach_a_watched_process() {
 
 #[test]
 fn who_cannot_be_watched_is_said() {
-    // Oneself, and nobody.
+    // The own thread, and numbers without a thread.
     for tid in [std::process::id(), u32::MAX, i32::MAX as u32] {
         assert!(SyscallWatch::start(tid, Duration::from_secs(1)).is_err());
     }

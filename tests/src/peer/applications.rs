@@ -56,8 +56,8 @@ fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: b
                 let seen = received.contiguous().expect("frames are larger than these");
                 if frames::source(seen) == Some(source) {
                     let same = frames::check(seen, own, source, seed, next);
-                    // Before the first of our own may come what was on its way to the one who had
-                    // the address before us.
+                    // Packets in flight to the previous holder of the address may arrive before the
+                    // first of our own.
                     if next == 0 && same.is_err() {
                         return;
                     }

@@ -75,7 +75,7 @@ impl World {
         Sender { session, endpoint, mac, next: 0 }
     }
 
-    /// What came out: who sent it, its number, and how long it is.
+    /// Receives one packet: its sender, its number, and its length.
     pub(crate) fn receive(&mut self) -> Option<([u8; 6], u64, usize)> {
         let (frame, _) = self.far.receive()?;
         let number = frame[14..22].try_into().unwrap();

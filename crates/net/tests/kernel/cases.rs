@@ -242,7 +242,7 @@ fn two_hundred_connections_at_once() {
 fn pair(bench: &Bench) -> (TcpStream, std::net::TcpStream) {
     let listener = TcpListener::bind(&bench.network, address(bench.ours[0], 0)).unwrap();
     let at = listener.local_addr().unwrap();
-    // A network without a thread needs somebody who is blocked in one of its calls.
+    // A network without a thread needs a thread blocked in one of its calls.
     let connecting =
         thread::spawn(move || std::net::TcpStream::connect_timeout(&at, Duration::from_secs(10)));
     let (ours, peer) = listener.accept().unwrap();
@@ -315,7 +315,7 @@ fn refused_and_unreachable() {
     let IpAddr::V4(kernel) = bench.kernel[0] else { unreachable!() };
     let [a, b, c, _] = kernel.octets();
     let nobody = address(IpAddr::from([a, b, c, 99]), 80);
-    // By its own timeout, before the network finds that nobody is there.
+    // By its own timeout, before the network finds that no host answers there.
     let error = TcpStream::connect_timeout(&bench.network, &nobody, Duration::from_millis(300))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -432,7 +432,7 @@ fn the_application_drives() {
         .collect();
     clients.into_iter().for_each(|client| client.join().unwrap());
     server.join().unwrap();
-    // And by hand: nobody is blocked in a call.
+    // And by hand: no thread is blocked in a call.
     let ip = bench.ours[0];
     let pinging = thread::spawn(move || ping::ping(ip, 5000));
     while !pinging.is_finished() {

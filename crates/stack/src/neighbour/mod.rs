@@ -1,4 +1,5 @@
-//! Who on the link has which IP address: one table for ARP and NDP (RFC 826, RFC 4861).
+//! The neighbour cache: which link address has which IP address. One table serves ARP and NDP (RFC
+//! 826, RFC 4861).
 
 //!
 //! A packet, an answer and a timer each cost the same, whether the table holds one neighbour or as
@@ -53,7 +54,7 @@ pub(crate) struct Question {
     pub(crate) station: Option<[u8; 6]>,
 }
 
-/// What became of those who waited for a neighbour.
+/// The fate of the frames that waited for a neighbour.
 #[derive(Default)]
 pub(crate) struct Outcome {
     /// Connections that may go on.

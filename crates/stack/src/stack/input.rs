@@ -20,9 +20,9 @@ fn must_verify(meta: &Meta) -> bool {
 }
 
 impl Stack {
-    /// Takes a frame from the link: an Ethernet header and what follows it, without frame check
-    /// sequence. It may be a large one that a device has put together; the checksum of a TCP or
-    /// UDP packet is looked at only when `meta` says that nobody has.
+    /// Takes a frame from the link: an Ethernet header and its payload, without frame check
+    /// sequence. It may be a large one that a device has merged. The stack verifies the checksum of
+    /// a TCP or UDP packet only when `meta` says that it is not verified yet.
     pub fn input(&mut self, now: Instant, frame: &[u8], meta: Meta) {
         let counters = &mut self.host.counters;
         counters.rx_frames += 1;
@@ -261,7 +261,8 @@ impl Stack {
                     return;
                 }
                 if src.is_unspecified() {
-                    // Somebody is about to take our address: tell everybody (RFC 4861, 7.2.4).
+                    // Another host is about to take our address: announce it to all (RFC 4861,
+                    // 7.2.4).
                     self.conflict(now);
                     return;
                 }

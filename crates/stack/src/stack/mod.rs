@@ -106,7 +106,7 @@ impl Stack {
         self.host.send(now, header, to, &mut message.write(), &[], 2);
     }
 
-    /// Asks who has an address.
+    /// Asks for the link address of an IP address.
     fn ask(&mut self, now: Instant, question: Question) {
         let mac = self.host.config.mac;
         match question.address {
@@ -230,9 +230,9 @@ impl Stack {
         self.blocked
     }
 
-    /// The next socket with news, if any: something may be read, written or accepted that could
-    /// not before. A socket is named once until somebody has looked at it, by its readiness or by
-    /// an operation that would have had to wait.
+    /// Returns the next socket with news, if any: something may be read, written or accepted that
+    /// could not be before. The stack names a socket once, until the caller has looked at it: by
+    /// its readiness, or by an operation that would have had to wait.
     pub fn next_news(&mut self) -> Option<SocketId> {
         self.host.news.pop_front()
     }

@@ -29,7 +29,8 @@ impl Stack {
         self.udp.close(id)
     }
 
-    /// Sets whom it sends to and alone receives from, or ends that.
+    /// Sets the peer to which alone the socket sends and from which alone it receives, or removes
+    /// that peer.
     ///
     /// # Errors
     /// When the peer is of the other kind of address, has port 0 or cannot be routed to.
@@ -82,7 +83,7 @@ impl Stack {
         self.udp.local(id)
     }
 
-    /// Whom it is connected to.
+    /// Returns the peer to which the socket is connected.
     ///
     /// # Errors
     /// When there is no such socket.

@@ -99,7 +99,7 @@ impl Tcp {
     /// Writes what there is room for, at least one byte.
     pub(crate) fn send(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
         let connection = self.owned(id)?;
-        // Whoever looks may be told again: another thread may wait for the other direction.
+        // The next look may report it again: another thread may wait for the other direction.
         connection.told = false;
         if let Some(error) = connection.error.take() {
             return Err(error);

@@ -13,7 +13,7 @@ use super::window::Window;
 use crate::config::{CongestionControl, TcpConfig};
 use crate::{Instant, ListenerId, SocketError};
 
-/// Who is on both ends.
+/// Addresses and ports of both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tuple {
     pub(crate) local: SocketAddr,
@@ -27,7 +27,7 @@ pub(super) enum Owner {
     Listener(ListenerId),
     /// The application.
     Application,
-    /// Nobody: it ends by itself.
+    /// No owner: the connection ends by itself.
     Nobody,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Connection {
     pub(super) tuple: Tuple,
     pub(super) path: Path,
     pub(super) owner: Owner,
-    /// Why it ended, until somebody asked.
+    /// Why the connection ended, until a caller has asked.
     pub(super) error: Option<SocketError>,
     /// It was established once.
     pub(super) established: bool,

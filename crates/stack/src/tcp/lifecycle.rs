@@ -17,7 +17,7 @@ impl Tcp {
             // A reset in answer to our SYN and ACK.
             State::Listen => self.remove(host, index),
             State::Closed => {
-                // One more segment if it was us who gave up: the reset.
+                // One more segment if this side gave up: the reset.
                 if connection.socket().remote_endpoint().is_some() && !connection.detached {
                     return self.mark(index);
                 }

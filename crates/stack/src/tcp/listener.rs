@@ -63,7 +63,8 @@ impl Listeners {
         self.get(id).is_ok_and(|listener| listener.accept.len() >= listener.backlog)
     }
 
-    /// A half-open connection became a whole one. False when nobody can take it.
+    /// Handles a half-open connection that became established. `false` when no listener can take
+    /// it.
     pub(super) fn established(&mut self, host: &mut Host, id: ListenerId, tcp: TcpId) -> bool {
         self.half_open_count = self.half_open_count.saturating_sub(1);
         let Ok(listener) = self.get(id) else { return false };
@@ -190,7 +191,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// A SYN came that belongs to no connection. False when nobody listens.
+    /// Handles a SYN that belongs to no connection. `false` when no socket listens.
     pub(super) fn open_passive(
         &mut self,
         now: Instant,
@@ -205,12 +206,12 @@ impl Tcp {
             return false;
         };
         let id = ListenerId { index, generation: listener.generation };
-        // Nobody that we could answer.
+        // No route leads back to the sender.
         if host.route(tuple.remote.ip()).is_none() {
             host.counters.no_route += 1;
             return true;
         }
-        // When nobody accepts, the peer is left to ask again.
+        // While the application does not accept, the peer has to ask again.
         if listener.accept.len() >= listener.backlog {
             host.counters.tcp_accept_overflow += 1;
             return true;

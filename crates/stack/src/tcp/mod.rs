@@ -180,8 +180,8 @@ impl Tcp {
     ) {
         host.counters.tcp_visits += 1;
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        // The handshake's end is not heard while nobody can take the connection: the peer, or our
-        // SYN sent again, brings it up once more.
+        // The stack ignores the handshake's end while no listener can take the connection. The
+        // peer, or our repeated SYN, brings it up once more.
         if let Owner::Listener(id) = connection.owner
             && !connection.established
             && connection.state() == State::SynReceived
@@ -279,8 +279,9 @@ impl Tcp {
         self.mark(index);
     }
 
-    /// Throws away what nobody will read. Data to a connection that the application has let go is
-    /// lost, which the sender must hear (RFC 9293, 3.10.7.3 and RFC 2525, 2.17).
+    /// Discards data that the application will never read. When the application has dropped the
+    /// connection, the data is lost, and the stack tells the sender so (RFC 9293, 3.10.7.3 and RFC
+    /// 2525, 2.17).
     fn discard(&mut self, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         let lost = connection.socket().recv_queue();

@@ -1,9 +1,10 @@
-//! Initial sequence numbers (RFC 6528): they run with the clock, so that a connection opened anew
-//! continues above the old one's, and start where nobody else can know.
+//! Initial sequence numbers (RFC 6528). They run with the clock, so that a reopened connection
+//! continues above the old one's numbers. Their start is a secret.
 //!
-//! smoltcp draws them from a generator of its own and asks nobody. The generator (sPCG32) can be
-//! run backwards, so for each connection it is given the seed from which it will draw the number
-//! wanted. Its constants are those of smoltcp's `rand.rs`; that they still are is tested.
+//! smoltcp draws them from a generator of its own and takes no number from outside. The generator
+//! (sPCG32) can be run backwards, so each connection gets the seed from which the generator draws
+//! the wanted number. The constants are those of smoltcp's `rand.rs`; a test checks that they still
+//! are.
 
 use super::Tuple;
 use crate::Instant;

@@ -56,8 +56,8 @@ impl TimeWait {
         self.order.push_back((until, tuple));
     }
 
-    /// What is left of a connection. Its time may be over though nobody has cleaned up: that
-    /// happens in passing, since it is worth no wake-up.
+    /// Returns the rest of a connection. An entry may be past its time and not yet removed: the
+    /// stack removes entries in passing, since removal is worth no wake-up.
     pub(super) fn get(&self, now: Instant, tuple: &Tuple) -> Option<Remains> {
         self.entries.get(tuple).copied().filter(|remains| now < remains.until)
     }

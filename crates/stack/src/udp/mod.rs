@@ -24,7 +24,7 @@ pub struct Received {
     pub len: usize,
     /// The datagram's length; more than `len` when the buffer was too short and the rest is lost.
     pub datagram_bytes: usize,
-    /// Who sent it.
+    /// The sender.
     pub from: SocketAddr,
     /// The address that it came to.
     pub to: IpAddr,
@@ -209,7 +209,8 @@ impl Udp {
         Ok(received)
     }
 
-    /// Frames were sent: tells those who wait for room, once there is some worth waking for.
+    /// Handles frames that were sent: tells the sockets that wait for room, once there is enough to
+    /// justify a wake-up.
     pub(crate) fn room(&mut self, host: &mut Host) {
         if self.waiting.is_empty() || !host.outbox.half_empty() {
             return;
@@ -247,7 +248,7 @@ impl Udp {
         Ok(self.get(id)?.error.take())
     }
 
-    /// A datagram came. False when nobody listens.
+    /// Handles a received datagram. `false` when no socket listens.
     pub(crate) fn input(&mut self, host: &mut Host, packet: &Packet<'_>, verify: bool) -> bool {
         let payload = packet.payload;
         if payload.len() < HEADER_BYTES {

@@ -228,7 +228,7 @@ impl World {
             }
             let arrival = self.queue.peek().map(|Reverse((at, ..))| *at);
             let timers = self.nodes.iter().filter_map(|node| node.stack.poll_at(self.now));
-            // Who waits for room in the link looks again soon.
+            // A node that waits for room in the link looks again soon.
             let blocked = self.nodes.iter().any(|node| node.stack.is_blocked());
             let again = blocked.then(|| self.now + Duration::from_micros(50));
             let Some(next) = timers.chain(arrival).chain(again).min() else { return false };

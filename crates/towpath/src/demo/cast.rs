@@ -138,8 +138,8 @@ impl Drop for Player {
     }
 }
 
-/// The directory of the server's socket: the server's user's own, open for those who may look for
-/// the socket. Taken away when dropped, or by the server.
+/// The directory of the server's socket. It belongs to the server's user and is open to the users
+/// that may look for the socket. Dropping this removes it, unless the server did.
 pub(super) struct Directory {
     path: PathBuf,
 }

@@ -94,7 +94,7 @@ pub(super) fn play(part: Part, script: &Script) -> ExitCode {
                 Part::Web | Part::Echo => apply(part, script, &mut stream),
             };
             if let Err(error) = &outcome {
-                // Nobody may be left to hear it.
+                // The other end may be gone.
                 let _ = say(&mut stream, &Said::Failed(format!("{error:#}")));
             }
             outcome

@@ -44,7 +44,7 @@ impl Shown {
             self.pings,
         );
         let mut out = std::io::stderr().lock();
-        // Nobody who looks is no reason to fail.
+        // A missing reader is no reason to fail.
         let _ = if self.terminal { write!(out, "\r\x1b[K{text}") } else { writeln!(out, "{text}") };
         let _ = out.flush();
     }

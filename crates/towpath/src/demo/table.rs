@@ -21,7 +21,7 @@ pub(super) struct Killed {
     pub(super) frames: u32,
     /// Datagrams that it had answered.
     pub(super) answered: u64,
-    /// Datagrams that it did not answer any more: dropped, as for nobody.
+    /// Datagrams that it left unanswered: dropped for lack of a match.
     pub(super) unanswered: u64,
     /// How long its session outlived it, in milliseconds.
     pub(super) after_ms: u128,
@@ -30,7 +30,7 @@ pub(super) struct Killed {
 /// All that came out.
 pub(super) struct Outcome {
     pub(super) report: Value,
-    /// Packets that nobody had asked for before the traffic began: the kernel spoke first.
+    /// Unsolicited packets before the traffic began: the kernel spoke first.
     pub(super) early: u64,
     /// What the applications say of themselves: web, echo.
     pub(super) statements: [Statement; 2],
@@ -66,7 +66,7 @@ impl Outcome {
         }
         let allowed = self.early + self.killed.as_ref().map_or(0, |killed| killed.unanswered);
         for (name, count) in drops(&self.report["device"]["counters"]) {
-            // What was for the killed application is for nobody.
+            // Packets for the killed application match no endpoint.
             if name != "rx_dropped_nobody" || count > allowed {
                 failures.push(format!("device: {name} {count}"));
             }
@@ -213,7 +213,7 @@ impl Outcome {
     }
 }
 
-/// Packets that nobody had asked for.
+/// Packets without a matching endpoint.
 pub(super) fn nobodys(report: &Value) -> u64 {
     report["device"]["counters"]["rx_dropped_nobody"].as_u64().unwrap_or(0)
 }

@@ -32,7 +32,7 @@ const FLOOD_BYTES: usize = 1024;
 /// How many of them are on their way at a time.
 const FLOOD_WINDOW: u64 = 16;
 
-/// How far everything is, for whoever watches; and whether to stop before the end.
+/// The progress of all parts, for display; and whether to stop before the end.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// Bytes over TCP.
@@ -142,7 +142,8 @@ fn connect(to: SocketAddr) -> anyhow::Result<TcpStream> {
     let until = Instant::now() + STALL;
     let stream = loop {
         match TcpStream::connect_timeout(&to, STALL) {
-            // An IPv6 address is not used until nobody has claimed it for a second or so.
+            // An IPv6 address stays unusable for about a second, until no other host has claimed
+            // it.
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -408,7 +409,7 @@ impl Flood {
         Ok(())
     }
 
-    /// A few more, to nobody.
+    /// Sends a few more, which no application receives.
     pub(super) fn send_after_death(&mut self) -> anyhow::Result<()> {
         let mut bytes = [0; FLOOD_BYTES];
         for _ in 0..FLOOD_WINDOW {

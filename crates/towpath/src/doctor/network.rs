@@ -1,4 +1,4 @@
-//! Devices: which can be had, and by whom.
+//! Devices: which are usable, and by which users.
 #![forbid(unsafe_code)]
 
 use rustix::io::Errno;

@@ -41,7 +41,8 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
         .map_err(|errno| failed("capabilities", errno))?;
     set_no_new_privs(true).map_err(|errno| failed("no_new_privs", errno))?;
-    // Before the first memory file exists: whoever may trace us could open it writable.
+    // Before the first memory file exists: a process that may trace this one could open it
+    // writable.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|errno| failed("PR_SET_DUMPABLE", errno))
 }

@@ -1,9 +1,10 @@
-//! The directory of the socket: there, nobody else's, and writable by the server's user.
+//! The directory of the socket: it exists, belongs to no other user, and is writable by the
+//! server's user.
 //!
-//! A server that changes its user has to bind its socket after that, so that the socket is its
-//! own, and has to take it away again in the end. Its directory therefore belongs to root and to
-//! the server's group, which may make files in it, and has the sticky bit: each server can take
-//! away its own socket and nobody else's.
+//! A server that changes its user has to bind its socket after that, so that it owns the socket,
+//! and has to remove it at the end. Its directory therefore belongs to root and to the server's
+//! group, which may create files in it. The directory has the sticky bit: each server can remove
+//! its own socket and no other.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, DirBuilder, Permissions};
@@ -20,7 +21,7 @@ use crate::failure::{Failure, says};
 /// The longest path of a Unix socket, in bytes (`sockaddr_un`, unix(7)), without its zero.
 const MOST_PATH_BYTES: usize = 107;
 
-/// Who may change what is in the directory: its owner alone, or a group too, sticky.
+/// Write permission for the directory: its owner alone, or also a group, with the sticky bit.
 const OWNERS: u32 = 0o755;
 const GROUPS: u32 = 0o1775;
 

@@ -1,4 +1,4 @@
-//! Telling whoever started the server that applications can attach.
+//! Tells the program that started the server that applications can attach.
 //!
 //! Unsafe lives here for taking over a descriptor by its number.
 
@@ -34,8 +34,8 @@ impl Ready {
         let given = unsafe { BorrowedFd::borrow_raw(number) };
         rustix::io::fcntl_setfd(given, rustix::io::FdFlags::CLOEXEC)
             .map_err(|errno| bad(number, errno))?;
-        // SAFETY: it is open, and nothing in this process owns it: the caller opens nothing
-        // before, and whoever started us named it as ours.
+        // SAFETY: it is open, and nothing in this process owns it: the caller opens nothing before,
+        // and the program that started us named it as ours.
         let given = unsafe { OwnedFd::from_raw_fd(number) };
         Ok(Ready { to: Some(File::from(given)) })
     }

@@ -18,9 +18,9 @@ const MOST_FILE_BYTES: u64 = 1 << 20;
 pub(crate) enum Level {
     /// What ends the server.
     Error,
-    /// What somebody should look at.
+    /// Conditions that need an operator's attention.
     Warn,
-    /// Who comes and goes.
+    /// Sessions that come and go.
     Info,
     /// What the server does about it.
     Debug,
@@ -190,7 +190,7 @@ impl Settings {
         }
     }
 
-    /// What nobody said, as it is then: for people to read.
+    /// Fills in the defaults of unset values, for people to read.
     pub(crate) fn with_defaults(self) -> Settings {
         let (policy, config) = (Policy::default(), Config::default());
         // The defaults are within the limits; one that is not would show as not set.
@@ -334,7 +334,8 @@ transmit-budget = 11
         assert_eq!(both.mtu.unwrap().get(), 1500);
         assert_eq!(both.allow_user.len(), 1);
         assert_eq!(both.tap.as_deref(), Some("tap7"));
-        // What is printed is what is in effect, whoever said it: each setting has one place.
+        // The printed settings are those in effect, whether from a file or the command line: each
+        // setting has one place.
         let file = || Settings::parse(ALL).unwrap();
         for (own, mode, batch) in [
             ("", "poll", 17),

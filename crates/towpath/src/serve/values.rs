@@ -141,8 +141,8 @@ impl fmt::Display for Mode {
 
 as_text!(Mode, "how the engine waits, as \"poll\"");
 
-/// A setting of the device with its first value; not `mode`, which has a key of its own: said in two
-/// places, one would overrule the other whoever said it.
+/// A setting of the device with its first value. Not `mode`, which has a key of its own: given in
+/// two places, one would override the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Assignment(pub(crate) Setting, pub(crate) u64);
 

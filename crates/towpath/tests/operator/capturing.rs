@@ -143,8 +143,8 @@ fn what_is_read_from_the_pipe_comes_at_once() {
         let directory = Directory::new();
         let server = start(&directory);
         let mut child = capture(&server, &["-w", "-"], Stdio::piped());
-        // As root tcpdump changes its user, which a user namespace of one user does not let it:
-        // there it runs as nobody at all.
+        // As root, tcpdump changes its user. A user namespace with one user forbids that, so the
+        // test runs tcpdump without a user change there.
         let mut command = match users() {
             Some(_) => Command::new("tcpdump"),
             None => {
@@ -171,7 +171,7 @@ fn what_is_read_from_the_pipe_comes_at_once() {
             assert!(line.contains(&format!("ARP, Request who-has {to}")), "{line}");
         }
         assert!(wait(&mut reader).success());
-        // Nobody reads any more, and nothing is sent: the capture ends all the same.
+        // The reader has gone and no packet is sent: the capture ends all the same.
         let status = wait(&mut child);
         assert!(status.success(), "{}", said(&mut child));
     });

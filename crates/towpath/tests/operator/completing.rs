@@ -9,7 +9,7 @@ use towpath_client::{Kind, Setting};
 
 use crate::running::*;
 
-/// Who asks where root would: root has no directory of its own beside the system's.
+/// The user that asks where root would: root has no directory of its own beside the system's.
 const ASKER: u32 = 61003;
 
 fn is_root() -> bool {
@@ -41,7 +41,7 @@ impl Place {
         Place { directory, script, _listeners: listeners.into() }
     }
 
-    /// The lines that a shell prints, which has nobody's settings.
+    /// Returns the lines that a shell without any user's settings prints.
     fn says(&self, command: &mut Command) -> Vec<String> {
         let here = self.directory.join("");
         for variable in ["XDG_RUNTIME_DIR", "HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"] {
@@ -57,8 +57,8 @@ impl Place {
         text(&output.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// Where the verbs would not look, the shells offer none of ours: in somebody else's directory, and
-    /// behind a link.
+    /// Asserts that the shells offer no server where the verbs would not look: in another user's
+    /// directory, and behind a link.
     fn offers_none_of_strangers(&self, offered: impl Fn() -> Vec<String>) {
         let own = self.directory.join("towpath");
         assert!(offered().contains(&"opq0".to_owned()));

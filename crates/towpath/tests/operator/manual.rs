@@ -1,4 +1,4 @@
-//! The manual's pages, as whoever installs and reads them finds them.
+//! The manual's pages, as an installer and a reader find them.
 
 use std::process::Command;
 

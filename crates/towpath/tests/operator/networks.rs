@@ -24,7 +24,8 @@ fn bytes(seed: u8) -> Vec<u8> {
     (0..AMOUNT).map(|n| (n >> 8) as u8 ^ n as u8 ^ seed).collect()
 }
 
-/// A far host that sends `AMOUNT` bytes to whoever connects, after it received as many.
+/// Starts a far host that sends `AMOUNT` bytes to each peer that connects, after it received as
+/// many.
 fn far_host(far: &Namespace, address: IpAddr) -> JoinHandle<()> {
     let listener = far.run(|| std::net::TcpListener::bind((address, 80)).unwrap()).unwrap();
     std::thread::spawn(move || {

@@ -228,7 +228,7 @@ fn a_machine_without_tun_is_status_77() {
         assert!(said.contains("load the kernel module tun"), "{said}");
         assert!(!exists(&socket));
         let Some(users) = users() else { return };
-        // As somebody without rights, with a copy of the program that he may start.
+        // As a user without rights, with a copy of the program that this user may start.
         let program = directory.text("towpath");
         std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
         let uid = users.applications[0].uid;

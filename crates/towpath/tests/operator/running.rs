@@ -17,8 +17,8 @@ use towpath_testkit::{User, Users};
 /// How long anything may take that should take no time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
-/// What else would come from the environment of whoever starts the tests: how much is said, how wide
-/// and in which colours, and to which service manager.
+/// Variables of the environment that would change the output: how much is said, how wide and in
+/// which colours, and to which service manager.
 const AMBIENT: [&str; 9] = [
     "RUST_LOG",
     "RUST_BACKTRACE",
@@ -39,7 +39,7 @@ impl Directory {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("towpath-op-{}-{number}", std::process::id()));
-        // What is made in it is for others too, whatever whoever starts the tests is used to.
+        // Other users must read the files made in it, even under a restrictive umask of the caller.
         rustix::process::umask(Mode::from_raw_mode(0o022));
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -61,7 +61,7 @@ impl Drop for Directory {
     }
 }
 
-/// A command without the settings of whoever starts the tests.
+/// Returns a command without the settings of the user that runs the tests.
 pub(crate) fn plain(program: &str) -> Command {
     let mut command = Command::new(program);
     for variable in AMBIENT {
@@ -70,7 +70,7 @@ pub(crate) fn plain(program: &str) -> Command {
     command
 }
 
-/// The command, started as `user`, who need not be able to look into the build directory.
+/// Returns the command, started as `user`, which need not be able to look into the build directory.
 pub(crate) fn towpath_as(user: Option<&User>, arguments: &[&str]) -> Command {
     let flags = OFlags::PATH;
     let file: OwnedFd =
