@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use crate::poller::Registration;
 
-/// A socket's waiting room. Goes with the lock of the stack.
+/// A socket's waiting room, used with the stack's lock.
 #[derive(Default)]
 pub(crate) struct Waiter {
     condvar: Condvar,
     /// Changes under the stack's lock only.
     waiting: AtomicU32,
-    /// It drives the network, and sleeps on the link.
+    /// `true` if its thread drives the network, and sleeps on the link.
     pub(crate) leading: AtomicBool,
     pub(crate) registration: Mutex<Option<Registration>>,
 }
@@ -37,7 +37,7 @@ impl Waiter {
         }
     }
 
-    /// Waits until told or `until`, without the lock.
+    /// Waits until told or `until`, and releases the lock meanwhile.
     pub(crate) fn wait<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
@@ -57,11 +57,11 @@ impl Waiter {
     }
 }
 
-/// Locks. A thread that panicked while it held the lock was the application's in a callback of its
-/// own, if at all; the state behind is whole.
+/// Locks a mutex, even a poisoned one. Only an application's callback can panic while its thread
+/// holds the lock, and the state behind the lock is whole then.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Those to be told once the stack's lock is let go.
+/// Sockets to be told once the stack's lock is released.
 pub(crate) type ToTell = Vec<Arc<Waiter>>;

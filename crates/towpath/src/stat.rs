@@ -1,4 +1,4 @@
-//! `towpath stat`: what was counted, at once or again and again with rates.
+//! `towpath stat`: the counters, once or repeatedly with rates.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::report::{self, Report, counter, drops};
 use crate::signals::Signals;
 use crate::table::Table;
 
-/// What follows the help.
+/// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   towpath stat
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Print the server's report as JSON alone; with --watch one line each time
     #[arg(long)]
     json: bool,
-    /// Print rates per second, again after so many seconds; 1 if not said
+    /// Print rates per second, again after so many seconds; 1 by default
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     watch: Option<u32>,
@@ -207,7 +207,7 @@ fn rates(before: &Report, now: &Report, elapsed: Duration) -> String {
     table.to_text() + "\n"
 }
 
-/// Every endpoint of every session.
+/// Calls `show` for every endpoint of every session.
 fn each(report: &Report, mut show: impl FnMut(&report::Session, u64, &BTreeMap<String, u64>)) {
     for session in &report.sessions {
         for endpoint in &session.endpoints {

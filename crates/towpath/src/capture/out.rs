@@ -12,15 +12,15 @@ use rustix::fs::FileType;
 
 use crate::signals::Signals;
 
-/// The bytes that a pipe which is ready for writing takes without blocking, at least (`pipe(7)`:
-/// there is room for a whole page).
+/// The least number of bytes that a writable pipe takes without blocking (`pipe(7)`: it has room
+/// for a whole page).
 const PIPE_ROOM: usize = 4096;
 
-/// The end of a capture. Being asked to end comes before waiting for a reader that has stalled.
+/// The output of a capture. A request to end takes precedence over waiting for a stalled reader.
 pub(super) struct Out {
     file: Arc<File>,
     signals: Arc<Signals>,
-    /// It may have to be waited for: no file on a disk.
+    /// `true` if a write may have to wait: the output is no file on a disk.
     waits: bool,
 }
 
@@ -48,7 +48,7 @@ impl Out {
         self.waits
     }
 
-    /// The same, to be watched for its reader's end.
+    /// Returns the output, to be watched for the end of its reader.
     pub(super) fn watched(&self) -> Arc<File> {
         self.file.clone()
     }

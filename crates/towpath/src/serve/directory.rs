@@ -25,8 +25,8 @@ const MOST_PATH_BYTES: usize = 107;
 const OWNERS: u32 = 0o755;
 const GROUPS: u32 = 0o1775;
 
-/// Makes the directory of `socket` ready for a server that runs as `user`. One that an operator
-/// made is left as it is.
+/// Prepares the directory of `socket` for a server that runs as `user`. A directory that an
+/// operator made stays as it is.
 pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Failure> {
     let length = socket.as_os_str().len();
     if length > MOST_PATH_BYTES {
@@ -56,7 +56,7 @@ pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Fail
                 .mode(OWNERS)
                 .create(directory)
                 .map_err(|error| failed(&error))?;
-            // Whatever the umask took.
+            // Undoes the effect of the umask.
             set(directory, OWNERS).map_err(|error| failed(&error))?;
             if let Some(user) = other {
                 share(directory, user).map_err(|error| failed(&error))?;
@@ -123,8 +123,8 @@ fn set(directory: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(mode))
 }
 
-/// What a server of another user left behind when it was killed could not be taken over by this
-/// one's: it is taken away while root still can.
+/// Removes the socket that a killed server of another user left, while root still can: a server of
+/// this user could not take it over.
 fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     let failed = |path: &Path, error: &io::Error| {
         Failure::new(format!("{}: {}", path.display(), says(error)))
@@ -135,7 +135,7 @@ fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = match rustix::fs::open(&lock_path, flags, Mode::empty()) {
         Ok(lock) => lock,
-        // None there; or one that this user may not open, which the server will say.
+        // There is no socket; or this user may not open it, which the server will report.
         Err(_) => return Ok(()),
     };
     if rustix::fs::fstat(&lock).is_ok_and(|found| found.st_uid == uid) {

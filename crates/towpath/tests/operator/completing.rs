@@ -16,7 +16,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A shell's script, and a runtime directory where servers listen, or seem to.
+/// A shell's script, and a runtime directory with listening and seemingly listening servers.
 struct Place {
     directory: Directory,
     script: String,
@@ -26,7 +26,7 @@ struct Place {
 impl Place {
     fn new(shell: &str) -> Place {
         let directory = Directory::new();
-        // As zsh wants it to be called.
+        // The name that zsh wants for it.
         let script = directory.text("_towpath");
         std::fs::write(&script, prints(&mut towpath(&["completions", shell]))).unwrap();
         std::fs::create_dir(directory.join("towpath")).unwrap();
@@ -73,7 +73,7 @@ impl Place {
         assert_eq!(offered(), [""; 0], "a link may lead anywhere");
     }
 
-    /// What bash offers for the last of the words, divided as bash divides them.
+    /// Returns bash's offers for the last of the words, divided as bash divides them.
     fn bash(&self, words: &[&str]) -> Vec<String> {
         let ask = r#"
             source "$1" && shift
@@ -90,7 +90,7 @@ impl Place {
         offered
     }
 
-    /// What fish offers at the end of a line, without the descriptions.
+    /// Returns fish's offers at the end of a line, without the descriptions.
     fn fish(&self, line: &str) -> Vec<String> {
         let mut command = Command::new("fish");
         let ask = "source $argv[1]; complete -C $argv[2]";
@@ -193,7 +193,7 @@ fn zsh_completes_verbs_options_values_and_devices() {
     }
     let place = Place::new("zsh");
     assert!(place.says(Command::new("zsh").args(["-f", "-n", &place.script])).is_empty());
-    // At a terminal: what becomes of a line when it is completed, of each before the first prompt.
+    // At a terminal: each line after its completion, before the first prompt.
     let settings = r#"
         fpath=($ZDOTDIR $fpath)
         autoload -Uz compinit && compinit -u -D
@@ -222,7 +222,7 @@ fn zsh_completes_verbs_options_values_and_devices() {
         ("set opx mode=poll watchdog=l", "set opx mode=poll watchdog=lazy "),
         ("serve --set watchdog=l", "serve --set watchdog=lazy "),
         ("serve --set=clo", "serve --set=clock_hz="),
-        // It has an option of its own, and endpoints' there are none of yet.
+        // The mode has an option of its own, and there are no endpoints yet.
         ("serve --set mod", "serve --set mod"),
         ("serve --set wei", "serve --set wei"),
         ("completions z", "completions zsh "),
