@@ -1,8 +1,8 @@
-//! Numbers that the wire must not foresee: ports, identifications, sequence numbers.
+//! Numbers that the wire must not predict: ports, identifications, sequence numbers.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-/// SipHash of a counter under a secret key: what came out tells nothing about what will.
+/// SipHash of a counter under a secret key: past numbers tell nothing about later ones.
 pub(crate) struct Random {
     keys: std::hash::BuildHasherDefault<std::collections::hash_map::DefaultHasher>,
     secret: u64,
