@@ -23,14 +23,14 @@ use std::time::{Duration, Instant};
 use crate::times::thread_cpu_time;
 use towpath_sandbox::pin;
 
-/// Steps of one pass: some tens of nanoseconds, so that to count costs little beside them.
+/// Steps of one pass: some tens of nanoseconds, so that the cost of counting is small beside them.
 const STEPS: u32 = 32;
-/// Parts of a calibration. What takes time from a core unseen does not take it in all of them.
+/// Parts of a calibration. An unseen load does not take time from a core in all of them.
 const PARTS: u32 = 20;
-/// A part in which a thread had less of its core than this says little of how fast it counts.
+/// A part in which a thread had less of its core than this gives no reliable rate.
 const LEAST_CPU: Duration = Duration::from_micros(500);
 
-/// A core's count, on cache lines of its own: two threads that count must not hinder each other.
+/// A core's count, on cache lines of its own: two counting threads must not slow each other down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Passes(AtomicU64);
@@ -50,7 +50,7 @@ pub struct IdleCounters {
     full: Vec<f64>,
 }
 
-/// How far the counters had come at a moment.
+/// The counts at a moment.
 #[derive(Debug, Clone)]
 pub struct IdleMoment {
     at: Instant,
@@ -61,7 +61,8 @@ impl IdleCounters {
     /// Starts one thread on each of these CPUs. Every user may do so.
     ///
     /// # Errors
-    /// `EINVAL` when there is no such CPU, or it is not allowed; and when there is no thread to be had.
+    /// `EINVAL` when there is no such CPU, or it is not allowed; and when the system has no thread
+    /// left.
     pub fn start(cpus: &[usize]) -> io::Result<IdleCounters> {
         let over = Arc::new(AtomicBool::new(false));
         let mut all = IdleCounters { counters: Vec::new(), over, full: vec![0.0; cpus.len()] };
@@ -109,7 +110,7 @@ impl IdleCounters {
         Ok(())
     }
 
-    /// Passes of each core, and what its thread had of it.
+    /// Returns the passes of each core, and the CPU time of its thread.
     fn work(&self) -> io::Result<Vec<(u64, Duration)>> {
         let one = |counter: &Counter| {
             let cpu = thread_cpu_time(&counter.thread)?;
@@ -118,15 +119,15 @@ impl IdleCounters {
         self.counters.iter().map(one).collect()
     }
 
-    /// How far they are.
+    /// Returns the present counts.
     #[must_use]
     pub fn moment(&self) -> IdleMoment {
         let load = |counter: &Counter| counter.passes.0.load(Ordering::Relaxed);
         IdleMoment { at: Instant::now(), passes: self.counters.iter().map(load).collect() }
     }
 
-    /// Which part of each core was left since a moment, 0 to 1, in the order of the CPUs; a little
-    /// above 1 on a core that has become faster. Not a number without a calibration.
+    /// Returns the idle share of each core since a moment, 0 to 1, in the order of the CPUs; a
+    /// little above 1 on a core that has become faster. Not a number without a calibration.
     #[must_use]
     pub fn idle_since(&self, earlier: &IdleMoment) -> Vec<f64> {
         let now = self.moment();
@@ -161,7 +162,7 @@ fn count(passes: &AtomicU64, over: &AtomicBool) {
     }
 }
 
-/// Puts the calling thread into the class that runs when no other wants to.
+/// Puts the calling thread into the class that runs only on an idle core.
 fn take_what_is_left() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: 0 is the calling thread, and the parameters live as long as the call.
@@ -182,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Until each core was left alone for a moment: other tests run beside this one.
+    /// Calibrates until each core was idle for a moment: other tests run beside this one.
     fn calibrated(cpus: &[usize]) -> IdleCounters {
         let mut idle = IdleCounters::start(cpus).unwrap();
         let start = Instant::now();

@@ -10,7 +10,7 @@ use std::ptr::{NonNull, null_mut};
 /// A page of this machine's ordinary memory, in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
-/// How bytes change their owner.
+/// The way in which bytes change their owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Move {
     /// `memcpy`, from one owner's memory into the other's.
@@ -18,8 +18,8 @@ pub enum Move {
     /// Two mappings of the same pages: the giver's becomes unreachable (`mprotect(2)`), the
     /// taker's reachable. Two system calls, whatever the number of pages.
     Protect,
-    /// The pages are taken out of one range of addresses and put into another (`mremap(2)`). One
-    /// system call.
+    /// The kernel moves the pages from one range of addresses to another (`mremap(2)`). One system
+    /// call.
     Remap,
 }
 
@@ -28,8 +28,8 @@ impl Move {
     pub const ALL: [Move; 3] = [Move::Copy, Move::Protect, Move::Remap];
 }
 
-/// Memory of two owners. They are the two sides of one process: what other threads and processes
-/// add, telling other cores to forget addresses, comes on top.
+/// Memory of two owners. They are the two sides of one process: other threads and processes add the
+/// cost of TLB shootdowns on other cores.
 #[derive(Debug)]
 pub struct Pages {
     bytes: usize,
@@ -37,12 +37,12 @@ pub struct Pages {
     private: [Area; 2],
     /// Two mappings of the same memory, for [`Move::Protect`].
     shared: [Area; 2],
-    /// Which side has the bytes, by [`Move::Protect`] and by [`Move::Remap`].
+    /// The side that has the bytes, by [`Move::Protect`] and by [`Move::Remap`].
     protected: usize,
     mapped: usize,
 }
 
-/// A mapping, unmapped at the end.
+/// A mapping, unmapped when dropped.
 #[derive(Debug)]
 struct Area {
     first: NonNull<u8>,
@@ -73,7 +73,7 @@ impl Area {
     fn touch(&self, bytes: usize) -> u64 {
         (0..bytes)
             .step_by(PAGE_BYTES)
-            // SAFETY: inside of the mapping, which is readable, as the caller saw to.
+            // SAFETY: inside of the mapping, which the caller ensured to be readable.
             .map(|offset| u64::from(unsafe { self.first.add(offset).as_ptr().read_volatile() }))
             .sum()
     }
@@ -87,7 +87,7 @@ impl Drop for Area {
 }
 
 impl Pages {
-    /// Memory for moves of up to `bytes`.
+    /// Allocates memory for moves of up to `bytes`.
     ///
     /// # Errors
     /// When there is not so much.
@@ -114,11 +114,11 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Moves `len` bytes to the other side, and looks at every page there. Answers a sum of what
-    /// was seen, so that it was.
+    /// Moves `len` bytes to the other side, and reads every page there. Returns a sum of the bytes
+    /// read, so that the reads happen.
     ///
     /// # Errors
-    /// What the kernel answers; `EINVAL` for more than there is.
+    /// The kernel's error; `EINVAL` for more than there is.
     pub fn give(&mut self, how: Move, len: usize) -> io::Result<u64> {
         if len == 0 || len > self.bytes {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
