@@ -1,5 +1,5 @@
-//! The far end of a loopback device that sends everything back to where it came from, without
-//! allocating, so that it can stand in a process whose allocations are counted.
+//! The far end of a loopback device that echoes every packet, without allocating, so that it can
+//! stand in a process whose allocations are counted.
 
 use towpath_device::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
 use towpath_memory::Region;
@@ -14,11 +14,11 @@ pub struct Echo {
     frame_bytes: u32,
     received: Vec<Received>,
     tokens: Vec<u64>,
-    /// Frames back from the device, to be provided again.
+    /// Buffers back from the device, to be provided again.
     empty: Vec<u32>,
-    /// Packets received that are to be sent back, oldest last to be taken.
+    /// Received packets to be echoed, in the order of their arrival.
     waiting: std::collections::VecDeque<Received>,
-    /// How many packets were sent back.
+    /// The number of echoed packets.
     pub echoed: u64,
 }
 
@@ -54,7 +54,7 @@ impl Echo {
         }
     }
 
-    /// Sends back what is there. Answers how much that was; `None` when the other end is gone.
+    /// Echoes the waiting packets. Returns their number; `None` when the other end is gone.
     pub fn turn(&mut self) -> Option<usize> {
         self.tokens.clear();
         self.device.tx_return(&mut self.tokens, FRAMES as usize).ok()?;

@@ -1,22 +1,21 @@
-//! Frames whose every byte follows from their number, so that whoever receives one knows all of
-//! it.
+//! Frames whose every byte follows from their number, so that a receiver knows the whole content.
 
 use crate::random::Random;
 
-/// An ethertype for experiments (IEEE 802, local experimental 1): what checked frames have.
+/// The ethertype of checked frames, one for experiments (IEEE 802, local experimental 1).
 pub const ETHERTYPE: u16 = 0x88b5;
 /// An address that no session has: frames to it leave through the device.
 pub const ELSEWHERE: [u8; 6] = [0x02, 0x99, 0x99, 0x99, 0x99, 0x99];
 
 const HEADER_BYTES: usize = 14 + 16;
 
-/// How long the frame of a number is, in bytes: 60 to 1514.
+/// Returns the length of the frame of a number, in bytes: 60 to 1514.
 #[must_use]
 pub fn len(seed: u64, number: u64) -> usize {
     60 + Random::new(seed ^ number.wrapping_mul(0x1_0001)).below(1455) as usize
 }
 
-/// Writes the frame of a number over `to`, which is as long as [`len`] says.
+/// Writes the frame of a number over `to`, whose length is [`len`]'s.
 pub fn write(to: &mut [u8], destination: [u8; 6], source: [u8; 6], seed: u64, number: u64) {
     to[..6].copy_from_slice(&destination);
     to[6..12].copy_from_slice(&source);
@@ -29,7 +28,7 @@ pub fn write(to: &mut [u8], destination: [u8; 6], source: [u8; 6], seed: u64, nu
     }
 }
 
-/// The frame of a number.
+/// Returns the frame of a number.
 #[must_use]
 pub fn frame(destination: [u8; 6], source: [u8; 6], seed: u64, number: u64) -> Vec<u8> {
     let mut frame = vec![0; len(seed, number)];
@@ -37,10 +36,10 @@ pub fn frame(destination: [u8; 6], source: [u8; 6], seed: u64, number: u64) -> V
     frame
 }
 
-/// Looks whether a frame is that of a number, byte for byte.
+/// Compares a frame with that of a number, byte for byte.
 ///
 /// # Errors
-/// What is different.
+/// The difference.
 pub fn check(
     seen: &[u8],
     destination: [u8; 6],
@@ -65,7 +64,7 @@ pub fn check(
     }
 }
 
-/// Whom a frame is from.
+/// Returns the sender of a frame.
 #[must_use]
 pub fn source(frame: &[u8]) -> Option<[u8; 6]> {
     frame.get(6..12)?.try_into().ok()

@@ -1,9 +1,9 @@
-//! What tests of the whole system share: servers and applications as processes of their own, what
-//! a server holds, frames whose every byte is checked, a session's memory as a hostile application
-//! sees it, and the wire behind a TAP.
+//! Support for tests of the whole system: servers and applications as processes of their own, a
+//! server's holdings, frames whose every byte is checked, a session's memory as a hostile
+//! application sees it, and the wire behind a TAP.
 //!
-//! The processes are those of the program `towpath-tests-peer`, whose first argument says what one
-//! is; they are spoken to by lines on their standard input and answer by lines.
+//! The processes run the program `towpath-tests-peer`, whose first argument selects a role. Tests
+//! send lines to their standard input, and they answer by lines.
 
 pub mod far;
 pub mod frames;
@@ -16,13 +16,13 @@ pub mod wire;
 
 use std::time::{Duration, Instant};
 
-/// How long anything that is to happen may take before a test fails.
+/// The time within which an expected event must happen, or the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 ///
 /// # Panics
-/// When it is not so within [`PATIENCE`].
+/// When it does not hold within [`PATIENCE`].
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !so() {

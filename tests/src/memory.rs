@@ -1,8 +1,8 @@
 //! A session's memory as its own application can reach it: found in this process' mappings and
 //! written past everything that the client library would allow.
 //!
-//! Unsafe lives here because that is the point: the words are shared with a server, which must
-//! stand whatever is written.
+//! Unsafe lives here because the module shares words with a server on purpose, and the server must
+//! stand all writes.
 
 use std::io;
 use std::ops::Range;
@@ -25,14 +25,14 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// The one mapping of this process of a memory file with this name.
+    /// Finds the only mapping in this process of a memory file with this name.
     ///
     /// # Errors
     /// When there is none, or more than one.
     ///
     /// # Safety
-    /// The words are used only while the session that mapped them lives, and stored to only where it mapped
-    /// them writable.
+    /// The caller uses the words only while the session that mapped them lives, and stores only to
+    /// words that the session mapped writable.
     pub unsafe fn find(name: &str) -> io::Result<Words> {
         let wanted = format!("/memfd:{name} ");
         let maps = std::fs::read_to_string("/proc/self/maps")?;
@@ -50,14 +50,14 @@ impl Words {
         Ok(Words { first: start as *const AtomicU64, len: (end - start) / 8 })
     }
 
-    /// How many.
+    /// Returns the number of words.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Reads one.
+    /// Reads a word.
     ///
     /// # Panics
     /// When it is not inside.
@@ -68,7 +68,7 @@ impl Words {
         unsafe { (*self.first.add(index)).load(Ordering::Acquire) }
     }
 
-    /// Writes one.
+    /// Writes a word.
     ///
     /// # Panics
     /// When it is not inside.
@@ -79,20 +79,20 @@ impl Words {
     }
 }
 
-/// Where in the application pages what is.
+/// The layout of the application pages, as word indices.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Acknowledgements of the server's events: a line with the index, then the bits.
     pub acknowledgements: usize,
     /// Events to the server: a line with the index, then the queue.
     pub events: usize,
-    /// The queue sets.
+    /// The queue pairs.
     pub queue_sets: Vec<QueueSetPlaces>,
     /// All words.
     pub all: Range<usize>,
 }
 
-/// Where in the application pages a queue set's words are.
+/// The layout of a queue pair's words in the application pages.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueSetPlaces {
     /// The transmit queue's head.
@@ -101,12 +101,12 @@ pub struct QueueSetPlaces {
     pub receive_head: usize,
     /// Transmit descriptors, two words each.
     pub descriptors: usize,
-    /// Provided frames.
+    /// Provided buffers.
     pub provided: usize,
 }
 
 impl Places {
-    /// Those of a session.
+    /// Returns the layout of a session's pages.
     #[must_use]
     pub fn of(shape: &SessionShape) -> Places {
         let acknowledgements = LINE_WORDS;

@@ -1,4 +1,4 @@
-//! Processes: started, spoken to by lines, ended.
+//! Processes: started, sent lines, ended.
 //!
 //! Unsafe lives here for `kill` on a process that is known by its number.
 
@@ -22,16 +22,16 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program of a path.
+    /// Names the program at a path.
     #[must_use]
     pub const fn at(path: &'static str) -> Program {
         Program { path, file: OnceLock::new() }
     }
 
-    /// A command that starts it.
+    /// Returns a command that starts it.
     ///
     /// # Panics
-    /// When it is not there.
+    /// When the program does not exist.
     #[must_use]
     pub fn command(&self) -> Command {
         let file = self.file.get_or_init(|| {
@@ -52,7 +52,7 @@ impl Program {
         self.start_as(arguments, |_| ())
     }
 
-    /// Starts it with arguments, after `change` had the command.
+    /// Starts it with arguments, after `change` has modified the command.
     ///
     /// # Panics
     /// When it does not start.
@@ -77,7 +77,7 @@ impl Program {
     }
 }
 
-/// A process that answers by lines. It is killed when this is dropped.
+/// A process that answers by lines. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -87,13 +87,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// Its number.
+    /// Returns its process number.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The next line that it says.
+    /// Returns the next line of its output.
     ///
     /// # Panics
     /// When none comes in time.
@@ -107,7 +107,7 @@ impl Process {
         }
     }
 
-    /// Expects a line.
+    /// Asserts that a given line comes next.
     ///
     /// # Panics
     /// When another comes, or none.
@@ -115,7 +115,7 @@ impl Process {
         assert_eq!(self.line(), line, "{}", self.what);
     }
 
-    /// Says a line to it.
+    /// Sends it a line.
     ///
     /// # Panics
     /// When it does not listen any more.
@@ -124,13 +124,13 @@ impl Process {
         writeln!(input, "{line}").unwrap_or_else(|error| panic!("{}: {line}: {error}", self.what));
     }
 
-    /// Says a line to it, and waits for its answer.
+    /// Sends it a line, and waits for its answer.
     pub fn ask(&mut self, line: &str) -> String {
         self.tell(line);
         self.line()
     }
 
-    /// Closes its input, upon which it ends, and answers all lines that it still says.
+    /// Closes its input, upon which it ends. Returns all lines that it still prints.
     ///
     /// # Panics
     /// When it does not end in time, or not well.
@@ -151,7 +151,7 @@ impl Process {
         last
     }
 
-    /// Closes its input, and waits for its end, whoever else may hold its output open.
+    /// Closes its input, and waits for its end, even if another process holds its output open.
     pub fn leave(&mut self) -> ExitStatus {
         self.input = None;
         self.wait()

@@ -5,13 +5,13 @@
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of a seed.
+    /// Returns the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -20,14 +20,14 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.draw() % limit
     }
 }
 
-/// The seed of a test: that in `TOWPATH_SEED`, or the test's own. Printed, so that a failure can
-/// be repeated.
+/// Returns the seed of a test: that in `TOWPATH_SEED`, or the test's own. Prints it, so that a
+/// failure can be repeated.
 #[must_use]
 pub fn seed(own: u64) -> u64 {
     let seed = std::env::var("TOWPATH_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(own);

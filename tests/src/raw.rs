@@ -1,7 +1,7 @@
-//! The control connection by hand: what no client library would send, and the handshake step by
-//! step.
+//! The control connection by hand: messages that no client library would send, and the handshake
+//! step by step.
 //!
-//! Unsafe lives here for `sendmsg` with whatever bytes and descriptors.
+//! Unsafe lives here for `sendmsg` with arbitrary bytes and descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{Attach, Attached, Message, Open, Refusal, fixed_name};
 
-/// What came back.
+/// An answer of the server.
 #[derive(Debug)]
 pub enum Reply {
     /// A message that is no refusal.
@@ -22,7 +22,7 @@ pub enum Reply {
     Refused(Refusal, String),
     /// The server hung up.
     HungUp,
-    /// Nothing, in the time given.
+    /// No answer in the time given.
     Nothing,
 }
 
@@ -33,7 +33,7 @@ pub struct Raw {
     pub channel: Channel,
 }
 
-/// A small session.
+/// Returns the request for a small session.
 #[must_use]
 pub fn attach(name: &str) -> Attach {
     Attach {
@@ -49,13 +49,13 @@ pub fn attach(name: &str) -> Attach {
     }
 }
 
-/// An endpoint for everything to the session's address.
+/// Returns the request for an endpoint that receives every packet to the session's address.
 #[must_use]
 pub fn open() -> Open {
     Open::default()
 }
 
-/// A message's bytes.
+/// Encodes a message.
 #[must_use]
 pub fn bytes(message: &Message) -> Vec<u8> {
     message.encode()
@@ -65,7 +65,7 @@ impl Raw {
     /// Connects.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn connect(path: &Path) -> io::Result<Raw> {
         let kind = SocketType::SEQPACKET;
         let socket =
@@ -77,7 +77,7 @@ impl Raw {
     /// Sends bytes, with descriptors. Does not wait for room.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let payload = size_of_val(descriptors);
@@ -114,7 +114,7 @@ impl Raw {
     /// Sends a message.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn say(&self, message: &Message) -> io::Result<()> {
         self.send(&bytes(message), &[])
     }
@@ -122,7 +122,7 @@ impl Raw {
     /// Waits for an answer at most so long.
     ///
     /// # Panics
-    /// When what came is no message: the server would be wrong.
+    /// When the answer is no message: the server would be wrong.
     #[must_use]
     pub fn hear(&self, at_most: Duration) -> Reply {
         let timeout = Timespec {
@@ -133,7 +133,7 @@ impl Raw {
         if poll(&mut heard, Some(&timeout)).unwrap_or(0) == 0 {
             return Reply::Nothing;
         }
-        // A hang-up before everything was read is told before what was said.
+        // The kernel reports a hang-up with unread data before the answer.
         let heard = match self.channel.receive() {
             Ok(Incoming::End) => self.channel.receive(),
             other => other,
@@ -151,7 +151,7 @@ impl Raw {
     /// Sends a message and waits for the answer.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn ask(&self, message: &Message) -> io::Result<Reply> {
         self.say(message)?;
         Ok(self.hear(crate::PATIENCE))
@@ -160,16 +160,16 @@ impl Raw {
     /// Sends bytes and waits for the answer.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn ask_bytes(&self, bytes: &[u8]) -> io::Result<Reply> {
         self.send(bytes, &[])?;
         Ok(self.hear(crate::PATIENCE))
     }
 
-    /// Asks for a session.
+    /// Requests a session.
     ///
     /// # Errors
-    /// What else than a session came.
+    /// An answer other than a session.
     pub fn attach(&self, attach: Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
         match self.ask(&Message::Attach(attach))? {
             Reply::Message(Message::Attached(attached), descriptors) => Ok((attached, descriptors)),
@@ -177,10 +177,10 @@ impl Raw {
         }
     }
 
-    /// Asks for a session, says that its memory is mapped, and has it live.
+    /// Requests a session, reports its memory as mapped, and so makes it live.
     ///
     /// # Errors
-    /// What else came.
+    /// Any other answer.
     pub fn live(&self, attach: Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
         let attached = self.attach(attach)?;
         match self.ask(&Message::Mapped)? {

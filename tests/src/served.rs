@@ -1,4 +1,4 @@
-//! A server in a process of its own, and what it holds.
+//! A server in a process of its own, and its holdings.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use towpath_testkit::{Census, User};
 use crate::PATIENCE;
 use crate::process::{Process, Program};
 
-/// What a server holds: after applications have gone, the same as before they came.
+/// A server's holdings: after applications have gone, the same as before they came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holdings {
     /// Descriptors by kind.
@@ -22,7 +22,7 @@ pub struct Holdings {
     pub stored: usize,
     /// Sessions in its report.
     pub sessions: usize,
-    /// Addresses that sessions have, as its report says.
+    /// Addresses of sessions, by its report.
     pub addresses_given: usize,
     /// Threads.
     pub threads: usize,
@@ -74,13 +74,13 @@ impl Served {
         Served { process, directory, socket }
     }
 
-    /// Where applications find it.
+    /// Returns the path of its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The same, as an argument.
+    /// Returns the path as an argument.
     ///
     /// # Panics
     /// Never: the path was made of characters.
@@ -89,13 +89,13 @@ impl Served {
         self.socket.to_str().expect("a path of characters")
     }
 
-    /// Its process' number.
+    /// Returns its process number.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// The number of its thread of this name: `engine` or `control`.
+    /// Returns the number of its thread of this name: `engine` or `control`.
     ///
     /// # Panics
     /// When there is none.
@@ -105,16 +105,16 @@ impl Served {
         times.threads.iter().find(|thread| thread.name == name).expect("it has the thread").tid
     }
 
-    /// What it reports.
+    /// Returns its report.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not answer.
     #[must_use]
     pub fn report(&self) -> serde_json::Value {
         towpath_client::report(&self.socket).expect("it reports")
     }
 
-    /// A counter of its device.
+    /// Returns a counter of its device.
     ///
     /// # Panics
     /// When there is none of that name.
@@ -123,14 +123,14 @@ impl Served {
         self.report()["device"]["counters"][name].as_u64().expect("a counter of that name")
     }
 
-    /// What it holds now; the report that is looked at is not among it once the server has
-    /// noticed its end.
+    /// Returns the server's present holdings. They no longer include the report that is looked at,
+    /// once the server has noticed its end.
+    ///
+    /// The server may keep the workers of users that have gone, for their next session; this leaves
+    /// the server's holdings of workers out.
     ///
     /// # Panics
-    /// When it is gone.
-    ///
-    /// Workers of users who have gone may be kept for when they come again: what the server has of
-    /// workers is left out.
+    /// When the server is gone.
     pub fn holdings(&mut self) -> Holdings {
         let report = self.report();
         let sessions = report["sessions"].as_array().map_or(0, Vec::len);
@@ -154,7 +154,7 @@ impl Served {
         }
     }
 
-    /// How many worker processes it has.
+    /// Returns the number of its worker processes.
     fn workers(&self) -> usize {
         let stat = |pid: &str| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -170,7 +170,7 @@ impl Served {
         parents.filter(|spawner| stat(spawner).is_some_and(|(_, parent)| parent == own)).count()
     }
 
-    /// What it holds when nothing changes any more.
+    /// Returns its holdings once nothing changes any more.
     pub fn settled(&mut self) -> Holdings {
         let mut last = self.holdings();
         let mut same = 0;
@@ -183,10 +183,10 @@ impl Served {
         last
     }
 
-    /// Waits until it holds what it held before.
+    /// Waits until its holdings are those before.
     ///
     /// # Panics
-    /// When it goes on holding something else.
+    /// When they stay different.
     pub fn holds_again(&mut self, before: &Holdings) {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -201,7 +201,7 @@ impl Served {
         }
     }
 
-    /// Says a line to it, and answers its answer.
+    /// Sends it a line, and returns its answer.
     pub fn ask(&mut self, line: &str) -> String {
         self.process.ask(line)
     }

@@ -7,7 +7,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// A socket that sees every frame that the device writes, and writes frames that the device reads.
+/// A socket that receives every frame that the device writes, and sends frames that the device
+/// reads.
 #[derive(Debug)]
 pub struct Wire {
     fd: OwnedFd,
@@ -35,7 +36,7 @@ impl Wire {
     /// Opens it on an interface of this thread's network namespace.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn open(interface: &str) -> io::Result<Wire> {
         let all = (libc::ETH_P_ALL as u16).to_be();
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -44,7 +45,7 @@ impl Wire {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just opened, and nobody else's.
+        // SAFETY: a descriptor just opened, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let set = |level, name, value: i32| {
             // SAFETY: the pointer and length are those of a live integer.
@@ -76,7 +77,7 @@ impl Wire {
     /// Puts a frame on the wire, waiting while the interface's queue is full.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     ///
     /// # Panics
     /// When the queue stays full.
@@ -94,8 +95,8 @@ impl Wire {
         }
     }
 
-    /// The next frame that the device wrote, if there is one now. A tag that the kernel took out
-    /// is put back.
+    /// Returns the next frame that the device wrote, if there is one now. Puts a tag back that the
+    /// kernel took out.
     ///
     /// # Panics
     /// When the socket fails.
@@ -137,7 +138,7 @@ impl Wire {
         Some(frame)
     }
 
-    /// Everything that the device wrote and that is there, until nothing came for so long.
+    /// Returns every frame that the device wrote, until none came for so long.
     pub fn drain(&mut self, quiet: Duration) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let mut last = Instant::now();

@@ -1,5 +1,5 @@
-//! Nothing is allocated per packet: not by the engine, not by the control thread, not by an
-//! application, not by the far end of the device. Counted over the whole process, so this program
+//! Asserts that nothing allocates per packet: not the engine, not the control thread, not an
+//! application, not the far end of the device. The count covers the whole process, so this program
 //! has one test and no other threads than those.
 
 use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
@@ -34,8 +34,8 @@ impl Bench {
             .expect("there is room");
     }
 
-    /// A batch to the other session, one through the device and back, and a large packet that is
-    /// cut on its way.
+    /// Sends a batch to the other session, one through the device and back, and a large packet that
+    /// the engine segments.
     fn round(&mut self, number: u64) {
         let (own, other) = (self.a.info().mac, self.b.info().mac);
         for step in number..number + BATCH {

@@ -1,8 +1,8 @@
 //! Attacks by a process of another user on the objects and limits that it shares with the server,
 //! while a neighbour of a third user goes on.
 //!
-//! No test looks at how fast the neighbour is: `towpath-lab attacks` does. A test ends a neighbour
-//! that hangs after a while.
+//! No test measures the neighbour's speed: `towpath-lab attacks` does. A test ends a neighbour that
+//! hangs, after a while.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,14 +21,15 @@ static PEER: Program = Program::at(env!("CARGO_BIN_EXE_towpath-tests-peer"));
 /// Round trips and attachments that the neighbour completes under each attack.
 const TRIPS: u64 = 500;
 const ATTACHES: u64 = 20;
-/// What ends a neighbour that hangs, in milliseconds: less than the tests' patience with an answer.
+/// The time after which a neighbour counts as hanging, in milliseconds: less than the tests'
+/// patience with an answer.
 const LIVENESS: u64 = 15_000;
 
-/// Attacks are made one after the other: each is to hit one neighbour alone.
+/// Tests attack one after the other: each attack must hit one neighbour alone.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A server and its users, and what the server held before they came. The order of the fields is
-/// that of their end: a server's thread that an attack holds is released by the attacker's end.
+/// A server and its users, and the server's holdings before they came. The order of the fields is
+/// that of their end: the attacker's end releases a server's thread that an attack holds.
 struct Scene {
     attackers: Vec<Process>,
     neighbour: Process,
@@ -40,7 +41,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// A server that grants the neighbour by its user, and the attacker by its group if it attaches.
+    /// Starts a server that grants the neighbour by its user, and the attacker by its group if it
+    /// attaches.
     fn set(test: &str, attaches: bool, options: &[&str]) -> Option<Scene> {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let users = Users::find();
@@ -74,7 +76,7 @@ impl Scene {
         })
     }
 
-    /// A node of the FUSE device that every user may open, as most distributions have it.
+    /// Makes a node of the FUSE device that every user may open, as most distributions have it.
     fn open_fuse(&self, test: &str) -> bool {
         let everyone = Mode::from_raw_mode(0o666);
         let device = makedev(10, 229);
@@ -103,7 +105,7 @@ impl Scene {
         true
     }
 
-    /// The neighbour goes on while the attack is on.
+    /// Asserts that the neighbour goes on while the attack is on.
     fn neighbour_goes_on(&mut self) -> Seen {
         let line = self.neighbour.ask(&format!("until {TRIPS} {ATTACHES} {LIVENESS}"));
         let seen = Seen::read(&line).expect("what it saw");
@@ -114,7 +116,7 @@ impl Scene {
         seen
     }
 
-    /// Ends the attackers, and returns what they did in all.
+    /// Ends the attackers, and returns the sum of their deeds.
     fn call_off(&mut self) -> BTreeMap<String, u64> {
         let mut deeds = BTreeMap::new();
         for line in self.attackers.drain(..).flat_map(Process::finish) {
@@ -126,7 +128,7 @@ impl Scene {
         deeds
     }
 
-    /// Nothing of all is left with the server.
+    /// Asserts that the server holds nothing of the attack.
     fn nothing_is_left(&mut self) {
         self.neighbour.kill();
         self.server.holds_again(&self.before);
@@ -138,8 +140,8 @@ fn no_fuse(test: &str, cause: &str) {
     skip(test, &Unavailable { cause: cause.to_owned(), remedy });
 }
 
-/// The neighbour goes on under an attack; the attack leaves nothing behind; and SIGTERM ends the
-/// server while it is attacked again. Returns what the attack did.
+/// Asserts that the neighbour goes on under an attack, that the attack leaves nothing behind, and
+/// that SIGTERM ends the server during another attack. Returns the attack's deeds.
 fn stands(test: &str, name: &str, options: &[&str]) -> Option<BTreeMap<String, u64>> {
     let attack = Attack::from_name(name).unwrap();
     let mut scene = Scene::set(test, attack.attaches, options)?;
@@ -160,7 +162,7 @@ fn stands(test: &str, name: &str, options: &[&str]) -> Option<BTreeMap<String, u
     Some(deeds)
 }
 
-/// As [`stands`], and the attack did so much of something.
+/// Asserts as [`stands`] does, and that the attack did so much of something.
 fn stands_and_did(test: &str, name: &str, options: &[&str], what: &str) {
     if let Some(deeds) = stands(test, name, options) {
         assert!(deeds[what] > 0, "{name}: {deeds:?}");
@@ -258,7 +260,8 @@ fn memory_that_is_paged_out_and_merged() {
     stands_and_did("memory_that_is_paged_out_and_merged", "page-collapse", &[], "sent");
 }
 
-/// Attacks, and returns how many lines the server logged for the attacker, and what it did.
+/// Attacks, and returns how many lines the server logged for the attacker, and the attacker's
+/// deeds.
 fn logged_for(test: &str, name: &str) -> Option<(u64, BTreeMap<String, u64>)> {
     let attack = Attack::from_name(name).unwrap();
     let mut scene = Scene::set(test, attack.attaches, &[])?;
@@ -275,9 +278,9 @@ fn logged_for(test: &str, name: &str) -> Option<(u64, BTreeMap<String, u64>)> {
     Some((after - before, deeds))
 }
 
-/// How long the server may log.
+/// The time that the server may log.
 const LOGGING: Duration = Duration::from_secs(2);
-/// Lines that it may log for one user in that time.
+/// Lines that the server may log for one user in that time.
 const LINES: u64 = 200;
 
 #[test]
@@ -301,7 +304,7 @@ fn sessions_that_come_and_go_fill_no_log() {
     assert!(lines <= LINES, "{lines} lines for {deeds:?}");
 }
 
-/// Bytes of memory of its own that a process has.
+/// Returns the bytes of anonymous memory of a process.
 fn anonymous_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -348,7 +351,7 @@ fn the_end_of_a_long_report() {
     stands_and_did("the_end_of_a_long_report", "report-tail", &[], "asked");
 }
 
-/// Memory that the server may need for whatever else happens.
+/// Memory that the server may need for other events.
 const SLACK: u64 = 1 << 20;
 
 #[test]
@@ -363,7 +366,7 @@ fn subordinate_users_of_a_group_leave_room_for_others() {
             return skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
         };
         if !scene.attack("hoard", user, &[]) {
-            // What one of them may not have is not attacked with.
+            // Without one of the permitted sessions there is nothing to attack with.
             break;
         }
     }

@@ -1,4 +1,4 @@
-//! What a packet costs, counted and not measured: system calls, doorbells, wake-ups of an idle
+//! The cost of a packet, counted and not measured: system calls, notifications, wake-ups of an idle
 //! system.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,8 @@ fn count(process: &mut Process) -> u64 {
     process.ask("count").parse().unwrap()
 }
 
-/// Watches threads while something happens; `None`, and said so, where that is not allowed.
+/// Watches threads while `then` runs. Returns `None`, and prints a message, where that is not
+/// allowed.
 fn watched(test: &str, threads: &[u32], then: impl FnOnce()) -> Option<Vec<SyscallCount>> {
     let mut watches = Vec::new();
     for thread in threads {
@@ -48,7 +49,7 @@ fn no_system_call_from_application_to_application() {
     pair.expect("running");
     let threads = [server.thread("engine"), pair.pid()];
     let (test, before) = ("no_system_call_from_application_to_application", count(&mut pair));
-    // Where the application says what it has done, it makes a call: not while it is watched.
+    // The application makes a system call to print its count: not while the test watches it.
     let counts = watched(test, &threads, || std::thread::sleep(Duration::from_millis(800)));
     if let Some(counts) = counts {
         let packets = count(&mut pair) - before;
@@ -65,7 +66,7 @@ fn no_system_call_of_the_engine_over_a_device_in_memory() {
     let server = Served::start(&PEER, &["mode=poll", "far=echo"]);
     let mut echoed = PEER.start(&["echoed", server.path(), "1"]);
     echoed.expect("running");
-    // The first sleeps of an application are those of an engine that knows it little.
+    // An application's first sleeps are those beside an engine without history of it.
     let before = count(&mut echoed);
     let test = "no_system_call_of_the_engine_over_a_device_in_memory";
     let counts = watched(test, &[server.thread("engine")], || {
@@ -74,7 +75,7 @@ fn no_system_call_of_the_engine_over_a_device_in_memory() {
     if let Some(counts) = counts {
         let packets = count(&mut echoed) - before;
         assert!(packets > 200, "{packets} packets");
-        // To wake an application that sleeps is the one call there is.
+        // Waking a sleeping application is the only system call.
         let rings = counts[0].number(libc::SYS_sendto);
         assert_eq!(counts[0].total(), rings, "engine, {packets} packets: {}", counts[0]);
         assert!(rings <= packets, "{rings} rings for {packets} packets");
@@ -107,7 +108,7 @@ fn over_a_tap_only_its_reads_and_writes() {
                     wire.send(&frames::frame(own, frames::ELSEWHERE, 2, number)).unwrap();
                 }
                 session.flush().unwrap();
-                // In poll mode: no sleep of the application's, so no ring of the engine's.
+                // In poll mode: the application never sleeps, so the engine never notifies it.
                 let mut got = 0;
                 eventually("the batch went both ways", || {
                     session
@@ -189,7 +190,7 @@ fn one_doorbell_a_batch_at_most() {
         assert!(of_a.rings <= BATCHES, "{} rings for {BATCHES} batches", of_a.rings);
         assert!(rings <= BATCHES, "{rings} rings for {BATCHES} batches");
         assert!(of_b.wake_ups <= BATCHES, "{} wake-ups for {BATCHES} batches", of_b.wake_ups);
-        // They did sleep, or this would show nothing.
+        // They did sleep, or this would prove nothing.
         assert!(of_a.rings > BATCHES / 2 && rings > BATCHES / 2);
     });
     drop((a, b));
@@ -235,7 +236,7 @@ fn an_idle_system_sleeps() {
         let used = cpu_after - *cpu_before;
         assert!(used < TIME / 200, "{used:?} of a processor in {TIME:?}");
     }
-    // And whoever has news is woken.
+    // And a session with news is woken.
     let mut session = Session::attach(server.socket(), &Options::default()).unwrap();
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
     for mac in macs {

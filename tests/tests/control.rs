@@ -31,7 +31,7 @@ fn refused(reply: Reply) -> (Refusal, String) {
     }
 }
 
-/// Refused, and the connection ended.
+/// Asserts that the server refused and ended the connection.
 fn cut_off(raw: &Raw, reply: Reply) -> (Refusal, String) {
     let refused = refused(reply);
     assert!(matches!(raw.hear(PATIENCE), Reply::HungUp), "{refused:?}");
@@ -79,7 +79,7 @@ fn what_is_no_message_is_refused_and_cut_off() {
         assert_eq!(refusal, Refusal::Malformed, "{} bytes: {text}", bytes.len());
         assert!(text.contains(wanted), "{} bytes: {text}", bytes.len());
     }
-    // Nothing at all is no message either: the end.
+    // An empty message is no message either: the end.
     let raw = connect(&server);
     raw.send(&[], &[]).unwrap();
     assert!(matches!(raw.hear(PATIENCE), Reply::HungUp));
@@ -110,7 +110,7 @@ fn random_bytes_harm_nobody() {
                 bytes[..4].copy_from_slice(&message::MAGIC.to_ne_bytes());
                 bytes[4..6].copy_from_slice(&VERSION.to_ne_bytes());
                 bytes[6..8].copy_from_slice(&(random.below(13) as u16).to_ne_bytes());
-                // Often as long as it should be, so that its fields are looked at.
+                // Often of the right length, so that the server examines its fields.
                 let len = [72, 8, 52, 12, 16, bytes.len()][random.below(6) as usize];
                 bytes.resize(len, random.draw() as u8);
             }
@@ -161,7 +161,7 @@ fn what_is_the_servers_to_send_or_out_of_order_is_refused() {
         Message::Error(Box::new(ErrorBody::new(Refusal::Limit, "no"))),
     ];
     for message in theirs {
-        // `hear` takes an error for a refusal, and that is what it has to be.
+        // `hear` takes an error for a refusal, and a refusal is expected.
         let (refusal, text) = refused(raw.ask(&message).unwrap());
         assert_eq!(refusal, Refusal::State, "{message:?}: {text}");
     }
@@ -184,7 +184,7 @@ fn what_is_the_servers_to_send_or_out_of_order_is_refused() {
         let (refusal, text) = refused(raw.ask(&message).unwrap());
         assert_eq!(refusal, Refusal::State, "{message:?}: {text}");
     }
-    // The connection was of use all the time.
+    // The connection stayed usable all the time.
     let opened = raw.ask(&Message::Open(raw::open())).unwrap();
     assert!(matches!(opened, Reply::Message(Message::Opened(_), _)), "{opened:?}");
     drop(raw);
@@ -241,13 +241,13 @@ fn each_field_of_attach_has_its_range() {
         assert_eq!(said, refusal, "{text}");
         assert!(text.contains(part), "{text}");
     }
-    // None of that took anything; and a name of anything is shown as characters.
+    // None of that took anything. The server shows arbitrary bytes of a name as characters.
     let attach = Attach { name: [0xff; 32], ipv4: [10, 77, 0, 9], ..good };
     raw.live(attach).unwrap();
     let report = server.report();
     assert_eq!(report["sessions"].as_array().unwrap().len(), 1, "{report}");
     assert_eq!(report["sessions"][0]["ipv4"], "10.77.0.9/24");
-    // What is given cannot be given again.
+    // The server cannot give an address twice.
     let other = connect(&server);
     let (said, _) = refused(other.ask(&Message::Attach(attach)).unwrap());
     assert_eq!(said, Refusal::InUse);
@@ -299,7 +299,7 @@ fn each_field_of_open_has_its_range() {
         assert_eq!(refusal, wanted, "{open:?}: {text}");
         assert!(text.starts_with("open: "), "{text}");
     }
-    // Each of these is right, until there are as many as asked for.
+    // Each of these is valid, until there are as many as requested.
     let mut own = [0; 16];
     own[..4].copy_from_slice(&attached.ipv4);
     let rights = [
@@ -331,7 +331,7 @@ fn set(setting: u32, value: u64) -> Set {
     Set { setting, session: 0, endpoint: 0, reserved: 0, value }
 }
 
-/// What is set, of the device and of each endpoint.
+/// Returns the settings of the device and of each endpoint.
 fn settings(server: &Served) -> Vec<serde_json::Value> {
     let report = server.report();
     let sessions = report["sessions"].as_array().unwrap();
@@ -348,7 +348,7 @@ fn settings_that_are_none_are_refused() {
     let opened = raw.ask(&Message::Open(raw::open())).unwrap();
     assert!(matches!(opened, Reply::Message(Message::Opened(Opened { endpoint: 0 }), _)));
     let session = attached.session;
-    // Something that can be lost.
+    // A setting that can be lost.
     let clock = set(Setting::ClockHz as u32, 300);
     let weight = Set { session, ..set(Setting::Weight as u32, 7) };
     for one in [clock, weight] {
@@ -363,7 +363,7 @@ fn settings_that_are_none_are_refused() {
     let mut wrong = vec![
         (set(none, 0), format!("setting {none}")),
         (set(u32::MAX, 0), format!("setting {}", u32::MAX)),
-        // More than the server was started with.
+        // More than at the server's start.
         (
             set(Setting::RxBatch as u32, 65),
             "rx_batch=65: the server was started with --batch 64".into(),
@@ -414,7 +414,7 @@ fn settings_that_are_none_are_refused() {
     server.stop();
 }
 
-/// Says that it is over, also when a test fails.
+/// Sets a flag at its end, also when a test fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -423,10 +423,10 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Sets on all of these connections, as fast as it can, until it is over. Answers how many were
-/// answered.
+/// Changes settings on all of these connections, as fast as it can, until the flag is set. Returns
+/// the number of answers.
 fn flood(all: &[Raw], messages: &[Vec<u8>; 2], over: &AtomicBool) -> usize {
-    /// Fewer than a socket has room for: who has no room for answers is cut off.
+    /// Fewer than a socket has room for: the server cuts off a client that has no room for answers.
     const UNANSWERED: usize = 128;
     let mut counts = vec![(0, 0); all.len()];
     loop {
@@ -453,8 +453,8 @@ fn flood(all: &[Raw], messages: &[Vec<u8>; 2], over: &AtomicBool) -> usize {
     }
 }
 
-/// Who sets without end, with as many queue sets as there may be, delays nobody's packets; and when
-/// it does not read its answers, it is cut off.
+/// A client that sets without end, with the maximum of queue pairs, delays no packets of others.
+/// The server cuts it off when it does not read its answers.
 #[test]
 fn who_floods_settings_holds_up_nobody() {
     let mut server = Served::start(&PEER, &[]);
@@ -481,7 +481,8 @@ fn who_floods_settings_holds_up_nobody() {
     std::thread::scope(|scope| {
         let flooding = scope.spawn(|| flood(&all, &messages, &over));
         let stop = Over(&over);
-        // The neighbour looks at each of its packets, and ends with an error where one takes too long.
+        // The neighbour checks each of its packets, and ends with an error where one takes too
+        // long.
         let mut count = || neighbour.ask("count").parse::<u64>().unwrap();
         let first = count();
         eventually("the neighbour's packets go on", || count() > first + 1000);
@@ -510,7 +511,7 @@ fn who_floods_or_never_reads_is_cut_off_and_holds_up_nobody() {
     neighbour.expect("running");
     let before = server.settled();
     for message in [
-        // Each is answered: by refusals, by a memory file.
+        // The server answers each: by refusals, by a memory file.
         bytes(&Message::Mapped),
         bytes(&Message::Open(Open { given: u32::MAX, ..raw::open() })),
         bytes(&Message::Report(Cursor::default())),
@@ -527,7 +528,7 @@ fn who_floods_or_never_reads_is_cut_off_and_holds_up_nobody() {
                 Err(error) => break error,
             }
             assert!(Instant::now() < until, "{sent} messages, and still heard");
-            // Somebody else is served meanwhile.
+            // The server serves another client meanwhile.
             if sent == 50 {
                 serves(&server);
             }
@@ -543,8 +544,8 @@ fn who_floods_or_never_reads_is_cut_off_and_holds_up_nobody() {
     server.stop();
 }
 
-/// Since Linux 6.16 the kernel refuses descriptors for the server; before, its worker closes them and cuts
-/// the connection off.
+/// Since Linux 6.16 the kernel refuses descriptors for the server; before, its worker closes them
+/// and cuts the connection off.
 #[test]
 fn descriptors_sent_to_the_server_do_not_stay() {
     let mut server = Served::start(&PEER, &[]);
@@ -563,7 +564,7 @@ fn descriptors_sent_to_the_server_do_not_stay() {
                 }
             }
         }
-        // Sent, and never heard: the connection is closed with them in it.
+        // Sent, and never received: the server closes the connection with them in it.
         let raw = connect(&server);
         for _ in 0..20 {
             let _ = raw.send(&message, &[write.as_fd()]);
@@ -585,7 +586,7 @@ fn connections_and_sessions_are_limited() {
         (0..4).map(|_| Session::attach(server.socket(), &Options::default()).unwrap()).collect();
     let error = Session::attach(server.socket(), &Options::default()).unwrap_err().to_string();
     assert!(error.contains(&format!("user {uid} has 4 sessions")), "{error}");
-    // One that goes makes room for one.
+    // A session that ends makes room for one.
     drop(sessions.pop());
     eventually("room for a session", || {
         Session::attach(server.socket(), &Options::default()).map(|one| sessions.push(one)).is_ok()
@@ -597,7 +598,7 @@ fn connections_and_sessions_are_limited() {
     assert_eq!(refusal, Refusal::Limit);
     assert!(text.contains("as many control connections"), "{text}");
     drop((raw, more));
-    // Those that are there go on.
+    // The existing ones go on.
     for session in &mut sessions {
         session.open(&Rule::new()).unwrap();
     }
@@ -649,7 +650,7 @@ fn a_child_made_by_fork_has_no_session_and_the_parents_goes_on() {
     server.stop();
 }
 
-/// The flow cache follows its setting while the server runs, and says what it did.
+/// The flow cache follows its setting while the server runs, and its counters show it.
 #[test]
 fn the_flow_cache_is_switched_and_counted() {
     let server = Served::start(&PEER, &[]);
@@ -661,7 +662,7 @@ fn the_flow_cache_is_switched_and_counted() {
     let counts = || {
         ["flow_lookups", "flow_compared", "flow_cache_hits"].map(|name| server.device_counter(name))
     };
-    // From each setting to the next: how many of 100 lookups are compared, and hit.
+    // For each setting: how many of 100 lookups the cache compares, and hits.
     for (value, compared) in [("off", 0), ("on", 100), ("off", 0)] {
         let value = Setting::FlowCache.parse(value).unwrap();
         towpath_client::set(server.socket(), None, Setting::FlowCache, value).unwrap();
@@ -675,7 +676,7 @@ fn the_flow_cache_is_switched_and_counted() {
                 got == 1
             });
         }
-        // The first of them is of no flow that is remembered.
+        // The first of them belongs to no cached flow.
         let hits = if compared > 0 { compared - 1 } else { 0 };
         let expected = [before[0] + 100, before[1] + compared, before[2] + hits];
         eventually("all is counted", || counts() == expected);

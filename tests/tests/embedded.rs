@@ -1,4 +1,4 @@
-//! A server within the test's own process, over devices that do what a test needs: keep packets,
+//! A server within the test's own process, over devices that do as a test needs: keep packets,
 //! break.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +29,7 @@ fn serve(device: Box<dyn Device>, mode: Mode) -> Server {
     Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
 }
 
-/// A device that breaks when it is told to.
+/// A device that breaks on request.
 struct Breaks {
     inner: loopback::LoopbackDevice,
     now: Arc<AtomicBool>,
@@ -98,7 +98,7 @@ fn an_engine_that_breaks_ends_the_server_and_applications_are_told() {
         let timeout = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
         let over = rustix::event::poll(&mut heard, Some(&timeout)).unwrap();
         assert_eq!(over, 1, "the control thread goes on without an engine");
-        // And nobody who attaches waits for ever.
+        // And a client that attaches does not wait for ever.
         assert!(attach(&server).is_err());
         let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.stop()));
         assert!(stopped.is_err(), "the engine's panic is its owner's to know");
@@ -111,7 +111,7 @@ struct Hand {
     attached: Attached,
     _files: Vec<OwnedFd>,
     pages: OwnWords,
-    /// How many events the server took.
+    /// The server's count of taken events.
     taken: PeerWords,
     heap: towpath_memory::Region,
     places: Places,
@@ -145,7 +145,7 @@ impl Hand {
         self.raw.ask(&Message::Open(open)).unwrap()
     }
 
-    /// Writes a descriptor, and does not say so.
+    /// Writes a descriptor, and does not announce it.
     fn put(&mut self, words: [u64; 2]) {
         let set = self.places.queue_sets[0];
         let slot = (self.head & 7) as usize * 2;
@@ -154,7 +154,7 @@ impl Hand {
         self.head += 1;
     }
 
-    /// Puts a descriptor into the transmit queue, and says so.
+    /// Puts a descriptor into the transmit queue, and announces it.
     fn push(&mut self, words: [u64; 2]) {
         self.put(words);
         self.pages.publish(self.places.queue_sets[0].transmit_head, self.head);
@@ -162,7 +162,7 @@ impl Hand {
         let events = self.pages.get(self.places.events);
         self.pages.publish(self.places.events, events + 1);
         rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).unwrap();
-        // The event queue holds one event: the next may come when this one was taken.
+        // The event queue holds one event: the next may come once the server has taken this one.
         eventually("the event is taken", || {
             self.taken.fetch(0) == events + 1
                 || matches!(self.raw.hear(Duration::ZERO), Reply::HungUp)
@@ -181,8 +181,8 @@ impl Hand {
     }
 }
 
-/// A session that is closed for a violation while packets of it are with the device is there until
-/// they come back. What it asks for meanwhile must not stay when it has gone.
+/// A session closed for a violation stays until its packets in flight come back from the device.
+/// Its requests in the meantime must have no effect after it has gone.
 #[test]
 fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
     let config = loopback::Config { ring_packets: 4, tx_asynchronous: true, ..Default::default() };
@@ -192,11 +192,11 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
     let mut hand = Hand::attach(&server);
     let mac = hand.attached.mac;
     assert!(matches!(hand.open(0x88b5), Reply::Message(Message::Opened(_), _)));
-    // The device holds four at its far end, which nobody takes, and the rest itself.
+    // The device holds four at its far end, which no peer takes, and the rest itself.
     for number in 0..6 {
         hand.send(number, &frames::frame(frames::ELSEWHERE, mac, 3, u64::from(number)));
     }
-    // A frame that does not exist: the end.
+    // A buffer that does not exist: the end.
     hand.push([0xff_ffff, 0]);
     // The server may have noticed or not: it answers, or has hung up.
     let late = hand.open(0x88b6);
@@ -211,8 +211,8 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
         matches!(hand.raw.hear(Duration::ZERO), Reply::HungUp)
     });
     drop(hand);
-    // The next of the same name gets the place and the address, with other rules for the same
-    // numbers.
+    // The next session of the same name gets the session key and the address, with other rules for
+    // the same numbers.
     let socket = server.connect().unwrap();
     let options = Options { name: "hand".into(), ..Options::default() };
     let mut next = Session::attach_over(socket, &options).unwrap();
@@ -234,7 +234,7 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
     };
     assert_eq!(count(first)["rx_packets"], 1);
     assert_eq!(count(second)["rx_packets"], 0);
-    // And the rule can be had.
+    // And the rule is free.
     next.open(&Rule::new().ethertype(0x88b6)).unwrap();
     let _ = next.as_fd();
     server.stop().unwrap();
@@ -263,7 +263,8 @@ fn a_device_that_sends_out_of_one_memory_is_served() {
     }
 }
 
-/// What a session had done in the turn of its end is not taken for its successor's in the place.
+/// A session's deeds in the poll iteration of its end do not count for its successor under the same
+/// key.
 #[test]
 fn nothing_of_a_session_that_ended_in_the_middle_of_a_turn_is_left_to_the_next() {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
@@ -272,7 +273,7 @@ fn nothing_of_a_session_that_ended_in_the_middle_of_a_turn_is_left_to_the_next()
         let mut hand = Hand::attach(&server);
         let mac = hand.attached.mac;
         assert!(matches!(hand.open(frames::ETHERTYPE), Reply::Message(Message::Opened(_), _)));
-        // Some that may not be sent, and in the same batch the end.
+        // Some that it may not send, and in the same batch the end.
         for frame in 0..round % 5 {
             let bytes = frames::frame(mac, frames::ELSEWHERE, 3, 0);
             let one = Descriptor {
@@ -303,7 +304,7 @@ fn nothing_of_a_session_that_ended_in_the_middle_of_a_turn_is_left_to_the_next()
 }
 
 /// A device that takes a packet now and then serves two senders, one of large packets and one of
-/// small ones that may have the last places.
+/// expedited ones that may have the last places.
 #[test]
 fn a_slow_device_starves_neither_large_nor_small() {
     for mode in [Mode::Interrupt, Mode::Poll] {
@@ -332,7 +333,7 @@ fn a_slow_device_starves_neither_large_nor_small() {
                 while session.send_bytes(*endpoint, frame).is_ok() {}
                 session.flush().unwrap();
             }
-            // Fewer than a queue holds: so none is empty meanwhile.
+            // Fewer than a queue holds: so no queue is empty meanwhile.
             for _ in 0..100 {
                 let Some((frame, _)) = far.receive() else { break };
                 seen[usize::from(frame.len() > 60)] += 1;
@@ -343,7 +344,7 @@ fn a_slow_device_starves_neither_large_nor_small() {
             }
             all >= 6000
         });
-        // What was in the backlog at the start does not count.
+        // The packets in the backlog at the start do not count.
         let first = first.expect("2000 come before 6000");
         let later = [seen[0] - first[0], seen[1] - first[1]];
         println!("{mode:?}: {first:?}, then {later:?}");

@@ -22,7 +22,7 @@ fn count(process: &mut Process) -> u64 {
     process.ask("count").parse().unwrap()
 }
 
-/// How often: 1000 unless `TOWPATH_KILLS` says otherwise.
+/// Returns the number of kills: 1000 unless `TOWPATH_KILLS` says otherwise.
 fn kills() -> u64 {
     std::env::var("TOWPATH_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(1000)
 }
@@ -30,7 +30,7 @@ fn kills() -> u64 {
 #[test]
 fn a_thousand_kills_leave_nothing_behind() {
     let mut random = Random::new(seed(0x5161_1c11));
-    // Packets are fetched late, so that those killed leave some with the device.
+    // The far end fetches packets late, so that killed applications leave some in flight.
     let mut server = Served::start(&PEER, &["late=yes"]);
     let mut neighbour = start("pair", &server, "1");
     let before = server.settled();
@@ -39,7 +39,7 @@ fn a_thousand_kills_leave_nothing_behind() {
     for round in 0..kills() {
         let mut victim = PEER
             .command()
-            // Each with a seed of its own, so that it knows its own from its predecessor's.
+            // Each with a seed of its own, so that it tells its own packets from its predecessor's.
             .args(["echoed", server.path(), &(round + 100).to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -61,7 +61,7 @@ fn a_thousand_kills_leave_nothing_behind() {
     println!("{} kills, {in_traffic} of them in traffic: {:?}", kills(), begin.elapsed());
     server.holds_again(&before);
     assert_eq!(server.device_counter("violations"), 0, "to be killed is no violation");
-    // What was left with the device is not missing: the next one's traffic flows.
+    // Buffers left in flight are not missing: the next one's traffic flows.
     let mut next = start("echoed", &server, "3");
     let now = count(&mut next);
     while count(&mut next) < now + 5000 {}
@@ -111,7 +111,7 @@ fn a_change_of_mode_under_load_loses_nothing() {
         assert_eq!(shown, mode);
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         if round % 30 == 0 {
-            // Nobody stands still in either mode.
+            // All processes make progress in either mode.
             for process in [&mut pair, &mut echoed] {
                 let then = count(process);
                 while count(process) < then + 64 {}

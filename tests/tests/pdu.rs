@@ -23,10 +23,10 @@ use towpath_tests::wire::Wire;
 static PEER: Program = Program::at(env!("CARGO_BIN_EXE_towpath-tests-peer"));
 
 const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
-/// Somebody on the wire.
+/// A peer on the wire.
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0x77, 0x77];
 
-/// CRC-32C bit by bit (RFC 9260, appendix A).
+/// Computes CRC-32C bit by bit (RFC 9260, appendix A).
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
@@ -35,7 +35,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
-/// A fragment's frame: of channel and id, these bytes at this offset of this PDU.
+/// Makes a fragment's frame: of channel and id, these bytes at this offset of this PDU.
 fn frame(to: [u8; 6], channel: u32, id: u32, pdu: &[u8], offset: usize, len: usize) -> Vec<u8> {
     let mut frame = [&to[..], &PEER_MAC, &[0x88, 0xb5, 1, 0]].concat();
     frame.extend_from_slice(&(len as u16).to_be_bytes());
@@ -47,7 +47,7 @@ fn frame(to: [u8; 6], channel: u32, id: u32, pdu: &[u8], offset: usize, len: usi
     frame
 }
 
-/// What a frame of the wire says: channel, id, total, offset, the PDU's CRC and the part.
+/// Parses a frame of the wire: channel, id, total, offset, the PDU's CRC and the part.
 fn read(frame: &[u8]) -> (u32, u32, usize, usize, u32, &[u8]) {
     let word = |at: usize| u32::from_be_bytes(frame[at..at + 4].try_into().unwrap());
     assert_eq!((frame[14], frame[15]), (1, 0), "version and flags");
@@ -65,7 +65,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// `None`, and said so, where no TAP can be made.
+    /// Returns `None`, and prints a message, where no TAP can be made.
     fn new(test: &str, mtu: u32) -> Option<Bench> {
         if let Err(why) = towpath_testkit::check_tun() {
             skip(test, &why);
@@ -93,7 +93,7 @@ impl Bench {
         PduEndpoint::open(session, &towpath_pdu::Options::default()).unwrap()
     }
 
-    /// The next frame of ethertype 0x88B5 that comes out of the device.
+    /// Returns the next frame of ethertype 0x88B5 that the device sends.
     fn next(&mut self, endpoint: &mut PduEndpoint) -> Vec<u8> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -109,7 +109,7 @@ impl Bench {
     }
 }
 
-/// Both ways, each length once; a fragment has `chunk` bytes.
+/// Exchanges each length once, both ways; a fragment has `chunk` bytes.
 fn every_length(mtu: u32, transmit_frame_bytes: u32, chunk: usize) {
     let Some(mut bench) = Bench::new("pdu", mtu) else { return };
     let mut random = Random::new(seed(u64::from(mtu)));
@@ -150,7 +150,7 @@ fn every_length(mtu: u32, transmit_frame_bytes: u32, chunk: usize) {
         let twice = starts[0];
         for offset in starts.into_iter().chain([twice]) {
             let mut frame = frame(own, channel, number, &pdu, offset, cut.min(len - offset));
-            // With whatever a switch may leave there.
+            // With any padding that a switch may leave there.
             frame.resize(frame.len().max(60), 0xa5);
             bench.wire.send(&frame).unwrap();
         }
@@ -191,7 +191,7 @@ fn every_length_at_mtu_9000() {
 #[test]
 fn a_frame_shorter_than_the_mtu_sets_the_length() {
     isolated!(|| {
-        // Chains of frames are for packets that nobody cuts.
+        // Chains of buffers are for packets that nothing cuts.
         let frame_bytes = {
             let Some(bench) = Bench::new("pdu", 9000) else { return };
             let endpoint = bench.open(2048);
@@ -228,7 +228,7 @@ fn what_is_wrong_on_the_wire_is_counted_and_not_delivered() {
         let until = Instant::now() + PATIENCE;
         while endpoint.received().fragments <= count {
             assert!(Instant::now() < until, "{put} put: {:?}", endpoint.received());
-            // Few at a time: the kernel drops what its queue to the TAP has no room for.
+            // Few at a time: the kernel drops frames that its queue to the TAP has no room for.
             while put < frames.len() && put as u64 - endpoint.received().fragments < 64 {
                 bench.wire.send(&frames[put]).unwrap();
                 put += 1;

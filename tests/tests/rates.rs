@@ -1,6 +1,6 @@
-//! How much is sent in a time: seconds of the clock on the wall, of a machine that has them to give.
-//! `make test-slow` runs it; what the scheduler does with any time it is given is tested in the
-//! server, where time is an argument.
+//! How much is sent in a time: seconds of the wall clock, of a machine that has them to give. `make
+//! test-slow` runs it. The server's tests cover the scheduler's use of any given time, since time
+//! is an argument there.
 
 mod senders;
 
@@ -21,7 +21,7 @@ fn a_rate_is_kept_by_whatever_queue_and_with_whatever_flags() {
     let start = Instant::now();
     let mut came = 0u32;
     while start.elapsed() < Duration::from_millis(1000) {
-        // By both queue sets, as messages without end, as small ones.
+        // By both queue pairs, as messages without end, as expedited ones.
         (0..4).for_each(|_| {
             sender.send_more(60);
             sender.small(60);
@@ -63,7 +63,7 @@ fn ten_megabits_are_ten_megabits() {
     let mut world = world(Mode::Interrupt);
     let mut sender = world.sender("limited");
     sender.set(Setting::RateBps, 10_000_000);
-    // Seconds in which this machine had other things to do are not all.
+    // Busy seconds of this machine are not all.
     let holds = (0..10).any(|_| {
         let start = Instant::now();
         while world.receive().is_some() {}

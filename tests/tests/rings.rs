@@ -1,5 +1,5 @@
-//! When applications are woken whose rings are put off (`rx_frames`, `rx_usecs`): by the time that is
-//! nearest, whatever other times were there before.
+//! The wake-up times of applications with deferred notifications (`rx_frames`, `rx_usecs`): the
+//! nearest deadline wakes them, whatever other deadlines were there before.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Server};
 use towpath_tests::{PATIENCE, eventually, frames};
 
-/// Long beside the others, and what a busy machine may add to those.
+/// Long beside the others, and beside the delays of a busy machine.
 const LONG_US: u64 = 1_000_000;
 const SHORT_US: u64 = 20_000;
 const BUSY: Duration = Duration::from_millis(700);
@@ -22,12 +22,12 @@ struct World {
     server: Server,
     far: DeviceFarEnd,
     session: Session,
-    /// Endpoints with a queue set each.
+    /// Endpoints with a queue pair each.
     one: Endpoint,
     other: Endpoint,
 }
 
-/// The first endpoint's rings are put off for long, the second's for `other_us`.
+/// Defers the first endpoint's notifications for long, the second's for `other_us`.
 fn world(other_us: u64) -> World {
     world_of(other_us, None)
 }
@@ -61,19 +61,19 @@ impl World {
         frame
     }
 
-    /// A packet comes for an endpoint, in a turn of its own.
+    /// Delivers a packet for an endpoint, in a poll iteration of its own.
     fn comes(&mut self, endpoint: Endpoint) {
         let before = self.received(endpoint);
         assert!(self.far.send(&self.frame(frames::ELSEWHERE, endpoint), Meta::FINISHED));
         eventually("it is received", || self.received(endpoint) > before);
     }
 
-    /// The application has announced its sleep, and is asleep as far as the server knows.
+    /// Makes the application announce its sleep: the server takes it for asleep.
     fn sleeps(&mut self) {
         assert!(!self.session.arm().unwrap(), "there is nothing yet");
     }
 
-    /// It is rung, and takes what there is.
+    /// Asserts that it was notified, and takes the notifications.
     fn is_rung(&mut self) {
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         let mut heard = [PollFd::new(&self.session, PollFlags::IN)];
@@ -124,7 +124,7 @@ fn a_ring_that_is_put_off_for_several_queue_sets_counts_once() {
     let mut near = Session::attach_over(socket, &Options::default()).unwrap();
     let from = near.open(&Rule::new()).unwrap();
     world.sleeps();
-    // Sent together, and taken in one turn.
+    // Sent together, and taken in one poll iteration.
     for endpoint in [world.one, world.other] {
         near.send_bytes(from, &world.frame(near.info().mac, endpoint)).unwrap();
     }
@@ -139,7 +139,7 @@ fn a_time_alone_puts_a_ring_off() {
     let mut world = world(0);
     world.session.set(world.one, Setting::RxFrames, 0).unwrap();
     world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
-    // That others may be late together brings none of them forward.
+    // Other deadlines that may be late together bring none of them forward.
     world.set(Setting::TimerSlackUs, 100_000);
     world.sleeps();
     let start = Instant::now();
@@ -152,8 +152,8 @@ fn a_time_alone_puts_a_ring_off() {
     assert_eq!(world.counter("rings_merged"), 3);
 }
 
-/// Frames are used up one after another; what counts is whether they were provided again since, not
-/// how many were used.
+/// Buffers are used up one after another; the count of used ones starts again when the application
+/// provides some.
 #[test]
 fn who_provides_its_frames_again_is_rung_for_no_half_of_them() {
     for provided in [SLOTS, SLOTS / 4] {
@@ -169,7 +169,7 @@ fn who_provides_its_frames_again_is_rung_for_no_half_of_them() {
             world.takes_all();
         }
         assert_eq!((world.counter("rings"), world.counter("rings_saved")), (0, 0), "{provided}");
-        // And for half of them it is.
+        // And for half of them it is notified.
         world.sleeps();
         for _ in 0..=provided / 2 {
             world.comes(world.one);

@@ -1,4 +1,4 @@
-//! Whose turn it is to send, seen from both ends: applications on one side, and on the other the far
+//! The order of sending, seen from both ends: applications on one side, and on the other the far
 //! end of a device that takes as much as a test lets it.
 
 mod senders;
@@ -19,11 +19,12 @@ use towpath_tests::{PATIENCE, eventually, frames};
 
 use crate::senders::{RING, Sender, World, world};
 
-/// What the server may have taken and not given to the device: docs/scheduling.md.
+/// Packets that the server may have taken and not given to the device: docs/scheduling.md.
 const BACKLOG: usize = 32;
-/// Small packets that may wait for the device.
+/// Expedited packets that may wait for the device.
 const SMALL_PLACES: usize = 32;
-/// Places of the server for packets on their way, and how many of them are for those being checked.
+/// Bounce buffers of the server for packets in flight, and how many of them are for those being
+/// checked.
 const STAGE: usize = 1024;
 const CHECKED: usize = 32;
 
@@ -36,7 +37,7 @@ fn weights_share_a_device_in_bytes() {
         let lens = [64, 1500];
         let mut bytes: BTreeMap<[u8; 6], u64> = BTreeMap::new();
         let mut all = 0;
-        // What was taken before both had packets there does not count.
+        // Packets taken before both had some there do not count.
         let mut counts = false;
         eventually("six megabytes", || {
             for (sender, len) in senders.iter_mut().zip(lens) {
@@ -74,7 +75,7 @@ fn a_flood_delays_a_higher_priority_by_a_batch_at_most() {
             });
             assert!(urgent.send(60));
             urgent.session.flush().unwrap();
-            // What is for this host passes by meanwhile, and says that the server has looked.
+            // A packet for this host passes meanwhile, and shows that the server has looked.
             let frame = near.frame(to.mac, 60);
             near.session.send_bytes(near.endpoint, &frame).unwrap();
             near.session.flush().unwrap();
@@ -122,7 +123,7 @@ fn small_messages_for_this_host_do_not_wait_for_the_device() {
         let mut world = world(mode);
         let mut floods = [world.sender("flood"), world.sender("another")];
         let (mut near, mut to) = (world.sender("near"), world.sender("to"));
-        // More than the device holds and small ones have places for.
+        // More than the device holds and expedited ones have places for.
         for flood in &mut floods {
             (0..RING + SMALL_PLACES).for_each(|_| assert!(flood.small(100)));
             flood.session.flush().unwrap();
@@ -150,7 +151,7 @@ fn small_messages_for_this_host_do_not_wait_for_the_device() {
     }
 }
 
-/// A device that has room for whatever it is given to send, and gives back nothing of it.
+/// A device with room for every packet, which completes none of them.
 struct Keeps(loopback::LoopbackDevice);
 
 impl Device for Keeps {
@@ -200,8 +201,9 @@ impl Device for Keeps {
     }
 }
 
-/// A device that keeps all that it is given gets no more than leaves the server places to check what
-/// is for this host, however small the packets are; and who waits for it lets the server sleep.
+/// A device that keeps every packet gets at most as many as leave the server buffers to check
+/// packets for this host, however small the packets are. A client that waits for the device lets
+/// the server sleep.
 #[test]
 fn a_device_that_keeps_all_leaves_places_for_this_host() {
     for mode in [Mode::Interrupt, Mode::Poll] {
@@ -212,7 +214,7 @@ fn a_device_that_keeps_all_leaves_places_for_this_host() {
         let (device, store) = (Box::new(Keeps(inner)), Box::<MemoryStore>::default());
         let server = Server::start(&config, device, store).unwrap();
         let world = World { server, far: DeviceFarEnd::new(Box::new(far)) };
-        // More of them than one, as their frames do not come back either.
+        // More than one application, as their buffers do not come back either.
         let mut floods = ["a", "b", "c", "d", "e"].map(|name| world.sender(name));
         let (mut near, mut to) = (world.sender("near"), world.sender("to"));
         let sent = |floods: &[Sender]| -> usize {
@@ -231,7 +233,7 @@ fn a_device_that_keeps_all_leaves_places_for_this_host() {
         let taken = most + SMALL_PLACES;
         eventually("small ones have their places", || sent(&floods) == taken);
         let sleeps = world.counter("sleeps");
-        // A batch at a time, as each packet of it needs a place.
+        // A batch at a time, as each packet of it needs a bounce buffer.
         for round in 0..5 {
             let frame = near.frame(to.mac, 700);
             for _ in 0..CHECKED {
@@ -245,21 +247,22 @@ fn a_device_that_keeps_all_leaves_places_for_this_host() {
             }
         }
         assert_eq!(sent(&floods), taken, "and no more than these");
-        // It was rung for those, and sleeps again although small ones wait.
+        // The engine was notified of those, and sleeps again although expedited ones wait.
         if mode == Mode::Interrupt {
             eventually("the server sleeps", || world.counter("sleeps") > sleeps);
         }
     }
 }
 
-/// In its endpoint's own queue set a small message goes past the others as soon as it is at the head:
-/// past those of its endpoint, too, that wait for the device. Those behind it go on in their order.
+/// In its endpoint's own queue pair an expedited message overtakes the others as soon as it is at
+/// the head, even its endpoint's own packets that wait for the device. Those behind it go on in
+/// their order.
 #[test]
 fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
     for mode in [Mode::Interrupt, Mode::Poll] {
         let mut world = world(mode);
         let mut sender = world.sender_with("sender", None);
-        // What the device holds, and some that wait for it.
+        // The packets in the device, and some that wait for it.
         (0..RING + 20).for_each(|_| assert!(sender.send(1500)));
         (0..5).for_each(|_| assert!(sender.small(100)));
         (0..200).for_each(|_| assert!(sender.send(1000)));
@@ -279,7 +282,7 @@ fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
             assert!(numbers.is_sorted(), "{mode:?}: {came:?}");
         }
         eventually("they are counted", || world.counter("tx_small") == 5);
-        // Within a message nothing comes that is not of it.
+        // Within a message no other packet comes.
         for _ in 0..3 {
             assert!(sender.send_more(1000));
         }
@@ -295,11 +298,11 @@ fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
     }
 }
 
-/// Who sends small messages between others by one queue set keeps its priority.
+/// A client that sends small messages between others on one queue pair keeps its priority.
 #[test]
 fn what_is_behind_a_small_message_has_its_endpoints_priority() {
     let mut world = world(Mode::Clocked);
-    // So slow a clock that what is sent together is found in one look, but for a few times.
+    // The clock is so slow that one look finds packets sent together, but for a few times.
     world.set(Setting::ClockHz, 50);
     let (mut flood, mut urgent) = (world.sender("flood"), world.sender_with("urgent", None));
     let mut to = world.sender("to");
@@ -307,7 +310,7 @@ fn what_is_behind_a_small_message_has_its_endpoints_priority() {
     urgent.set(Setting::Priority, 7);
     let mut first = 0;
     for _ in 0..20 {
-        // Less than what is urgent by itself, and less than a turn.
+        // Less than the urgent limit alone, and less than a poll iteration.
         let frame = flood.frame(to.mac, 60);
         (0..60).for_each(|_| flood.session.send_bytes(flood.endpoint, &frame).unwrap());
         flood.session.flush().unwrap();
@@ -335,7 +338,7 @@ fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
         let mut world = world(mode);
         let (mut whole, mut other) = (world.sender("whole"), world.sender("other"));
         let (mut order, mut bytes) = (Vec::new(), [0usize; 2]);
-        // Every packet belongs to the same message as the next: only its longest run ends it.
+        // Every packet belongs to the same message as the next: only the longest run ends it.
         whole.set(Setting::MaxRunBytes, 30_000);
         eventually("four megabytes", || {
             while whole.send_more(1500) {}
@@ -349,7 +352,7 @@ fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
         });
         let share = bytes[1] as f64 / (bytes[0] + bytes[1]) as f64;
         assert!((share - 0.5).abs() < 0.05, "{mode:?}: {share}");
-        // Messages of 12 are not cut, where all of each is there.
+        // Messages of 12 stay whole, where all of each is there.
         whole.set(Setting::MaxRunBytes, 65_536);
         eventually("all is sent", || {
             while world.receive().is_some() {}
@@ -390,7 +393,7 @@ fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
         flood.set(Setting::Priority, 7);
         flood.fill(1500);
         eventually("the device is full", || world.counter("tx_full") > 0);
-        // Of its own, too: 100 packets wait, and then come five small ones.
+        // Of its own, too: 100 packets wait, and then come five expedited ones.
         (0..100).for_each(|_| assert!(small.send(1500)));
         small.session.flush().unwrap();
         (0..5).for_each(|_| assert!(small.small(SMALL_BYTES as usize)));
@@ -407,7 +410,7 @@ fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
         assert_eq!(numbers, [100, 101, 102, 103, 104]);
         eventually("they are counted", || world.counter("tx_small") >= 5);
 
-        // A flood of small ones leaves most of the device to the others.
+        // A flood of expedited ones leaves most of the device to the others.
         let (mut of_small, mut others, mut last) = (0u64, 0u64, 104);
         eventually("4000 packets", || {
             flood.fill(1500);
@@ -484,7 +487,7 @@ fn a_quota_counts_ticks_and_loses_nothing() {
             }
             came >= 500
         });
-        // And the last ones, behind which nothing comes that would wake anybody.
+        // And the last ones, behind which no packet comes that would wake the receiver.
         eventually("all of them", || {
             while let Some((_, number, _)) = world.receive() {
                 assert_eq!(number, came, "{mode:?}");
@@ -495,8 +498,8 @@ fn a_quota_counts_ticks_and_loses_nothing() {
     }
 }
 
-/// A queue set for small packets may wait for the rate of an endpoint that uses another one. When the
-/// rate is gone, so is the time.
+/// A queue pair for expedited packets may wait for the rate of an endpoint that uses another one.
+/// Without the rate, the wait ends too.
 #[test]
 fn small_packets_wait_for_no_rate_that_is_gone() {
     const OTHER: u16 = frames::ETHERTYPE + 1;
@@ -506,7 +509,7 @@ fn small_packets_wait_for_no_rate_that_is_gone() {
         let other = sender.session.open(&Rule::new().ethertype(OTHER)).unwrap();
         sender.set(Setting::RateBps, 8);
         sender.set(Setting::Pacing, 1);
-        // Looked at in one turn: one goes, and the other has to wait a minute.
+        // Taken in one poll iteration: one goes, and the other has to wait a minute.
         assert!(sender.small(60) && sender.small(60));
         sender.session.flush().unwrap();
         eventually("the first comes", || world.receive().is_some_and(|one| one.1 == 0));
@@ -535,8 +538,8 @@ fn small_packets_wait_for_no_rate_that_is_gone() {
     }
 }
 
-/// Everything is switched to and fro under load, and now and then to what there is not: each sender's
-/// packets come in their order, once.
+/// All settings change to and fro under load, now and then to invalid values: each sender's packets
+/// come in their order, once.
 #[test]
 fn switching_while_packets_move_loses_and_reorders_nothing() {
     let seed = seed(0x5c4ed);
@@ -590,7 +593,7 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
                     sender.session.flush().unwrap();
                 }
                 std::thread::sleep(Duration::from_micros(100));
-                // Now and then all that waits goes out.
+                // Now and then all waiting packets go out.
                 let all = random.below(4) == 0;
                 for step in 0.. {
                     if all && step % RING == 0 {
@@ -622,8 +625,8 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
     }
 }
 
-/// A full device is back pressure, in both ways of handing off: the queue fills, and who waits for
-/// room is woken when there is some.
+/// A full device is back pressure, in both ways of handing off: the queue fills, and the engine
+/// wakes a client that waits for room when there is some.
 #[test]
 fn a_full_device_is_back_pressure_in_both_ways() {
     for way in [0, 1] {

@@ -1,5 +1,5 @@
-//! A TAP interface in the program itself: three threads send through one driver without a lock while
-//! a fourth resets it, and the kernel's side sees all that was sent, each thread's in its order.
+//! A TAP interface in the program itself: three threads send through one driver without a lock
+//! while a fourth resets it. The kernel's side receives every packet, each thread's in its order.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use towpath_tests::eventually;
 use towpath_tests::wire::Wire;
 
 const THREADS: u64 = 3;
-/// So many of all threads fit into the least socket buffer that an ordinary user gets, unread.
+/// So many of all threads fit unread into the least socket buffer that an ordinary user gets.
 const EACH: u64 = 2_000;
 /// An ethertype for experiments (IEEE 802.1, local).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -42,7 +42,8 @@ fn three_threads_and_resets_lose_nothing_on_a_tap() {
         let mut wire = Wire::open(name).unwrap();
         let driver = Embedded::new(Box::new(device), Config::default()).unwrap();
         let (sending, over) = (AtomicU64::new(THREADS), AtomicBool::new(false));
-        // How far each may send: the kernel drops what finds no room in the socket's buffer.
+        // The number that each may send: the kernel drops packets without room in the socket's
+        // buffer.
         let seen = AtomicU64::new(0);
         let mut next = [0; THREADS as usize];
         std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Who trusts whom: hostile applications as processes of their own, beside a neighbour whose every
-//! byte is looked at, on a server whose every descriptor is counted.
+//! Trust: hostile applications as processes of their own, beside a neighbour whose every byte is
+//! checked, on a server whose every descriptor is counted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ fn neighbour(server: &Served) -> Process {
     neighbour
 }
 
-/// The neighbour has gone on meanwhile, and lost nothing to the end.
+/// Asserts that the neighbour has gone on, and lost nothing to the end.
 fn went_on(mut neighbour: Process, before: u64) {
     let now: u64 = neighbour.ask("count").parse().unwrap();
     assert!(now > before, "the neighbour stood still at {before}");
@@ -64,9 +64,9 @@ fn anything_written_anywhere_harms_nobody_else() {
     println!("{said:#?}");
     let violated: u64 =
         said.last().unwrap().strip_prefix("rounds 100 violated ").unwrap().parse().unwrap();
-    // Three of the five ways cannot fail to be noticed.
+    // The server must notice three of the five ways.
     assert!(violated >= 40, "{violated} of 100 sessions were closed");
-    // A peer that ends by itself may not hear any more that it was found out.
+    // A peer that ends by itself may not learn any more that the server found its violation.
     let counted = server.device_counter("violations");
     assert!((violated..=100).contains(&counted), "{violated} told, {counted} counted");
     server.holds_again(&before);
@@ -74,7 +74,7 @@ fn anything_written_anywhere_harms_nobody_else() {
     server.stop();
 }
 
-/// A server and an application of two users, both others than the caller.
+/// Returns a server's and an application's user, both others than the caller.
 fn two_users(test: &str) -> Option<Users> {
     let users = Users::find();
     if users.distinct {
@@ -134,7 +134,7 @@ fn another_user_writes_only_what_is_its_own() {
             ],
         );
     }
-    // Opened for writing, and sealed against every writer that is not there already.
+    // Opened for writing, and sealed against every writer but the existing ones.
     for memory in ["application pages", "transmit heap"] {
         expect(
             memory,
@@ -165,7 +165,7 @@ fn another_user_writes_only_what_is_its_own() {
     assert_eq!(said.len(), expected.len(), "{said:#?}");
     confined.finish();
 
-    // Nobody else may attach at all, and is told who may.
+    // No other user may attach at all, and the refusal names the permitted users.
     let refused = PEER
         .start_as(&["step", server.path(), "2"], |command| {
             stranger.confine(command);
@@ -177,7 +177,8 @@ fn another_user_writes_only_what_is_its_own() {
     server.stop();
 }
 
-/// Attaches as another user: whoever may become anybody asks in a thread whose user alone changes.
+/// Attaches as another user: a caller that may become any user attaches from a thread whose user
+/// alone changes.
 fn attach_as(user: User, socket: &Path, options: &Options) -> Result<Session, AttachError> {
     let (socket, options) = (socket.to_owned(), options.clone());
     std::thread::spawn(move || {
@@ -192,8 +193,8 @@ fn attach_as(user: User, socket: &Path, options: &Options) -> Result<Session, At
     .unwrap()
 }
 
-/// Every rule that can be made of the fields, each left out, given as one's own, or given as the
-/// neighbour's; and whether it asks for what is the neighbour's.
+/// Returns every rule made of the fields, each left out, the session's own, or the neighbour's; and
+/// whether the rule asks for the neighbour's packets.
 fn rules(neighbour: &Session, flow: &Flow) -> Vec<(Rule, bool)> {
     let mut rules = vec![(Rule::new(), false)];
     let mut each = |choices: &[&dyn Fn(Rule) -> (Rule, bool)]| {
@@ -228,7 +229,7 @@ fn no_wildcard_takes_a_neighbours_packets() {
     let mut hostile = attach_as(hostile, server.socket(), &options("hostile")).unwrap();
     let mut sender = Session::attach(server.socket(), &options("sender")).unwrap();
     assert!(!victim.info().trusted && !hostile.info().trusted);
-    // The least specific of all that it may open: whatever else there is comes first.
+    // The least specific rule that it may open: all others come first.
     let theirs = victim.open(&Rule::new().any_vlan()).unwrap();
     let address = |session: &Session| IpAddr::from(session.info().ipv4.unwrap().0);
     let flow = Flow::v4()
@@ -258,7 +259,7 @@ fn no_wildcard_takes_a_neighbours_packets() {
     let from = sender.open(&Rule::new().any_vlan()).unwrap();
     let mut packets = vec![flow.udp(b"udp"), flow.tcp(&Tcp::default(), b"tcp"), flow.who_has()];
     packets.extend([flow.vlan(7).udp(b"tagged"), flow.echo(true, 1, 1, b"ping")]);
-    // Also what is for the neighbour by its MAC address alone.
+    // Also packets for the neighbour by its MAC address alone.
     packets.push(Flow { destination: address(&hostile), ..flow }.udp(b"udp"));
     packets.retain(|packet| packet[0] & 1 == 0);
     let count = 20 * packets.len() as u64;
@@ -279,8 +280,8 @@ fn no_wildcard_takes_a_neighbours_packets() {
     server.stop();
 }
 
-/// To notify an application lasts as long as the application likes, so the engine leaves it to workers
-/// where another user would have to wait; and no notification is lost by it.
+/// Notifying an application may last as long as the application likes. So the engine leaves it to
+/// workers where another user would have to wait; and no notification is lost.
 #[test]
 fn applications_of_several_users_are_notified_by_their_workers() {
     let Some(users) = two_users("applications_of_several_users_are_notified_by_their_workers")
@@ -307,7 +308,7 @@ fn applications_of_several_users_are_notified_by_their_workers() {
     eventually("packets of both", || {
         count(&mut alone) > begun + 500 && count(&mut other) > 500 && relayed() > before
     });
-    // It stays so when one of them goes: users who come and go change nothing any more.
+    // It stays so when one of them goes: later arrivals and departures of users change nothing.
     went_on(other, 0);
     let before = relayed();
     let begun = count(&mut alone);
@@ -316,7 +317,7 @@ fn applications_of_several_users_are_notified_by_their_workers() {
     server.stop();
 }
 
-/// The same where it is said, for any user.
+/// Asserts the same where the setting demands it, for any user.
 #[test]
 fn workers_notify_where_that_is_set() {
     let server = Served::start(&PEER, &[]);
@@ -334,8 +335,8 @@ fn workers_notify_where_that_is_set() {
     server.stop();
 }
 
-/// Packets by which a session would play a part in the network, from its own addresses; and the counter
-/// that each raises.
+/// Returns packets by which a session would play a part in the network, from its own addresses; and
+/// the counter that each raises.
 fn parts_in_the_network(session: &Session) -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let own = |flow: Flow, ip: IpAddr| Flow { source_mac: session.info().mac, source: ip, ..flow };
     let own6 = session.info().ipv6.unwrap().0;

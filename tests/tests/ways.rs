@@ -1,7 +1,7 @@
-//! The engine has a short way for most packets and a long one for all. Which of them a packet goes
-//! must make no difference to anybody: here it goes both, sent by an application and received from
-//! the device, and what everybody got and counted is compared. Whoever captures, or is promiscuous,
-//! makes all packets go the long way.
+//! The engine has a fast path for most packets and a full path for all. The choice of path must
+//! make no visible difference. The test takes both paths with packets that an application sends and
+//! that the device receives, and compares what each client receives and counts. A capture or a
+//! promiscuous client makes all packets take the full path.
 
 use std::net::IpAddr;
 
@@ -14,11 +14,11 @@ use towpath_server::{Config, Mode, Server, Subnets};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::{eventually, frames};
 
-/// What came of some packets: what each endpoint got, in order; what left through the device; and
-/// all counters.
+/// The outcome of some packets: those that each endpoint received, in order; those that left
+/// through the device; and all counters.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
-    /// By whom, for which endpoint, and what.
+    /// The receiver, the endpoint, and the content.
     received: Vec<(usize, u32, Vec<u8>)>,
     left: Vec<Vec<u8>>,
     counters: Vec<Vec<(&'static str, u64)>>,
@@ -29,7 +29,7 @@ fn attach(server: &Server, name: &str) -> Session {
     Session::attach_over(server.connect().unwrap(), &options).unwrap()
 }
 
-/// From one to the other, of both families.
+/// Returns flows from one to the other, of both families.
 fn flows(from: &Session, to: &Session) -> Vec<Flow> {
     let ends = |session: &Session| {
         let (v4, v6) = (session.info().ipv4.unwrap().0, session.info().ipv6.unwrap().0);
@@ -50,7 +50,7 @@ fn samples(from: &Session, to: &Session) -> Vec<Vec<u8>> {
     for flow in both {
         let flow = flow.ports(1000, 2000);
         let body = |len: usize| (0..len).map(|n| n as u8).collect::<Vec<_>>();
-        // Around what is copied whole, around the MTU, and above it.
+        // Around the limit of a full copy, around the MTU, and above it.
         let headers = flow.udp(&[]).len();
         for len in [0, 1, 22, 64, 255 - headers, 256 - headers, 257 - headers, 1400] {
             all.push(flow.udp(&body(len)));
@@ -76,7 +76,7 @@ fn samples(from: &Session, to: &Session) -> Vec<Vec<u8>> {
     all
 }
 
-/// Where the last packet of each group goes.
+/// The port of the last packet of each batch.
 const LAST: u16 = 9999;
 
 fn go(listening: Option<Rule>, seed: u64) -> Outcome {
@@ -102,7 +102,7 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
         Rule::new().udp(1000),
         Rule::new().tcp(1000),
         Rule::new().ip(from.info().ipv6.unwrap().0.into()).udp(1000),
-        // It only hears that all before was received.
+        // It only learns that all packets before arrived.
         Rule::new().ip(from.info().ipv4.unwrap().0.into()).udp(LAST),
     ]
     .iter()
@@ -136,7 +136,8 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     let mut got = [0u64; 2];
     let last = flows(&to, &from)[0].ports(9, LAST).udp(b"that was all");
     for (before, group) in packets.chunks(24).enumerate() {
-        // From the device as from an application; it takes what has a header and is not too long.
+        // From the device as from an application; the device takes frames with a header and of at
+        // most its length.
         for (_, frame) in group.iter().filter(|(_, frame)| (14..=1514).contains(&frame.len())) {
             eventually("the far end has room", || far.send(frame, Meta::FINISHED));
         }
@@ -155,7 +156,7 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
             }
             from.unsent(0).unwrap() == 0
         });
-        // Counted before the sender heard that all is done with.
+        // Counted before the sender learns that all are completed.
         for (place, (session, endpoints)) in
             [(&mut from, &senders), (&mut to, &receivers)].into_iter().enumerate()
         {

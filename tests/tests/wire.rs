@@ -1,5 +1,5 @@
-//! Sessions on a TAP whose other side is the kernel, in a network namespace of the test's own:
-//! what is on the wire, frame by frame, and what the kernel's own sockets make of it.
+//! Sessions on a TAP whose other side is the kernel, in a network namespace of the test's own: the
+//! wire, frame by frame, and the reactions of the kernel's own sockets.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -34,8 +34,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// `None`, and said so, where no TAP can be made. The kernel says nothing by itself: it has
-    /// no IPv6 unless `ipv6`.
+    /// Returns `None`, and prints a message, where no TAP can be made. The kernel sends nothing by
+    /// itself: it has no IPv6 unless `ipv6`.
     fn new(test: &str, mtu: u32, ipv6: bool) -> Option<Bench> {
         if let Err(why) = towpath_testkit::check_tun() {
             skip(test, &why);
@@ -60,7 +60,7 @@ impl Bench {
         if ipv6 {
             netlink.add_address(&name, Prefix::new(KERNEL6.into(), 64).unwrap()).unwrap();
         }
-        // Looked at once more, with its MTU.
+        // Opened once more, with its MTU.
         let device = TapDevice::from_fd(first.as_fd().try_clone_to_owned().unwrap(), true).unwrap();
         drop(first);
         let mac = towpath_device::Device::info(&device).mac;
@@ -76,8 +76,9 @@ impl Bench {
         Session::attach_over(self.server.connect().unwrap(), &options).unwrap()
     }
 
-    /// The kernel knows where a session is, without asking, and takes what the session sends to
-    /// its new IPv6 address: at first it may not, and counts it as `Ip6InAddrErrors`.
+    /// Gives the kernel a session's link address, so that the kernel need not ask, and waits until
+    /// it accepts the session's packets to its new IPv6 address. Until then the kernel counts them
+    /// as `Ip6InAddrErrors`.
     fn known(&mut self, session: &mut Session) {
         for ip in [ipv4(session).into(), ipv6(session).into()] {
             let mac = session.info().mac;
@@ -98,7 +99,7 @@ impl Bench {
         Wire::open(&self.name).unwrap()
     }
 
-    /// A flow from the kernel to a session.
+    /// Returns a flow from the kernel to a session.
     fn flow4(&self, session: &Session) -> Flow {
         Flow::v4()
             .macs(self.mac, session.info().mac)
@@ -113,7 +114,7 @@ impl Bench {
             .ports(4000, 5000)
     }
 
-    /// What the server reports of its device.
+    /// Returns the counters of the server's device.
     fn device(&self) -> BTreeMap<String, u64> {
         let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
         let counters = report["device"]["counters"].as_object().unwrap();
@@ -162,7 +163,7 @@ fn right(frame: &[u8]) -> Headers {
     headers
 }
 
-/// UDP between a session and a socket of the kernel, each length once, both ways.
+/// Sends UDP between a session and a socket of the kernel, each length once, both ways.
 fn udp_of_every_size(mtu: u32) {
     let Some(mut bench) = Bench::new("udp", mtu, true) else { return };
     let mut session = bench.attach();
@@ -190,7 +191,7 @@ fn udp_of_every_size(mtu: u32) {
             let (got, from) = socket.recv_from(&mut buffer).unwrap();
             assert_eq!((&buffer[..got], from.ip(), from.port()), (&payload[..], own, 5000));
         }
-        // A byte more than the MTU does not leave.
+        // A packet of a byte more than the MTU does not leave.
         send(&mut session, endpoint, &flow.reversed().udp(&vec![1; longest + 1]));
     }
     eventually("the long ones are counted", || {
@@ -276,11 +277,11 @@ fn vlans_are_apart_on_the_wire() {
             (Some(6), session.open(&rule.vlan(6)).unwrap()),
         ];
         let mut wire = bench.wire();
-        // From and to somebody other than the kernel, which would answer what it gets.
+        // From and to a host other than the kernel, which would answer.
         let flow = Flow { source_mac: ELSEWHERE, ..bench.flow4(&session) };
         let tagged = |flow: Flow, tag: Option<u16>| tag.map_or(flow, |tag| flow.vlan(tag));
         for (vlan, endpoint) in endpoints {
-            // A priority in the tag does not matter; on the way out neither.
+            // The priority in the tag does not matter; on the way out neither.
             let frame = tagged(flow, vlan.map(|vlan| vlan | 0x6000)).udp(b"tagged");
             wire.send(&frame).unwrap();
             assert!(session.wait(Some(PATIENCE)).unwrap());
@@ -298,7 +299,7 @@ fn vlans_are_apart_on_the_wire() {
             send(&mut session, endpoint, &answer);
             eventually("the answer is on the wire", || wire.receive().as_ref() == Some(&answer));
         }
-        // Another VLAN is nobody's, and nobody sends into another's.
+        // Packets of another VLAN match no endpoint, and no client sends into another's VLAN.
         wire.send(&flow.vlan(7).udp(b"7")).unwrap();
         eventually("it is counted", || bench.device()["rx_dropped_nobody"] == 1);
         nothing(&mut session, "VLAN 7");
@@ -392,8 +393,8 @@ fn mangled_frames_are_counted_and_nothing_else() {
             assert_eq!(device["rx_dropped_malformed"], place as u64 + 1, "{what}: {device:?}");
             nothing(&mut session, what);
         }
-        // And of anything else: each header's every byte, at random. All of it is delivered, or
-        // nobody's, or mangled.
+        // And of any other content: each header's every byte, at random. Each is delivered,
+        // unmatched or malformed.
         let mut random = Random::new(seed(0x3a9));
         let whole = [&udp4, &udp6, &tcp4, &tcp6, &arp];
         let before = bench.device();
@@ -434,13 +435,13 @@ fn mangled_frames_are_counted_and_nothing_else() {
             sent
         );
         assert!(delivered > 100 && grown("rx_dropped_malformed") > 100);
-        // Longer than the device said: the kernel's side had its MTU raised since. It is right, and
-        // in several frames.
+        // Longer than the device said: the kernel's side had its MTU raised since. The packet is
+        // valid, and takes several buffers.
         bench.netlink.set_mtu(&bench.name, 9000).unwrap();
         let long = v4.udp(&vec![7; 8000]);
         wire.send(&long).unwrap();
         assert_eq!(next(&mut session, "the long one"), long);
-        // It serves.
+        // The server goes on.
         wire.send(&udp4).unwrap();
         assert_eq!(next(&mut session, "what is right"), udp4);
         bench.server.stop().unwrap();
@@ -563,7 +564,7 @@ fn what_is_not_ones_own_does_not_reach_the_wire() {
             *expected.entry(counter).or_default() += 1;
             eventually(what, || counters(&session, endpoint)[counter] == expected[counter]);
         }
-        // What is one's own does, in the same order.
+        // Its own packets do, in the same order.
         let good = [
             v4.udp(&[1; 40]),
             v6.udp(&[1; 40]),
@@ -572,7 +573,7 @@ fn what_is_not_ones_own_does_not_reach_the_wire() {
             solicitation(own6.into(), KERNEL6),
             solicitation(Ipv6Addr::UNSPECIFIED.into(), own6),
             advertisement(own6.into(), own6),
-            // The session is an administrator's.
+            // An administrator has to start the session.
             router(134),
             router(137),
         ];
@@ -596,8 +597,8 @@ fn what_is_not_ones_own_does_not_reach_the_wire() {
     });
 }
 
-/// The kernel's TCP, which leaves cutting and checksums to the device, to an endpoint that did not
-/// ask for large or unfinished packets.
+/// The kernel's TCP, which leaves segmentation and checksums to the device, sends to an endpoint
+/// without large packets and partial checksums.
 #[test]
 fn what_the_kernel_leaves_undone_arrives_done() {
     isolated!(|| {
@@ -629,8 +630,8 @@ fn what_the_kernel_leaves_undone_arrives_done() {
     });
 }
 
-/// Takes a connection of the kernel's by hand, and answers what came over it, and how long the
-/// longest packet was.
+/// Accepts a connection of the kernel's by hand. Returns the received bytes, and the length of the
+/// longest packet.
 fn stream(
     session: &mut Session,
     endpoint: Endpoint,
@@ -686,7 +687,7 @@ fn stream(
             } else if payload.is_empty() {
                 None
             } else {
-                // The way is short and loses nothing: all comes in order, each byte once.
+                // The path is short and loses nothing: all arrives in order, each byte once.
                 assert_eq!(sequence, next_byte, "after {} bytes", seen.len());
                 seen.extend_from_slice(payload);
                 next_byte = sequence.wrapping_add(payload.len() as u32);
@@ -700,7 +701,7 @@ fn stream(
         session.flush().unwrap();
     }
     drop(sender.join().unwrap());
-    // The end, and what is repeated of it, is not looked at.
+    // The test ignores the end, and its retransmissions.
     std::thread::sleep(Duration::from_millis(50));
     session.receive(0, 1024, |_| ()).unwrap();
     (seen, longest)
@@ -726,7 +727,7 @@ fn an_unfinished_checksum_arrives_finished() {
             assert!(session.wait(Some(PATIENCE)).unwrap());
             let mut meta = None;
             session.receive(0, 1, |packet| meta = Some(packet.meta())).unwrap();
-            // It was unfinished, so that the first one shows something.
+            // It was partial, so that the first one proves something.
             assert!(meta.is_some_and(|meta| !meta.is_finished()), "{meta:?}");
         }
         bench.server.stop().unwrap();

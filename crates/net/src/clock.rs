@@ -1,10 +1,10 @@
-//! The stack's time.
+//! The clock of the stack.
 
 use std::time::Instant as StdInstant;
 
 use towpath_stack::Instant;
 
-/// Counts from when it was made.
+/// Counts from its creation.
 pub(crate) struct Clock(StdInstant);
 
 impl Clock {

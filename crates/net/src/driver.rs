@@ -1,7 +1,7 @@
 //! Driving: frames in, frames out, timers, sleep.
 //!
-//! Whoever holds the link's lock may drive: the library's thread, a thread that has just written,
-//! or one that is blocked in a network without a thread.
+//! The holder of the link's lock may drive: the library's thread, a thread that has just written,
+//! or a thread that is blocked in a network without a thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -15,37 +15,37 @@ use crate::clock::Clock;
 use crate::wait::{ToTell, Waiter, lock};
 use crate::{Armed, Link, LinkError, error};
 
-/// Frames received in one turn: the stack's lock is held meanwhile.
+/// Frames received per turn, during which the thread holds the stack's lock.
 const RECEIVE_BUDGET: usize = 32;
-/// Turns that a thread with something to send makes before the driver has to take over.
+/// Turns that a sending thread makes before the driver has to take over.
 const KICK_TURNS: usize = 4;
-/// Not asleep.
+/// Marks a driver that is awake.
 const AWAKE: u64 = 0;
 const FOREVER: u64 = u64::MAX;
 
-/// What the stack's lock guards.
+/// State under the stack's lock.
 pub(crate) struct Core {
     pub(crate) stack: Stack,
     pub(crate) waiters: std::collections::HashMap<SocketId, Arc<Waiter>>,
-    /// Why the link carries nothing any more.
+    /// The reason why the link carries nothing any more.
     pub(crate) dead: Option<LinkError>,
-    /// In a network without a thread: somebody drives.
+    /// In a network without a thread: `true` if some thread drives.
     led: bool,
-    /// In a network without a thread: those who wait while somebody else drives.
+    /// In a network without a thread: the threads that wait while another one drives.
     followers: Vec<Arc<Waiter>>,
     telling: ToTell,
 }
 
-/// What all handles of a network share.
+/// State that all handles of a network share.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     link: Mutex<Box<dyn Link>>,
     pub(crate) clock: Clock,
-    /// Something waits to be sent, and whoever holds the link is to see to it.
+    /// Frames wait to be sent, and the holder of the link's lock must send them.
     pending: AtomicBool,
-    /// Until when the driver sleeps, in microseconds of the clock.
+    /// The end of the driver's sleep, in microseconds of the clock.
     sleeps_until: AtomicU64,
-    /// The last moment that the driver was to wake at.
+    /// The last moment set for the driver to wake at.
     kept: AtomicU64,
     /// Ends the driver's sleep.
     wake: OwnedFd,
@@ -106,7 +106,7 @@ impl Shared {
         lock(&self.core)
     }
 
-    /// Does something with the stack, then sends what came of it.
+    /// Calls `f` with the stack, then sends the frames that result.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Core, Instant) -> R) -> R {
         let now = self.clock.now();
         let mut core = self.core();
@@ -119,12 +119,12 @@ impl Shared {
         result
     }
 
-    /// Sends what waits to be sent, or leaves word with whoever holds the link.
+    /// Sends the waiting frames, or leaves a note for the holder of the link's lock.
     pub(crate) fn kick(&self) {
         for _ in 0..KICK_TURNS {
             self.pending.store(true, Ordering::Relaxed);
-            // Pairs with the fence after the lock is let go, below and in `run`: either we get the
-            // lock, or its holder sees that something waits.
+            // Pairs with the fence after the lock is released, below and in `run`: either this
+            // thread gets the lock, or its holder sees that frames wait.
             fence(Ordering::SeqCst);
             let mut link = match self.link.try_lock() {
                 Ok(link) => link,
@@ -166,7 +166,7 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// One turn. Whether anything was done.
+    /// Makes one turn. Returns `true` if it did anything.
     fn turn(&self, link: &mut dyn Link, receive: bool) -> Result<bool, LinkError> {
         let mut worked = false;
         if receive {
@@ -193,19 +193,19 @@ impl Shared {
         if !tell.is_empty() {
             for waiter in tell.drain(..) {
                 waiter.tell();
-                // One who drives sleeps on the link, not in its waiting room. In its own turn it
-                // is awake.
+                // A driving thread sleeps on the link, not in its waiting room. While it runs it is
+                // awake.
                 if !receive && waiter.leading.load(Ordering::Relaxed) {
                     self.ring();
                 }
             }
-            // The room is kept for the next turn's.
+            // Keeps the allocation for the next turn.
             self.core().telling = tell;
         }
         flushed.map(|()| worked)
     }
 
-    /// The link carries nothing any more: everybody hears of it.
+    /// Reports to all waiting threads that the link carries nothing any more.
     fn die(&self, error: LinkError) {
         let mut core = self.core();
         core.dead.get_or_insert(error);
@@ -224,8 +224,9 @@ impl Shared {
         }
     }
 
-    /// Works as long as there is work, then sleeps once. A blocked caller that drives gives its
-    /// patience, and gets back what was done before any sleep: it may be what it waits for.
+    /// Works as long as there is work, then sleeps once. A blocked caller that drives passes its
+    /// deadline. The function returns to such a caller after the work and before any sleep: the
+    /// work may be what the caller waits for.
     fn work_or_sleep(&self, caller: Option<Option<StdInstant>>) -> Result<(), LinkError> {
         let mut link = lock(&self.link);
         for _ in 0..64 {
@@ -250,9 +251,9 @@ impl Shared {
             let left = until.saturating_duration_since(StdInstant::now());
             next = next.min((now + left).as_micros());
         }
-        // A moment once set is kept until it has passed, though what was due then is done: a
-        // connection in use always has something due within a second, and whoever writes to it
-        // need not wake the driver to say so. It costs one wake-up after the last traffic.
+        // A moment once set is kept until it has passed, even if the work due then is done. A
+        // connection in use always has a timer due within a second, so a writer need not wake the
+        // driver to announce one. This costs one wake-up after the last traffic.
         let kept = self.kept.load(Ordering::Relaxed);
         if kept > now.as_micros() {
             next = next.min(kept);
@@ -269,7 +270,7 @@ impl Shared {
         slept
     }
 
-    /// Sleeps until a moment, a frame, room for one, or a ring.
+    /// Sleeps until a moment, a received frame, room for a frame, or a notification.
     fn sleep(&self, until: u64, writable: bool) -> Result<(), LinkError> {
         let left = (until != FOREVER)
             .then(|| Duration::from_micros(until.saturating_sub(self.clock.now().as_micros())));
@@ -294,7 +295,8 @@ impl Shared {
     }
 
     /// Tries `f` until it does not say "would block", the time is over or the link dies. With
-    /// `send`, a dead link is told before `f` is tried; otherwise what was received comes first.
+    /// `send`, the call reports a dead link before it tries `f`; otherwise it returns received data
+    /// first.
     pub(crate) fn block_on<R>(
         &self,
         waiter: &Arc<Waiter>,
@@ -343,7 +345,7 @@ impl Shared {
         }
     }
 
-    /// Waits to be told, or drives when nobody else does.
+    /// Waits to be told, or drives when no other thread does.
     fn wait<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -366,15 +368,16 @@ impl Shared {
         }
         let mut core = self.core();
         core.led = false;
-        // Somebody else must drive if we do not come back. All are told: those whose wait is over
-        // have gone, and a follower without a leader would wait for ever.
+        // Another thread must drive if this one does not come back. All followers are told: those
+        // whose wait is over have gone, and a follower without a leader would wait for ever.
         let followers = std::mem::take(&mut core.followers);
         drop(core);
         followers.iter().for_each(|follower| follower.tell());
         Ok(self.core())
     }
 
-    /// Drives for at most `timeout`, until something was done. Whether the link still lives.
+    /// Drives for at most `timeout`, until it did some work. Returns `true` if the link still
+    /// lives.
     pub(crate) fn drive(&self, timeout: Duration) -> std::io::Result<()> {
         let until = StdInstant::now().checked_add(timeout);
         let waiter = Arc::new(Waiter::default());
@@ -387,7 +390,7 @@ impl Shared {
     }
 }
 
-/// How long a call may block.
+/// The time that a call may block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Patience {
     /// Not at all.

@@ -6,7 +6,7 @@ use towpath_stack::SocketError;
 
 use crate::LinkError;
 
-/// The error of `std::io` that says the same; the cause stays inside.
+/// Returns the error of `std::io` with the same meaning; the cause stays inside.
 pub(crate) fn socket(error: SocketError) -> Error {
     let kind = match error {
         SocketError::WouldBlock => ErrorKind::WouldBlock,
@@ -25,12 +25,12 @@ pub(crate) fn socket(error: SocketError) -> Error {
     Error::new(kind, error)
 }
 
-/// The link is gone, and every call says so.
+/// Returns the error of every call after the link is gone.
 pub(crate) fn link(error: &LinkError) -> Error {
     Error::new(ErrorKind::NetworkDown, error.clone())
 }
 
-/// A timeout passed. What `std::net` says on Linux too.
+/// Returns the error of a timeout, the same as that of `std::net` on Linux.
 pub(crate) fn timeout() -> Error {
     Error::new(ErrorKind::WouldBlock, "the timeout passed")
 }

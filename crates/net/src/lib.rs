@@ -2,7 +2,7 @@
 //!
 //! A [`Network`] is a host of its own: a [`Stack`](towpath_stack::Stack) and the [`Link`] that
 //! carries its frames. [`UdpSocket`], [`TcpListener`] and [`TcpStream`] are used like those of
-//! `std::net`: blocking, with timeouts, or not blocking and watched by a [`Poller`], whose
+//! `std::net`: blocking, with timeouts, or non-blocking and watched by a [`Poller`], whose
 //! descriptor goes into epoll.
 //!
 //! ```no_run
@@ -24,19 +24,20 @@
 //! # }
 //! ```
 //!
-//! # Who drives
+//! # Driving
 //! With [`Driving::Thread`] a thread of the library receives, acknowledges and retransmits while
-//! the application computes; a thread that sends does so itself, without waking that one. With
-//! [`Driving::Application`] there is no thread: whoever is blocked in a call drives, or
-//! [`Network::drive`] does.
+//! the application computes. A thread that sends does so itself, without waking the library's
+//! thread. With [`Driving::Application`] there is no such thread: a thread blocked in a call
+//! drives, or [`Network::drive`] does.
 //!
 //! # Locks
-//! A network with a thread of its own makes a program one with threads: a child made by `fork` has no
-//! such thread and no session, and may do what any such child may (fork(2)), end or `exec`.
+//! A network with a thread of its own makes a program multi-threaded. A child made by `fork` has no
+//! such thread and no session; like any such child (fork(2)) it may end or `exec`.
 //!
-//! One lock guards the stack, another the link; a call to the kernel is made under the link's at
-//! most. Whoever wants to send while another holds the link leaves word, and the holder sends it.
-//! Each socket has its own condition variable, and nobody is woken who does not wait.
+//! One lock guards the stack, another the link. The library makes system calls under the link's
+//! lock at most. A thread that wants to send while another one holds the link's lock leaves a note,
+//! and the holder sends the frames. Each socket has its own condition variable, and the library
+//! wakes only threads that wait.
 
 #![forbid(unsafe_code)]
 

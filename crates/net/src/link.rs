@@ -1,40 +1,40 @@
-//! What carries a network's frames.
+//! The carrier of a network's frames.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use towpath_stack::{Meta, Offload};
 
-/// Who and what a link is.
+/// The properties of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkInfo {
     /// The Ethernet address to send from.
     pub mac: [u8; 6],
     /// The largest IP packet, in bytes.
     pub mtu: usize,
-    /// What the link does to frames that are sent.
+    /// The offloads that the link performs on sent frames.
     pub offload: Offload,
 }
 
-/// Whether the network may sleep.
+/// Tells the network whether it may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Armed {
-    /// Something came while arming: look again.
+    /// A frame arrived while arming: look again.
     Work,
-    /// Nothing is there: the descriptor becomes readable when something is.
+    /// No frame waits: the descriptor becomes readable when one does.
     Sleep {
-        /// To be watched for writing too: that is how room for frames shows.
+        /// `true` if the descriptor must be watched for writing too, which shows room for frames.
         writable: bool,
     },
 }
 
-/// Why a link carries nothing any more.
+/// The reason why a link carries nothing any more.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LinkError {
     /// The other side is gone: the server, the interface.
     #[error("the link is gone: {0}")]
     Gone(Arc<str>),
-    /// A call to the kernel failed.
+    /// A system call failed.
     #[error("the link failed: {0}")]
     Failed(Arc<std::io::Error>),
 }
@@ -45,26 +45,26 @@ impl From<std::io::Error> for LinkError {
     }
 }
 
-/// What carries frames: a session with a driver server, a TAP.
+/// A carrier of frames: a session with a driver server, or a TAP.
 ///
-/// One thread at a time calls it, under the network's lock for the link. `receive`, `room` and
-/// `transmit` are called under the stack's lock too and must not call the kernel; `prepare`,
-/// `flush`, `arm` and `disarm` may.
+/// One thread at a time calls the link, under the network's lock for the link. The network calls
+/// `receive`, `room` and `transmit` under the stack's lock too, and they must make no system call;
+/// `prepare`, `flush`, `arm` and `disarm` may.
 ///
-/// A turn is: `prepare`, `receive`, any number of `transmit`, `flush`. Before the network sleeps it
-/// calls `arm`, afterwards `disarm`.
+/// A turn consists of `prepare`, `receive`, any number of `transmit`, and `flush`. The network
+/// calls `arm` before it sleeps, and `disarm` afterwards.
 pub trait Link: Send {
-    /// Who and what it is. Does not change.
+    /// Returns the link's properties, which do not change.
     fn info(&self) -> LinkInfo;
 
-    /// A descriptor to sleep on: readable while there is something to receive and the link is
-    /// armed. A copy, since it is slept on while others use the link.
+    /// Returns a descriptor to sleep on: readable while there is something to receive and the link
+    /// is armed. It is a copy, since one thread sleeps on it while others use the link.
     ///
     /// # Errors
     /// When it cannot be copied.
     fn sleep_fd(&self) -> std::io::Result<OwnedFd>;
 
-    /// Gets what has come, as far as that takes calls to the kernel.
+    /// Fetches received frames, as far as that takes system calls.
     ///
     /// # Errors
     /// When the link carries nothing any more.
@@ -72,7 +72,7 @@ pub trait Link: Send {
         Ok(())
     }
 
-    /// Gives at most `budget` frames that came to `take`, oldest first. How many is the answer.
+    /// Passes at most `budget` received frames to `take`, oldest first. Returns their number.
     ///
     /// # Errors
     /// When the link carries nothing any more.
@@ -82,26 +82,26 @@ pub trait Link: Send {
         take: &mut dyn FnMut(&[u8], Meta),
     ) -> Result<usize, LinkError>;
 
-    /// Whether a frame of `len` bytes would be taken now. An empty link must say so of the largest
-    /// frame that [`LinkInfo::offload`] names.
+    /// Returns `true` if the link would take a frame of `len` bytes now. An empty link must return
+    /// `true` for the largest frame that [`LinkInfo::offload`] names.
     fn room(&mut self, len: usize) -> bool;
 
-    /// Takes a frame of `len` bytes, which `fill` writes completely; it is called once, or not at
-    /// all when there is no room.
+    /// Takes a frame of `len` bytes, which `fill` writes completely. The link calls `fill` once, or
+    /// not at all when it has no room.
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool;
 
-    /// Sends what was taken, or rings whoever does.
+    /// Sends the frames taken, or notifies the party that sends them.
     ///
     /// # Errors
     /// When the link carries nothing any more.
     fn flush(&mut self) -> Result<(), LinkError>;
 
-    /// Asks to be woken, then looks once more. `blocked`: a frame found no room and waits.
+    /// Requests a wake-up, then looks once more. `blocked`: a frame found no room and waits.
     ///
     /// # Errors
     /// When the link carries nothing any more.
     fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError>;
 
-    /// The sleep is over: nobody need wake the network.
+    /// Ends the sleep: the link need not wake the network any more.
     fn disarm(&mut self) {}
 }

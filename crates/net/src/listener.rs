@@ -1,4 +1,4 @@
-//! `std::net::TcpListener`.
+//! The counterpart of `std::net::TcpListener`.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -11,7 +11,8 @@ use crate::poller::Poller;
 use crate::wait::{Waiter, lock};
 use crate::{Network, TcpStream, error};
 
-/// Connections that wait to be accepted unless [`TcpListener::bind_with`] says otherwise.
+/// The default limit of connections that wait to be accepted; [`TcpListener::bind_with`] sets
+/// another.
 const BACKLOG: usize = 1024;
 
 /// A listener of a [`Network`], used like `std::net::TcpListener`.
@@ -35,7 +36,8 @@ impl TcpListener {
         TcpListener::bind_with(network, local, BACKLOG)
     }
 
-    /// The same, with the most connections that may wait to be accepted.
+    /// Listens as [`TcpListener::bind`] does, with at most the given number of connections waiting
+    /// to be accepted.
     ///
     /// # Errors
     /// As [`TcpListener::bind`].
@@ -54,7 +56,7 @@ impl TcpListener {
         })
     }
 
-    /// Takes the oldest connection that waits.
+    /// Accepts the oldest waiting connection.
     ///
     /// # Errors
     /// When there is none and the listener does not block, or the link carries nothing any more.
@@ -69,13 +71,13 @@ impl TcpListener {
         Ok((TcpStream::new(&self.inner.network, id), peer))
     }
 
-    /// Accepts for ever.
+    /// Returns an iterator that accepts for ever.
     #[must_use]
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     ///
     /// # Errors
     /// Never, while the listener lives.
@@ -84,7 +86,7 @@ impl TcpListener {
         local.map_err(error::socket)
     }
 
-    /// Whether an accept that would have to wait fails instead, with
+    /// Sets non-blocking mode, in which an accept that would have to wait fails with
     /// [`io::ErrorKind::WouldBlock`].
     ///
     /// # Errors
@@ -94,7 +96,7 @@ impl TcpListener {
         Ok(())
     }
 
-    /// Another handle to the same listener.
+    /// Returns another handle to the same listener.
     ///
     /// # Errors
     /// Never.
@@ -102,7 +104,7 @@ impl TcpListener {
         Ok(TcpListener { inner: self.inner.clone() })
     }
 
-    /// Lets a poller watch it; a connection that waits already is news at once.
+    /// Registers the listener with a poller; a connection that waits already is news at once.
     ///
     /// # Errors
     /// Never, while the listener lives.

@@ -1,4 +1,4 @@
-//! A host of one's own.
+//! A private host.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -12,31 +12,31 @@ use crate::driver::Shared;
 use crate::link::Link;
 use crate::wait::{Waiter, lock};
 
-/// Who receives, acknowledges and retransmits.
+/// The thread that receives, acknowledges and retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driving {
     /// A thread of the library.
     Thread,
-    /// The application: whoever is blocked in a call, or [`Network::drive`].
+    /// The application: a thread blocked in a call, or [`Network::drive`].
     Application,
 }
 
-/// A host of one's own: a stack and the link that carries its frames. A handle: its clones and all
+/// A private host: a stack and the link that carries its frames. It is a handle: its clones and all
 /// sockets made of them share the host, which ends with the last of them.
 #[derive(Clone)]
 pub struct Network {
     owner: Arc<Owner>,
 }
 
-/// What ends with the last handle.
+/// Ends the host with the last handle.
 struct Owner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Network {
-    /// A host on `link`. Of `config` the Ethernet address, the MTU and the offload are the link's;
-    /// a seed of 0 is replaced by a random one.
+    /// Starts a host on `link`. The link determines the Ethernet address, the MTU and the offload,
+    /// in place of those in `config`; a random seed replaces a seed of 0.
     ///
     /// # Errors
     /// When the configuration contradicts itself, or the system has no descriptor or thread left.
@@ -47,7 +47,7 @@ impl Network {
         config.offload = info.offload;
         if config.seed == 0 {
             use std::hash::{BuildHasher, Hasher};
-            // The only numbers of the standard library that others cannot know.
+            // The standard library's only numbers that other parties cannot know.
             config.seed = std::hash::RandomState::new().build_hasher().finish();
         }
         let clock = Clock::new();
@@ -68,8 +68,8 @@ impl Network {
         &self.owner.shared
     }
 
-    /// Receives, sends and does what is due; when there is nothing to do, waits for it at most
-    /// `timeout`. For networks without a thread of the library; one thread at a time.
+    /// Receives, sends and does the work due. Without work it waits for some, at most `timeout`. It
+    /// is for networks without a thread of the library; one thread at a time may call it.
     ///
     /// # Errors
     /// When the link carries nothing any more.
@@ -77,26 +77,28 @@ impl Network {
         self.shared().drive(timeout)
     }
 
-    /// What the stack counted.
+    /// Returns the stack's counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         *self.shared().core().stack.counters()
     }
 
-    /// TCP connections that are not over yet, those included that the application has let go.
+    /// Returns the number of TCP connections that are not over yet, including those that the
+    /// application has dropped.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.shared().core().stack.tcp_sizes().0
     }
 
-    /// Every IP address of this host.
+    /// Returns every IP address of this host.
     #[must_use]
     pub fn addresses(&self) -> Vec<std::net::IpAddr> {
         self.shared().core().stack.addresses().map(|(address, _)| address).collect()
     }
 
-    /// Waits until every connection is over: what was written before its stream was dropped has
-    /// then arrived. A time that is over later than clocks go is for ever. The host ends without waiting when its last handle is dropped.
+    /// Waits until every connection is over: data written before its stream was dropped has then
+    /// arrived. A deadline beyond the clock's range never expires. The host ends without waiting
+    /// when its last handle is dropped.
     ///
     /// # Errors
     /// [`io::ErrorKind::TimedOut`] when they are not over by then, or the link's error.
@@ -127,7 +129,7 @@ impl Network {
         waiter
     }
 
-    /// Takes it back.
+    /// Removes a socket's waiting room.
     pub(crate) fn unregister(&self, id: SocketId) {
         self.shared().core().waiters.remove(&id);
     }

@@ -1,4 +1,4 @@
-//! What sockets of all kinds can be told.
+//! Options common to sockets of all kinds.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant as StdInstant};
 use crate::driver::Patience;
 use crate::wait::lock;
 
-/// What clones of a socket share.
+/// State that clones of a socket share.
 #[derive(Default)]
 pub(crate) struct Options {
     nonblocking: AtomicBool,
@@ -56,7 +56,7 @@ impl Options {
         Ok(())
     }
 
-    /// A timeout of zero is refused, as by `std::net`.
+    /// Refuses a timeout of zero, as `std::net` does.
     fn checked(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
         if timeout == Some(Duration::ZERO) {
             let message = "a timeout of zero: use set_nonblocking";

@@ -12,7 +12,7 @@ use crate::wait::lock;
 /// A socket has news.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What the socket was registered with.
+    /// The token with which the socket was registered.
     pub token: u64,
 }
 
@@ -27,19 +27,19 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// Collects the news of the sockets registered with it. Its descriptor is readable while there
-/// are any: it goes into `epoll`, `poll` or `select`, whose only descriptor for all of a network's
-/// sockets it is.
+/// Collects the news of the sockets registered with it. Its descriptor is readable while there are
+/// news. It goes into `epoll`, `poll` or `select`, as the only descriptor for all of a network's
+/// sockets.
 ///
-/// News are edges: after one, use the socket until it says `WouldBlock`. Ringing takes one call to
-/// the kernel for however many news come before [`Poller::take`].
+/// News are edges: after one, use the socket until it says `WouldBlock`. A notification takes one
+/// system call, however many news come before [`Poller::take`].
 #[derive(Clone)]
 pub struct Poller {
     shared: Arc<Shared>,
 }
 
 impl Poller {
-    /// A poller that watches nothing yet.
+    /// Creates a poller that watches nothing yet.
     ///
     /// # Errors
     /// When there is no descriptor left.
@@ -49,11 +49,11 @@ impl Poller {
         Ok(Poller { shared: Arc::new(Shared { fd, state }) })
     }
 
-    /// Takes the news, in the order they came.
+    /// Takes the news, in the order of their arrival.
     pub fn take(&self, events: &mut Vec<Event>) {
         let mut state = lock(&self.shared.state);
         if state.rung {
-            // Emptied under the lock: who rings after us finds it empty.
+            // Emptied under the lock: a later notification finds it empty.
             let _ = rustix::io::read(&self.shared.fd, &mut [0; 8]);
             state.rung = false;
         }
@@ -63,7 +63,7 @@ impl Poller {
         }));
     }
 
-    /// A socket's place in it.
+    /// Returns a socket's place in the poller.
     pub(crate) fn registration(&self, token: u64) -> Registration {
         Registration { poller: self.clone(), token, queued: Arc::default() }
     }
@@ -79,12 +79,12 @@ impl AsFd for Poller {
 pub(crate) struct Registration {
     poller: Poller,
     token: u64,
-    /// Among the news already. Changes under the poller's lock only.
+    /// `true` if it is among the news already. Changes under the poller's lock only.
     queued: Arc<AtomicBool>,
 }
 
 impl Registration {
-    /// The socket has news.
+    /// Reports that the socket has news.
     pub(crate) fn ready(&self) {
         let shared = &self.poller.shared;
         let mut state = lock(&shared.state);

@@ -16,11 +16,11 @@ const LARGEST_BYTES: usize = 65_535 + 14;
 pub struct SessionLink {
     session: Session,
     endpoint: Endpoint,
-    /// Where a packet that lies in several frames is put together: the stack reads it in one piece.
+    /// Assembles a packet that lies in several buffers: the stack reads it in one piece.
     whole: Vec<u8>,
 }
 
-/// Why no host could be made over a driver server.
+/// The reason why no host could start over a driver server.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The server was not reached, or refused.
@@ -35,8 +35,9 @@ pub enum HostError {
 }
 
 impl SessionLink {
-    /// What a session for a host consists of: long transmit frames, so that a large packet is
-    /// written in one piece, and many receive frames of 2 KiB, so that small packets take little.
+    /// Returns the options of a session for a host. Transmit buffers are long, so that a large
+    /// packet is written in one piece; receive buffers are many and of 2 KiB, so that small packets
+    /// take little memory.
     #[must_use]
     pub fn options(name: &str) -> Options {
         Options {
@@ -50,8 +51,8 @@ impl SessionLink {
         }
     }
 
-    /// A link over a session: opens an endpoint for everything that is for the session's address,
-    /// broadcast and multicast, large and unfinished packets welcome.
+    /// Makes a link over a session. It opens an endpoint for all packets to the session's address,
+    /// broadcast and multicast, and accepts large packets and partial checksums.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -60,13 +61,13 @@ impl SessionLink {
         Ok(SessionLink { session, endpoint, whole: Vec::with_capacity(LARGEST_BYTES) })
     }
 
-    /// What the session got.
+    /// Returns what the server granted to the session.
     #[must_use]
     pub fn session_info(&self) -> &Info {
         self.session.info()
     }
 
-    /// A host's configuration with the addresses that the session got.
+    /// Returns a host's configuration with the addresses granted to the session.
     #[must_use]
     pub fn config(&self) -> Config {
         let info = self.session.info();
@@ -81,21 +82,21 @@ impl SessionLink {
 }
 
 impl Network {
-    /// A host of this application's own on the device whose server listens at `path`, with the
-    /// addresses that the server gives it, driven by a thread of the library.
+    /// Starts a private host for this application on the device whose server listens at `path`. The
+    /// server assigns its addresses, and a thread of the library drives it.
     ///
     /// # Errors
-    /// [`HostError`] says what is in the way.
+    /// [`HostError`] names the obstacle.
     pub fn attach(path: impl AsRef<Path>) -> Result<Network, HostError> {
         let name = Options::default().name;
         let session = Session::attach(path, &SessionLink::options(&name))?;
         Network::over(session, Driving::Thread)
     }
 
-    /// The same over a session that is attached already.
+    /// Starts the same host over an attached session.
     ///
     /// # Errors
-    /// [`HostError`] says what is in the way.
+    /// [`HostError`] names the obstacle.
     pub fn over(session: Session, driving: Driving) -> Result<Network, HostError> {
         let link = SessionLink::new(session)?;
         let config = link.config();
@@ -151,7 +152,7 @@ impl Link for SessionLink {
 
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
         let outcome = self.session.send(self.endpoint, len, meta, |parts| {
-            // Frames are as long as the longest packet.
+            // Buffers are as long as the longest packet.
             if let [whole] = parts {
                 fill(whole);
             }

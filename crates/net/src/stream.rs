@@ -1,4 +1,4 @@
-//! `std::net::TcpStream`.
+//! The counterpart of `std::net::TcpStream`.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
@@ -14,13 +14,13 @@ use crate::poller::Poller;
 use crate::wait::{Waiter, lock};
 use crate::{Network, error};
 
-/// Bytes copied in one go: the stack's lock is held meanwhile.
+/// Bytes copied at once, during which the thread holds the stack's lock.
 const CHUNK: usize = 128 * 1024;
 
 /// A TCP connection of a [`Network`], used like `std::net::TcpStream`.
 ///
-/// Dropping the last handle closes the connection gently, in the background; what was written is
-/// still sent, as long as the network lives ([`Network::drain`]).
+/// Dropping the last handle closes the connection gently, in the background. The stack still sends
+/// written data, as long as the network lives ([`Network::drain`]).
 pub struct TcpStream {
     inner: Arc<Inner>,
 }
@@ -30,7 +30,7 @@ struct Inner {
     id: TcpId,
     waiter: Arc<Waiter>,
     options: Options,
-    /// Dropped with a reset.
+    /// `true` if dropping it resets the connection.
     abort: AtomicBool,
 }
 
@@ -60,15 +60,15 @@ impl TcpStream {
     /// Connects.
     ///
     /// # Errors
-    /// When there is no way to the address, nobody listens there or nobody answers.
+    /// When no route leads to the address, no socket listens there or the peer does not answer.
     pub fn connect(network: &Network, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         each(to, |to| Self::start(network, to, None, Patience::Forever))
     }
 
-    /// Connects, and waits for it no longer than `timeout`.
+    /// Connects, and waits at most `timeout` for it.
     ///
     /// # Errors
-    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] when nobody answered in time.
+    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] when the peer did not answer in time.
     pub fn connect_timeout(
         network: &Network,
         to: &SocketAddr,
@@ -78,11 +78,11 @@ impl TcpStream {
         Self::start(network, *to, Some(timeout), until.map_or(Patience::Forever, Patience::Until))
     }
 
-    /// Starts to connect and does not wait: the stream is writable once connected. It does not
-    /// block; [`TcpStream::set_nonblocking`] changes that.
+    /// Starts to connect and does not wait: the stream is writable once connected. The stream is
+    /// non-blocking; [`TcpStream::set_nonblocking`] changes that.
     ///
     /// # Errors
-    /// When there is no way to the address.
+    /// When no route leads to the address.
     pub fn connect_nonblocking(network: &Network, to: SocketAddr) -> io::Result<TcpStream> {
         let id = network.shared().with(|core, now| core.stack.tcp_connect(now, to, None, None));
         let stream = TcpStream::new(network, id.map_err(error::socket)?);
@@ -142,7 +142,7 @@ impl TcpStream {
             .block_on(waiter, options.writing(), true, |stack, _| stack.tcp_send(*id, data))
     }
 
-    /// Looks at what would be read next without taking it.
+    /// Copies the next data without removing it.
     ///
     /// # Errors
     /// As reading.
@@ -150,7 +150,7 @@ impl TcpStream {
         self.receive(buffer, true)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -158,7 +158,7 @@ impl TcpStream {
         Ok(self.stack(Stack::tcp_addresses)?.1)
     }
 
-    /// This side's address.
+    /// Returns this side's address.
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -166,7 +166,7 @@ impl TcpStream {
         Ok(self.stack(Stack::tcp_addresses)?.0)
     }
 
-    /// Closes one direction or both. What was written is still sent.
+    /// Closes one direction or both. The stack still sends data written before.
     ///
     /// # Errors
     /// When the connection is not there any more.
@@ -179,15 +179,16 @@ impl TcpStream {
         self.stack(|stack, id| stack.tcp_shutdown(id, how))
     }
 
-    /// Ends the connection at once, with a reset: what was not sent is lost.
+    /// Ends the connection at once, with a reset: unsent data is lost.
     pub fn abort(self) {
         let Inner { network, id, .. } = &*self.inner;
         let _ = network.shared().with(|core, now| core.stack.tcp_abort(now, *id));
         self.inner.waiter.tell();
     }
 
-    /// With `Some(Duration::ZERO)`, dropping the stream resets the connection, as on Linux. Other
-    /// durations are not kept: a drop never waits; [`Network::drain`] does.
+    /// Sets the linger time. With `Some(Duration::ZERO)`, dropping the stream resets the
+    /// connection, as on Linux. Other durations have no effect: a drop never waits;
+    /// [`Network::drain`] does.
     ///
     /// # Errors
     /// Never.
@@ -196,7 +197,8 @@ impl TcpStream {
         Ok(())
     }
 
-    /// Whether small segments are sent at once instead of being collected (Nagle's algorithm).
+    /// Sets whether the stack sends small segments at once instead of collecting them (Nagle's
+    /// algorithm).
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -204,7 +206,7 @@ impl TcpStream {
         self.stack(|stack, id| stack.tcp_set_nodelay(id, nodelay))
     }
 
-    /// See [`TcpStream::set_nodelay`].
+    /// Returns the value set by [`TcpStream::set_nodelay`].
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -212,7 +214,7 @@ impl TcpStream {
         self.stack(Stack::tcp_nodelay)
     }
 
-    /// Asks a silent peer every `interval` whether it is there, and gives up after ten.
+    /// Probes a silent peer every `interval`, and gives up after ten probes.
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -223,7 +225,7 @@ impl TcpStream {
         set.map_err(error::socket)
     }
 
-    /// Whether the handshake is over, and the connection with it if it failed.
+    /// Returns `true` if the handshake is over, and fails if the connection failed with it.
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -231,7 +233,7 @@ impl TcpStream {
         Ok(self.stack(Stack::tcp_state)? != TcpState::Connecting)
     }
 
-    /// Takes the error that waits to be told, if any.
+    /// Takes the pending error, if any.
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -239,7 +241,8 @@ impl TcpStream {
         Ok(self.stack(Stack::tcp_take_error)?.map(error::socket))
     }
 
-    /// Whether calls that would have to wait fail instead, with [`io::ErrorKind::WouldBlock`].
+    /// Sets non-blocking mode, in which calls that would have to wait fail with
+    /// [`io::ErrorKind::WouldBlock`].
     ///
     /// # Errors
     /// Never.
@@ -248,7 +251,7 @@ impl TcpStream {
         Ok(())
     }
 
-    /// How long a read waits.
+    /// Sets how long a read waits.
     ///
     /// # Errors
     /// When it is zero.
@@ -256,7 +259,7 @@ impl TcpStream {
         self.inner.options.set_read_timeout(timeout)
     }
 
-    /// How long a write waits.
+    /// Sets how long a write waits.
     ///
     /// # Errors
     /// When it is zero.
@@ -264,7 +267,7 @@ impl TcpStream {
         self.inner.options.set_write_timeout(timeout)
     }
 
-    /// See [`TcpStream::set_read_timeout`].
+    /// Returns the value set by [`TcpStream::set_read_timeout`].
     ///
     /// # Errors
     /// Never.
@@ -272,7 +275,7 @@ impl TcpStream {
         Ok(self.inner.options.read_timeout())
     }
 
-    /// See [`TcpStream::set_write_timeout`].
+    /// Returns the value set by [`TcpStream::set_write_timeout`].
     ///
     /// # Errors
     /// Never.
@@ -280,7 +283,7 @@ impl TcpStream {
         Ok(self.inner.options.write_timeout())
     }
 
-    /// Another handle to the same connection.
+    /// Returns another handle to the same connection.
     ///
     /// # Errors
     /// Never.
@@ -288,7 +291,7 @@ impl TcpStream {
         Ok(TcpStream { inner: self.inner.clone() })
     }
 
-    /// Lets a poller watch it; what can be done already is news at once.
+    /// Registers the stream with a poller; operations that are possible already are news at once.
     ///
     /// # Errors
     /// Never, while the stream lives.

@@ -1,4 +1,4 @@
-//! `std::net::UdpSocket`.
+//! The counterpart of `std::net::UdpSocket`.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -35,8 +35,8 @@ impl Drop for Closing {
 }
 
 impl UdpSocket {
-    /// A socket at an address of the network's: an unspecified one stands for all of its kind,
-    /// port 0 for any free one.
+    /// Binds a socket to an address of the network's. An unspecified address stands for all of its
+    /// kind, port 0 for any free one.
     ///
     /// # Errors
     /// When the address is not the network's, or in use.
@@ -62,26 +62,27 @@ impl UdpSocket {
         f(&mut self.inner().network.shared().core().stack, self.inner().id).map_err(error::socket)
     }
 
-    /// Sends to one peer and receives from it alone from now on.
+    /// Sets the only peer to send to and to receive from.
     ///
     /// # Errors
-    /// When there is no way to it.
+    /// When no route leads to it.
     pub fn connect(&self, peer: impl ToSocketAddrs) -> io::Result<()> {
         each(peer, |peer| self.stack(|stack, id| stack.udp_connect(id, Some(peer))))
     }
 
-    /// Sends a datagram, cut on the way if it is longer than the path carries.
+    /// Sends a datagram. The stack fragments it if it is longer than the path carries.
     ///
     /// # Errors
-    /// When there is no way to the address, the datagram is too long, or the write timeout passed.
+    /// When no route leads to the address, the datagram is too long, or the write timeout passed.
     pub fn send_to(&self, data: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
         each(to, |to| self.send_one(data, Some(to)))
     }
 
-    /// Sends a datagram to the peer it is connected to.
+    /// Sends a datagram to the connected peer.
     ///
     /// # Errors
-    /// As [`UdpSocket::send_to`]; and when it is not connected, or the peer refused one before.
+    /// As [`UdpSocket::send_to`]; and when the socket is not connected, or the peer refused a
+    /// datagram before.
     pub fn send(&self, data: &[u8]) -> io::Result<usize> {
         self.send_one(data, None)
     }
@@ -101,15 +102,15 @@ impl UdpSocket {
         })
     }
 
-    /// Receives a datagram; what the buffer does not hold of it is lost.
+    /// Receives a datagram; the part beyond the buffer's length is lost.
     ///
     /// # Errors
-    /// When the read timeout passed or a peer refused what was sent.
+    /// When the read timeout passed or a peer refused a sent datagram.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive(buffer, false).map(|received| (received.len, received.from))
     }
 
-    /// Looks at the next datagram without taking it.
+    /// Copies the next datagram without removing it.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
@@ -117,7 +118,7 @@ impl UdpSocket {
         self.receive(buffer, true).map(|received| (received.len, received.from))
     }
 
-    /// Receives a datagram from the peer it is connected to.
+    /// Receives a datagram from the connected peer.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
@@ -125,7 +126,7 @@ impl UdpSocket {
         self.receive(buffer, false).map(|received| received.len)
     }
 
-    /// Its address and port.
+    /// Returns the socket's address and port.
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -133,16 +134,16 @@ impl UdpSocket {
         self.stack(towpath_stack::Stack::udp_local)
     }
 
-    /// Whom it is connected to.
+    /// Returns the peer to which the socket is connected.
     ///
     /// # Errors
-    /// When it is not.
+    /// When it is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let peer = self.stack(towpath_stack::Stack::udp_peer)?;
         peer.ok_or_else(|| error::socket(SocketError::NotConnected))
     }
 
-    /// Takes the error that waits to be told, if any.
+    /// Takes the pending error, if any.
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -150,7 +151,7 @@ impl UdpSocket {
         Ok(self.stack(towpath_stack::Stack::udp_take_error)?.map(error::socket))
     }
 
-    /// Datagrams dropped since the application did not take them in time.
+    /// Returns the number of datagrams dropped because the application did not take them in time.
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -158,7 +159,8 @@ impl UdpSocket {
         self.stack(towpath_stack::Stack::udp_dropped)
     }
 
-    /// Whether calls that would have to wait fail instead, with [`io::ErrorKind::WouldBlock`].
+    /// Sets non-blocking mode, in which calls that would have to wait fail with
+    /// [`io::ErrorKind::WouldBlock`].
     ///
     /// # Errors
     /// Never.
@@ -167,7 +169,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// How long a receive waits.
+    /// Sets how long a receive waits.
     ///
     /// # Errors
     /// When it is zero.
@@ -175,7 +177,7 @@ impl UdpSocket {
         self.inner().options.set_read_timeout(timeout)
     }
 
-    /// How long a send waits.
+    /// Sets how long a send waits.
     ///
     /// # Errors
     /// When it is zero.
@@ -183,7 +185,7 @@ impl UdpSocket {
         self.inner().options.set_write_timeout(timeout)
     }
 
-    /// Another handle to the same socket.
+    /// Returns another handle to the same socket.
     ///
     /// # Errors
     /// Never.
@@ -191,7 +193,7 @@ impl UdpSocket {
         Ok(UdpSocket { inner: self.inner.clone() })
     }
 
-    /// Lets a poller watch it; what can be done already is news at once.
+    /// Registers the socket with a poller; operations that are possible already are news at once.
     ///
     /// # Errors
     /// Never, while the socket lives.

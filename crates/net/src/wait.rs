@@ -1,4 +1,4 @@
-//! Waiting for a socket: who waits, and how they are told.
+//! Waiting for a socket: the waiting threads, and the ways to tell them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,29 +6,29 @@ use std::time::Instant;
 
 use crate::poller::Registration;
 
-/// A socket's waiting room. Goes with the lock of the stack.
+/// A socket's waiting room, used with the stack's lock.
 #[derive(Default)]
 pub(crate) struct Waiter {
     condvar: Condvar,
     /// Changes under the stack's lock only.
     waiting: AtomicU32,
-    /// It drives the network, and sleeps on the link.
+    /// `true` if its thread drives the network, and sleeps on the link.
     pub(crate) leading: AtomicBool,
     pub(crate) registration: Mutex<Option<Registration>>,
 }
 
 impl Waiter {
-    /// Whether somebody has to be told. Under the stack's lock.
+    /// Returns `true` if some thread or poller has to be told. Call it under the stack's lock.
     pub(crate) fn wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
             || self.leading.load(Ordering::Relaxed)
             || lock(&self.registration).is_some()
     }
 
-    /// Tells whoever waits. Best after the stack's lock was let go, which they need first.
+    /// Tells the waiting threads. Call it after releasing the stack's lock, which they need first.
     pub(crate) fn tell(&self) {
-        // A wake-up is a call to the kernel, whether anybody waits or not. Who comes to wait after
-        // this look has seen the stack as it is now, since it held the lock after us.
+        // A wake-up is a system call even if no thread waits. A thread that starts to wait after
+        // this check has seen the stack as it is now, since it took the lock after us.
         if self.waiting.load(Ordering::Relaxed) != 0 {
             self.condvar.notify_all();
         }
@@ -37,7 +37,7 @@ impl Waiter {
         }
     }
 
-    /// Waits until told or `until`, without the lock.
+    /// Waits until told or `until`, and releases the lock meanwhile.
     pub(crate) fn wait<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
@@ -57,11 +57,11 @@ impl Waiter {
     }
 }
 
-/// Locks. A thread that panicked while it held the lock was the application's in a callback of its
-/// own, if at all; the state behind is whole.
+/// Locks a mutex, even a poisoned one. Only an application's callback can panic while its thread
+/// holds the lock, and the state behind the lock is whole then.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Those to be told once the stack's lock is let go.
+/// Sockets to be told once the stack's lock is released.
 pub(crate) type ToTell = Vec<Arc<Waiter>>;

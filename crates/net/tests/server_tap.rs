@@ -1,5 +1,5 @@
-//! The kernel's own stack on one side of a TAP, hosts of applications on the other, a driver
-//! server between: what every user of Towpath does first.
+//! The kernel's own stack on one side of a TAP, hosts of applications on the other, a driver server
+//! between: the first setup of every user of Towpath.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ use towpath_testkit::isolated;
 
 const PORT: u16 = 4000;
 
-/// A server on a new TAP in this namespace, the kernel being 10.77.0.1 and fd77::1.
+/// Starts a server on a new TAP in this namespace, with the kernel at 10.77.0.1 and fd77::1.
 fn serve(mtu: u32) -> Server {
     let open = || TapDevice::open(&Options { name: "tw0".into(), offloads: true }).unwrap();
     let first = open();
@@ -49,7 +49,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
 
-/// Both ways at once: the application echoes what the kernel sends.
+/// Exchanges data both ways at once: the application echoes what the kernel sends.
 fn echo_to_the_kernel(host: &Network, address: &str, port: u16, sent: &[u8]) {
     let listener = TcpListener::bind(host, format!("{address}:{port}")).unwrap();
     let serving = std::thread::spawn(move || {
@@ -96,8 +96,8 @@ fn kernel_tcp_both_ways() {
     });
 }
 
-/// Both sides' windows close again and again, at ends that no window can say exactly: once in some
-/// fifty of these transfers, connections stood still for ever when an end moved back by rounding.
+/// Both sides' windows close again and again, at ends that no window can say exactly. When an end
+/// moved back by rounding, connections stood still for ever once in some fifty of these transfers.
 #[test]
 fn full_windows_open_again() {
     isolated!(|| {
@@ -131,7 +131,7 @@ fn connect_to_the_kernel_and_datagrams() {
         assert_eq!((got.len(), from.ip().to_string()), (1 << 20, "10.77.0.3".to_owned()));
         let refused = TcpStream::connect(&b, "10.77.0.1:81").unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-        // Datagrams, also larger than the MTU, and a port where nobody listens.
+        // Datagrams, also larger than the MTU, and a port without a listener.
         let ours = UdpSocket::bind(&a, "10.77.0.2:7").unwrap();
         let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
         kernel.set_read_timeout(Some(Duration::from_secs(5))).unwrap();

@@ -72,7 +72,7 @@ fn tcp_driven_by_the_application() {
     echo("10.77.0.2", Driving::Application);
 }
 
-/// Connections are waited for, also for longer than clocks go.
+/// Waits for connections, also with a deadline beyond the clock's range.
 #[test]
 fn the_end_of_connections_is_waited_for_as_long_as_it_takes() {
     let (server, _far) = serve();
@@ -82,7 +82,7 @@ fn the_end_of_connections_is_waited_for_as_long_as_it_takes() {
         let network = host(&server, name, driving);
         for longest in [Duration::MAX, Duration::from_secs(1 << 62)] {
             let mut stream = TcpStream::connect(&network, "10.77.0.2:7").unwrap();
-            // The other side closes first, so that nothing stays here but what is under way.
+            // The other side closes first, so that only data in flight stays on this side.
             drop(listener.accept().unwrap());
             assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
             drop(stream);

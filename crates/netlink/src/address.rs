@@ -27,7 +27,7 @@ pub struct Address {
     pub index: u32,
     /// The address, and its network.
     pub prefix: Prefix,
-    /// Not to be used yet: the kernel is still asking whether somebody else has it (RFC 4862).
+    /// Not usable yet: the kernel is still asking whether another host has it (RFC 4862).
     pub tentative: bool,
 }
 

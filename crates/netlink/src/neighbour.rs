@@ -16,8 +16,8 @@ const NDA_LLADDR: u16 = 2;
 const NUD_PERMANENT: u16 = 0x80;
 
 impl Netlink {
-    /// Says for good which Ethernet address an IP address has on an interface, so that nobody
-    /// has to be asked (ARP, RFC 826; neighbour discovery, RFC 4861).
+    /// Sets a permanent neighbour entry: the Ethernet address of an IP address on an interface. The
+    /// kernel then asks no host for it (ARP, RFC 826; neighbour discovery, RFC 4861).
     ///
     /// # Errors
     /// As [`Error`] says.

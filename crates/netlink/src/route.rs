@@ -34,7 +34,7 @@ const RTMSG_BYTES: usize = 12;
 pub struct Route {
     /// Where it leads.
     pub destination: Prefix,
-    /// Through whom; straight to the destination if `None`.
+    /// The gateway; `None` for a direct route to the destination.
     pub gateway: Option<IpAddr>,
     /// Through which interface, by its number; the gateway's if `None`.
     pub link: Option<u32>,

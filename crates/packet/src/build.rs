@@ -1,8 +1,8 @@
 //! Whole frames for tests, benchmarks and demonstrations, with right checksums.
 //!
-//! These are made to be easy to read where they are used, not to be fast: every frame is a `Vec`
-//! of its own. Addresses are those that documents may use (RFC 5737, RFC 3849), hardware addresses
-//! are locally administered.
+//! The functions favour readable callers over speed: every frame is a `Vec` of its own. Addresses
+//! are those that documents may use (RFC 5737, RFC 3849), hardware addresses are locally
+//! administered.
 //!
 //! ```
 //! use towpath_packet::{Headers, build::Flow};
@@ -21,7 +21,7 @@ use crate::headers::{
 use crate::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 use crate::transport::tcp_flags;
 
-/// From whom to whom frames go.
+/// Source and destination of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// The Ethernet source.

@@ -182,11 +182,12 @@ impl Headers {
         Ok(headers)
     }
 
-    /// The same into a place that is there: who reads many needs not move each, which costs more
-    /// than the reading where a processor cannot forward small stores to large loads.
+    /// Parses as [`Headers::parse`] does, into an existing value. A caller that parses many packets
+    /// avoids a move of each, which costs more than the parsing where a processor cannot forward
+    /// small stores to large loads.
     ///
     /// # Errors
-    /// As [`Headers::parse`]; what the place holds then means nothing.
+    /// As [`Headers::parse`]; the value then means nothing.
     #[inline]
     pub fn read(&mut self, prefix: &[u8], packet_len: usize) -> Result<(), Malformed> {
         let prefix = if prefix.len() > packet_len { &prefix[..packet_len] } else { prefix };

@@ -44,8 +44,8 @@ pub enum Malformed {
     /// A UDP length under 8 bytes or over the packet's.
     #[error("bad UDP length")]
     UdpLength,
-    /// The headers go on after the bytes that were looked at. The frame may be in order; who
-    /// relies on what is missing treats it as mangled.
+    /// The headers go on after the bytes looked at. The frame may be valid; a caller that relies on
+    /// the missing part treats it as malformed.
     #[error("headers longer than the bytes looked at")]
     BeyondPrefix,
 }

@@ -38,8 +38,9 @@ pub struct Segmentation {
     pub kind: SegmentationKind,
     /// Payload bytes of each segment (the TCP maximum segment size); never 0.
     pub segment_bytes: u16,
-    /// Ethernet, VLAN, IP and TCP header together, in bytes; what every segment repeats. 0 when
-    /// the sender did not say: whoever cuts reads it from the headers (and checks it there anyhow).
+    /// Ethernet, VLAN, IP and TCP header together, in bytes; each segment repeats them. 0 when the
+    /// sender did not say: the segmenter then reads the length from the headers (and checks it
+    /// there in any case).
     pub header_bytes: u16,
     /// The TCP header carries CWR, which only the first segment keeps.
     pub ecn: bool,
@@ -89,9 +90,9 @@ impl Meta {
         [checksum, segmentation]
     }
 
-    /// Reads what [`Meta::to_words`] wrote. The words may come from a hostile peer: `None` for
-    /// anything that no `Meta` stands for. Whether the places named lie inside the packet is for
-    /// whoever acts on them to check.
+    /// Reads words that [`Meta::to_words`] wrote. The words may come from a hostile peer: `None`
+    /// for words that no `Meta` stands for. The user of the metadata checks that the places named
+    /// lie inside the packet.
     #[must_use]
     pub fn from_words(words: [u64; 2]) -> Option<Meta> {
         let half = |word: u64, shift: u32| (word >> shift) as u16;

@@ -58,10 +58,10 @@ fn invalid(what: &'static str) -> io::Error {
 }
 
 impl<W: Write> Writer<W> {
-    /// Starts a capture. `application`: who writes it, at most 65 535 bytes.
+    /// Starts a capture. `application` names the program that writes it, in at most 65 535 bytes.
     ///
     /// # Errors
-    /// What writing answers; `InvalidInput` for a name too long.
+    /// The writer's error; `InvalidInput` for a name too long.
     pub fn new(out: W, application: &str) -> io::Result<Writer<W>> {
         let mut writer = Writer { out, snap_bytes: Vec::new(), failed: false };
         let total = (28 + name_bytes(application)? + 4) as u32;

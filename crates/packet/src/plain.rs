@@ -1,9 +1,9 @@
-//! The short way to read what most frames are: untagged, IPv4 without options or IPv6 without
-//! extension headers, whole, and UDP or TCP.
+//! The fast path for reading most frames: untagged, IPv4 without options or IPv6 without extension
+//! headers, whole, and UDP or TCP.
 //!
-//! [`read`] answers what [`crate::Headers`] would say of both sides of such a frame, as keys that
-//! can be compared and looked up as they are, and nothing for any other frame: who gets nothing
-//! reads the headers the long way. That both agree is tested, and fuzzed.
+//! [`read`] returns what [`crate::Headers`] would say of both sides of such a frame, as keys that
+//! can be compared and looked up as they are. For any other frame it returns nothing, and the
+//! caller reads the headers with the full parser. Tests and the fuzzer check that both agree.
 
 use crate::headers::{
     ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Network, PROTOCOL_TCP, PROTOCOL_UDP, piece,
@@ -36,9 +36,9 @@ pub const fn kind(ethertype: u16, protocol: u8, version: u8, port: u16) -> u64 {
 /// The two sides of a plain frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plain {
-    /// Whom it is for.
+    /// Destination.
     pub destination: Key,
-    /// Whom it is from.
+    /// Source.
     pub source: Key,
 }
 

@@ -1,8 +1,9 @@
-//! What an ICMP error quotes: the packet that could not be delivered, whose sender wants to know.
+//! The packet quoted in an ICMP error: the packet that could not be delivered, whose sender needs
+//! the error.
 //!
-//! "Packet too big" and "port unreachable" come from anybody on the way, so that their own
-//! addresses say nothing about whom they are for; the packet quoted in them does. Anybody can
-//! make one up: who gets it checks it against what it sent (RFC 5927).
+//! "Packet too big" and "port unreachable" come from any host on the path, so their own addresses
+//! do not name the flow; the quoted packet does. Any host can forge one: the receiver checks the
+//! quoted packet against its own traffic (RFC 5927).
 
 use crate::extension::{Chain, is_extension};
 use crate::headers::{
@@ -23,9 +24,9 @@ pub enum Quoted {
 /// What a quoted packet's headers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote<Address> {
-    /// Who sent it.
+    /// Source of the quoted packet.
     pub source: Address,
-    /// To whom.
+    /// Destination of the quoted packet.
     pub destination: Address,
     /// The IP protocol number, in IPv6 after the extension headers.
     pub protocol: u8,

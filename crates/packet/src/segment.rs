@@ -1,10 +1,10 @@
-//! Cutting large TCP packets into segments, and finishing checksums, in software: what the
-//! hardware or the kernel would have done (GSO).
+//! Segmentation of large TCP packets and completion of checksums in software, as the hardware or
+//! the kernel would do them (GSO).
 //!
 //! The headers are small and private by then; the payload may lie anywhere, in pieces. So the
-//! [`Segmenter`] only makes each segment's headers and says which payload bytes follow; whoever
-//! has the payload copies it, adds it to the segment's sum and finishes it. For packets that lie
-//! in one piece [`finish_into`] does all of it.
+//! [`Segmenter`] only makes each segment's headers and says which payload bytes follow. The caller
+//! copies the payload, adds it to the segment's sum and finishes the sum. For packets in one piece
+//! [`finish_into`] does all of it.
 
 use std::ops::Range;
 

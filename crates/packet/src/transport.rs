@@ -141,7 +141,7 @@ fn tcp(bytes: &[u8], payload: usize) -> Read {
     if header_bytes < 20 || usize::from(header_bytes) > payload {
         return (Transport::None, Some(Malformed::TcpHeaderLength));
     }
-    // Whoever cuts the packet needs the options, too.
+    // The segmenter needs the options, too.
     if usize::from(header_bytes) > bytes.len() {
         return short(usize::from(header_bytes), payload);
     }

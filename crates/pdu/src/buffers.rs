@@ -1,4 +1,4 @@
-//! The memory in which PDUs are put together: a bounded number of bytes, kept for the next PDU.
+//! Reassembly memory for PDUs: a bounded number of bytes, kept for the next PDU.
 
 use crate::format::MAX_PDU_BYTES;
 
@@ -7,8 +7,8 @@ const SMALLEST_BYTES: usize = 4096;
 const CLASSES: usize = 5;
 const _: () = assert!(SMALLEST_BYTES << (CLASSES - 1) == MAX_PDU_BYTES);
 
-/// Buffers of five sizes. Those free are used again before memory is asked for, so that a steady
-/// mix of PDUs allocates nothing.
+/// Buffers of five sizes. Free ones are reused before new memory is allocated, so that a steady mix
+/// of PDUs allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     free: [Vec<Box<[u8]>>; CLASSES],
@@ -26,7 +26,7 @@ impl Buffers {
         Buffers { free: Default::default(), held: 0, limit: limit_bytes }
     }
 
-    /// Whether the limit allows a buffer for a PDU of `len` bytes beside those that are taken.
+    /// Returns `true` if the limit allows a buffer for a PDU of `len` bytes beside those in use.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         let bytes = |class: usize| SMALLEST_BYTES << class;
         let free = |class: usize| self.free[class].len() * bytes(class);
@@ -35,8 +35,8 @@ impl Buffers {
         !self.free[class].is_empty() || taken + bytes(class) <= self.limit
     }
 
-    /// A buffer for a PDU of `len` bytes; what is in it is anybody's. There is to be room for it:
-    /// [`Buffers::has_room`].
+    /// Takes a buffer for a PDU of `len` bytes, with arbitrary content. The caller has checked for
+    /// room with [`Buffers::has_room`].
     pub(crate) fn take(&mut self, len: usize) -> Box<[u8]> {
         let class = class(len);
         if let Some(buffer) = self.free[class].pop() {
@@ -57,7 +57,7 @@ impl Buffers {
         self.free[class(buffer.len())].push(buffer);
     }
 
-    /// Bytes of all buffers, free or not.
+    /// Returns the bytes of all buffers, free or not.
     pub(crate) fn held(&self) -> usize {
         self.held
     }

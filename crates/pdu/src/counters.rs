@@ -1,17 +1,17 @@
-//! What is counted. Nothing is dropped that is not.
+//! Counters. Every drop has one.
 
-/// What became of received fragments and of PDUs in parts.
+/// The outcome of received fragments and of incomplete PDUs.
 ///
-/// Each fragment is in one of `in_place`, `copied` and the reasons for which one is dropped; each
-/// PDU of which a part was kept in one of `reassembled`, the reasons for which one is given up, and
-/// those that still wait. [`ReceiveCounters::adds_up`] says whether that is so.
+/// Each fragment counts in one of `in_place`, `copied` and the reasons for a dropped fragment. Each
+/// PDU with a stored part counts in one of `reassembled`, the reasons for giving one up, and those
+/// that still wait. [`ReceiveCounters::adds_up`] checks that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveCounters {
-    /// Frames looked at.
+    /// Frames examined.
     pub fragments: u64,
-    /// Fragments that were all of their PDU, and were given to be read in place.
+    /// Fragments that held their whole PDU, which the application read in place.
     pub in_place: u64,
-    /// Fragments copied to the place where their PDU is put together: one copy each.
+    /// Fragments copied to their PDU's reassembly buffer: one copy each.
     pub copied: u64,
     /// Bytes of those copies.
     pub copied_bytes: u64,
@@ -25,16 +25,16 @@ pub struct ReceiveCounters {
     pub late: u64,
     /// Fragments dropped: all of their PDU, and its CRC is wrong.
     pub damaged_in_place: u64,
-    /// Fragments dropped, each with what had come of its PDU: it overlaps what came before, or
-    /// says other bytes, another length or another CRC.
+    /// Fragments dropped, each with the stored part of its PDU: it overlaps earlier fragments, or
+    /// has other bytes, another length or another CRC.
     pub conflicts: u64,
-    /// Fragments dropped, each with what had come of its PDU: too many holes.
+    /// Fragments dropped, each with the stored part of its PDU: too many holes.
     pub holes: u64,
-    /// PDUs of which a part was kept.
+    /// PDUs with a stored part.
     pub started: u64,
-    /// PDUs put together and delivered.
+    /// PDUs reassembled and delivered.
     pub reassembled: u64,
-    /// PDUs given up: all parts came, and the CRC is wrong.
+    /// PDUs given up: all parts arrived, and the CRC is wrong.
     pub damaged: u64,
     /// PDUs given up: the time was over.
     pub expired: u64,
@@ -44,18 +44,19 @@ pub struct ReceiveCounters {
     pub gave_way: u64,
     /// PDUs given up for a newer one: too many bytes.
     pub gave_way_for_bytes: u64,
-    /// Packets dropped that were another endpoint's of the same queue set.
+    /// Packets dropped that belong to another endpoint of the same queue pair.
     pub other_endpoints: u64,
 }
 
 impl ReceiveCounters {
-    /// PDUs delivered.
+    /// Returns the number of delivered PDUs.
     #[must_use]
     pub fn delivered(&self) -> u64 {
         self.in_place + self.reassembled
     }
 
-    /// Whether every fragment, and every PDU in parts but for the `waiting` ones, is counted once.
+    /// Returns `true` if every fragment, and every incomplete PDU but for the `waiting` ones,
+    /// counts once.
     #[must_use]
     pub fn adds_up(&self, waiting: usize) -> bool {
         let dropped = self.malformed
@@ -77,15 +78,15 @@ impl ReceiveCounters {
     }
 }
 
-/// What was sent.
+/// Counters of sending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendCounters {
-    /// PDUs taken to be sent.
+    /// PDUs accepted for sending.
     pub pdus: u64,
     /// Their fragments.
     pub fragments: u64,
-    /// Bytes that were copied into frames, by [`std::io::Write`] of a [`crate::Message`]: the
-    /// application's own filling. What it writes in place is no copy.
+    /// Bytes copied into buffers by [`std::io::Write`] of a [`crate::Message`], which is the
+    /// application's own filling. Bytes that the application writes in place are no copy.
     pub copied_bytes: u64,
     /// PDUs refused for want of room, whole.
     pub full: u64,

@@ -14,26 +14,27 @@ use crate::pdu::Pdu;
 use crate::reassembler::{Accepted, Limits, Reassembler};
 use crate::turns::Turns;
 
-/// Fragments that may be in the transmit queue at a time, unless [`Options::ahead`] says otherwise:
-/// more than a PDU of 64 KiB has at an MTU of 1500.
+/// The default number of fragments in the transmit queue at a time ([`Options::ahead`]): more than
+/// a PDU of 64 KiB has at an MTU of 1500.
 pub const MAX_AHEAD: u32 = 64;
-/// Of a session's transmit frames one in so many is kept for channels that wait for nothing yet.
+/// One in so many of a session's transmit buffers is reserved for channels without waiting
+/// fragments.
 const KEPT_SHARE: u32 = 8;
 const ETHERNET_BYTES: usize = 14;
 
-/// How a PDU endpoint is to be.
+/// Options of a PDU endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The queue set of the session that it uses.
+    /// The queue pair of the session that it uses.
     pub queue_set: u32,
-    /// Whether PDUs to broadcast and multicast addresses are received too.
+    /// `true` to receive PDUs to broadcast and multicast addresses too.
     pub group: bool,
-    /// What receiving may use up.
+    /// The limits of receiving.
     pub limits: Limits,
-    /// Fragments that may be in the transmit queue at a time; from 1. What has more waits here,
-    /// where channels take turns: a PDU of one fragment comes after at most so many fragments of
-    /// others, and one of each channel that was before it; of longer ones 8 are begun at a time.
-    /// Fewer let it wait less, more need fewer wake-ups.
+    /// Fragments that may be in the transmit queue at a time, at least 1. Further fragments wait
+    /// here, where channels take turns. A PDU of one fragment waits for at most so many fragments
+    /// of others, and for one of each channel before it. At most 8 longer PDUs are begun at a time.
+    /// A lower value shortens that wait, a higher one saves wake-ups.
     pub ahead: u32,
 }
 
@@ -43,10 +44,10 @@ impl Default for Options {
     }
 }
 
-/// Why a PDU endpoint could not be opened.
+/// The reason why a PDU endpoint could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The server said no, or is gone.
+    /// The server refused, or is gone.
     #[error(transparent)]
     Open(#[from] towpath_client::OpenError),
     /// The MTU or the session's transmit frames have no room for a fragment.
@@ -54,12 +55,12 @@ pub enum OpenError {
         "frames of {frame_bytes} bytes have no room for a fragment, whose headers take {OVERHEAD_BYTES}"
     )]
     Frame {
-        /// What a frame may hold, in bytes.
+        /// The capacity of a frame, in bytes.
         frame_bytes: usize,
     },
 }
 
-/// Why a PDU was not taken. Nothing of it was queued then.
+/// The reason why a PDU was not accepted. None of it was queued then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// There is no room for all of its fragments: wait for it ([`PduEndpoint::want_room`]).
@@ -68,9 +69,9 @@ pub enum SendError {
     /// No PDU of that length can be sent.
     #[error("a PDU of {len} bytes; 0 to {max} are possible here")]
     Length {
-        /// How long it is.
+        /// The PDU's length.
         len: usize,
-        /// How long it may be.
+        /// The longest possible length.
         max: usize,
     },
     /// The session is over.
@@ -87,18 +88,18 @@ pub(crate) struct Waiting {
 
 /// An endpoint that sends and receives PDUs. It has its session for itself.
 ///
-/// What waits in its turns goes on when any of [`flush`](PduEndpoint::flush),
+/// The endpoint sends waiting fragments in calls of [`flush`](PduEndpoint::flush),
 /// [`receive`](PduEndpoint::receive), [`wait`](PduEndpoint::wait) and
-/// [`drain`](PduEndpoint::drain) is called; there is no thread behind it. Dropped, it closes its
-/// session, and what was not sent is lost: [`drain`](PduEndpoint::drain) first.
+/// [`drain`](PduEndpoint::drain); there is no thread behind it. Dropping it closes its session, and
+/// unsent fragments are lost: call [`drain`](PduEndpoint::drain) first.
 #[derive(Debug)]
 pub struct PduEndpoint {
     pub(crate) session: Session,
     pub(crate) endpoint: Endpoint,
     pub(crate) mac: [u8; 6],
-    /// Bytes of a PDU that one frame holds.
+    /// Bytes of a PDU per buffer.
     pub(crate) chunk_bytes: usize,
-    /// Frames of the message that is being written.
+    /// Buffers of the message that is being written.
     pub(crate) filling: Vec<Frame>,
     pub(crate) turns: Turns<Waiting>,
     pub(crate) next_id: u32,
@@ -113,10 +114,10 @@ impl PduEndpoint {
     /// Opens an endpoint of ethertype 0x88B5 for the session's own MAC address.
     ///
     /// # Errors
-    /// [`OpenError`] says why not.
+    /// [`OpenError`] gives the reason.
     ///
     /// # Panics
-    /// When the session has no such queue set.
+    /// When the session has no such queue pair.
     pub fn open(mut session: Session, options: &Options) -> Result<PduEndpoint, OpenError> {
         let frame_bytes = (session.info().mtu + ETHERNET_BYTES).min(session.transmit_frame_bytes());
         if frame_bytes <= OVERHEAD_BYTES {
@@ -132,7 +133,8 @@ impl PduEndpoint {
             chunk_bytes: (frame_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
             filling: Vec::with_capacity(slots as usize),
             turns: Turns::new(slots as usize),
-            // Somewhere: whoever had this address before us may have sent the numbers from 0 on.
+            // A random start: the previous holder of this address may have sent the numbers from 0
+            // on.
             next_id: RandomState::new().build_hasher().finish() as u32,
             sent: SendCounters::default(),
             reassembler: Reassembler::new(options.limits),
@@ -143,10 +145,10 @@ impl PduEndpoint {
         })
     }
 
-    /// Begins a PDU of `len` bytes to a MAC address and channel, to be written in place. Frames are
-    /// taken for all of it, or for nothing.
+    /// Begins a PDU of `len` bytes to a MAC address and channel, to be written in place. It takes
+    /// buffers for the whole PDU, or none.
     ///
-    /// A channel of which something waits already leaves an eighth of the frames to others.
+    /// A channel with waiting fragments leaves an eighth of the buffers to others.
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued.
@@ -160,7 +162,7 @@ impl PduEndpoint {
         if len > max {
             return Err(SendError::Length { len, max });
         }
-        // Empty, unless somebody forgot a message instead of dropping it.
+        // Empty, unless the application forgot a message instead of dropping it.
         self.release_filling();
         let needed = len.div_ceil(self.chunk_bytes).max(1);
         if !self.has_frames(channel, needed)? {
@@ -177,14 +179,14 @@ impl PduEndpoint {
         Ok(Message::new(self, to, channel, len))
     }
 
-    /// Gives back the frames of a message that is not sent.
+    /// Returns the buffers of an unsent message.
     pub(crate) fn release_filling(&mut self) {
         for frame in self.filling.drain(..) {
             self.session.release(frame);
         }
     }
 
-    /// Sends a PDU that lies somewhere else already: one copy. Answers its number.
+    /// Sends a PDU that lies somewhere else already: one copy. Returns its number.
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued.
@@ -200,7 +202,7 @@ impl PduEndpoint {
         Ok(message.send()?)
     }
 
-    /// Whether a PDU of `len` bytes on that channel would be taken now.
+    /// Returns `true` if the endpoint would accept a PDU of `len` bytes on that channel now.
     #[must_use]
     pub fn has_room(&mut self, channel: u32, len: usize) -> bool {
         let needed = len.div_ceil(self.chunk_bytes).max(1);
@@ -216,26 +218,28 @@ impl PduEndpoint {
         Ok(self.session.free_frames()? >= needed + kept)
     }
 
-    /// The longest PDU that can be sent, in bytes: 65 536, or what all transmit frames hold.
+    /// Returns the length of the longest PDU that can be sent, in bytes: 65 536, or the capacity of
+    /// all transmit buffers.
     #[must_use]
     pub fn max_pdu_bytes(&self) -> usize {
         MAX_PDU_BYTES.min(self.slots as usize * self.chunk_bytes)
     }
 
-    /// Bytes of a PDU that one fragment carries, at most.
+    /// Returns the most bytes of a PDU that one fragment carries.
     #[must_use]
     pub fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
     }
 
-    /// Fragments that wait for their turn, and are not in the transmit queue yet.
+    /// Returns the number of fragments that wait for their turn, and are not in the transmit queue
+    /// yet.
     #[must_use]
     pub fn waiting_fragments(&self) -> usize {
         self.turns.len()
     }
 
-    /// Puts fragments into the transmit queue, a channel's after another's, as many as may be ahead;
-    /// makes them known to the server, and wakes it if it sleeps.
+    /// Puts fragments into the transmit queue, channels in turn, as many as may be ahead. Announces
+    /// them to the server, and notifies it if it sleeps.
     ///
     /// # Errors
     /// [`Lost`].
@@ -254,8 +258,8 @@ impl PduEndpoint {
         self.session.flush()
     }
 
-    /// Looks at up to `budget` received frames, and gives each PDU that is whole to `each`. Answers
-    /// how many frames there were: less than `budget` when no more wait.
+    /// Examines at most `budget` received frames, and passes each complete PDU to `each`. Returns
+    /// the number of frames: less than `budget` when no more wait.
     ///
     /// # Errors
     /// [`Lost`].
@@ -273,7 +277,7 @@ impl PduEndpoint {
                 Ok(Accepted::Reassembled(fragment, bytes)) => {
                     each(Pdu::reassembled(fragment, bytes));
                 }
-                // What is dropped is counted.
+                // Each drop has a counter.
                 Ok(Accepted::Waits) | Err(_) => {}
             }
         })?;
@@ -283,15 +287,15 @@ impl PduEndpoint {
         Ok(got)
     }
 
-    /// Asks that the next [`PduEndpoint::wait`] also returns when there is more room.
+    /// Makes the next [`PduEndpoint::wait`] also return when there is more room.
     pub fn want_room(&mut self) {
         self.wants_room = true;
     }
 
-    /// Waits until frames have come or, if that was asked for, there is more room; sends meanwhile
-    /// what waits for its turn, and gives up PDUs in parts whose time is over. Answers `false` when
-    /// the time is over; `None` waits for ever, and zero only looks. `true` is no promise: what came
-    /// may be no whole PDU, and what became free too little.
+    /// Waits for received frames or, on request, for more room. Meanwhile it sends waiting
+    /// fragments, and gives up incomplete PDUs whose time is over. Returns `false` when the time is
+    /// over; `None` waits for ever, and zero only looks. `true` is no promise: the frames may
+    /// complete no PDU, and the room may be too little.
     ///
     /// # Errors
     /// [`Lost`].
@@ -317,8 +321,8 @@ impl PduEndpoint {
         }
     }
 
-    /// Waits until all that was given to be sent is sent, and gives what is received meanwhile to
-    /// `each`. Answers `false` when the time is over.
+    /// Waits until all accepted PDUs are sent, and passes PDUs received meanwhile to `each`.
+    /// Returns `false` when the time is over.
     ///
     /// # Errors
     /// [`Lost`].
@@ -343,31 +347,31 @@ impl PduEndpoint {
         }
     }
 
-    /// The session, for its counters and what else it knows.
+    /// Returns the session, for its counters and other information.
     #[must_use]
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// The endpoint in its session.
+    /// Returns the endpoint in its session.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.endpoint
     }
 
-    /// How many received PDUs are in parts.
+    /// Returns the number of incomplete received PDUs.
     #[must_use]
     pub fn partials(&self) -> usize {
         self.reassembler.waiting()
     }
 
-    /// What was received and dropped.
+    /// Returns the counters of receiving.
     #[must_use]
     pub fn received(&self) -> ReceiveCounters {
         self.reassembler.counters()
     }
 
-    /// What was sent and refused.
+    /// Returns the counters of sending.
     #[must_use]
     pub fn sent(&self) -> SendCounters {
         self.sent

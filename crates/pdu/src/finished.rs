@@ -1,12 +1,12 @@
-//! Which PDUs are done with, so that what comes of them once more starts nothing.
+//! PDUs that are done with, so that repeated fragments of them start nothing.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::partial::{Identity, Key};
 
-/// The PDUs that were done with lately: the latest so many, and none longer than so long. A number
-/// that its sender gives to another PDU is none of them unless also length and CRC are the same.
+/// The PDUs done with lately: a bounded number, each for a bounded time. A number that its sender
+/// gives to another PDU matches none of them unless also length and CRC are the same.
 #[derive(Debug)]
 pub(crate) struct Finished {
     known: HashSet<(Key, Identity)>,
@@ -17,7 +17,7 @@ pub(crate) struct Finished {
 impl Finished {
     pub(crate) fn new(limit: usize) -> Finished {
         Finished {
-            // Twice the room: a table that is at most half full clears up in place and never grows.
+            // Twice the room: a table that is at most half full cleans up in place and never grows.
             known: HashSet::with_capacity(limit * 2),
             order: VecDeque::with_capacity(limit),
             limit,
@@ -28,7 +28,7 @@ impl Finished {
         self.known.contains(&(key, identity))
     }
 
-    /// Notes one; the oldest is forgotten when there are too many.
+    /// Records one; forgets the oldest when there are too many.
     pub(crate) fn note(&mut self, now: Instant, key: Key, identity: Identity) {
         if self.limit == 0 || !self.known.insert((key, identity)) {
             return;

@@ -12,31 +12,31 @@ pub const OVERHEAD_BYTES: usize = ETHERNET_BYTES + HEADER_BYTES;
 pub const MAX_PDU_BYTES: usize = 65_536;
 
 const ETHERNET_BYTES: usize = 14;
-/// Where the header check lies, which is over all that is before it.
+/// Offset of the header check, which covers all bytes before it.
 const CHECK: usize = 38;
 
-/// What a fragment says of itself: the fields of its Ethernet header and of its own.
+/// The fields of a fragment's Ethernet header and of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// To which MAC address.
+    /// Destination MAC address.
     pub destination: [u8; 6],
-    /// From which MAC address; never a group's.
+    /// Source MAC address; never a group's.
     pub source: [u8; 6],
     /// The channel, as the VCI and MID of ATM. Any number.
     pub channel: u32,
     /// The PDU's number, given by its sender.
     pub id: u32,
-    /// How long the PDU is, in bytes: 0 to 65 536.
+    /// Length of the PDU, in bytes: 0 to 65 536.
     pub total: u32,
     /// Where this fragment's part begins in the PDU, in bytes.
     pub offset: u32,
-    /// How long this fragment's part is, in bytes; 0 only of an empty PDU.
+    /// Length of this fragment's part, in bytes; 0 only for an empty PDU.
     pub len: u16,
     /// CRC-32C (RFC 9260, appendix A) of the PDU's bytes; the same in all its fragments.
     pub crc: u32,
 }
 
-/// Why a frame is no fragment.
+/// The reason why a frame is no fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Shorter than the headers.
@@ -48,16 +48,16 @@ pub enum Malformed {
     /// Another version of the format.
     #[error("another version than 1")]
     Version,
-    /// The header check is wrong: the headers were damaged, or say what nobody sent.
+    /// The header check is wrong: the headers were damaged, or no sender sent them so.
     #[error("the header check is wrong")]
     Check,
     /// Flags that this version does not know.
     #[error("flags that must be zero")]
     Flags,
-    /// From a group address, which nobody is.
+    /// From a group address, which no sender has.
     #[error("from a group address")]
     Source,
-    /// Lengths that contradict each other: beyond the PDU, over 64 KiB, or a part of nothing.
+    /// Lengths that contradict each other: beyond the PDU, over 64 KiB, or an empty part.
     #[error("lengths that cannot be")]
     Lengths,
     /// The frame ends before the fragment does.
@@ -66,11 +66,11 @@ pub enum Malformed {
 }
 
 impl Fragment {
-    /// Reads the headers at the beginning of a frame of `frame_bytes` bytes. What follows the
-    /// fragment in its frame is padding and counts for nothing.
+    /// Parses the headers at the beginning of a frame of `frame_bytes` bytes. The bytes after the
+    /// fragment in its frame are padding and ignored.
     ///
     /// # Errors
-    /// The first check that failed; nothing of the frame may be believed then.
+    /// The first check that failed; do not believe any field of the frame then.
     #[inline]
     pub fn parse(
         headers: &[u8; OVERHEAD_BYTES],
@@ -138,7 +138,7 @@ impl Fragment {
         headers[CHECK..].copy_from_slice(&check.to_be_bytes());
     }
 
-    /// Whether the fragment is all of its PDU.
+    /// Returns `true` if the fragment is all of its PDU.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         u32::from(self.len) == self.total
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Any fragment that may be.
+    /// Generates any valid fragment.
     fn fragment() -> impl Strategy<Value = Fragment> {
         let lengths = (0..=MAX_PDU_BYTES as u32).prop_flat_map(|total| {
             (Just(total), 0..total.max(1)).prop_flat_map(|(total, offset)| {
@@ -234,7 +234,8 @@ mod tests {
             0, 1, 0, 0, 0, 0, 0x51, 0x52, 0x71, 0x72, 0x73, 0x74,
         ];
         assert_eq!(headers[..CHECK], expected);
-        // Bit by bit: CRC-32C is reflected, of polynomial 0x1edc6f41, from and xor all ones.
+        // Bit by bit: CRC-32C is reflected, of polynomial 0x1edc6f41, with initial value and final
+        // xor of all ones.
         let mut crc = !0_u32;
         for byte in expected {
             crc ^= u32::from(byte);

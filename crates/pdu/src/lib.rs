@@ -1,11 +1,12 @@
-//! PDU endpoints: protocol data units of up to 64 KiB between endpoints over Ethernet, cut to the
-//! MTU without copying, many multiplexed by channel number, put together again by the receiver.
+//! PDU endpoints: protocol data units of up to 64 KiB between endpoints over Ethernet. The sender
+//! cuts them to the MTU without copying and multiplexes them by channel number; the receiver
+//! reassembles them.
 //!
-//! It is what Smith and Traw's host interface does with cells ("Giving Applications Access to Gb/s
-//! Networking", segmentation and reassembly of variable-size PDUs, multiplexed by VCI and MID, loss
-//! detected), done with frames; and a [`Message`] is what Tracey and Banerji's x-kernel messages
-//! are: chunks that do not lie together, fitted to the MTU. The format on the wire is in
-//! `docs/pdu.md`, byte by byte.
+//! The crate does with frames what Smith and Traw's host interface does with cells ("Giving
+//! Applications Access to Gb/s Networking", segmentation and reassembly of variable-size PDUs,
+//! multiplexed by VCI and MID, loss detected). A [`Message`] corresponds to Tracey and Banerji's
+//! x-kernel messages: separate chunks, fitted to the MTU. `docs/pdu.md` describes the format on the
+//! wire, byte by byte.
 //!
 //! ```no_run
 //! use std::io::Write;
@@ -23,12 +24,13 @@
 //! # }
 //! ```
 //!
-//! A PDU arrives whole or not at all; there is no retransmission, and no order between PDUs that
-//! the network does not keep. Copies: none when sending but the application's own writing; when
-//! receiving, one from the receive frames into the place where a PDU is put together, and none for
-//! a PDU that came in one fragment, which is read in place.
+//! A PDU arrives whole or not at all. There is no retransmission, and no order between PDUs beyond
+//! the network's. Sending makes no copy but the application's own writing. Receiving makes one
+//! copy, from the receive buffers into the reassembly buffer, and none for a PDU of one fragment,
+//! which the application reads in place.
 //!
-//! [`Fragment`] and [`Reassembler`] do no input or output and know no clock: the time is an argument.
+//! [`Fragment`] and [`Reassembler`] do no input or output and know no clock: the time is an
+//! argument.
 #![forbid(unsafe_code)]
 
 mod buffers;

@@ -1,4 +1,4 @@
-//! A PDU being written, in the frames that it will be sent from.
+//! A PDU under construction, in the buffers that it will be sent from.
 
 use std::io;
 
@@ -8,11 +8,12 @@ use crate::endpoint::{PduEndpoint, Waiting};
 use crate::format::{Fragment, OVERHEAD_BYTES};
 use crate::turns::Part;
 
-/// A PDU of a given length, to be written once, where it will be sent from: chunks that do not lie
-/// together and are seen as one, each as long as its frame has room for after the headers.
+/// A PDU of a given length, written once, where it will be sent from: separate chunks that the
+/// writer sees as one. Each chunk is as long as its buffer has room after the headers.
 ///
-/// Written in order, in place ([`Message::next_chunk`]) or through [`io::Write`]; what was not
-/// written is zero. [`Message::send`] sends it; dropped before that, it leaves nothing behind.
+/// The application writes it in order, in place ([`Message::next_chunk`]) or through [`io::Write`];
+/// unwritten bytes are zero. [`Message::send`] sends it; dropping it before that leaves nothing
+/// behind.
 #[derive(Debug)]
 pub struct Message<'a> {
     endpoint: &'a mut PduEndpoint,
@@ -23,7 +24,7 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// For what the endpoint has reserved frames for.
+    /// Creates a message over the buffers that the endpoint has reserved.
     pub(crate) fn new(
         endpoint: &'a mut PduEndpoint,
         to: [u8; 6],
@@ -33,26 +34,26 @@ impl<'a> Message<'a> {
         Message { endpoint, to, channel, len, written: 0 }
     }
 
-    /// How long the PDU is, in bytes.
+    /// Returns the length of the PDU, in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the PDU has no bytes.
+    /// Returns `true` if the PDU has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes that are not written yet.
+    /// Returns the number of bytes that are not written yet.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.len - self.written
     }
 
-    /// The next chunk, or what is left of it, to be written in place; `None` at the end. It counts
-    /// as written.
+    /// Returns the next chunk, or the rest of it, to be written in place; `None` at the end. The
+    /// chunk then counts as written.
     pub fn next_chunk(&mut self) -> Option<&mut [u8]> {
         if self.written == self.len {
             return None;
@@ -66,13 +67,13 @@ impl<'a> Message<'a> {
         Some(&mut bytes[OVERHEAD_BYTES + from..])
     }
 
-    /// Gives the PDU away to be sent: cut as it lies, behind its headers. It goes with the next
-    /// [`PduEndpoint::flush`], in turn with other channels. Answers its number.
+    /// Hands the PDU over to be sent: cut as it lies, behind its headers. It goes with the next
+    /// [`PduEndpoint::flush`], in turn with other channels. Returns its number.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn send(mut self) -> Result<u32, Lost> {
-        // Says so if the session is over: its frames cannot be written then.
+        // Fails if the session is over: its buffers cannot be written then.
         self.endpoint.session.free_frames()?;
         while let Some(rest) = self.next_chunk() {
             rest.fill(0);
@@ -116,7 +117,7 @@ impl<'a> Message<'a> {
 }
 
 impl io::Write for Message<'_> {
-    /// Copies into the chunk at hand; 0 when the PDU has no room for more.
+    /// Copies into the current chunk; 0 when the PDU has no room for more.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let before = self.written;
         let Some(chunk) = self.next_chunk() else { return Ok(0) };
@@ -134,7 +135,7 @@ impl io::Write for Message<'_> {
 
 impl Drop for Message<'_> {
     fn drop(&mut self) {
-        // Empty when it was sent.
+        // Empty after a send.
         self.endpoint.release_filling();
     }
 }

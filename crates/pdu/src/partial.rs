@@ -1,4 +1,4 @@
-//! PDUs of which a part has come: a table of bounded size, in the order of their age.
+//! Incomplete PDUs: a table of bounded size, in the order of their age.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::format::Fragment;
 use crate::ranges::Ranges;
 
-/// What a PDU is known by.
+/// The key of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) source: [u8; 6],
@@ -20,7 +20,7 @@ impl Key {
     }
 }
 
-/// What all fragments of a PDU say alike.
+/// The fields that all fragments of a PDU share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) total: u32,
@@ -33,22 +33,22 @@ impl Identity {
     }
 }
 
-/// A PDU of which a part has come.
+/// An incomplete PDU.
 #[derive(Debug)]
 pub(crate) struct Partial {
     pub(crate) key: Key,
     pub(crate) identity: Identity,
-    /// What came, at its place. Empty in a place that is not used.
+    /// The received bytes, in their positions. Empty in a free place.
     pub(crate) buffer: Box<[u8]>,
     pub(crate) ranges: Ranges,
-    /// When its first fragment came.
+    /// The time of its first fragment.
     since: Instant,
     older: Option<usize>,
     newer: Option<usize>,
 }
 
-/// The table. The age of a PDU is that of its first fragment, so whoever is the oldest is also the
-/// first whose time is over.
+/// The table. The age of a PDU is that of its first fragment, so the oldest PDU is also the first
+/// to expire.
 #[derive(Debug)]
 pub(crate) struct Partials {
     places: Vec<Partial>,
@@ -65,7 +65,7 @@ impl Partials {
         Partials {
             places: Vec::with_capacity(limit),
             free: Vec::with_capacity(limit),
-            // Twice the room: a table at most half full clears up in place and never grows.
+            // Twice the room: a table at most half full cleans up in place and never grows.
             by_key: HashMap::with_capacity(limit * 2),
             last: None,
             oldest: None,
@@ -94,12 +94,13 @@ impl Partials {
         &mut self.places[place]
     }
 
-    /// The oldest one, and since when it waits.
+    /// Returns the oldest one, and the time since when it waits.
     pub(crate) fn oldest(&self) -> Option<(usize, Instant)> {
         self.oldest.map(|place| (place, self.places[place].since))
     }
 
-    /// How many there are of a source, and the oldest of them. Looks at all: once a PDU.
+    /// Returns how many there are of a source, and the oldest of them. It scans all entries, once
+    /// per PDU.
     pub(crate) fn of_source(&self, source: [u8; 6]) -> (usize, Option<usize>) {
         let (mut count, mut first, mut next) = (0, None, self.oldest);
         while let Some(place) = next {
@@ -112,7 +113,7 @@ impl Partials {
         (count, first)
     }
 
-    /// Begins one; there is none with that key.
+    /// Inserts one; there must be none with that key.
     pub(crate) fn insert(
         &mut self,
         key: Key,
@@ -147,7 +148,7 @@ impl Partials {
         place
     }
 
-    /// Takes one out; its buffer is the caller's.
+    /// Removes one; its buffer passes to the caller.
     pub(crate) fn remove(&mut self, place: usize) -> Box<[u8]> {
         let partial = &mut self.places[place];
         let buffer = std::mem::take(&mut partial.buffer);

@@ -5,8 +5,8 @@ use towpath_client::Received;
 use crate::format::Fragment;
 use crate::pieces::Pieces;
 
-/// A received PDU, whole. What came in one fragment is read where the server put it; what came in
-/// several was put together, and lies in one piece.
+/// A received PDU, whole. One that came in one fragment is read where the server put it; one that
+/// came in several was reassembled, and lies in one piece.
 #[derive(Clone, Copy, Debug)]
 pub struct Pdu<'a> {
     fragment: Fragment,
@@ -28,50 +28,51 @@ impl<'a> Pdu<'a> {
         Pdu { fragment, body: Body::Reassembled(bytes) }
     }
 
-    /// From which MAC address. On this host the server has checked it; on the wire nobody has.
+    /// Returns the source MAC address. On this host the server has checked it; on the wire it is
+    /// unchecked.
     #[must_use]
     pub fn source(&self) -> [u8; 6] {
         self.fragment.source
     }
 
-    /// To which MAC address: the endpoint's, or a group's.
+    /// Returns the destination MAC address: the endpoint's, or a group's.
     #[must_use]
     pub fn destination(&self) -> [u8; 6] {
         self.fragment.destination
     }
 
-    /// The channel.
+    /// Returns the channel.
     #[must_use]
     pub fn channel(&self) -> u32 {
         self.fragment.channel
     }
 
-    /// The number that its sender gave it.
+    /// Returns the number that its sender gave it.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.fragment.id
     }
 
-    /// Length in bytes, 0 to 65 536.
+    /// Returns the length in bytes, 0 to 65 536.
     #[must_use]
     pub fn len(&self) -> usize {
         self.fragment.total as usize
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.fragment.total == 0
     }
 
-    /// Whether it is read from the receive frame itself, uncopied.
+    /// Returns `true` if it is read from the receive buffer itself, uncopied.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         matches!(self.body, Body::InPlace(_))
     }
 
-    /// The whole of it where it lies in one piece: always unless the session's receive frames are
-    /// smaller than the MTU.
+    /// Returns the whole PDU if it lies in one piece: always unless the session's receive buffers
+    /// are smaller than the MTU.
     #[must_use]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
         match self.body {
@@ -84,7 +85,7 @@ impl<'a> Pdu<'a> {
         }
     }
 
-    /// Its pieces, in order; none is empty.
+    /// Returns its pieces, in order; none is empty.
     #[must_use]
     pub fn parts(&self) -> Parts<'a> {
         match self.body {

@@ -2,7 +2,7 @@
 
 use crate::format::OVERHEAD_BYTES;
 
-/// What of a frame's pieces lies from one byte on and is so long; no piece is empty.
+/// The part of a frame's pieces that begins at one byte and has a given length; no piece is empty.
 #[derive(Clone, Debug)]
 pub struct Pieces<I> {
     from: I,
@@ -11,7 +11,7 @@ pub struct Pieces<I> {
 }
 
 impl<'f, I: Iterator<Item = &'f [u8]>> Pieces<I> {
-    /// `len` bytes of the frame after the headers: a fragment's part of its PDU.
+    /// Returns `len` bytes of the frame after the headers: a fragment's part of its PDU.
     pub fn after_headers(frame: I, len: usize) -> Pieces<I> {
         Pieces { from: frame, skip: OVERHEAD_BYTES, left: len }
     }
@@ -36,7 +36,8 @@ impl<'f, I: Iterator<Item = &'f [u8]>> Iterator for Pieces<I> {
     }
 }
 
-/// The headers, and the length of the whole frame; `None` when it is shorter than they are.
+/// Returns the headers, and the length of the whole frame; `None` when the frame is shorter than
+/// they are.
 pub(crate) fn headers<'f>(
     frame: impl Iterator<Item = &'f [u8]>,
 ) -> Option<([u8; OVERHEAD_BYTES], usize)> {

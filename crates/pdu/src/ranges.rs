@@ -1,23 +1,23 @@
-//! Which bytes of a PDU have come.
+//! The received byte ranges of a PDU.
 
-/// Pieces with holes between them, at most: a sender's fragments in any order make fewer than half
-/// as many as there are fragments, and more is an attack.
+/// The most ranges with holes between them. A sender's fragments in any order make fewer than half
+/// as many ranges as there are fragments; more is an attack.
 pub(crate) const MAX_RANGES: usize = 64;
 
-/// What a fragment is to what came before it.
+/// The relation of a fragment to the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placed {
     /// All of it is new.
     New,
-    /// All of it has come before.
+    /// All of it is there already.
     Known,
-    /// Some of it has come before.
+    /// Some of it is there already.
     Overlaps,
     /// It is new, and makes too many holes.
     TooMany,
 }
 
-/// Starts and ends, in order and apart from each other. Its memory is kept for the next PDU.
+/// Starts and ends, in order and apart from each other. The next PDU reuses the memory.
 #[derive(Debug)]
 pub(crate) struct Ranges {
     all: Vec<(u32, u32)>,
@@ -32,7 +32,7 @@ impl Ranges {
         self.all.clear();
     }
 
-    /// Notes the bytes from `start` to `end`, which are not none; only if they are all new.
+    /// Records the bytes from `start` to `end`, at least one, only if all of them are new.
     pub(crate) fn place(&mut self, start: u32, end: u32) -> Placed {
         // Those before it end at or before its start.
         let at = self.all.partition_point(|range| range.1 <= start);
@@ -57,7 +57,7 @@ impl Ranges {
         Placed::New
     }
 
-    /// Whether all bytes up to `total` have come.
+    /// Returns `true` if all bytes up to `total` are there.
     pub(crate) fn is_whole(&self, total: u32) -> bool {
         self.all.len() == 1 && self.all[0] == (0, total)
     }
@@ -69,7 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a table of bytes.
+        /// Compares with a table of bytes.
         #[test]
         fn as_a_table_of_bytes(steps in prop::collection::vec((0_u32..300, 1_u32..20), 1..200)) {
             let mut ranges = Ranges::new();

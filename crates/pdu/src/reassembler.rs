@@ -1,4 +1,4 @@
-//! PDUs put together from fragments that may be lost, doubled, out of order, or an attack.
+//! Reassembly of PDUs from fragments that may be lost, duplicated, out of order, or an attack.
 
 use std::time::{Duration, Instant};
 
@@ -10,35 +10,35 @@ use crate::partial::{Identity, Key, Partials};
 use crate::pieces::{self, Pieces};
 use crate::ranges::Placed;
 
-/// PDUs in parts of one source that a receiver keeps, unless it says otherwise.
+/// The default limit of incomplete PDUs of one source.
 pub(crate) const PARTIALS_OF_SOURCE: usize = 16;
 /// The most that [`Limits::partials`] can be.
 const MAX_PARTIALS: usize = 1 << 16;
 /// The most that [`Limits::finished`] can be.
 const MAX_FINISHED: usize = 1 << 20;
 
-/// What a receiver may use up. Each is at least what one PDU needs.
+/// The limits of a receiver. Each is at least what one PDU needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// PDUs in parts, all together, 1 to 65 536. When there are more, the oldest gives way. Tables
-    /// for as many are made at the start.
+    /// Incomplete PDUs, all together, 1 to 65 536. When there are more, the oldest gives way. The
+    /// receiver allocates tables for as many at the start.
     pub partials: usize,
-    /// PDUs in parts of one source. When there are more, the oldest of that source gives way. A
-    /// [`PduEndpoint`](crate::PduEndpoint) sends parts of at most 8 at a time: with fewer here, PDUs
-    /// are lost that nothing happened to.
+    /// Incomplete PDUs of one source. When there are more, the oldest of that source gives way. A
+    /// [`PduEndpoint`](crate::PduEndpoint) sends parts of at most 8 at a time: a lower limit here
+    /// loses PDUs without any fault of the network.
     pub partials_of_source: usize,
-    /// Bytes of memory for PDUs being put together; at least 64 KiB. When it takes more, the oldest
-    /// gives way. A PDU takes as much as the whole of it will need, rounded up to a power of two
-    /// from 4 KiB, from its first fragment on.
+    /// Bytes of reassembly memory; at least 64 KiB. When it takes more, the oldest PDU gives way.
+    /// From its first fragment on, a PDU takes the memory of the whole PDU, rounded up to a power
+    /// of two from 4 KiB.
     pub bytes: usize,
-    /// How long a PDU may take from its first fragment to its last; and how long the PDUs that are
-    /// done with are remembered.
+    /// The time that a PDU may take from its first fragment to its last, and for which the receiver
+    /// remembers PDUs that are done with.
     pub time: Duration,
-    /// The longest PDU that is received, in bytes, up to 65 536.
+    /// The longest PDU that the receiver accepts, in bytes, up to 65 536.
     pub pdu_bytes: usize,
-    /// PDUs done with that are remembered, up to 2^20, so that what comes of them once more is
-    /// dropped; a table for as many is made at the start. With 0, a PDU whose every fragment comes
-    /// twice may be delivered twice.
+    /// PDUs done with that the receiver remembers, up to 2^20, so that it drops repeated fragments
+    /// of them. It allocates a table for as many at the start. With 0, a PDU whose every fragment
+    /// comes twice may be delivered twice.
     pub finished: usize,
 }
 
@@ -55,27 +55,27 @@ impl Default for Limits {
     }
 }
 
-/// What a fragment made.
+/// The outcome of a fragment.
 #[derive(Debug)]
 pub enum Accepted<'a> {
     /// Its PDU waits for more.
     Waits,
     /// It is all of its PDU, which lies in the fragment's own frame ([`Pieces::after_headers`]).
     InPlace(Fragment),
-    /// It was what its PDU waited for.
+    /// It completed its PDU.
     Reassembled(Fragment, &'a [u8]),
 }
 
-/// Why a fragment was dropped. Each is counted ([`ReceiveCounters`]).
+/// The reason why a fragment was dropped. Each has a counter ([`ReceiveCounters`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Dropped {
-    /// It is none.
+    /// The frame is no fragment.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// Its PDU is longer than the receiver takes.
+    /// Its PDU is longer than the receiver accepts.
     #[error("its PDU is too long")]
     TooLong,
-    /// It came before.
+    /// It is a duplicate.
     #[error("it came before")]
     Duplicate,
     /// Its PDU is done with.
@@ -84,7 +84,7 @@ pub enum Dropped {
     /// It was the last of its PDU, and the CRC is wrong.
     #[error("the CRC of its PDU is wrong")]
     Damaged,
-    /// It contradicts what came before; its PDU is given up.
+    /// It contradicts earlier fragments; its PDU is given up.
     #[error("it contradicts what came before")]
     Conflict,
     /// Its PDU has too many holes, and is given up.
@@ -92,23 +92,23 @@ pub enum Dropped {
     Holes,
 }
 
-/// Puts PDUs together. No input or output, and no clock: the time is an argument.
+/// Reassembles PDUs. It does no input or output, and has no clock: the time is an argument.
 ///
-/// Nothing that comes from the network makes it panic, allocate more than its [`Limits`] or loop
-/// longer than a fragment is long and the tables are large.
+/// No bytes from the network can make it panic, allocate more than its [`Limits`] or loop longer
+/// than a fragment is long and the tables are large.
 #[derive(Debug)]
 pub struct Reassembler {
     limits: Limits,
     partials: Partials,
     buffers: Buffers,
     finished: Finished,
-    /// What was delivered last, until the next fragment.
+    /// The last delivered PDU, until the next fragment.
     delivered: Option<Box<[u8]>>,
     counters: ReceiveCounters,
 }
 
 impl Reassembler {
-    /// Within limits; those that are out of range are taken as the nearest in it.
+    /// Creates one within limits; those out of range become the nearest in it.
     #[must_use]
     pub fn new(limits: Limits) -> Reassembler {
         let limits = Limits {
@@ -129,11 +129,11 @@ impl Reassembler {
         }
     }
 
-    /// Takes a frame, as the pieces that it lies in. Times go forward: one that is before another
+    /// Takes a frame, as the pieces that it lies in. Times go forward: an earlier one than before
     /// counts as the same.
     ///
     /// # Errors
-    /// [`Dropped`] says why the fragment counts for nothing.
+    /// [`Dropped`] gives the reason for a dropped fragment.
     pub fn accept<'f>(
         &mut self,
         now: Instant,
@@ -171,7 +171,7 @@ impl Reassembler {
         part: impl Iterator<Item = &'f [u8]>,
     ) -> Result<Accepted<'_>, Dropped> {
         if part.fold(0, crc32c::crc32c_append) != fragment.crc {
-            // Not remembered: a copy that is not damaged may come yet.
+            // Not remembered: an undamaged copy may still come.
             self.counters.damaged_in_place += 1;
             return Err(Dropped::Damaged);
         }
@@ -180,8 +180,8 @@ impl Reassembler {
         Ok(Accepted::InPlace(*fragment))
     }
 
-    /// Makes room for a PDU, and begins it. Who gives way is done with: if the rest of it began it
-    /// anew, PDUs that take turns would push out each other for ever.
+    /// Makes room for a PDU, and begins it. An evicted PDU is done with: if its remaining fragments
+    /// began it anew, PDUs would evict each other in turn for ever.
     fn start(&mut self, now: Instant, key: Key, identity: Identity) -> usize {
         let (count, oldest) = self.partials.of_source(key.source);
         if let Some(oldest) = oldest
@@ -197,7 +197,7 @@ impl Reassembler {
             self.finish(now, oldest);
         }
         let len = identity.total as usize;
-        // Without any PDU in parts all memory is free, and the limit is enough for one.
+        // Without any incomplete PDU all memory is free, and the limit is enough for one.
         while !self.buffers.has_room(len)
             && let Some((oldest, _)) = self.partials.oldest()
         {
@@ -223,7 +223,7 @@ impl Reassembler {
             return Err(Dropped::Conflict);
         }
         let (start, end) = (fragment.offset, fragment.offset + u32::from(fragment.len));
-        // Both are inside: no longer than the PDU, as the header was checked for.
+        // Both are inside: no longer than the PDU, as the parser checked.
         let at = &mut partial.buffer[start as usize..end as usize];
         match partial.ranges.place(start, end) {
             Placed::New => {}
@@ -274,25 +274,25 @@ impl Reassembler {
         }
     }
 
-    /// When the next PDU in parts is to be given up, unless the rest of it comes.
+    /// Returns when the next incomplete PDU is given up, unless the rest of it arrives.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.partials.oldest().and_then(|(_, since)| since.checked_add(self.limits.time))
     }
 
-    /// How many PDUs are in parts.
+    /// Returns the number of incomplete PDUs.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.partials.len()
     }
 
-    /// Bytes of memory in which PDUs are put together, used or kept to be used again.
+    /// Returns the bytes of reassembly memory, in use or kept for reuse.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.buffers.held()
     }
 
-    /// What was counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> ReceiveCounters {
         self.counters
@@ -302,7 +302,7 @@ impl Reassembler {
         self.counters.other_endpoints += 1;
     }
 
-    /// Gives a PDU up, and remembers that nothing will come of it.
+    /// Gives a PDU up, and remembers that it is done with.
     fn finish(&mut self, now: Instant, place: usize) {
         let partial = self.partials.get(place);
         let (key, identity) = (partial.key, partial.identity);
@@ -312,7 +312,7 @@ impl Reassembler {
     }
 }
 
-/// The one copy of the receive way. Both are of the same length.
+/// The only copy of the receive path. Both have the same length.
 fn copy<'f>(mut to: &mut [u8], part: impl Iterator<Item = &'f [u8]>) {
     for piece in part {
         let (here, rest) = to.split_at_mut(piece.len());

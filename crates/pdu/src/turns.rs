@@ -1,16 +1,17 @@
-//! Whose turn it is: one fragment of each channel that has something to send, then again. Of PDUs in
-//! several fragments only so many are begun at a time: a receiver keeps a bounded number in parts.
+//! The order of sending: one fragment of each channel that has something to send, then again. Only
+//! so many PDUs of several fragments are begun at a time, since a receiver keeps a bounded number
+//! of incomplete ones.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::reassembler::PARTIALS_OF_SOURCE;
 
-/// PDUs of several fragments that are begun and not at their end, whoever they are to: one to a group
-/// is in parts at each of its receivers. Half of what a receiver keeps of one source; the other half
-/// is for those that lost a fragment, or that the network has out of order.
+/// The limit of begun and unfinished PDUs of several fragments, to all receivers together: a PDU to
+/// a group is in parts at each of its receivers. It is half of the PDUs that a receiver keeps of
+/// one source. The other half is for PDUs that lost a fragment or arrive out of order.
 pub(crate) const MAX_BEGUN: usize = PARTIALS_OF_SOURCE / 2;
 
-/// Where in its PDU a fragment is.
+/// The position of a fragment in its PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The only one.
@@ -21,7 +22,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// Of fragment `number` of so many, from 0.
+    /// Returns the position of fragment `number` of so many, from 0.
     pub(crate) fn of(number: usize, count: usize) -> Part {
         match (number == 0, number + 1 == count) {
             (true, true) => Part::Whole,
@@ -32,21 +33,21 @@ impl Part {
     }
 }
 
-/// What waits to be sent, in a line for each channel. All lines are made of the same places, so that
-/// memory follows from how much waits, whatever channels it is of.
+/// Fragments waiting to be sent, in a line for each channel. All lines share the same places, so
+/// that memory depends on the number of fragments and not on their channels.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
     places: Vec<Place<T>>,
-    /// Places that nothing is in.
+    /// Free places.
     free: Vec<usize>,
-    /// The last place of each channel that has something.
+    /// The last place of each channel with waiting fragments.
     last: HashMap<u32, usize>,
-    /// Those channels whose turn comes, the next one first.
+    /// The channels in the order of their turns, the next one first.
     order: VecDeque<Turn>,
-    /// Those whose next PDU may not begin yet, in the order in which they will. While there are any,
-    /// as many are begun as may be.
+    /// Channels whose next PDU may not begin yet, in the order in which they will. While there are
+    /// any, the limit of begun PDUs is reached.
     held: VecDeque<Turn>,
-    /// PDUs begun, and those that may begin in their next turn.
+    /// PDUs begun, and PDUs that may begin in their next turn.
     begun: usize,
 }
 
@@ -55,7 +56,7 @@ struct Turn {
     channel: u32,
     /// The first place of its line.
     first: usize,
-    /// Whether the PDU that it is in, or is to begin, is one of those begun.
+    /// `true` if its present or next PDU counts as begun.
     begun: bool,
 }
 
@@ -68,12 +69,12 @@ struct Place<T> {
 }
 
 impl<T> Turns<T> {
-    /// With room for so many from the start.
+    /// Creates a queue with room for so many from the start.
     pub(crate) fn new(most: usize) -> Turns<T> {
         Turns {
             places: Vec::with_capacity(most),
             free: Vec::with_capacity(most),
-            // Twice the room: a table at most half full clears up in place and never grows.
+            // Twice the room: a table at most half full cleans up in place and never grows.
             last: HashMap::with_capacity(most * 2),
             order: VecDeque::with_capacity(most),
             held: VecDeque::with_capacity(most),
@@ -81,17 +82,17 @@ impl<T> Turns<T> {
         }
     }
 
-    /// How many wait.
+    /// Returns how many wait.
     pub(crate) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// Whether something of a channel waits.
+    /// Returns `true` if fragments of a channel wait.
     pub(crate) fn has(&self, channel: u32) -> bool {
         self.last.contains_key(&channel)
     }
 
-    /// Puts one behind what waits of its channel. The parts of a PDU follow each other.
+    /// Appends a fragment to its channel's line. The parts of a PDU follow each other.
     pub(crate) fn push(&mut self, channel: u32, part: Part, item: T) {
         let item = Some(item);
         let place = match self.free.pop() {
@@ -110,20 +111,21 @@ impl<T> Turns<T> {
         }
     }
 
-    /// The next one, left where it is.
+    /// Returns the next one, and leaves it where it is.
     pub(crate) fn front(&mut self) -> Option<&T> {
         self.choose();
         self.order.front().and_then(|turn| self.places[turn.first].item.as_ref())
     }
 
-    /// Takes the next one; its channel goes behind the others.
+    /// Removes the next one; its channel goes behind the others.
     pub(crate) fn next(&mut self) -> Option<T> {
         self.choose();
         let Turn { channel, first, mut begun } = self.order.pop_front()?;
         let Place { part, next, .. } = self.places[first];
         if part == Part::Last {
             begun = false;
-            // Whoever waited to begin has its place, before its own channel's next PDU.
+            // A channel that waited to begin gets its place before the next PDU of the ending
+            // channel.
             match self.held.pop_front() {
                 Some(waited) => self.order.push_back(Turn { begun: true, ..waited }),
                 None => self.begun -= 1,
@@ -138,8 +140,8 @@ impl<T> Turns<T> {
         self.places[first].item.take()
     }
 
-    /// Sees to it that the first in order may send: who is to begin one PDU too many is held. A
-    /// channel is, once for a PDU.
+    /// Ensures that the first channel in order may send, and holds a channel that would begin one
+    /// PDU too many. A channel is held once per PDU.
     fn choose(&mut self) {
         while let Some(turn) = self.order.front_mut() {
             if self.places[turn.first].part != Part::First || turn.begun {
@@ -159,7 +161,7 @@ impl<T> Turns<T> {
 mod tests {
     use super::*;
 
-    /// A PDU of so many parts.
+    /// Pushes a PDU of so many parts.
     fn push(turns: &mut Turns<(u32, usize)>, channel: u32, count: usize) {
         (0..count).for_each(|step| turns.push(channel, Part::of(step, count), (channel, step)));
     }
@@ -207,14 +209,14 @@ mod tests {
             place += 1;
         }
         assert_eq!((most, begun, ended.len()), (MAX_BEGUN, 0, 72));
-        // Each channel's first before anybody's second, and so on.
+        // Each channel's first PDU comes before any channel's second, and so on.
         for round in ended.chunks(24) {
             let mut round = round.to_vec();
             round.sort_unstable();
             assert_eq!(round, (0..24).collect::<Vec<_>>());
         }
         assert_eq!((turns.begun, turns.held.len(), turns.order.len()), (0, 0, 0));
-        // One that comes when all are begun begins when the first of them has ended.
+        // A PDU that comes when the limit is reached begins when the first of them has ended.
         (0..MAX_BEGUN as u32 + 1).for_each(|channel| push(&mut turns, channel, 2));
         let all: Vec<_> = std::iter::from_fn(|| turns.next()).map(|one| one.0).collect();
         let expected: Vec<_> = (0..8).chain(0..8).chain([8, 8]).collect();

@@ -1,5 +1,5 @@
-//! Nothing is allocated for any PDU, sent or received, once as much has been in use as ever is.
-//! Counted over the whole process, so this program has one test.
+//! Asserts that no PDU, sent or received, allocates once the peak memory has been in use. The count
+//! covers the whole process, so this program has one test.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const LENGTHS: [usize; 5] = [48, 1472, 4_800, 20_000, 65_536];
 
-/// PDUs of all lengths, each on a channel of its own.
+/// Sends PDUs of all lengths, each on a channel of its own.
 fn round(a: &mut PduEndpoint, b: &mut PduEndpoint, number: u32) {
     let to = b.session().info().mac;
     for (channel, len) in LENGTHS.into_iter().enumerate() {
@@ -51,7 +51,7 @@ fn no_allocation_for_any_pdu() {
     let config = Config { settings: Mode::Interrupt.into(), subnets, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default())
         .expect("the server starts");
-    // Tables that fill up and turn over within the test.
+    // Tables that fill up and wrap within the test.
     let limits = Limits { finished: 64, ..Limits::default() };
     let open = || {
         let socket = server.connect().expect("a connection");

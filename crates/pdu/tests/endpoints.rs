@@ -49,7 +49,7 @@ fn counter(endpoint: &PduEndpoint, name: &str) -> u64 {
     counters.into_iter().find(|one| one.0 == name).unwrap().1
 }
 
-/// The next PDU: from where, its channel, its bytes, and whether it was read in place.
+/// Returns the next PDU: its source, its channel, its bytes, and whether it was read in place.
 fn next(endpoint: &mut PduEndpoint, sender: &mut PduEndpoint) -> ([u8; 6], u32, Vec<u8>, bool) {
     let until = Instant::now() + PATIENCE;
     let mut got = None;
@@ -80,7 +80,7 @@ fn exchange(mode: Mode) {
     for (number, len) in SIZES.into_iter().enumerate() {
         let pdu = random.bytes(len);
         let channel = u32::MAX - number as u32;
-        // Each chunk is written where it is sent from: nothing is copied on this side.
+        // Each chunk is written where it is sent from: this side copies nothing.
         let mut message = a.message(mac_b, channel, len).unwrap();
         assert_eq!((message.len(), message.remaining()), (len, len));
         let mut rest = &pdu[..];
@@ -142,7 +142,7 @@ fn what_is_not_written_is_zero_and_what_is_not_sent_leaves_nothing() {
     let (mut a, mut b) = (open(&server), open(&server));
     let to = mac(&b);
     let all = a.session().free_frames().unwrap();
-    // Every frame held something else before.
+    // Every buffer held other bytes before.
     for _ in 0..40 {
         a.send_bytes(to, 1, &[0xff; 10_000]).unwrap();
         assert_eq!(next(&mut b, &mut a).2, [0xff; 10_000]);
@@ -187,15 +187,15 @@ fn all_or_nothing() {
     let long = SendError::Length { len: 16 * chunk + 1, max: 16 * chunk };
     assert_eq!(a.send_bytes(to, 1, &vec![0; 16 * chunk + 1]), Err(long));
     assert!(!a.has_room(1, 16 * chunk + 1) && a.has_room(1, 16 * chunk));
-    // Nine of sixteen frames; another nine are not there, and nothing of them is taken.
+    // Nine of sixteen buffers; another nine are not there, and none of them is taken.
     let pdu: Vec<u8> = (0..9 * chunk).map(|place| place as u8).collect();
     a.send_bytes(to, 1, &pdu).unwrap();
     assert_eq!(a.send_bytes(to, 2, &pdu), Err(SendError::Full));
     assert_eq!((a.waiting_fragments(), a.session().free_frames().unwrap()), (9, 7));
-    // The channel that waits already leaves two of sixteen to others.
+    // The channel with waiting fragments leaves two of sixteen to others.
     assert!(a.has_room(2, 7 * chunk) && !a.has_room(1, 5 * chunk + 1) && a.has_room(1, 5 * chunk));
     assert_eq!((a.sent().pdus, a.sent().full), (1, 1));
-    // Room is waited for, and comes; many times around.
+    // The sender waits for room, and gets it; many times around.
     let mut sent = 1;
     let mut got = 0;
     let until = Instant::now() + PATIENCE;
@@ -212,7 +212,7 @@ fn all_or_nothing() {
             }
         }
         a.flush().unwrap();
-        // Received frames are smaller than fragments: in pieces.
+        // Receive buffers are smaller than fragments: in pieces.
         while b
             .receive(1, |one| {
                 assert!(one.parts().flatten().eq(&pdu));
@@ -238,7 +238,7 @@ fn all_or_nothing() {
     server.stop().unwrap();
 }
 
-/// Channel, offset and length of what the far end of the device sees.
+/// Returns channel, offset and length of the fragments that the device's far end receives.
 fn seen(far: &mut DeviceFarEnd, count: usize, a: &mut PduEndpoint) -> Vec<(u32, u32, u16)> {
     let until = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
@@ -277,7 +277,7 @@ fn a_long_pdu_does_not_hold_up_a_short_one() {
         full(1, 5),
     ];
     assert_eq!(seen(&mut far, 9, &mut a), expected);
-    // Three of 64 KiB are on their way, and more wait than are ahead: the short one comes after at
+    // Three of 64 KiB are in flight, and more wait than are ahead: the short one comes after at
     // most those ahead and one.
     for _ in 0..3 {
         a.send_bytes(ELSEWHERE, 1, &[1; 65_536]).unwrap();
@@ -332,7 +332,7 @@ fn a_message_that_was_forgotten_harms_no_other() {
     for round in 0..100 {
         let mut message = a.message(to, 1, 20 * CHUNK).unwrap();
         message.write_all(&[0xff; 5000]).unwrap();
-        // Never dropped: its frames are still reserved when the next one begins.
+        // Never dropped: its buffers are still reserved when the next one begins.
         std::mem::forget(message);
         let len = 48 + round % 7 * 500;
         a.send_bytes(to, 2, &vec![round as u8; len]).unwrap();
@@ -359,7 +359,7 @@ fn what_comes_from_the_wire_is_put_together_or_given_up_in_time() {
     let frames = |id: u32, pdu: &[u8]| -> Vec<Vec<u8>> {
         let mut frames = cut(ELSEWHERE, 5, id, pdu, 1000);
         for frame in &mut frames {
-            // To us, and as Ethernet has it: padded.
+            // To us, and padded as on Ethernet.
             let mut fragment = Fragment::parse(frame.first_chunk().unwrap(), frame.len()).unwrap();
             fragment.destination = own;
             fragment.write(frame.first_chunk_mut().unwrap());
@@ -389,7 +389,7 @@ fn what_comes_from_the_wire_is_put_together_or_given_up_in_time() {
         assert_eq!(got, 1, "once, of {len} bytes");
     }
     assert_eq!(a.received().late, 5 + 5, "each fragment's second copy");
-    // The rest never comes: while the application sleeps, it is given up in time.
+    // The rest never comes: the endpoint gives it up in time while the application sleeps.
     assert!(far.send(&frames(99, &pdu)[0], Meta::FINISHED));
     let until = Instant::now() + PATIENCE;
     while a.partials() == 0 {

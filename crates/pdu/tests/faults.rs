@@ -1,5 +1,5 @@
-//! PDUs between two servers joined by a wire that loses, doubles, reorders and damages frames: what
-//! arrives is whole, right and comes once, and the rest is counted.
+//! PDUs between two servers joined by a wire that loses, duplicates, reorders and damages frames.
+//! Each PDU that arrives is whole, right and comes once; all others are counted.
 
 mod support;
 
@@ -14,7 +14,7 @@ use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Mode, Server, Subnets};
 
 const PDUS: u32 = 600;
-/// How long no frame may have come before all have.
+/// The time without any frame after which all frames have arrived.
 const QUIET: Duration = Duration::from_millis(300);
 
 fn open(device: Box<dyn Device>, limits: Limits) -> (Server, PduEndpoint) {
@@ -26,7 +26,7 @@ fn open(device: Box<dyn Device>, limits: Limits) -> (Server, PduEndpoint) {
     (server, PduEndpoint::open(session, &Options { limits, ..Options::default() }).unwrap())
 }
 
-/// Sends PDUs one way; what became of them, and what was done to the frames received.
+/// Sends PDUs one way. Returns their outcome, and the faults done to the received frames.
 fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters) {
     let mut random = Random::seeded(seed);
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
@@ -34,7 +34,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     let spec: Spec = faults.parse().unwrap();
     let far = FaultDevice::new(Box::new(far), &spec).unwrap();
     let injected = far.fault_counters();
-    // What lost a fragment stays until its time is over, and is not to push out what has not.
+    // A PDU that lost a fragment stays until its time is over, and must not evict an intact one.
     let time = Duration::from_millis(500);
     let limits = Limits { partials_of_source: 64, time, ..Limits::default() };
     let (near_server, mut a) = open(Box::new(near), limits);
@@ -49,7 +49,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     let until = Instant::now() + Duration::from_secs(60);
     while next < PDUS || a.waiting_fragments() > 0 || quiet_since.elapsed() < QUIET {
         assert!(Instant::now() < until, "{next} sent, {:?}", b.received());
-        // Fewer in flight than what the receiver's frames hold: nothing is lost but by the faults.
+        // Fewer in flight than the receiver's buffers hold: only the faults lose frames.
         if next < PDUS && a.session().free_frames().unwrap() > 128 {
             let len = match random.below(3) {
                 0 => random.below(64),
@@ -74,13 +74,13 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
                 arrived += 1;
             })
             .unwrap();
-        // Looks what is sent.
+        // Lets the endpoint see its completions.
         a.drain(Duration::ZERO, |_| ()).unwrap();
         if got > 0 || next < PDUS {
             quiet_since = Instant::now();
         }
     }
-    // What is left in parts is given up in time.
+    // The receiver gives up incomplete PDUs in time.
     while b.partials() > 0 {
         assert!(Instant::now() < until);
         b.wait(Some(Duration::from_millis(100))).unwrap();
@@ -98,11 +98,11 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     };
     assert_eq!(counted("rx_dropped_no_frames") + counted("rx_dropped_over_budget"), 0);
     assert_eq!(done.frames, a.sent().fragments, "all that was sent came to the faults");
-    // A frame whose address or ethertype was damaged comes to nobody, or as another kind.
+    // A frame whose address or ethertype was damaged reaches no endpoint, or comes as another kind.
     let came = done.frames - done.dropped + done.duplicated;
     assert!(received.fragments <= came && received.fragments + done.flipped >= came);
     assert!(received.malformed + received.damaged + received.damaged_in_place <= done.flipped * 2);
-    // No PDU is missing but for a fault: one fault takes one PDU at most.
+    // Each missing PDU has its fault: one fault takes one PDU at most.
     assert!(u64::from(PDUS - arrived) <= done.dropped + done.flipped);
     drop((a, b));
     near_server.stop().unwrap();

@@ -1,4 +1,4 @@
-//! Fragments that nobody honest sends: each is dropped and counted, and takes no more memory or
+//! Fragments that no honest peer sends: each is dropped and counted, and takes no more memory or
 //! time than the limits say.
 
 mod support;
@@ -31,7 +31,7 @@ impl Bench {
         Bench { reassembler: Reassembler::new(limits), now: Instant::now() }
     }
 
-    /// The fragment with a part of one byte, over and over. `Ok(true)`: a PDU came of it.
+    /// Gives the fragment with a part of one repeated byte. `Ok(true)`: it completed a PDU.
     fn give(&mut self, fragment: Fragment, byte: u8) -> Result<bool, Dropped> {
         self.give_frame(&frame(&fragment, &vec![byte; fragment.len as usize]))
     }
@@ -72,7 +72,7 @@ fn an_overlap_gives_the_pdu_up_and_a_copy_does_not() {
     for (offset, len) in [(1000, 1000), (1200, 300), (1000, 1), (1999, 1)] {
         assert_eq!(bench.give(at(1, offset, len), 5), Err(Dropped::Duplicate));
     }
-    // Other bytes at the same place: nobody knows which are right.
+    // Other bytes at the same place: the receiver cannot know which are right.
     assert_eq!(bench.give(at(1, 1999, 1), 6), Err(Dropped::Conflict));
     assert_eq!(bench.give(at(1, 0, 1000), 5), Err(Dropped::Late));
     // Before, after, around it, by one byte.
@@ -89,26 +89,26 @@ fn an_overlap_gives_the_pdu_up_and_a_copy_does_not() {
 #[test]
 fn a_number_used_for_another_pdu() {
     let mut bench = Bench::new(Limits::default());
-    // Half-way another length, and another CRC: neither can be believed.
+    // Half-way another length, and another CRC: the receiver can believe neither.
     for other in [Fragment { total: 4000, ..FRAGMENT }, Fragment { crc: 78, ..FRAGMENT }] {
         let next = Fragment { id: other.total + other.crc, ..other };
         assert_eq!(bench.give(Fragment { id: next.id, ..FRAGMENT }, 0), Ok(false));
         assert_eq!(bench.give(Fragment { offset: 1000, ..next }, 0), Err(Dropped::Conflict));
         assert_eq!(bench.reassembler.waiting(), 0);
     }
-    // A whole PDU with the number of one in parts.
+    // A whole PDU with the number of an incomplete one.
     let whole = Fragment { total: 5, len: 5, crc: crc32c::crc32c(&[9; 5]), ..FRAGMENT };
     assert_eq!(bench.give(FRAGMENT, 0), Ok(false));
     assert_eq!(bench.give(whole, 9), Err(Dropped::Conflict));
-    // After it was done with, another PDU may have the number.
+    // After its end, another PDU may have the number.
     assert_eq!(bench.give(whole, 9), Ok(true));
     assert_eq!(bench.give(whole, 9), Err(Dropped::Late));
     let another = Fragment { crc: crc32c::crc32c(&[8; 5]), ..whole };
     assert_eq!(bench.give(another, 8), Ok(true));
-    // The same one later is another one, or the sender began anew.
+    // The same one later is another one, or the sender restarted.
     bench.now += Limits::default().time;
     assert_eq!(bench.give(whole, 9), Ok(true));
-    // Of others' sources and channels nothing is confused.
+    // PDUs of other sources and channels stay apart.
     assert_eq!(bench.give(Fragment { source: [4; 6], ..whole }, 9), Ok(true));
     assert_eq!(bench.give(Fragment { channel: 2, ..whole }, 9), Ok(true));
 }
@@ -141,8 +141,8 @@ fn the_oldest_gives_way() {
     }
     assert_eq!(bench.reassembler.waiting(), 3);
     assert_eq!(bench.reassembler.counters().gave_way_of_source, 2);
-    // The last three are still there. The first two are done with: what comes of them yet begins
-    // nothing, and pushes nobody out.
+    // The last three are still there. The first two are done with: their remaining fragments begin
+    // nothing and evict nothing.
     let rest = |id| Fragment { offset: 1000, ..of(2, id) };
     for id in 0..2 {
         assert_eq!(bench.give(rest(id), 0), Err(Dropped::Late));
@@ -161,8 +161,8 @@ fn the_oldest_gives_way() {
     assert_eq!(bench.reassembler.counters().gave_way, 3);
 }
 
-/// More at a time than is kept, a fragment of each in turn: as many as there is room for are put
-/// together all the same.
+/// More PDUs at a time than the receiver keeps, a fragment of each in turn: it still reassembles as
+/// many as it has room for.
 #[test]
 fn who_gave_way_pushes_nobody_out() {
     let enough = Limits { partials: 100, partials_of_source: 100, ..Limits::default() };
@@ -209,7 +209,7 @@ fn memory_is_bounded() {
     };
     let mut bench = Bench::new(limits);
     let total = MAX_PDU_BYTES as u32;
-    // One byte each, that asks for 64 KiB.
+    // One byte each, for which the receiver reserves 64 KiB.
     for id in 0..1000 {
         assert_eq!(bench.give(Fragment { id, total, len: 1, ..FRAGMENT }, 0), Ok(false));
         assert!(bench.reassembler.held_bytes() <= limits.bytes);
@@ -230,7 +230,7 @@ fn memory_is_bounded() {
         came += u32::from(bench.give_frame(&one).unwrap());
     }
     assert_eq!(came, 1);
-    // Too long for who wants only short ones, and too small a limit for anything is raised.
+    // Too long for a receiver of short PDUs only; and a limit too small for any PDU is raised.
     let mut bench = Bench::new(Limits { pdu_bytes: 2999, ..Limits::default() });
     assert_eq!(bench.give(FRAGMENT, 0), Err(Dropped::TooLong));
     let nothing = Limits {
@@ -274,7 +274,7 @@ fn time_is_bounded() {
     let start = bench.now;
     assert_eq!(bench.give(FRAGMENT, 0), Ok(false));
     assert_eq!(bench.reassembler.deadline(), Some(start + limits.time));
-    // What comes later of it does not make it younger.
+    // Later fragments do not make it younger.
     bench.now += Duration::from_millis(60);
     assert_eq!(bench.give(Fragment { offset: 1000, ..FRAGMENT }, 0), Ok(false));
     assert_eq!(bench.give(Fragment { id: 2, ..FRAGMENT }, 0), Ok(false));

@@ -1,5 +1,5 @@
-//! The reassembler against a simple model of it, fragment by fragment, on wires that lose, double,
-//! reorder and damage.
+//! The reassembler against a simple model of it, fragment by fragment, on wires that lose,
+//! duplicate, reorder and damage.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::{ALICE, BOB, Random, cut};
 use towpath_pdu::{Accepted, Dropped, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
 
-/// What became of a fragment.
+/// The outcome of a fragment.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Waits,
@@ -90,7 +90,7 @@ impl Model {
 }
 
 fn accept(reassembler: &mut Reassembler, now: Instant, frame: &[u8], pieces: usize) -> Outcome {
-    // In as many pieces as it likes to lie in.
+    // In any number of pieces.
     let parts = frame.chunks(frame.len().div_ceil(pieces));
     match reassembler.accept(now, parts.clone()) {
         Ok(Accepted::Waits) => Outcome::Waits,
@@ -106,7 +106,7 @@ fn accept(reassembler: &mut Reassembler, now: Instant, frame: &[u8], pieces: usi
     }
 }
 
-/// How bad a wire is, in thousandths of its frames.
+/// The faults of a wire, in thousandths of its frames.
 struct Wire {
     drop: u64,
     double: u64,
@@ -117,7 +117,7 @@ struct Wire {
 fn run(seed: u64, wire: &Wire) {
     let mut random = Random::seeded(seed);
     let time = Duration::from_millis(200);
-    // Limits beyond what is in flight: what they do is tested elsewhere.
+    // Limits beyond the amount in flight: other tests cover their effects.
     let limits = Limits {
         partials: 1000,
         partials_of_source: 1000,
@@ -244,7 +244,7 @@ fn any_order_and_any_cut_makes_the_pdu() {
             let mut reassembler = Reassembler::new(Limits::default());
             let last = frames.len() - 1;
             for (place, frame) in frames.iter().enumerate() {
-                // Padded, as on Ethernet, or by a switch that likes to.
+                // Padded, as on Ethernet, or by a switch.
                 let padding = vec![0xa5; 60_usize.saturating_sub(frame.len()) + place % 3];
                 let padded = [&frame[..], &padding].concat();
                 let outcome = accept(&mut reassembler, now, &padded, 1 + place % 4);

@@ -1,23 +1,23 @@
-//! What a process holds: descriptors, memory files, mappings, memory, threads. Taken before and
-//! after, it shows what leaked.
+//! The resources of a process: descriptors, memory files, mappings, memory, threads. A census
+//! before and after shows leaks.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 
-/// The most descriptors and mappings that are looked at: what a process may have of both.
+/// The most descriptors and mappings that a census reads: more than a process may have of each.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// What a process holds.
+/// The resources of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Census {
-    /// How many descriptors of each kind: `socket`, `pipe`, `[eventfd]`, `[eventpoll]`, `memfd`,
-    /// `namespace`, `file`, and devices by their path.
+    /// The number of descriptors of each kind: `socket`, `pipe`, `[eventfd]`, `[eventpoll]`,
+    /// `memfd`, `namespace`, `file`, and devices by their path.
     pub descriptors: BTreeMap<String, usize>,
-    /// How many descriptors of memory files there are, by the files' names.
+    /// The number of descriptors of memory files, by the files' names.
     pub memory_files: BTreeMap<String, usize>,
-    /// How many mapped regions.
+    /// The number of mapped regions.
     pub mappings: usize,
     /// Memory in use, in bytes, shared included.
     pub resident_bytes: u64,
@@ -25,15 +25,15 @@ pub struct Census {
     pub shared_bytes: u64,
     /// Of it, memory of its own, in bytes.
     pub private_bytes: u64,
-    /// How many threads.
+    /// The number of threads.
     pub threads: usize,
 }
 
 impl Census {
-    /// Of a process, by its number.
+    /// Counts those of a process, by its number.
     ///
     /// # Errors
-    /// When there is none such, or it belongs to somebody else.
+    /// When there is no such process, or it belongs to another user.
     pub fn of(pid: u32) -> io::Result<Census> {
         let mut census = Census::default();
         let directory = format!("/proc/{pid}/fd");
@@ -41,7 +41,7 @@ impl Census {
             // Closed meanwhile: not held.
             let Ok(target) = fs::read_link(entry?.path()) else { continue };
             let target = target.to_string_lossy();
-            // Looking at oneself opens this very directory.
+            // A census of the own process opens this very directory.
             if target == directory {
                 continue;
             }
@@ -63,7 +63,7 @@ impl Census {
         Ok(census)
     }
 
-    /// Of the calling process.
+    /// Counts those of the calling process.
     ///
     /// # Errors
     /// When `/proc` is not mounted.
@@ -71,14 +71,14 @@ impl Census {
         Census::of(std::process::id())
     }
 
-    /// How many descriptors of all kinds.
+    /// Returns the number of descriptors of all kinds.
     #[must_use]
     pub fn open(&self) -> usize {
         self.descriptors.values().sum()
     }
 
-    /// What is held more of than before, one line each; amounts of memory and mappings are left
-    /// to the caller, since an allocator keeps some.
+    /// Returns the resources that have grown since a census before, one line each. It leaves
+    /// amounts of memory and mappings to the caller, since an allocator keeps some.
     #[must_use]
     pub fn leaked_since(&self, earlier: &Census) -> Vec<String> {
         let mut leaked = more(&self.descriptors, &earlier.descriptors, "descriptor");
@@ -102,13 +102,13 @@ fn more(
         .collect()
 }
 
-/// The name of a memory file, from `/memfd:name (deleted)`.
+/// Returns the name of a memory file, from `/memfd:name (deleted)`.
 fn memory_file(target: &str) -> Option<&str> {
     let name = target.strip_prefix("/memfd:")?;
     Some(name.strip_suffix(" (deleted)").unwrap_or(name))
 }
 
-/// What a descriptor is, from where its link in `/proc/<pid>/fd` leads.
+/// Returns the kind of a descriptor, from the target of its link in `/proc/<pid>/fd`.
 fn kind(target: &str) -> &str {
     if memory_file(target).is_some() {
         return "memfd";
@@ -134,7 +134,7 @@ fn bytes(status: &str, key: &str) -> u64 {
     kilobytes.saturating_mul(1024)
 }
 
-/// The value of a line of a `status` file.
+/// Returns the value of a line of a `status` file.
 fn field<'a>(status: &'a str, key: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim)
 }

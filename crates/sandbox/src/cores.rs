@@ -1,4 +1,4 @@
-//! Cores: which there are, and to stay on one.
+//! The machine's cores, and pinning to one.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -11,14 +11,14 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 pub struct Core {
     /// Its number, for [`pin`].
     pub cpu: usize,
-    /// Two CPUs of the same core and package share its units (hyperthreads). As the kernel says;
-    /// the CPU's own number where it does not.
+    /// Two CPUs of the same core and package share its units (hyperthreads). The kernel's number;
+    /// the CPU's own number without one.
     pub core: usize,
     /// The socket.
     pub package: usize,
 }
 
-/// The CPUs that the calling thread may run on.
+/// Returns the CPUs that the calling thread may run on.
 ///
 /// # Errors
 /// None that Linux knows.

@@ -1,11 +1,11 @@
-//! Into a network namespace of one's own: in place, or between the fork and the exec of a child.
+//! Enters a private network namespace: in place, or between the fork and the exec of a child.
 //!
-//! Root makes a network namespace alone. Everybody else makes a user namespace with it, in which
-//! the own user is root and may do with that network whatever root may.
+//! Root makes a network namespace alone. Every other user makes a user namespace with it, in which
+//! that user is root and has all of root's rights over that network.
 //!
-//! Unsafe lives here because what runs between fork and exec may only make system calls
-//! (`signal-safety(7)`): another thread may have held the allocator's lock when the fork was made.
-//! So everything is prepared before, and [`Isolation::apply`] neither allocates nor locks.
+//! Unsafe lives here because code between fork and exec may only make system calls
+//! (`signal-safety(7)`): another thread may have held the allocator's lock at the fork. So the
+//! parent prepares everything before, and [`Isolation::apply`] neither allocates nor locks.
 
 use std::fs;
 use std::io;
@@ -19,17 +19,17 @@ use rustix::thread::{CapabilitySet, UnshareFlags};
 
 use crate::error::{Error, Unavailable};
 
-/// How the calling process came into its network namespace.
+/// How the calling process entered its network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entered {
-    /// As root of the machine or container: the users are those of before.
+    /// As root of the machine or container: the users stay the same.
     AsRoot,
-    /// In a user namespace that knows one user, the caller, who is root there.
+    /// In a user namespace that knows one user, the caller, which is root there.
     AsUser,
 }
 
-/// A step on the way in. Its number travels with the error number from a child that failed
-/// between fork and exec, since an error number is all that a child can report there.
+/// A step on the way in. A child that fails between fork and exec can report only an error number,
+/// so the number of its step travels with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Unshare = 1,
@@ -39,7 +39,7 @@ pub(crate) enum Step {
     Loopback = 5,
     OpenTun = 6,
     MakeTap = 7,
-    /// Not a failure: a check that needs no exec came to its end.
+    /// Not a failure: a check without an exec reached its end.
     Passed = 8,
 }
 
@@ -50,7 +50,7 @@ impl Step {
         io::Error::from_raw_os_error((self as i32) << STEP_SHIFT | errno.raw_os_error())
     }
 
-    /// What [`failed`](Step::failed) made; `None` for an error of anything else.
+    /// Decodes an error of [`failed`](Step::failed); `None` for any other error.
     pub(crate) fn of(error: &io::Error) -> Option<(Step, Errno)> {
         let code = error.raw_os_error()?;
         let step = match code >> STEP_SHIFT {
@@ -69,7 +69,7 @@ impl Step {
     }
 }
 
-/// All that is needed to go in, made ready before.
+/// All prepared data for the entry.
 #[derive(Debug, Clone)]
 struct Isolation {
     entered: Entered,
@@ -91,13 +91,13 @@ impl Isolation {
         }
     }
 
-    /// System calls alone: see the module.
+    /// Enters, by system calls alone: see the module.
     fn apply(&self) -> io::Result<()> {
         if self.entered == Entered::AsRoot {
             return unshare(UnshareFlags::NEWNET).and_then(|()| loopback());
         }
         unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNET)?;
-        // Without this no group may be mapped by an ordinary user (user_namespaces(7)).
+        // Without this no ordinary user may map a group (user_namespaces(7)).
         write(c"/proc/self/setgroups", b"deny").map_err(|e| Step::DenyGroups.failed(e))?;
         write(c"/proc/self/uid_map", self.user_map.as_bytes())
             .map_err(|e| Step::MapUser.failed(e))?;
@@ -133,7 +133,7 @@ pub(crate) fn raise_loopback() -> Result<(), Errno> {
     unsafe { ioctl(&socket, libc::SIOCSIFFLAGS as libc::Ioctl, &mut request) }
 }
 
-/// An ioctl that takes an `ifreq`. System calls alone.
+/// Makes an ioctl that takes an `ifreq`, by system calls alone.
 ///
 /// # Safety
 /// `request` reads and writes one `ifreq`, and nothing else.
@@ -151,8 +151,8 @@ pub(crate) unsafe fn ioctl(
     Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
 }
 
-/// Goes into a new network namespace, whose loopback is up. To be called first thing in `main`:
-/// the process must not have a second thread yet.
+/// Enters a new network namespace, whose loopback is up. Call it first thing in `main`: the process
+/// must not have a second thread yet.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the machine does not allow it; [`Error::Failed`] when there are
@@ -170,7 +170,7 @@ pub fn enter() -> Result<Entered, Error> {
     Ok(isolation.entered)
 }
 
-/// Has a command start in a new network namespace of its own, as [`enter`] would make it. When it
+/// Makes a command start in a new network namespace of its own, as [`enter`] would make it. When it
 /// cannot, `spawn` fails with an error that [`check_namespaces`] explains.
 pub fn isolate(command: &mut Command) {
     let isolation = Isolation::prepare();
@@ -178,33 +178,33 @@ pub fn isolate(command: &mut Command) {
     unsafe { command.pre_exec(move || isolation.apply()) };
 }
 
-/// Whether [`enter`] and [`isolate`] work here. Tries it in a child.
+/// Checks in a child that [`enter`] and [`isolate`] work here.
 ///
 /// # Errors
-/// Why not.
+/// The reason why they do not.
 pub fn check_namespaces() -> Result<(), Unavailable> {
     check_inside(|| Ok(()))
 }
 
-/// Goes into a namespace in a child and does something there that makes system calls alone.
+/// Enters a namespace in a child and runs `then` there, which makes system calls alone.
 pub(crate) fn check_inside(then: fn() -> io::Result<()>) -> Result<(), Unavailable> {
     let isolation = Isolation::prepare();
-    // Never executed: the child ends with an error in any case, of which one means success.
-    // Standard input and output are inherited, since /dev/null may not be there.
+    // Never executed: the child ends with an error in any case, of which one means success. The
+    // child inherits standard input and output, since /dev/null may not be there.
     let mut command = Command::new("/proc/self/exe");
     // SAFETY: `apply` and the checks of this crate make system calls alone.
     unsafe {
         command.pre_exec(move || {
             isolation.apply()?;
             then()?;
-            // Any error number does: the step says it all.
+            // Any error number does: the step carries the result.
             Err(Step::Passed.failed(Errno::CANCELED))
         })
     };
     match command.spawn() {
         Err(error) if matches!(Step::of(&error), Some((Step::Passed, _))) => Ok(()),
         Err(error) => Err(explain_unavailable(&error)),
-        // It came neither to its end nor to an error: something killed it on the way.
+        // It reached neither its end nor an error: it was killed on the way.
         Ok(mut child) => {
             let _ = child.kill();
             let ended = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
@@ -221,8 +221,8 @@ fn unavailable(error: io::Error) -> Error {
     Error::Unavailable(explain_unavailable(&error))
 }
 
-/// What the machine refused to a command that [`isolate`] prepared; `None` where starting it failed for
-/// another reason.
+/// Returns the machine's refusal to a command that [`isolate`] prepared; `None` where its start
+/// failed for another reason.
 #[must_use]
 pub fn explain(error: &io::Error) -> Option<Unavailable> {
     Step::of(error).map(|_| explain_unavailable(error))
@@ -239,7 +239,7 @@ pub(crate) fn explain_unavailable(error: &io::Error) -> Unavailable {
     }
 }
 
-/// What decides whether an ordinary user may make namespaces.
+/// The settings that decide whether an ordinary user may make namespaces.
 #[derive(Debug, Default)]
 struct Settings {
     /// `user.max_user_namespaces`.
@@ -250,7 +250,7 @@ struct Settings {
     ordinary_users: Option<u64>,
     /// `kernel.apparmor_restrict_unprivileged_userns`, of Ubuntu's.
     apparmor: Option<u64>,
-    /// Whether a seccomp filter watches over this process, as in most containers.
+    /// `true` if a seccomp filter watches over this process, as in most containers.
     seccomp: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a machine does not allow, and what else may go wrong.
+//! Refusals of the machine, and other errors.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -7,17 +7,17 @@ use std::io;
 /// (as automake and many test drivers have it).
 pub const EXIT_UNAVAILABLE: u8 = 77;
 
-/// Something that this machine, or this user on it, may not do.
+/// Something that this machine forbids, or forbids this user.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}\n{remedy}")]
 pub struct Unavailable {
-    /// What is refused, in one line.
+    /// The refusal, in one line.
     pub cause: String,
-    /// What the administrator or the user may do about it, in one line.
+    /// A remedy for the administrator or the user, in one line.
     pub remedy: String,
 }
 
-/// Why a sandbox was not set up.
+/// The reason why a sandbox was not set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The machine does not allow it.
@@ -29,27 +29,28 @@ pub enum Error {
     /// Anything else.
     #[error("{what}: {cause}")]
     Failed {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
 }
 
 impl Error {
-    /// As an error of a call: with what was tried.
+    /// Returns a function that makes a call's error from the attempted operation and the kernel's
+    /// error.
     pub fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let what = what.into();
         move |cause| Error::Failed { what, cause }
     }
 
-    /// As [`failed`](Error::failed), for what rustix returns.
+    /// Returns the same as [`failed`](Error::failed), for errors of rustix.
     pub fn refused(what: impl Into<String>) -> impl FnOnce(rustix::io::Errno) -> Error {
         let what = what.into();
         move |errno| Error::Failed { what, cause: errno.into() }
     }
 
-    /// What the machine does not allow, if that is it.
+    /// Returns the machine's refusal, if the error is one.
     #[must_use]
     pub fn unavailable(&self) -> Option<&Unavailable> {
         match self {

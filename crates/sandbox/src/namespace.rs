@@ -1,7 +1,7 @@
-//! Further network namespaces of a process: held by a descriptor, worked in by threads.
+//! Further network namespaces of a process: a descriptor holds each, and threads work in it.
 //!
-//! Unsafe lives here for `unshare`, which rustix marks so for its file descriptor flag, and for
-//! the hook between fork and exec, which makes one system call.
+//! Unsafe lives here for `unshare`, which rustix marks so for its file descriptor flag, and for the
+//! hook between fork and exec, which makes one system call.
 
 use std::fs::File;
 use std::io;
@@ -26,7 +26,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// That of the calling thread.
+    /// Returns that of the calling thread.
     ///
     /// # Errors
     /// When `/proc` is not mounted.
@@ -36,7 +36,7 @@ impl Namespace {
         Ok(Namespace { file: Arc::new(file.into()) })
     }
 
-    /// A new one, whose loopback is up. The calling thread stays where it is.
+    /// Creates a new one, whose loopback is up. The calling thread stays where it is.
     ///
     /// # Errors
     /// [`Error::Unavailable`] without CAP_SYS_ADMIN: [`enter`](crate::enter) gives it.
@@ -49,7 +49,7 @@ impl Namespace {
         })?
     }
 
-    /// Runs something in a thread inside, and waits for it. Sockets opened there stay inside for
+    /// Runs a function in a thread inside, and waits for it. Sockets opened there stay inside for
     /// good, wherever they are used.
     ///
     /// # Errors
@@ -61,15 +61,15 @@ impl Namespace {
         })?
     }
 
-    /// Has a command start inside. To be asked for before the command is made to run as somebody
-    /// else, who could not enter any more.
+    /// Makes a command start inside. Call this before setting another user for the command, since
+    /// that user could not enter any more.
     pub fn contain(&self, command: &mut Command) {
         let namespace = self.clone();
         // SAFETY: one system call.
         unsafe { command.pre_exec(move || namespace.move_in().map_err(io::Error::from)) };
     }
 
-    /// A netlink socket of this namespace.
+    /// Opens a netlink socket of this namespace.
     ///
     /// # Errors
     /// As [`run`](Namespace::run) and [`Netlink::open`].
@@ -77,7 +77,7 @@ impl Namespace {
         Ok(self.run(Netlink::open)??)
     }
 
-    /// Where to put an interface that is to be here.
+    /// Returns the place that puts an interface here.
     #[must_use]
     pub fn place(&self) -> Place<'_> {
         Place::Descriptor(self.file.as_fd())
@@ -87,7 +87,7 @@ impl Namespace {
     /// stands for itself, for interfaces with a dot in their names.
     ///
     /// # Errors
-    /// When there is none such, or `/proc/sys` cannot be written, as in most containers.
+    /// When there is no such setting, or `/proc/sys` cannot be written, as in most containers.
     pub fn set(&self, setting: &str, value: &str) -> Result<(), Error> {
         let path = if setting.contains('/') { setting.into() } else { setting.replace('.', "/") };
         let path = PathBuf::from("/proc/sys").join(path);
@@ -95,9 +95,8 @@ impl Namespace {
             .map_err(Error::failed(format!("set {setting} to {value}")))
     }
 
-    /// Keeps the interfaces made from now on from talking by themselves: no IPv6 link-local
-    /// addresses, router solicitations or duplicate address detection. Tests that count frames
-    /// want that.
+    /// Keeps later interfaces from sending by themselves: no IPv6 link-local addresses, router
+    /// solicitations or duplicate address detection. Tests that count frames need that.
     ///
     /// # Errors
     /// As [`set`](Namespace::set); nothing where the kernel has no IPv6.
@@ -127,7 +126,7 @@ impl AsFd for Namespace {
 /// One end of a wire.
 #[derive(Debug, Clone, Copy)]
 pub struct End<'a> {
-    /// Where it is.
+    /// The namespace of the end.
     pub namespace: &'a Namespace,
     /// The interface's name there.
     pub name: &'a str,
@@ -135,7 +134,7 @@ pub struct End<'a> {
     pub addresses: &'a [Prefix],
 }
 
-/// Lays a wire (a veth pair) between two namespaces, or within one, with addresses, and up.
+/// Lays a wire (a veth pair) between two namespaces, or within one, with addresses, and sets it up.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the kernel knows no veth pairs; else as [`Netlink::create_veth`] and
@@ -166,7 +165,7 @@ pub fn connect(near: &End<'_>, far: &End<'_>, mtu_bytes: Option<u32>) -> Result<
     Ok(())
 }
 
-/// A thread for something that changes the thread for good.
+/// Runs work that changes its thread for good in a thread of its own.
 fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Error> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()

@@ -1,4 +1,4 @@
-//! What the kernel offers to this process, found by asking for it. Nothing stays behind.
+//! Probes the kernel's features for this process by trying them. Nothing stays behind.
 //!
 //! Unsafe lives here for system calls that neither rustix nor libc wrap, and for `cpuid`.
 
@@ -17,7 +17,7 @@ const LANDLOCK_CREATE_RULESET_VERSION: libc::c_long = 1;
 /// `SO_PEERPIDFD` of `asm-generic/socket.h` (Linux 6.5).
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// The version of Landlock's interface.
+/// Returns the version of Landlock's interface.
 ///
 /// # Errors
 /// `ENOSYS` without Landlock in the kernel, `EOPNOTSUPP` when it was not switched on at boot.
@@ -53,11 +53,11 @@ pub fn io_uring() -> Result<(), Errno> {
 /// `EPERM` without CAP_BPF and CAP_NET_ADMIN in the initial user namespace, `ENOSYS` without
 /// `bpf(2)`, `EINVAL` without AF_XDP.
 pub fn xdp_map() -> Result<(), Errno> {
-    // The start of `union bpf_attr`: map type, key and value size in bytes, entries. What follows
-    // is zero.
+    // The start of `union bpf_attr`: map type, key and value size in bytes, entries. The rest is
+    // zero.
     let mut attributes = [0_u32; 32];
     attributes[..4].copy_from_slice(&[BPF_MAP_TYPE_XSKMAP, 4, 4, 1]);
-    // SAFETY: the kernel reads as many bytes of a live array as it is told.
+    // SAFETY: the kernel reads as many bytes of a live array as its argument says.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -107,16 +107,16 @@ pub fn peer_pidfd() -> Result<(), Errno> {
     close(libc::c_long::from(fd))
 }
 
-/// What the machine runs on, by `cpuid`: the vendor text of its hypervisor, `None` on bare metal
-/// and on processors that are not x86-64.
+/// Returns the vendor text of the machine's hypervisor, by `cpuid`; `None` on bare metal and on
+/// processors that are not x86-64.
 #[must_use]
 pub fn hypervisor() -> Option<String> {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::__cpuid;
         const HYPERVISOR_PRESENT: u32 = 1 << 31;
-        // Leaves 1 and 0x4000_0000: Intel's manual, volume 2, CPUID; the latter is reserved for
-        // hypervisors, and looked at only where the former says that there is one.
+        // Leaves 1 and 0x4000_0000: Intel's manual, volume 2, CPUID. The latter is reserved for
+        // hypervisors, and read only where the former reports one.
         if __cpuid(1).ecx & HYPERVISOR_PRESENT == 0 {
             return None;
         }
@@ -136,11 +136,11 @@ pub fn hypervisor() -> Option<String> {
     }
 }
 
-/// Closes what a call returned, if it is a descriptor.
+/// Closes the descriptor that a call returned, if it did.
 fn close(fd: libc::c_long) -> Result<(), Errno> {
     match i32::try_from(fd) {
         Ok(fd) if fd >= 0 => {
-            // SAFETY: the kernel just made this descriptor for us; nobody else knows of it.
+            // SAFETY: the kernel just made this descriptor for us; it has no other owner.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
             Ok(())
         }

@@ -1,4 +1,4 @@
-//! Whether a TAP can be made in a namespace of one's own.
+//! Checks that a TAP can be made in a private namespace.
 //!
 //! Unsafe lives here for one zeroed `ifreq`.
 
@@ -13,16 +13,16 @@ use crate::error::Unavailable;
 /// `_IOW('T', 202, int)` of `linux/if_tun.h`.
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
 
-/// Whether a TAP can be made where [`enter`](crate::enter) leads to. Tries it in a child, so
+/// Checks that a TAP can be made where [`enter`](crate::enter) leads to. It tries in a child, so
 /// that nothing is left behind.
 ///
 /// # Errors
-/// Why not: no namespace, no `/dev/net/tun`, no right to it.
+/// The reason why not: no namespace, no `/dev/net/tun`, no right to it.
 pub fn check_tun() -> Result<(), Unavailable> {
     check_inside(make_tap)
 }
 
-/// System calls alone. The interface goes with the descriptor.
+/// Makes a TAP by system calls alone. The interface goes with the descriptor.
 fn make_tap() -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let tun = rustix::fs::open(c"/dev/net/tun", flags, Mode::empty())

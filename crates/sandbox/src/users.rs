@@ -22,11 +22,11 @@ use rustix::thread::{
 
 use crate::error::Error;
 
-/// The first of the three user and group numbers. No account needs to exist for them; nobody gives
-/// them out: accounts end at 60000, systemd's own ranges leave 60706 to 61183 free.
+/// The first of the three user and group numbers. No account needs to exist for them, and no system
+/// assigns them: accounts end at 60000, systemd's own ranges leave 60706 to 61183 free.
 const FIRST_ID: u32 = 61001;
 
-/// The number of the highest capability that a `u64` can hold; the kernel says where it ends.
+/// The number of the highest capability that a `u64` can hold; the kernel tells its own last one.
 const LAST_CAPABILITY: u32 = 63;
 
 /// A user to start a process as.
@@ -36,25 +36,25 @@ pub struct User {
     pub uid: u32,
     /// The number of its only group.
     pub gid: u32,
-    /// Whether that is another user than the caller.
+    /// `true` if that is another user than the caller.
     other: bool,
 }
 
-/// Who runs the server, and who the applications.
+/// The users that run the server and the applications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Users {
     /// The server's.
     pub server: User,
     /// The applications'.
     pub applications: [User; 2],
-    /// Whether these are three users, none of them the caller. If not, all are the caller, and
-    /// what one application is kept from by its user number cannot be shown.
+    /// `true` if these are three users, none of them the caller. Otherwise all are the caller, and
+    /// no test can show the protection that separate users give.
     pub distinct: bool,
 }
 
 impl Users {
-    /// Three users with the numbers 61001 to 61003 where the caller may become anybody; else the
-    /// caller alone.
+    /// Returns three users with the numbers 61001 to 61003 where the caller may become any user;
+    /// else the caller alone.
     #[must_use]
     pub fn find() -> Users {
         if may_become_anybody() {
@@ -76,8 +76,8 @@ fn may_become_anybody() -> bool {
         && text("/proc/self/setgroups").trim() != "deny"
 }
 
-/// Whether the users exist in this user namespace, by its `uid_map`: lines of "first here, first
-/// outside, how many". One line or another may hold all three.
+/// Returns `true` if the users exist in this user namespace, by its `uid_map`: lines of "first
+/// here, first outside, how many". Any line may hold all three.
 fn maps_ours(map: &str) -> bool {
     maps(map, FIRST_ID, 3)
 }
@@ -96,7 +96,7 @@ fn maps(map: &str, wanted: u32, many: u32) -> bool {
 }
 
 impl User {
-    /// The caller.
+    /// Returns the caller.
     #[must_use]
     pub fn caller() -> User {
         User {
@@ -106,8 +106,9 @@ impl User {
         }
     }
 
-    /// Another user of the same group, one of up to a hundred: as the subordinate users that a user
-    /// namespace gives to its creator. `None` where the caller cannot become that user.
+    /// Returns another user of the same group, one of up to a hundred, such as the subordinate
+    /// users that a user namespace gives to its creator. `None` where the caller cannot become that
+    /// user.
     #[must_use]
     pub fn subordinate(&self, number: u32) -> Option<User> {
         let uid = FIRST_ID + 3 + number;
@@ -115,14 +116,14 @@ impl User {
         (self.other && number < 100 && maps(&map, uid, 1)).then_some(User { uid, ..*self })
     }
 
-    /// Has a command run as this user, with no other group, no capability, none to be had from
-    /// any program it starts, and `no_new_privs`.
+    /// Makes a command run as this user, with no other group, no capability, no way to gain one
+    /// from a program it starts, and `no_new_privs`.
     pub fn confine(&self, command: &mut Command) {
         self.confine_but(command, CapabilitySet::empty());
     }
 
-    /// As [`confine`](User::confine), but for some capabilities, which programs that it starts
-    /// keep as well.
+    /// Confines as [`confine`](User::confine) does, but for some capabilities, which programs that
+    /// it starts keep as well.
     pub fn confine_but(&self, command: &mut Command, kept: CapabilitySet) {
         let confinement = Confinement { user: *self, kept };
         // SAFETY: `apply` makes system calls alone.
@@ -137,17 +138,18 @@ struct Confinement {
 }
 
 impl Confinement {
-    /// System calls alone. The order matters: each step takes a right that the ones before need.
+    /// Confines by system calls alone. The order matters: each step drops a right that the steps
+    /// before need.
     fn apply(&self) -> Result<(), Errno> {
         let (uid, gid) = (Uid::from_raw(self.user.uid), Gid::from_raw(self.user.gid));
         let own = capabilities(None)?;
         if self.user.other {
             set_thread_groups(&[])?;
-            // Changing the user drops all capabilities, unless told otherwise.
+            // Changing the user drops all capabilities by default.
             set_keep_capabilities(!self.kept.is_empty())?;
         }
-        // Without this right there are no capabilities to take, or root's of a namespace that
-        // gave it away; no_new_privs then sees to the rest.
+        // Without this right there are no capabilities to drop, or only root's in a namespace that
+        // dropped the right; no_new_privs then does the rest.
         if own.effective.contains(CapabilitySet::SETPCAP) {
             for number in 0..=LAST_CAPABILITY {
                 let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -155,7 +157,7 @@ impl Confinement {
                     continue;
                 }
                 match remove_capability_from_bounding_set(capability) {
-                    // Past the last one that this kernel knows.
+                    // Past the last capability that this kernel knows.
                     Err(Errno::INVAL) => break,
                     other => other?,
                 }
@@ -178,7 +180,7 @@ impl Confinement {
 }
 
 /// A program that any user may start, even from a directory that only the caller may look into,
-/// as a build directory in root's home.
+/// such as a build directory in root's home.
 #[derive(Debug)]
 pub struct Executable {
     file: OwnedFd,
@@ -186,7 +188,7 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// The program that is running.
+    /// Returns the running program.
     ///
     /// # Errors
     /// When `/proc` is not mounted.
@@ -198,8 +200,8 @@ impl Executable {
         Ok(Executable { file, name: name.into() })
     }
 
-    /// A command that starts it. It must be spawned while this lives. Its file has to be
-    /// executable by others.
+    /// Returns a command that starts it. Spawn the command while this lives. The program's file has
+    /// to be executable by others.
     #[must_use]
     pub fn command(&self) -> Command {
         // The descriptor is closed by the exec, after the kernel has found the file through it.

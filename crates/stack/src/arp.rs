@@ -4,20 +4,19 @@ use std::net::Ipv4Addr;
 
 use crate::ethernet;
 
-/// A frame with an ARP packet in it, in bytes.
+/// Length of a frame with an ARP packet, in bytes.
 pub(crate) const FRAME_BYTES: usize = ethernet::HEADER_BYTES + 28;
 
-/// A packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arp {
-    /// A request; otherwise a reply.
+    /// `true` for a request, `false` for a reply.
     pub(crate) request: bool,
     pub(crate) sender: ([u8; 6], Ipv4Addr),
     pub(crate) target: ([u8; 6], Ipv4Addr),
 }
 
 impl Arp {
-    /// Reads what follows the Ethernet header.
+    /// Parses the bytes after the Ethernet header.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Arp> {
         let [0, 1, 8, 0, 6, 4, 0, operation @ (1 | 2), rest @ ..] = bytes else { return None };
         let side = |at: usize| {

@@ -1,4 +1,4 @@
-//! Who has which local address and port.
+//! Ownership of local addresses and ports.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::SocketError;
 use crate::random::Random;
 
-/// Ports given out to those who name none (RFC 6335, 6).
+/// Ports for sockets that name none (RFC 6335, 6).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 
-/// Addresses and ports, and what is bound there. An unspecified address stands for every address
-/// of its kind.
+/// Addresses and ports, and the sockets bound there. An unspecified address stands for every
+/// address of its kind.
 pub(crate) struct Bindings<T> {
     bound: HashMap<(IpAddr, u16), T>,
-    /// How many are bound to a port, of any address of a kind (true: IPv4).
+    /// The number of sockets bound to a port, of any address of a kind (true: IPv4).
     ports: HashMap<(bool, u16), u32>,
 }
 
@@ -24,7 +24,7 @@ fn unspecified(of: IpAddr) -> IpAddr {
     }
 }
 
-/// Every port for those who name none, each once, from a random one on.
+/// Returns every ephemeral port once, from a random one on.
 pub(crate) fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> + use<> {
     let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
     let start = (random.next() % u64::from(count)) as u32;
@@ -36,7 +36,7 @@ impl<T> Bindings<T> {
         Bindings { bound: HashMap::new(), ports: HashMap::new() }
     }
 
-    /// Whether a socket at `address` would be in the way of another.
+    /// Returns `true` if a socket at `address` would conflict with another.
     pub(crate) fn is_taken(&self, address: IpAddr, port: u16) -> bool {
         if address.is_unspecified() {
             return self.ports.contains_key(&(address.is_ipv4(), port));
@@ -46,7 +46,7 @@ impl<T> Bindings<T> {
     }
 
     /// Binds, to a free port when the port is zero; `taken` says which of those are not free for
-    /// other reasons. The port is the answer.
+    /// other reasons. Returns the port.
     pub(crate) fn bind(
         &mut self,
         local: SocketAddr,
@@ -78,7 +78,7 @@ impl<T> Bindings<T> {
         }
     }
 
-    /// Who gets what comes to this address and port.
+    /// Finds the socket that receives packets for this address and port.
     pub(crate) fn find(&self, address: IpAddr, port: u16) -> Option<&T> {
         self.bound.get(&(address, port)).or_else(|| self.bound.get(&(unspecified(address), port)))
     }

@@ -4,12 +4,13 @@ use std::net::IpAddr;
 
 use towpath_packet::checksum;
 
-/// A one's complement sum in the making.
+/// A partial one's complement sum.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Sum(checksum::Sum);
 
 impl Sum {
-    /// The pseudo-header's sum (RFC 9293, 3.1; RFC 8200, 8.1). Both addresses are of one family.
+    /// Returns the pseudo-header's sum (RFC 9293, 3.1; RFC 8200, 8.1). Both addresses are of one
+    /// family.
     pub(crate) fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Sum {
         let mut sum = checksum::Sum::default();
         match (src, dst) {
@@ -37,12 +38,12 @@ impl Sum {
         self
     }
 
-    /// The 16-bit sum, not complemented: what an unfinished checksum field holds.
+    /// Returns the 16-bit sum, not complemented: the content of a partial checksum field.
     pub(crate) fn folded(self) -> u16 {
         self.0.folded()
     }
 
-    /// The checksum.
+    /// Returns the checksum.
     pub(crate) fn finish(self) -> u16 {
         self.0.checksum()
     }

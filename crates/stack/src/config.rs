@@ -1,28 +1,29 @@
-//! What a stack is told when it starts.
+//! The configuration of a stack.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-/// What the link does to frames that are sent.
+/// The offloads that the link performs on sent frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offload {
-    /// Takes frames with [`Checksum::Unfinished`](crate::Checksum::Unfinished).
+    /// `true` if the link takes frames with [`Checksum::Unfinished`](crate::Checksum::Unfinished).
     pub checksum: bool,
-    /// Takes frames with [`Segmentation`](crate::Segmentation). Counts only with `checksum`.
+    /// `true` if the link takes frames with [`Segmentation`](crate::Segmentation). Counts only with
+    /// `checksum`.
     pub tcp_segmentation: bool,
-    /// The largest frame to be segmented that the link takes, in bytes, Ethernet header included:
-    /// no more than it has room for when it is empty, since TCP waits until there is as much.
+    /// The largest frame to be segmented that the link takes, in bytes, Ethernet header included.
+    /// It is at most the room of an empty link, since TCP waits until there is as much.
     pub max_frame_bytes: usize,
 }
 
 impl Default for Offload {
-    /// Nothing is taken.
+    /// Returns a link without offloads.
     fn default() -> Self {
         Offload { checksum: false, tcp_segmentation: false, max_frame_bytes: 65_535 }
     }
 }
 
-/// How TCP answers to congestion.
+/// TCP's reaction to congestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CongestionControl {
     /// CUBIC (RFC 9438).
@@ -30,7 +31,7 @@ pub enum CongestionControl {
     Cubic,
     /// Reno (RFC 5681).
     Reno,
-    /// Only the peer's window limits what is sent. For links of one's own that lose nothing.
+    /// Only the peer's window limits the sender. For private links without loss.
     None,
 }
 
@@ -43,20 +44,20 @@ pub struct TcpConfig {
     pub send_buffer_bytes: usize,
     /// Default CUBIC.
     pub congestion_control: CongestionControl,
-    /// How long a small segment's acknowledgement may wait for data to ride on. Default 10 ms,
+    /// The time that a small segment's acknowledgement may wait for data to ride on. Default 10 ms,
     /// at most 500 (RFC 9293, 3.8.6.3). A large segment's never waits.
     pub ack_delay: Duration,
-    /// How long data may stay unacknowledged by a silent peer before the connection is given up.
-    /// Default 900 s, as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions are up to a
-    /// minute apart, so that less means few of them.
+    /// The time that data may stay unacknowledged by a silent peer before the stack gives the
+    /// connection up. Default 900 s, as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions
+    /// are up to a minute apart, so a shorter time allows few of them.
     pub user_timeout: Duration,
-    /// How long a connection may take to be made, in either direction. Default 60 s.
+    /// The time that the handshake may take, in either direction. Default 60 s.
     pub connect_timeout: Duration,
-    /// How long a half-open connection of a listener is kept. Default 15 s.
+    /// The time that a listener keeps a half-open connection. Default 15 s.
     pub syn_received_timeout: Duration,
-    /// How long a connection that the application has let go may take to end. Default 60 s.
+    /// The time that a connection dropped by the application may take to end. Default 60 s.
     pub orphan_timeout: Duration,
-    /// How long a closed connection's addresses are held (TIME-WAIT). Default 60 s.
+    /// The time that the stack holds a closed connection's addresses (TIME-WAIT). Default 60 s.
     pub time_wait: Duration,
 }
 
@@ -76,7 +77,7 @@ impl Default for TcpConfig {
     }
 }
 
-/// The most of everything that wire or application can make grow.
+/// Limits of everything that wire or application can make grow.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// TCP connections, half-open ones included, TIME-WAIT ones not. Default 16 384.
@@ -89,20 +90,20 @@ pub struct Limits {
     pub sockets: usize,
     /// Neighbours (ARP, NDP). Default 1 024.
     pub neighbours: usize,
-    /// Frames that wait for one neighbour's address; the oldest gives way. Default 16. Those of all
-    /// neighbours together take at most `transmit_bytes`, or 256 KiB if that is more.
+    /// Frames that wait for one neighbour's address; the oldest gives way. Default 16. The frames
+    /// of all neighbours together take at most `transmit_bytes`, or 256 KiB if that is more.
     pub pending_frames: usize,
-    /// Packets being put together from fragments. Default 64.
+    /// Packets being reassembled from fragments. Default 64.
     pub reassemblies: usize,
     /// Bytes held by all of them. Default 4 MiB.
     pub reassembly_bytes: usize,
-    /// How long a packet's fragments are waited for. Default 30 s (RFC 8200 says 60, Linux 30).
+    /// The time to wait for a packet's fragments. Default 30 s (RFC 8200 says 60, Linux 30).
     pub reassembly_time: Duration,
     /// The memory of a UDP socket's receive queue, in bytes. A datagram takes its own bytes and 12
     /// (IPv4) or 36 (IPv6) for its addresses. Default 1 MiB.
     pub udp_receive_bytes: usize,
-    /// Frames of UDP waiting to be sent, in bytes, all sockets together. As much again is for what
-    /// the stack itself has to say. Default 2 MiB.
+    /// UDP frames that wait to be sent, in bytes, all sockets together. The stack's own frames may
+    /// take as much again. Default 2 MiB.
     pub transmit_bytes: usize,
     /// ICMP errors and TCP resets sent each second. Default 1 000.
     pub errors_per_second: u32,
@@ -130,34 +131,34 @@ impl Default for Limits {
 /// A stack's configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its Ethernet address.
+    /// The host's Ethernet address.
     pub mac: [u8; 6],
     /// The largest IP packet that the link carries, in bytes: 1280 to 65 535. Default 1500.
     pub mtu: usize,
-    /// Its IPv4 address and the length of its network's prefix.
+    /// The host's IPv4 address and the length of its network's prefix.
     pub ipv4: Option<(Ipv4Addr, u8)>,
-    /// Where IPv4 packets to other networks go.
+    /// The gateway of IPv4 packets to other networks.
     pub ipv4_gateway: Option<Ipv4Addr>,
-    /// Whether it has a link-local IPv6 address made of its Ethernet address (RFC 4291, appendix
-    /// A). Default yes.
+    /// `true` if the host has a link-local IPv6 address made of its Ethernet address (RFC 4291,
+    /// appendix A). Default `true`.
     pub ipv6_link_local: bool,
     /// More IPv6 addresses, each with the length of its network's prefix.
     pub ipv6: Vec<(Ipv6Addr, u8)>,
-    /// Where IPv6 packets to other networks go.
+    /// The gateway of IPv6 packets to other networks.
     pub ipv6_gateway: Option<Ipv6Addr>,
-    /// What ports, sequence numbers and packet identifications are made of: secret, and different
-    /// each time; the same one replays a test. Default 0.
+    /// The secret from which the stack makes ports, sequence numbers and packet identifications. It
+    /// must differ each time; the same seed replays a test. Default 0.
     pub seed: u64,
-    /// What the link does to frames that are sent.
+    /// The offloads that the link performs on sent frames.
     pub offload: Offload,
     /// TCP's settings.
     pub tcp: TcpConfig,
-    /// The most of everything.
+    /// The limits of the stack.
     pub limits: Limits,
 }
 
 impl Config {
-    /// The defaults for a host with this Ethernet address.
+    /// Returns the defaults for a host with this Ethernet address.
     #[must_use]
     pub fn new(mac: [u8; 6]) -> Self {
         Config {
@@ -175,7 +176,7 @@ impl Config {
         }
     }
 
-    /// Says what is wrong with it, if anything.
+    /// Checks the configuration.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         if self.mac[0] & 1 != 0 || self.mac == [0; 6] {
             return Err(ConfigError::Mac);
@@ -219,19 +220,19 @@ impl Config {
     }
 }
 
-/// What is wrong with a [`Config`].
+/// The error in a [`Config`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The Ethernet address is no station's.
+    /// The Ethernet address belongs to no station.
     #[error("the Ethernet address is a group's or zero")]
     Mac,
     /// The MTU is out of range.
     #[error("an MTU of {0} is outside 1280 to 65535")]
     Mtu(usize),
-    /// The IPv4 address is no host's, or the prefix is too long.
+    /// The IPv4 address belongs to no host, or the prefix is too long.
     #[error("{0}/{1} is no host's address")]
     Ipv4(Ipv4Addr, u8),
-    /// The IPv6 address is no host's, or the prefix is too long.
+    /// The IPv6 address belongs to no host, or the prefix is too long.
     #[error("{0}/{1} is no host's address")]
     Ipv6(Ipv6Addr, u8),
     /// A TCP buffer is out of range.

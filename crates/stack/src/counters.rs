@@ -1,15 +1,15 @@
-//! What a stack counted.
+//! The counters of a stack.
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a stack counted since it started. A frame dropped is counted once, by its reason.
+        /// The counters of a stack since its start. A dropped frame counts once, by its reason.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Counters {
-            /// Each counter's name and value, in the order of this type.
+            /// Returns each counter's name and value, in the order of this type.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
@@ -18,7 +18,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Frames given to the stack.
+    /// Frames passed to the stack.
     rx_frames,
     /// Bytes of them.
     rx_bytes,
@@ -30,29 +30,29 @@ counters! {
     rx_malformed,
     /// Dropped: to another station.
     rx_other_station,
-    /// Dropped: an ethertype that is not spoken.
+    /// Dropped: an ethertype that the stack does not support.
     rx_ethertype,
     /// Dropped: to an IP address that is not ours.
     rx_other_address,
-    /// Dropped: from an address that nobody can have.
+    /// Dropped: the source address is one that no host can have.
     rx_bad_source,
     /// Dropped: wrong IP header checksum.
     rx_ip_checksum,
     /// Dropped: wrong TCP, UDP or ICMP checksum.
     rx_checksum,
-    /// Dropped: an IPv6 extension header or option that is not understood.
+    /// Dropped: an IPv6 extension header or option that the stack does not support.
     rx_extension,
-    /// Dropped: an IP protocol that is not spoken.
+    /// Dropped: an IP protocol that the stack does not support.
     rx_protocol,
     /// Fragments received.
     fragments_received,
-    /// Packets put together from fragments.
+    /// Packets reassembled from fragments.
     reassembled,
-    /// Packets in parts dropped: fragments overlapped.
+    /// Incomplete packets dropped: fragments overlapped.
     reassembly_overlap,
-    /// Packets in parts dropped: not all came in time.
+    /// Incomplete packets dropped: fragments did not all arrive in time.
     reassembly_timeout,
-    /// Packets in parts dropped: too many of them, or too many bytes.
+    /// Incomplete packets dropped: too many of them, or too many bytes.
     reassembly_limit,
     /// Fragments dropped: empty, beyond 64 KiB, or not a multiple of eight.
     reassembly_malformed,
@@ -132,9 +132,9 @@ counters! {
     tcp_time_wait_reused,
     /// Segments dropped: flags or addresses that no sender uses.
     tcp_malformed,
-    /// Segments made that the link did not take in spite of its word.
+    /// Segments made that the link refused after reporting room.
     tcp_transmit_refused,
-    /// Connections looked at, by frame, timer or application: the work done.
+    /// Connections visited, by frame, timer or application: the work done.
     tcp_visits,
     /// Timers fired.
     timers_fired,

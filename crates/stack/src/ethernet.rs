@@ -14,7 +14,7 @@ pub(crate) fn write(frame: &mut [u8], dst: [u8; 6], src: [u8; 6], ethertype: u16
     frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
 }
 
-/// The group address that an IP multicast goes to (RFC 1112, 6.4; RFC 2464, 7).
+/// Returns the group address of an IP multicast (RFC 1112, 6.4; RFC 2464, 7).
 pub(crate) fn multicast(address: std::net::IpAddr) -> [u8; 6] {
     match address {
         std::net::IpAddr::V4(v4) => {

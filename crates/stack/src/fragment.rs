@@ -1,29 +1,30 @@
-//! Making packets, and cutting those that the path does not carry whole.
+//! Makes packets, and fragments those that the path does not carry whole.
 
 use crate::ethernet::HEADER_BYTES;
 use crate::ip::{FragmentOf, Header};
 use crate::outbox::{Frame, NextHop, Outbox};
 use crate::{Counters, Meta};
 
-/// What all fragments of a packet have in common.
+/// Properties that all fragments of a packet share.
 pub(crate) struct Making {
     pub(crate) header: Header,
     pub(crate) to: NextHop,
     /// The largest packet that the path carries.
     pub(crate) mtu: usize,
-    /// The identification, should it have to be cut.
+    /// The identification, in case the packet is fragmented.
     pub(crate) id: u32,
-    /// Of the whole packet; what is cut must have its checksum finished.
+    /// Of the whole packet; a packet to be fragmented must have a full checksum.
     pub(crate) meta: Meta,
 }
 
-/// The bytes of all frames that a packet with `payload` bytes behind its IP header makes.
+/// Returns the bytes of all frames of a packet with `payload` bytes behind its IP header.
 pub(crate) fn frame_bytes(header: &Header, payload: usize, mtu: usize) -> usize {
     let len = header.len() + payload;
     if len <= mtu { len } else { len + payload.div_ceil((mtu - 48) & !7) * (48 + HEADER_BYTES) }
 }
 
-/// Makes the packet of `parts` and appends it, cut if need be. Whether all of it was taken.
+/// Makes the packet of `parts` and appends it, fragmented if necessary. Returns `true` if all of it
+/// was taken.
 pub(crate) fn push(
     making: &Making,
     parts: &[&[u8]],
@@ -57,7 +58,7 @@ pub(crate) fn push(
     true
 }
 
-/// One frame with `len` bytes of the parts from `offset` on.
+/// Makes one frame with `len` bytes of the parts from `offset` on.
 fn frame(
     header: &Header,
     making: &Making,

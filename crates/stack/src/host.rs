@@ -1,4 +1,4 @@
-//! What every protocol of the stack needs: addresses, routes, the way out, counters, news.
+//! State that every protocol of the stack needs: addresses, routes, the outbox, counters, news.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,10 +13,10 @@ use crate::random::Random;
 use crate::rate::Rate;
 use crate::{Checksum, Config, Counters, Instant, Meta, SocketId, ethernet, ip, ndp};
 
-/// How a destination is reached.
+/// The route to a destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
-    /// The address of ours that is used.
+    /// The local address in use.
     pub(crate) src: IpAddr,
     pub(crate) to: NextHop,
 }
@@ -71,7 +71,7 @@ impl Host {
         }
     }
 
-    /// Whether the address is one of ours.
+    /// Returns `true` if the address is one of ours.
     pub(crate) fn is_ours(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(v4) => self.config.ipv4.is_some_and(|(ours, _)| ours == v4),
@@ -79,7 +79,7 @@ impl Host {
         }
     }
 
-    /// Whether everybody on our network is meant.
+    /// Returns `true` for a broadcast address of our network.
     pub(crate) fn is_broadcast(&self, address: IpAddr) -> bool {
         let IpAddr::V4(v4) = address else { return false };
         v4.is_broadcast()
@@ -90,7 +90,7 @@ impl Host {
             })
     }
 
-    /// Whether it may be a packet's source: some host's own address.
+    /// Returns `true` if it may be a packet's source: some host's own address.
     pub(crate) fn is_host(&self, address: IpAddr) -> bool {
         !address.is_unspecified()
             && !address.is_multicast()
@@ -98,7 +98,8 @@ impl Host {
             && !self.is_broadcast(address)
     }
 
-    /// How `dst` is reached. `None`: no address of its kind, no gateway, or it is ourselves.
+    /// Returns the route to `dst`. `None`: no address of its kind, no gateway, or `dst` is this
+    /// host.
     pub(crate) fn route(&self, dst: IpAddr) -> Option<Route> {
         if self.is_ours(dst) || dst.is_unspecified() || dst.is_loopback() {
             return None;
@@ -139,8 +140,9 @@ impl Host {
         }
     }
 
-    /// Sends a packet of `parts`, cut if the path does not carry it whole. `sum_at`: where in the
-    /// first part the checksum goes; its field holds zero. Whether it was taken.
+    /// Sends a packet of `parts`, fragmented if the path does not carry it whole. `sum_at` is the
+    /// checksum's offset in the first part; the field holds zero. Returns `true` if the packet was
+    /// taken.
     pub(crate) fn send(
         &mut self,
         now: Instant,
@@ -152,7 +154,7 @@ impl Host {
     ) -> bool {
         let len = first.len() + rest.len();
         let mtu = self.paths.mtu(now, header.dst);
-        // ICMP over IPv4 alone has no pseudo-header.
+        // Only ICMP over IPv4 has no pseudo-header.
         let pseudo = match header.protocol {
             ip::ICMP => Sum::default(),
             protocol => Sum::pseudo(header.src, header.dst, protocol, len),

@@ -4,21 +4,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{ip, path};
 
-/// What an error says, as far as a host cares.
+/// The problem that an error reports, as far as a host uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
-    /// Nobody listens on the port, or nobody speaks the protocol.
+    /// No socket listens on the port, or the host does not speak the protocol.
     Refused,
-    /// Host or network cannot be reached.
+    /// The host or network is unreachable.
     Unreachable,
-    /// The packet was larger than the path carries; how much it carries, 0 when not said.
+    /// The packet was larger than the path carries; the value is the path's MTU, 0 when not given.
     TooBig(usize),
 }
 
 impl Problem {
-    /// Returns whether an error cannot be about the packet that it quotes: the packet was no larger
-    /// than what the path is said to carry (RFC 5927, 7.2), or the path to be narrower than IPv6
-    /// allows (RFC 8201, 4).
+    /// Returns `true` if an error cannot be about the packet that it quotes. The packet was no
+    /// larger than the reported MTU (RFC 5927, 7.2), or that MTU is smaller than IPv6 allows (RFC
+    /// 8201, 4).
     pub(crate) fn contradicts(self, quoted: &Quoted) -> bool {
         let Problem::TooBig(said) = self else { return false };
         if quoted.dst.is_ipv6() && said < path::LEAST_V6 {
@@ -28,7 +28,7 @@ impl Problem {
     }
 }
 
-/// The packet that an error is about: one that we sent, if the error is honest.
+/// The packet that an error is about: one that this host sent, if the error is honest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quoted {
     pub(crate) src: IpAddr,
@@ -42,30 +42,31 @@ pub(crate) struct Quoted {
     pub(crate) len: usize,
 }
 
-/// A message that was understood.
+/// A parsed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// To be answered with the same bytes.
+    /// The host echoes the same bytes.
     EchoRequest,
     /// About a packet of ours.
     Error(Problem, Quoted),
     /// An error that quotes no packet, too little of one, or a fragment without ports.
     Unreadable,
-    /// Nothing that concerns a host.
+    /// A message of no interest to a host.
     Other,
 }
 
-/// The type of an answer to an echo request.
+/// Returns the type of an answer to an echo request.
 pub(crate) fn echo_reply(of: IpAddr) -> u8 {
     if of.is_ipv4() { 0 } else { 129 }
 }
 
-/// Whether a message of this type is an error: no error is ever answered with another.
+/// Returns `true` if a message of this type is an error: a host never answers an error with
+/// another.
 pub(crate) fn is_error(of: IpAddr, kind: u8) -> bool {
     if of.is_ipv4() { matches!(kind, 3 | 4 | 5 | 11 | 12) } else { kind < 128 }
 }
 
-/// Reads a message of at least eight bytes.
+/// Parses a message of at least eight bytes.
 pub(crate) fn parse(of: IpAddr, message: &[u8]) -> Message {
     let (kind, code) = (message[0], message[1]);
     let problem = match (of, kind, code) {
@@ -84,7 +85,7 @@ pub(crate) fn parse(of: IpAddr, message: &[u8]) -> Message {
     quoted(of, &message[8..]).map_or(Message::Unreadable, |quoted| Message::Error(problem, quoted))
 }
 
-/// Reads the start of a quoted packet: addresses, ports, sequence number. Only the first of its
+/// Parses the start of a quoted packet: addresses, ports, sequence number. Only the first of its
 /// fragments has ports.
 fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
     let array4 = |at: usize| bytes.get(at..at + 4).and_then(|b| <[u8; 4]>::try_from(b).ok());
@@ -107,7 +108,7 @@ fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
         }
         let (src, dst) = (Ipv6Addr::from(array16(8)?), Ipv6Addr::from(array16(24)?));
         let len = usize::from(u16::from_be_bytes([bytes[4], bytes[5]])) + 40;
-        // Of our own packets only those cut have a header between.
+        // Of our own packets only fragments have a header between.
         let (protocol, at) = if bytes[6] == 44 {
             let [protocol, _, offset, low] = array4(40)?;
             if u16::from_be_bytes([offset, low]) >> 3 != 0 {
@@ -135,14 +136,15 @@ fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
 /// An error that this host sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// Nobody listens on the port.
+    /// No socket listens on the port.
     Port,
-    /// The protocol is not spoken; where its number stands in the packet (IPv6).
+    /// The host does not speak the protocol; the value is the offset of its number in the packet
+    /// (IPv6).
     Protocol(u32),
 }
 
 impl Report {
-    /// The first eight bytes of the message, without its checksum.
+    /// Returns the first eight bytes of the message, without its checksum.
     pub(crate) fn head(self, of: IpAddr) -> [u8; 8] {
         let (kind, code, pointer) = match (self, of) {
             (Report::Port, IpAddr::V4(_)) => (3, 3, 0),
@@ -155,12 +157,12 @@ impl Report {
     }
 }
 
-/// How much of the packet it is about an error may quote (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+/// Returns how much of the packet an error may quote (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
 pub(crate) fn quote_bytes(of: IpAddr) -> usize {
     if of.is_ipv4() { 576 - 20 - 8 } else { 1280 - 40 - 8 }
 }
 
-/// The protocol number of ICMP over this kind of address.
+/// Returns the protocol number of ICMP over this kind of address.
 pub(crate) fn protocol(of: IpAddr) -> u8 {
     if of.is_ipv4() { ip::ICMP } else { ip::ICMPV6 }
 }

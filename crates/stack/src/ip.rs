@@ -12,47 +12,47 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
-/// The hop limit of what this host sends; NDP has its own.
+/// The hop limit of this host's packets; NDP has its own.
 pub(crate) const HOP_LIMIT: u8 = 64;
-/// More extension headers than this are nobody's honest packet.
+/// No honest packet has more extension headers than this.
 const MAX_EXTENSIONS: usize = 8;
 
-/// Where a fragment belongs.
+/// The packet and the position that a fragment belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FragmentOf {
     pub(crate) id: u32,
-    /// In bytes from the start of what was cut.
+    /// In bytes from the start of the fragmented part.
     pub(crate) offset: usize,
     pub(crate) more: bool,
 }
 
-/// A packet whose header was understood.
+/// A packet with a parsed header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet<'a> {
     pub(crate) src: IpAddr,
     pub(crate) dst: IpAddr,
     pub(crate) protocol: u8,
     pub(crate) hop_limit: u8,
-    /// Behind all headers that are IP's.
+    /// Behind all headers of IP.
     pub(crate) payload: &'a [u8],
-    /// From the IP header's first byte to the packet's end, padding of the frame cut off.
+    /// From the IP header's first byte to the packet's end, without the frame's padding.
     pub(crate) bytes: &'a [u8],
     pub(crate) fragment: Option<FragmentOf>,
 }
 
 impl Packet<'_> {
-    /// The IP header's length with all its extensions, in bytes.
+    /// Returns the IP header's length with all its extensions, in bytes.
     pub(crate) fn header_bytes(&self) -> usize {
         self.bytes.len() - self.payload.len()
     }
 
-    /// Whether the payload follows a header without options, as the TCP code takes it.
+    /// Returns `true` if the payload follows a header without options, as the TCP code takes it.
     pub(crate) fn plain(&self) -> bool {
         self.fragment.is_none() && self.header_bytes() == header_len(self.src)
     }
 }
 
-/// Why a packet is not looked at further.
+/// The reason why the stack drops a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Malformed,
@@ -64,7 +64,7 @@ fn be16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Reads an IPv4 header. A `large` packet's length field and checksum may be unfinished.
+/// Parses an IPv4 header. A `large` packet's length field and checksum may be incomplete.
 pub(crate) fn parse_v4(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal> {
     if bytes.len() < 20 || bytes[0] >> 4 != 4 {
         return Err(Refusal::Malformed);
@@ -97,7 +97,7 @@ pub(crate) fn parse_v4(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
     })
 }
 
-/// Reads an IPv6 header and walks its extensions up to a fragment header or the payload.
+/// Parses an IPv6 header and walks its extensions up to a fragment header or the payload.
 pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal> {
     if bytes.len() < 40 || bytes[0] >> 4 != 6 {
         return Err(Refusal::Malformed);
@@ -152,7 +152,7 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
         if payload.len() < len {
             return Err(Refusal::Malformed);
         }
-        // A routing header with somewhere left to go asks us to be a router (RFC 5095).
+        // A routing header with segments left asks this host to act as a router (RFC 5095).
         let ok = if packet.protocol == ROUTING {
             payload[3] == 0
         } else {
@@ -167,7 +167,7 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
     Err(Refusal::Extension)
 }
 
-/// Whether every option is one that a host that does not know it skips (RFC 8200, 4.2).
+/// Returns `true` if a host that does not know the options skips every one (RFC 8200, 4.2).
 fn options_may_be_skipped(mut options: &[u8]) -> bool {
     while let [kind, rest @ ..] = options {
         if *kind == 0 {
@@ -183,7 +183,7 @@ fn options_may_be_skipped(mut options: &[u8]) -> bool {
     true
 }
 
-/// The length of a header without options, in bytes.
+/// Returns the length of a header without options, in bytes.
 pub(crate) fn header_len(of: IpAddr) -> usize {
     match of {
         IpAddr::V4(_) => 20,
@@ -191,7 +191,7 @@ pub(crate) fn header_len(of: IpAddr) -> usize {
     }
 }
 
-/// The ethertype of packets of this kind of address.
+/// Returns the ethertype of packets of this kind of address.
 pub(crate) fn ethertype(of: IpAddr) -> u16 {
     match of {
         IpAddr::V4(_) => crate::ethernet::IPV4,
@@ -199,7 +199,7 @@ pub(crate) fn ethertype(of: IpAddr) -> u16 {
     }
 }
 
-/// What goes into a header.
+/// Fields of a header.
 #[derive(Clone, Copy)]
 pub(crate) struct Header {
     pub(crate) src: IpAddr,
@@ -212,7 +212,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// The bytes that [`Header::write`] writes.
+    /// Returns the number of bytes that [`Header::write`] writes.
     pub(crate) fn len(&self) -> usize {
         header_len(self.src)
             + usize::from(self.fragment.is_some() && matches!(self.src, IpAddr::V6(_))) * 8
@@ -223,8 +223,8 @@ impl Header {
         match (self.src, self.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let total = (20 + self.payload_bytes) as u16;
-                // What is not cut may not be cut by others either: that is how the path's MTU is
-                // learned (RFC 1191).
+                // Routers may not fragment an unfragmented packet either: that is how the host
+                // learns the path's MTU (RFC 1191).
                 let (id, flags) = match self.fragment {
                     None => (0, 0x4000),
                     Some(f) => (f.id as u16, u16::from(f.more) << 13 | (f.offset / 8) as u16),

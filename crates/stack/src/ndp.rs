@@ -6,35 +6,35 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const SOURCE_LINK_ADDRESS: u8 = 1;
 const TARGET_LINK_ADDRESS: u8 = 2;
-/// Such a message with a link address option, in bytes.
+/// Length of such a message with a link address option, in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
-/// What all of these must have: nobody but a neighbour can send it (RFC 4861, 7.1).
+/// The hop limit that all of these must have: only a neighbour can send it (RFC 4861, 7.1).
 pub(crate) const HOP_LIMIT: u8 = 255;
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ndp {
-    /// Who has this address?
+    /// Asks for the link address of this address.
     Solicitation {
-        /// The address asked for.
+        /// The address in question.
         target: Ipv6Addr,
-        /// Who asks.
+        /// Link address of the host that asks.
         link: Option<[u8; 6]>,
     },
-    /// I have this address.
+    /// Announces that the sender has this address.
     Advertisement {
         /// The address.
         target: Ipv6Addr,
-        /// Whose it is.
+        /// Link address of its owner.
         link: Option<[u8; 6]>,
-        /// In answer to a solicitation.
+        /// `true` in answer to a solicitation.
         solicited: bool,
     },
 }
 
 impl Ndp {
-    /// Reads an ICMPv6 message. `Err` for a message of neighbour discovery that is malformed,
-    /// `Ok(None)` for one that is not looked at (routers, redirects) or none of discovery.
+    /// Parses an ICMPv6 message. `Err` for a malformed message of neighbour discovery, `Ok(None)`
+    /// for one that the stack ignores (routers, redirects) or that is none of discovery.
     pub(crate) fn parse(message: &[u8]) -> Result<Option<Ndp>, ()> {
         let kind = message[0];
         if kind != SOLICITATION && kind != ADVERTISEMENT {
@@ -69,7 +69,7 @@ impl Ndp {
         }))
     }
 
-    /// The message without its checksum.
+    /// Returns the message without its checksum.
     pub(crate) fn write(&self) -> [u8; MESSAGE_BYTES] {
         let mut message = [0; MESSAGE_BYTES];
         let (target, link, option) = match *self {
@@ -79,7 +79,7 @@ impl Ndp {
             }
             Ndp::Advertisement { target, link, solicited } => {
                 message[0] = ADVERTISEMENT;
-                // Override: what others remember of this address is to be replaced.
+                // Override: receivers replace their entry for this address.
                 message[4] = if solicited { 0x60 } else { 0x20 };
                 (target, link, TARGET_LINK_ADDRESS)
             }
@@ -91,13 +91,13 @@ impl Ndp {
     }
 }
 
-/// The group that a solicitation for `address` goes to (RFC 4291, 2.7.1).
+/// Returns the group that a solicitation for `address` goes to (RFC 4291, 2.7.1).
 pub(crate) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let o = address.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, o[13], o[14], o[15]])
 }
 
-/// The link-local address made of an Ethernet address (RFC 4291, appendix A).
+/// Returns the link-local address made of an Ethernet address (RFC 4291, appendix A).
 pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])

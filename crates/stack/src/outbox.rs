@@ -1,4 +1,4 @@
-//! Frames that wait to be sent, and the buffers that they are made in.
+//! Frames that wait to be sent, and their buffers.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -7,19 +7,19 @@ use crate::Meta;
 
 /// Buffers kept for the next frame.
 const SPARE_BUFFERS: usize = 1024;
-/// A buffer that grew beyond this is not kept.
+/// A buffer that grew beyond this is freed.
 const SPARE_BYTES: usize = 2048 + 128;
 
-/// Whom a frame goes to.
+/// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextHop {
     /// A station whose address is known.
     Station([u8; 6]),
-    /// A neighbour whose station is to be looked up.
+    /// A neighbour whose station has to be looked up.
     Neighbour(IpAddr),
 }
 
-/// A frame made, all but its Ethernet addresses.
+/// A frame, complete but for its Ethernet addresses.
 pub(crate) struct Frame {
     pub(crate) bytes: Vec<u8>,
     pub(crate) meta: Meta,
@@ -39,7 +39,7 @@ impl Outbox {
         Outbox { queue: VecDeque::new(), bytes: 0, limit, spare: Vec::new() }
     }
 
-    /// An empty buffer.
+    /// Returns an empty buffer.
     pub(crate) fn buffer(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_else(|| Vec::with_capacity(SPARE_BYTES))
     }
@@ -52,24 +52,25 @@ impl Outbox {
         }
     }
 
-    /// What a frame of `len` bytes costs of the limit.
+    /// Returns the cost of a frame of `len` bytes.
     pub(crate) fn cost(len: usize) -> usize {
         len.max(SPARE_BYTES)
     }
 
-    /// Whether a socket may add frames of `len` bytes together; the stack's own may always be
-    /// tried.
+    /// Returns `true` if a socket may add frames of `len` bytes together; the stack may always try
+    /// to add its own.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         // One datagram always fits, whatever the limit.
         self.queue.is_empty() || self.bytes + Self::cost(len) <= self.limit
     }
 
-    /// Whether half of what sockets may use is free.
+    /// Returns `true` if half of the sockets' share is free.
     pub(crate) fn half_empty(&self) -> bool {
         self.bytes <= self.limit / 2
     }
 
-    /// Appends a frame. False, and the frame is gone, when even the stack's own share is used up.
+    /// Appends a frame. `false`, with the frame dropped, when even the stack's own share is used
+    /// up.
     pub(crate) fn push(&mut self, frame: Frame) -> bool {
         let cost = Self::cost(frame.bytes.len());
         if self.bytes + cost > self.limit.saturating_mul(2).max(1 << 18) {
@@ -81,7 +82,7 @@ impl Outbox {
         true
     }
 
-    /// The oldest frame.
+    /// Removes the oldest frame.
     pub(crate) fn pop(&mut self) -> Option<Frame> {
         let frame = self.queue.pop_front()?;
         self.bytes -= Self::cost(frame.bytes.len());

@@ -1,4 +1,4 @@
-//! The largest packets that paths carry, as routers told (RFC 1191, RFC 8201).
+//! The largest packets that paths carry, as routers report them (RFC 1191, RFC 8201).
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use crate::Instant;
 
-/// Paths remembered; beyond that the one learned first gives way.
+/// Paths remembered; a further one replaces the one learned first.
 const LIMIT: usize = 1024;
-/// How long a router's word is taken (RFC 1191, 6.3: ten minutes).
+/// The time that the stack trusts a router's report (RFC 1191, 6.3: ten minutes).
 const LIFETIME: Duration = Duration::from_secs(600);
-/// Less than this no IPv4 router has a reason to say (RFC 1191 has 68; 552 is what Linux takes).
+/// No IPv4 router has a reason to report less (RFC 1191 has 68; 552 is the limit of Linux).
 const LEAST_V4: usize = 552;
-/// What every IPv6 link carries (RFC 8200, 5).
+/// The MTU that every IPv6 link supports (RFC 8200, 5).
 pub(crate) const LEAST_V6: usize = 1280;
 
-/// Returns the least that a path to `address` is taken to carry, in bytes.
+/// Returns the least MTU of a path to `address` that the stack accepts, in bytes.
 pub(crate) fn least(address: IpAddr) -> usize {
     if address.is_ipv4() { LEAST_V4 } else { LEAST_V6 }
 }
@@ -33,7 +33,7 @@ impl PathMtus {
         PathMtus { link, paths: HashMap::new(), ends: BTreeSet::new() }
     }
 
-    /// The largest packet to `address`, in bytes.
+    /// Returns the largest packet to `address`, in bytes.
     pub(crate) fn mtu(&self, now: Instant, address: IpAddr) -> usize {
         match self.paths.get(&address) {
             Some(&(mtu, until)) if now < until => mtu,
@@ -41,7 +41,8 @@ impl PathMtus {
         }
     }
 
-    /// A router said that packets to `address` may be `mtu` bytes at most. Whether that is news.
+    /// Handles a router's report that packets to `address` may have at most `mtu` bytes. Returns
+    /// `true` if that lowers the path's MTU.
     pub(crate) fn lower(&mut self, now: Instant, address: IpAddr, mtu: usize) -> bool {
         let mtu = mtu.max(least(address));
         if mtu >= self.mtu(now, address) {
@@ -50,7 +51,7 @@ impl PathMtus {
         if let Some((_, until)) = self.paths.remove(&address) {
             self.ends.remove(&(until, address));
         }
-        // Those whose time is over, and one more if there are too many.
+        // Removes expired entries, and one more if there are too many.
         while let Some(&(until, oldest)) = self.ends.first()
             && (until <= now || self.paths.len() >= LIMIT)
         {
@@ -85,7 +86,7 @@ mod tests {
         assert_eq!(paths.mtu(at(5000), ip(5000 - LIMIT - 1)), 1500);
         assert_eq!(paths.mtu(at(5000), ip(5000 - LIMIT)), 1300);
         assert_eq!(paths.mtu(at(5000), ip(4999)), 1300);
-        // All of them end, and the next one takes what ended with it.
+        // All entries expire, and the next report removes them.
         assert_eq!(paths.mtu(at(604_999), ip(4999)), 1500);
         assert!(paths.lower(at(604_999), ip(1), 1400));
         assert_eq!((paths.paths.len(), paths.ends.len()), (1, 1));

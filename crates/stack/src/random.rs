@@ -1,8 +1,8 @@
-//! Numbers that the wire must not foresee: ports, identifications, sequence numbers.
+//! Numbers that the wire must not predict: ports, identifications, sequence numbers.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-/// SipHash of a counter under a secret key: what came out tells nothing about what will.
+/// SipHash of a counter under a secret key: past numbers tell nothing about later ones.
 pub(crate) struct Random {
     keys: std::hash::BuildHasherDefault<std::collections::hash_map::DefaultHasher>,
     secret: u64,
@@ -25,7 +25,7 @@ impl Random {
         hasher.finish()
     }
 
-    /// The same number for the same thing, which nobody without the secret can tell.
+    /// Returns the same number for the same thing; without the secret it cannot be guessed.
     pub(crate) fn keyed(&self, thing: &impl Hash) -> u64 {
         let mut hasher = self.keys.build_hasher();
         hasher.write_u64(!self.secret);

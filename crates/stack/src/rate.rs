@@ -1,4 +1,4 @@
-//! A bucket that limits how often something is said.
+//! A token bucket that limits how often the stack sends something.
 
 use crate::Instant;
 
@@ -19,7 +19,7 @@ impl Rate {
         (u64::from(per_second) * 500_000).max(1_000_000)
     }
 
-    /// Takes a token if there is one.
+    /// Takes a token. `false` if there is none.
     pub(crate) fn take(&mut self, now: Instant) -> bool {
         let micros = now.since(self.updated).as_micros().min(1_000_000) as u64;
         self.updated = now;

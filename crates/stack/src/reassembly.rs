@@ -1,4 +1,4 @@
-//! Putting packets together from fragments (RFC 791, RFC 8200 4.5, RFC 5722).
+//! Reassembly of packets from fragments (RFC 791, RFC 8200 4.5, RFC 5722).
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::{Counters, Instant};
 const HEADROOM: usize = 40;
 /// More holes than this are an attack.
 const MAX_RANGES: usize = 64;
-/// What a packet in parts costs beside its bytes.
+/// The cost of an incomplete packet beside its bytes.
 const OVERHEAD: usize = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,19 +24,19 @@ struct Key {
 }
 
 struct Partial {
-    /// Headroom, then the payload as far as it came.
+    /// Headroom, then the received part of the payload.
     bytes: Vec<u8>,
-    /// What came, as start and end in the payload; in order, apart from each other.
+    /// Received ranges, as start and end in the payload; in order, apart from each other.
     ranges: Vec<(usize, usize)>,
     total: Option<usize>,
     protocol: u8,
     hop_limit: u8,
     deadline: Instant,
-    /// Fragments overlapped: whatever else comes of it is dropped too.
+    /// `true` if fragments overlapped: the stack drops the rest of the packet too.
     poisoned: bool,
 }
 
-/// Packets in parts.
+/// Incomplete packets.
 pub(crate) struct Reassembly {
     partials: HashMap<Key, Partial>,
     /// In the order of their deadlines.
@@ -59,8 +59,8 @@ impl Reassembly {
         }
     }
 
-    /// Takes a fragment. The whole packet, with a header without options, when it was the last
-    /// that was missing.
+    /// Takes a fragment. Returns the whole packet, with a header without options, when this was the
+    /// last missing fragment.
     pub(crate) fn add(
         &mut self,
         now: Instant,
@@ -132,7 +132,8 @@ impl Reassembly {
     fn remove(&mut self, key: &Key) -> Option<Partial> {
         let partial = self.partials.remove(key)?;
         self.bytes -= partial.bytes.capacity() + OVERHEAD;
-        // What is gone leaves its place in the order to be skipped; but not without end.
+        // A removed packet leaves an entry in the order, to be skipped; the number of such entries
+        // has a limit.
         if self.order.len() > self.limit * 2 + 16 {
             let partials = &self.partials;
             self.order.retain(|(at, key)| partials.get(key).is_some_and(|p| p.deadline == *at));
@@ -151,7 +152,7 @@ impl Reassembly {
         }
     }
 
-    /// Drops what did not become whole in time.
+    /// Drops packets that did not become whole in time.
     pub(crate) fn expire(&mut self, now: Instant, counters: &mut Counters) {
         while let Some(&(at, key)) = self.order.front() {
             let live = self.partials.get(&key).is_some_and(|partial| partial.deadline == at);
@@ -166,12 +167,12 @@ impl Reassembly {
         }
     }
 
-    /// When the next one is given up.
+    /// Returns when the next packet is given up.
     pub(crate) fn poll_at(&self) -> Option<Instant> {
         self.order.front().map(|(at, _)| *at)
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -200,7 +201,7 @@ impl Partial {
     fn place(&mut self, start: usize, end: usize, more: bool, payload: &[u8]) -> Fit {
         let last = self.ranges.last().map_or(0, |&(_, end)| end);
         if match self.total {
-            // The end is said once, and nothing is behind it.
+            // The end is given once, and no byte lies behind it.
             Some(total) => end > total || (!more && end != total),
             None => !more && last > end,
         } {
@@ -210,7 +211,8 @@ impl Partial {
         if let Some(&(other, other_end)) = self.ranges.get(at)
             && other < end
         {
-            // A copy of what is there may come by honest ways; anything else is an attack.
+            // An exact copy of received bytes may come from an honest network; other bytes are an
+            // attack.
             let held = self.bytes.get(HEADROOM + start..HEADROOM + end);
             let copy = other <= start && end <= other_end && held == Some(payload);
             return if copy { Fit::Part } else { Fit::Overlap };
@@ -240,7 +242,7 @@ impl Partial {
         }
     }
 
-    /// The packet, its header written.
+    /// Returns the packet, with its header written.
     fn finish(mut self, key: &Key) -> Vec<u8> {
         let payload_bytes = self.bytes.len() - HEADROOM;
         let header = Header {
@@ -330,7 +332,7 @@ mod tests {
         assert!(bench.counters.reassembly_limit >= 990);
         assert!(bench.add(1, 65_528, true, &[0; 16]).is_none());
         assert_eq!(bench.counters.reassembly_malformed, 1);
-        // Holes without end.
+        // More holes than the limit.
         let mut bench = Bench::new(8, 1 << 20);
         for hole in 0..200 {
             assert!(bench.add(1, hole * 16, true, &[0; 8]).is_none());

@@ -1,6 +1,6 @@
-//! What sockets of all kinds have in common: names, errors, news.
+//! Names, errors and news, common to sockets of all kinds.
 
-/// Names a UDP socket of a stack. A name outlives its socket and then names nothing.
+/// Names a UDP socket of a stack. A name outlives its socket and is then invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UdpId {
     pub(crate) index: u32,
@@ -32,39 +32,40 @@ pub enum SocketId {
     Tcp(TcpId),
 }
 
-/// What can be done with a socket without waiting.
+/// The operations that a socket can do without waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
-    /// A read, or an accept, would not have to wait: data, end of stream or an error is there.
+    /// `true` if a read, or an accept, would not have to wait: data, end of stream or an error is
+    /// there.
     pub readable: bool,
-    /// A write would not have to wait.
+    /// `true` if a write would not have to wait.
     pub writable: bool,
-    /// The connection is over, in both directions, or an error waits to be fetched.
+    /// `true` if the connection is over in both directions, or an error waits to be fetched.
     pub closed: bool,
 }
 
-/// Why an operation on a socket failed.
+/// The reason why an operation on a socket failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SocketError {
     /// Nothing to read, or no room to write, at present.
     #[error("the operation would have to wait")]
     WouldBlock,
-    /// The other side refused: a reset in answer to the connect, or an ICMP port unreachable.
+    /// The peer refused: a reset in answer to the connect, or an ICMP port unreachable.
     #[error("the other side refused")]
     Refused,
-    /// The other side reset the connection.
+    /// The peer reset the connection.
     #[error("the other side reset the connection")]
     Reset,
-    /// The other side fell silent.
+    /// The peer fell silent.
     #[error("the other side did not answer in time")]
     TimedOut,
-    /// The connection was given up by this side.
+    /// This side gave the connection up.
     #[error("the connection was aborted on this side")]
     Aborted,
     /// There is no connection, or no destination was named.
     #[error("not connected")]
     NotConnected,
-    /// Writing after this side's half was closed.
+    /// A write after this side closed its half.
     #[error("this side's half of the connection is closed")]
     Closed,
     /// The address and port are another socket's.
@@ -82,7 +83,7 @@ pub enum SocketError {
     /// A limit of this stack is reached.
     #[error("a limit of this host is reached")]
     LimitReached,
-    /// Port zero, or an address that nothing can be sent to.
+    /// Port zero, or an address that no packet can be sent to.
     #[error("the address names no destination")]
     InvalidAddress,
     /// The name does not name a socket (any more).

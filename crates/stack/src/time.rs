@@ -1,4 +1,4 @@
-//! The time, as the caller tells it.
+//! The time, as the caller gives it.
 
 use std::time::Duration;
 
@@ -7,28 +7,28 @@ use std::time::Duration;
 pub struct Instant(u64);
 
 impl Instant {
-    /// The moment that all others count from.
+    /// The moment from which all others count.
     pub const ZERO: Instant = Instant(0);
 
-    /// So many microseconds after [`Instant::ZERO`].
+    /// Returns the moment so many microseconds after [`Instant::ZERO`].
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Instant(micros)
     }
 
-    /// So many milliseconds after [`Instant::ZERO`].
+    /// Returns the moment so many milliseconds after [`Instant::ZERO`].
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Instant(millis.saturating_mul(1000))
     }
 
-    /// Microseconds since [`Instant::ZERO`].
+    /// Returns the microseconds since [`Instant::ZERO`].
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// Returns the time since `earlier`; zero when this is not after it.
     #[must_use]
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))

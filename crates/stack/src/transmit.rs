@@ -1,14 +1,14 @@
-//! Where frames to be sent go.
+//! The destination of sent frames.
 
 use crate::Meta;
 
-/// What takes the frames that a [`Stack`](crate::Stack) sends.
+/// Takes the frames that a [`Stack`](crate::Stack) sends.
 pub trait Transmit {
-    /// Whether a frame of `len` bytes, Ethernet header included, would be taken now. A stack asks
-    /// before it lets TCP make a segment, since a segment made and not taken counts as lost.
+    /// Returns `true` if a frame of `len` bytes, Ethernet header included, would be taken now. A
+    /// stack asks before it lets TCP make a segment, since a refused segment counts as lost.
     fn room(&mut self, len: usize) -> bool;
 
-    /// Sends a frame of `len` bytes, which `fill` writes completely. False when there is no room
+    /// Sends a frame of `len` bytes, which `fill` writes completely. `false` when there is no room
     /// now: `fill` was not called then, and the stack tries again at its next poll.
     fn transmit(&mut self, len: usize, meta: Meta, fill: impl FnOnce(&mut [u8])) -> bool;
 }

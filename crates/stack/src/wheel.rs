@@ -25,11 +25,11 @@ pub(crate) struct Wheel {
     timers: Vec<Timer>,
     heads: [[u32; SLOTS]; LEVELS],
     occupied: [u64; LEVELS],
-    /// The tick up to which everything fired.
+    /// The tick up to which all timers fired.
     current: u64,
 }
 
-/// 1.024 ms each.
+/// Converts to ticks of 1.024 ms.
 fn ticks(instant: Instant) -> u64 {
     instant.as_micros() >> 10
 }
@@ -51,7 +51,7 @@ impl Wheel {
             let unset = Timer { when: 0, next: NONE, previous: NONE, slot: NONE };
             self.timers.resize(index + 1, unset);
         }
-        // A tick late rather than early: early would be for nothing.
+        // A tick late rather than early: an early timer would fire for nothing.
         let when = at.map(|at| (ticks(at) + 1).max(self.current));
         if self.timers[index].slot != NONE {
             if Some(self.timers[index].when) == when {
@@ -67,8 +67,8 @@ impl Wheel {
 
     fn link(&mut self, id: u32) {
         let when = self.timers[id as usize].when;
-        // The highest group of bits in which it differs from the present names the level: below
-        // that level nothing can be nearer.
+        // The highest group of bits in which it differs from the present names the level: no timer
+        // below that level can be nearer.
         let differs = (when ^ self.current) | (SLOTS as u64 - 1);
         let level = ((63 - differs.leading_zeros()) / BITS).min(LEVELS as u32 - 1) as usize;
         let last = (1u64 << (BITS * LEVELS as u32)) - 1;
@@ -103,8 +103,8 @@ impl Wheel {
         self.timers[id as usize].slot = NONE;
     }
 
-    /// The earliest slot that holds anything: its level, its number, its first tick. A slot of a
-    /// higher level whose time has come goes first, even when part of it was moved down already.
+    /// Returns the earliest slot that holds anything: its level, its number, its first tick. A slot
+    /// of a higher level whose time has come goes first, even after part of it moved down.
     fn earliest(&self) -> Option<(usize, usize, u64)> {
         let occupied = (0..LEVELS).rev().filter(|&level| self.occupied[level] != 0);
         let slots = occupied.map(|level| {
@@ -116,8 +116,8 @@ impl Wheel {
         slots.min_by_key(|&(_, _, first)| first)
     }
 
-    /// The next timer that is due, cleared. At most `work` timers are moved on the way; that they
-    /// were too many shows in [`Wheel::poll_at`].
+    /// Returns the next timer that is due, cleared. It moves at most `work` timers on the way;
+    /// [`Wheel::poll_at`] tells when that was too few.
     pub(crate) fn fire(&mut self, now: Instant, work: &mut usize) -> Option<u32> {
         let now = ticks(now);
         while *work > 0 {
@@ -137,7 +137,7 @@ impl Wheel {
         None
     }
 
-    /// When to look next; at times a little early for a timer that is far off.
+    /// Returns when to look next; at times a little early for a timer that is far off.
     pub(crate) fn poll_at(&self) -> Option<Instant> {
         let (level, slot, first) = self.earliest()?;
         let mut tick = first;
@@ -161,7 +161,7 @@ impl Wheel {
 mod tests {
     use super::*;
 
-    /// The same against a sorted map, with timers from a millisecond to days.
+    /// Compares with a sorted map, with timers from a millisecond to days.
     #[test]
     fn fires_what_a_sorted_map_fires() {
         let mut wheel = Wheel::new(Instant::ZERO);

@@ -22,7 +22,7 @@ fn small(node: usize) -> Config {
     config
 }
 
-/// A world in use, and a frame of each kind that node 1 got in it.
+/// Returns a world in use, and a frame of each kind that node 1 received in it.
 fn recorded(seed: u64) -> (World, Vec<Vec<u8>>) {
     let mut world = World::new(seed, [small(0), small(1)]);
     let mut frames = Vec::new();
@@ -77,7 +77,7 @@ fn recorded(seed: u64) -> (World, Vec<Vec<u8>>) {
     (world, frames)
 }
 
-/// A packet from node 0 to node 1, with the right checksums.
+/// Makes a packet from node 0 to node 1, with the right checksums.
 fn wrap(world: &World, v6: bool, protocol: u8, payload: Vec<u8>) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
     let addresses = |node: usize| match world.v6(node) {
@@ -100,8 +100,8 @@ fn wrap(world: &World, v6: bool, protocol: u8, payload: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Makes the checksums of IPv4's header and of ICMP right again, so that what was mangled is looked
-/// at. TCP's and UDP's are vouched for by the metadata.
+/// Corrects the checksums of IPv4's header and of ICMP, so that the stack processes mangled frames.
+/// The metadata vouches for TCP's and UDP's.
 fn mend(frame: &mut [u8]) {
     if frame.len() >= 34 && frame[12..14] == [8, 0] && frame[14] >> 4 == 4 {
         let header = (usize::from(frame[14] & 15) * 4).min(frame.len() - 14);
@@ -142,12 +142,12 @@ fn within_limits(world: &World) {
     assert!(connections <= 32 && time_wait <= 8);
 }
 
-/// What is done to a frame before it is given to the stack.
+/// A change of a frame before the stack gets it.
 #[derive(Clone, Debug)]
 enum Mangling {
     /// A byte near the headers is replaced.
     Byte(u16, u8),
-    /// Two bytes are replaced, by something near a border.
+    /// Two bytes are replaced, by a value near a border.
     Word(u16, u16),
     /// Cut short.
     Cut(u16),
@@ -212,7 +212,7 @@ proptest! {
             within_limits(&world);
             world.idle(Duration::from_micros(u64::from(*pause)));
         }
-        // What was begun comes to an end.
+        // Open operations come to an end.
         world.idle(Duration::from_secs(100));
         prop_assert_eq!(world.nodes[1].stack.reassembly_bytes(), 0);
     }
@@ -309,7 +309,7 @@ fn errors_are_limited_and_never_answered() {
     assert_eq!(counted(&world), 500);
     assert_eq!(world.nodes[1].stack.counters().errors_limited, 4500);
     world.idle(Duration::from_secs(2));
-    // To everybody: silence.
+    // To a broadcast address: silence.
     let mut broadcast = wrap(&world, false, 17, std::mem::take(&mut datagram));
     broadcast[..6].fill(0xff);
     broadcast[30..34].copy_from_slice(&[10, 0, 0, 255]);

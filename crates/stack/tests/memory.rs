@@ -1,4 +1,4 @@
-//! What the stack allocates, counted by the program's allocator, keeps the limits that the
+//! The stack's allocations, counted by the program's allocator, keep the limits that the
 //! configuration names.
 
 mod simulation;
@@ -13,7 +13,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 const LIMIT: usize = 1 << 20;
 const VERIFIED: Meta = Meta { checksum: Checksum::Verified, segmentation: None };
 
-/// A UDP datagram from 10.0.0.2, or a link-local address, to port 53 of node 0.
+/// Makes a UDP datagram from 10.0.0.2, or a link-local address, to port 53 of node 0.
 fn datagram(stack: &Stack, v6: bool, data: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     let len = (8 + data.len()) as u16;
@@ -64,7 +64,7 @@ fn a_udp_sockets_limit_is_of_memory() {
             let bind = if v6 { "[::]:53" } else { "0.0.0.0:53" };
             let socket = stack.udp_bind(bind.parse().unwrap()).unwrap();
             let mut buffer = vec![0; 65_535];
-            // The list of news has its first memory before anything is counted.
+            // The list of news has its first memory before the count starts.
             let first = datagram(&stack, v6, &[]);
             stack.input(Instant::ZERO, &first, VERIFIED);
             assert_eq!(drain(&mut stack, socket, &mut buffer), 1);

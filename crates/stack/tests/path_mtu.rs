@@ -1,5 +1,5 @@
-//! Routers' words about packets that were too big, true ones and forged ones. A word is believed
-//! only if it quotes a packet that a socket has under way.
+//! Routers' reports of packets that were too big, true ones and forged ones. The stack believes a
+//! report only if it quotes a packet that a socket has under way.
 
 mod simulation;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use simulation::{V4, World, config, sum};
 use towpath_stack::{Meta, UdpId};
 
-/// Says that the path carries `mtu` bytes, as a router that quotes `packet`.
+/// Makes the report that the path carries `mtu` bytes, from a router that quotes `packet`.
 fn too_big(v6: bool, mtu: u16, packet: &[u8]) -> Vec<u8> {
     let [high, low] = mtu.to_be_bytes();
     let mut message = if v6 { vec![2, 0] } else { vec![3, 4] };
@@ -40,8 +40,8 @@ fn too_big(v6: bool, mtu: u16, packet: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Gives node 0 a router's word. Returns how many path MTUs it lowered and how many words it
-/// ignored.
+/// Passes a router's report to node 0. Returns how many path MTUs it lowered and how many reports
+/// it ignored.
 fn hear(world: &mut World, frame: &[u8]) -> (u64, u64) {
     let counted = |world: &World| {
         let counters = world.nodes[0].stack.counters();
@@ -56,12 +56,12 @@ fn hear(world: &mut World, frame: &[u8]) -> (u64, u64) {
 const BELIEVED: (u64, u64) = (1, 0);
 const IGNORED: (u64, u64) = (0, 1);
 
-/// The packet that node 1 heard last.
+/// Returns the packet that node 1 received last.
 fn last(world: &World) -> Vec<u8> {
     world.heard.iter().rfind(|(_, to)| *to == 1).unwrap().0[14..].to_vec()
 }
 
-/// A copy of a packet with other bytes at a place.
+/// Copies a packet with other bytes at a place.
 fn with(packet: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     packet[at..at + bytes.len()].copy_from_slice(bytes);
@@ -77,7 +77,7 @@ struct Talk {
 }
 
 impl Talk {
-    /// A socket of node 0 at port 5000, another at port 5001, and one of node 1 at port 53.
+    /// Makes a socket of node 0 at port 5000, another at port 5001, and one of node 1 at port 53.
     fn new(v6: bool) -> Talk {
         let mut world = World::new(31, [config(0), config(1)]);
         let ip = |world: &World, node: usize| {
@@ -103,7 +103,7 @@ impl Talk {
         hear(&mut self.world, &too_big(self.to.is_ipv6(), mtu, packet))
     }
 
-    /// What differs from the true packet is not believed.
+    /// Asserts that the stack does not believe a quoted packet that differs from the true one.
     fn forgeries_are_ignored(&mut self, packet: &[u8]) {
         let at = self.transport;
         for (what, forged) in [

@@ -23,7 +23,8 @@ fn connect(world: &mut World, to: SocketAddr) -> TcpId {
     world.nodes[0].stack.tcp_connect(now, to, None, None).unwrap()
 }
 
-/// A segment from node 0's network to node 1 with right checksums, from a source of the caller's.
+/// Makes a segment from node 0's network to node 1 with right checksums, from a source of the
+/// caller's choice.
 fn segment(from: ([u8; 4], u16), port: u16, numbers: (u32, u32), flags: u8) -> Vec<u8> {
     let mut frame =
         vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0];
@@ -61,7 +62,7 @@ fn a_flood_of_syns_leaves_room_for_the_honest() {
     let until = world.now + Duration::from_secs(5);
     assert!(world.run(until, |world| world.nodes[1].stack.tcp_accept(listener).is_ok()));
     assert_eq!(world.nodes[0].stack.tcp_state(client), Ok(TcpState::Established));
-    // The rest is forgotten in time.
+    // The stack forgets the rest in time.
     world.idle(Duration::from_secs(60));
     assert_eq!(world.nodes[1].stack.tcp_sizes().0, 1);
 }
@@ -72,7 +73,7 @@ fn who_is_not_accepted_waits() {
     let listener = world.nodes[1].stack.tcp_listen(at(1, 80), 4).unwrap();
     let clients: Vec<_> = (0..10).map(|_| connect(&mut world, at(1, 80))).collect();
     world.idle(Duration::from_millis(500));
-    // To the peer the handshake is over; here it is not, while nobody can take the connection.
+    // To the peer the handshake is over; here it is not, while no listener can take the connection.
     assert!(world.nodes[1].stack.counters().tcp_accept_overflow > 0);
     let mut accepted = 0;
     let until = world.now + Duration::from_secs(10);
@@ -138,7 +139,7 @@ fn a_closed_port_refuses_and_an_absent_host_does_not_answer() {
     assert_eq!(stack.tcp_send(absent, b"x"), Err(SocketError::Unreachable));
     assert!(world.nodes[0].news.contains(&SocketId::Tcp(absent)));
     assert_eq!(world.nodes[0].stack.counters().neighbour_failures, 1);
-    // Silence instead of an answer: the frames to node 1 are all lost.
+    // Silence instead of an answer: all frames to node 1 are lost.
     world.faults.lost = 1000;
     let now = world.now;
     let wait = Some(Duration::from_secs(3));
@@ -163,7 +164,7 @@ fn a_silent_peer_is_given_up() {
     let now = world.now;
     let told = world.nodes[0].stack.tcp_recv(now, kept, &mut [0; 4]);
     assert_eq!(told, Err(SocketError::TimedOut));
-    // Without keep-alive nothing is missed until something is owed.
+    // Without keep-alive the stack notices no silence until the peer owes an acknowledgement.
     assert_eq!(world.nodes[0].stack.tcp_state(owing), Ok(TcpState::Established));
     world.nodes[0].stack.tcp_send(owing, b"hello?").unwrap();
     world.idle(Duration::from_secs(890));
@@ -207,7 +208,7 @@ fn unread_data_resets_and_aborts_are_heard() {
     world.nodes[1].stack.tcp_abort(now, server).unwrap();
     world.idle(Duration::from_millis(10));
     let now = world.now;
-    // What came before the reset can still be read; then the reset is told, then the end.
+    // Data from before the reset is still readable; then a read returns the reset, then the end.
     let mut buffer = [0; 20];
     assert_eq!(world.nodes[0].stack.tcp_recv(now, client, &mut buffer), Ok(10));
     assert_eq!(world.nodes[0].stack.tcp_recv(now, client, &mut buffer), Err(SocketError::Reset));
@@ -281,7 +282,8 @@ fn a_narrow_path_is_learned() {
         let mut world = World::new(10, [make(0), make(1)]);
         world.cuts = true;
         let (client, server) = world.connected(80, false);
-        // A router between the two says of a segment in flight that it carries 1000 bytes.
+        // A router between the two reports about a segment in flight that the path carries 1000
+        // bytes.
         assert_eq!(world.nodes[0].stack.tcp_send(client, &[7; 1460]), Ok(1460));
         let until = world.now + Duration::from_secs(1);
         let is_full = |(frame, to): &&(Vec<u8>, usize)| *to == 1 && frame.len() == 1514;
@@ -311,7 +313,7 @@ fn a_narrow_path_is_learned() {
         let longest = world.heard.iter().filter(|(_, to)| *to == 1).map(|(f, _)| f.len()).max();
         assert_eq!(longest, Some(1014), "offload {offload}");
         assert_eq!(world.nodes[0].stack.counters().tcp_retransmitted, 0);
-        // A forged one, about nothing that is under way, is not believed.
+        // A forged report, about a packet not in flight, is not believed.
         let now = world.now;
         world.nodes[0].stack.input(now, &frame, Meta::FINISHED);
         assert_eq!(world.nodes[0].stack.counters().path_mtu_lowered, 1);
@@ -324,7 +326,7 @@ fn datagrams_wait_are_dropped_and_counted() {
     let from = world.nodes[0].stack.udp_bind(at(0, 1000)).unwrap();
     let to = world.nodes[1].stack.udp_bind(at(1, 1000)).unwrap();
     let now = world.now;
-    // Sixteen wait for the neighbour; more push out the oldest.
+    // Sixteen wait for the neighbour; more evict the oldest.
     for number in 0..40u8 {
         world.nodes[0].stack.udp_send(now, from, &[number], Some(at(1, 1000))).unwrap();
     }
@@ -336,14 +338,14 @@ fn datagrams_wait_are_dropped_and_counted() {
     }
     assert_eq!(got, (24..40).collect::<Vec<u8>>());
     assert_eq!(world.nodes[0].stack.counters().neighbour_dropped, 24);
-    // A queue that nobody empties.
+    // A queue that no application empties.
     for _ in 0..40 {
         let now = world.now;
         world.nodes[0].stack.udp_send(now, from, &[0; 60_000], Some(at(1, 1000))).unwrap();
         world.idle(Duration::from_millis(10));
     }
     assert_eq!(world.nodes[1].stack.udp_dropped(to), Ok(40 - 17));
-    // A link without room: the sender waits, and hears when there is room.
+    // A link without room: the sender waits, and gets news when there is room.
     world.nodes[0].end.room = Some(0);
     let now = world.now;
     let mut accepted = 0;
@@ -468,7 +470,7 @@ fn thousands_of_connections_come_work_and_go() {
                 world.nodes[1].stack.tcp_close(now, server).unwrap();
             }
         }
-        // A connection may have its data before it is accepted.
+        // A connection may have its data before the accept.
         for server in std::mem::take(&mut servers) {
             match world.nodes[1].stack.tcp_recv(now, server, &mut [0; 10]) {
                 Ok(5) => {
@@ -489,7 +491,7 @@ fn thousands_of_connections_come_work_and_go() {
     assert_eq!(world.nodes[0].stack.tcp_sizes().0, 0);
     assert_eq!(world.nodes[1].stack.tcp_sizes(), (0, COUNT));
     world.idle(Duration::from_secs(100));
-    // Forgotten in passing, a part at each poll.
+    // Removed in passing, a part at each poll.
     for _ in 0..COUNT / 500 {
         world.idle(Duration::ZERO);
     }
@@ -521,7 +523,7 @@ fn more_neighbours_than_the_table_holds() {
     let mut world = World::new(16, [small, config(1)]);
     world.nodes[1].stack.tcp_listen(at(1, 80), 8).unwrap();
     let client = connect(&mut world, at(1, 80));
-    // Before node 1 can answer, others push it out of the table.
+    // Before node 1 can answer, other neighbours evict it from the table.
     let now = world.now;
     for host in 50..90 {
         let to = SocketAddr::new([10, 0, 0, host].into(), 80);

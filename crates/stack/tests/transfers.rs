@@ -54,8 +54,8 @@ fn large_frames_save_segments() {
     assert!(large.carried * 4 < plain.carried, "{} {}", large.carried, plain.carried);
 }
 
-/// However small the segments are that a peer takes, no packet is one that the link refuses: too many
-/// segments, or too small ones, which the simulation asserts of each. (smoltcp takes no size under 48.)
+/// A peer may take small segments of any size: the link refuses no packet for too many segments, or
+/// too small ones, which the simulation asserts of each. (smoltcp takes no size under 48.)
 #[test]
 fn peers_with_small_segments_get_smaller_large_frames() {
     for v6 in [false, true] {
@@ -84,7 +84,7 @@ fn one_side_cuts_and_the_other_does_not() {
     transfer(3, false, [offloaded(config(0)), config(1)], Faults::default(), true, 500_000);
     let mut jumbo = config(1);
     jumbo.mtu = 9000;
-    // The smaller MTU of the two is agreed on: the link checks the length of each frame.
+    // Both agree on the smaller of their MTUs: the link checks the length of each frame.
     transfer(4, true, [config(0), jumbo], Faults::default(), true, 500_000);
 }
 
@@ -104,7 +104,7 @@ fn faults_cost_time_but_no_byte() {
     }
 }
 
-/// Each loss that was found by smoltcp's timeout alone would cost a second.
+/// Each loss that only smoltcp's timeout finds would cost a second.
 #[test]
 fn losses_cost_round_trips_and_not_seconds() {
     for seed in 200..220 {

@@ -17,7 +17,7 @@ use crate::find::Target;
 use crate::signals::Signals;
 use out::Out;
 
-/// What follows the help.
+/// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may. Ends at SIGINT, SIGTERM, SIGHUP, the reader's end, -c or --seconds.
 
@@ -27,13 +27,13 @@ Examples:
   towpath capture --device tap0 -w - -c 1000 | tshark -r -
   towpath capture --seconds 10 -w ten.pcapng";
 
-/// Packets that may wait to be written: what a disk's pause may take.
+/// Packets that may wait to be written: enough for a pause of the disk.
 const SLOTS: u32 = 16_384;
 /// Bytes of a piece of a packet in the queue; longer ones take several.
 const FRAME_BYTES: u32 = 2048;
-/// Packets taken from the queue before signals and the clock are looked at.
+/// Packets taken from the queue between two looks at signals and the clock.
 const BATCH: usize = 256;
-/// Bytes gathered before they are written; what is there is written before each sleep.
+/// Bytes gathered before a write; each sleep is preceded by a write of the rest.
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Options of `towpath capture`.
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut session = Session::attach(&socket, &options)
         .map_err(|error| Failure::new(format!("capture: {error}")))?;
-    // Who is refused has not emptied a file.
+    // A refused capture must leave the file as it is.
     let endpoint = session
         .open(&Rule::capture())
         .map_err(|error| Failure::new(format!("capture: {error}")))?;
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let dropped = dropped(&session, endpoint);
     let outcome = match outcome {
         Err(End::Write(error)) => Err(End::Write(error)),
-        // What was captured until a server's end is worth having.
+        // The packets captured before a server's end are worth keeping.
         other => capture.finish(dropped).map_err(End::Write).and(other),
     };
     let packets = capture.packets;
@@ -111,13 +111,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// When a capture ends by itself.
+/// Conditions under which a capture ends by itself.
 struct Limits {
     packets: u64,
     until: Option<Instant>,
 }
 
-/// What ended a capture that was not to end yet.
+/// The reason for an early end of a capture.
 enum End {
     Write(io::Error),
     Failed(String),
@@ -126,10 +126,10 @@ enum End {
 struct Capture {
     writer: Writer<BufWriter<Out>>,
     interface: InterfaceId,
-    /// Watched for its reader's end.
+    /// Watched for the end of its reader.
     reader: Option<Arc<std::fs::File>>,
     packets: u64,
-    /// A packet in one piece, where the queue has it in several.
+    /// Assembles a packet that the queue holds in several pieces.
     whole: Vec<u8>,
 }
 
@@ -138,7 +138,7 @@ impl Capture {
         let reader = file.waits().then(|| file.watched());
         let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, file), "towpath")?;
         let interface = writer.interface(device, 0)?;
-        // A reader knows at once that a capture began.
+        // The reader sees at once that a capture began.
         writer.flush()?;
         Ok(Capture { writer, interface, reader, packets: 0, whole: Vec::new() })
     }
@@ -180,7 +180,7 @@ impl Capture {
         }
     }
 
-    /// Writes up to `budget` packets that wait.
+    /// Writes at most `budget` waiting packets.
     fn take(&mut self, session: &mut Session, budget: usize) -> Result<usize, End> {
         let Capture { writer, interface, packets, whole, .. } = self;
         let mut outcome = Ok(());
@@ -203,7 +203,7 @@ impl Capture {
         taken.map_err(|error| End::Failed(error.to_string()))
     }
 
-    /// Sleeps until there is a packet; whether it is time to end.
+    /// Sleeps until a packet waits. Returns `true` if it is time to end.
     fn sleep(
         &self,
         session: &mut Session,
@@ -220,7 +220,7 @@ impl Capture {
             let mut heard = [
                 PollFd::from_borrowed_fd(doorbell, PollFlags::IN),
                 PollFd::new(signals, PollFlags::IN),
-                // Nothing is asked for: what comes is an error or the end.
+                // No events are requested: poll(2) reports errors and hang-ups in any case.
                 PollFd::from_borrowed_fd(reader, PollFlags::empty()),
             ];
             match poll(&mut heard, timeout.as_ref()) {
@@ -240,7 +240,7 @@ impl Capture {
         Ok(ended || gone)
     }
 
-    /// Writes what was counted, and the rest.
+    /// Writes the counters, and the buffered rest.
     fn finish(&mut self, dropped: u64) -> io::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
@@ -249,13 +249,13 @@ impl Capture {
     }
 }
 
-/// Whether somebody asked for the end.
+/// Returns `true` if a signal asked for the end.
 fn asked(signals: &Signals) -> bool {
     let mut heard = [PollFd::new(signals, PollFlags::IN)];
     poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
 }
 
-/// Packets that are missing in the capture.
+/// Returns the number of packets that the capture lacks.
 fn dropped(session: &Session, endpoint: Endpoint) -> u64 {
     let counters = session.counters(endpoint);
     counters

@@ -1,5 +1,5 @@
-//! `towpath completions`: the script by which a shell completes this command, made from the
-//! command's own definition.
+//! `towpath completions`: the completion script of a shell, generated from the command's own
+//! definition.
 #![forbid(unsafe_code)]
 
 use clap::builder::{PossibleValuesParser, Resettable};
@@ -10,7 +10,7 @@ use towpath_client::{Kind, Scope, Setting};
 
 use crate::failure::{Failure, print};
 
-/// What follows the help.
+/// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Beside verbs, options and their values, devices that are served are completed.
 
@@ -34,8 +34,9 @@ enum Shell {
     Fish,
 }
 
-/// Arguments that are settings, what stands for their words in what the generator for zsh makes (it
-/// would put a space behind each, a setting's `=` too), and the function that completes them.
+/// Arguments that are settings. Each entry has the text that the generator for zsh makes of the
+/// argument's words, and the function that completes them. The generator would put a space after
+/// each word, and after a setting's `=` too.
 const SETTINGS_OF_ZSH: [(&str, &str, &str); 2] = [
     ("changes", "_urls", "_towpath_changes"),
     ("set", "_email_addresses", "_towpath_first_values"),
@@ -67,7 +68,7 @@ fn script(shell: Shell, mut command: Command) -> String {
                 let words = words(argument).join(" ");
                 settings += &format!("{function}() {{\n    _towpath_settings {words}\n}}\n\n");
             }
-            // `#compdef` has to be the first line, and what comes last already completes.
+            // `#compdef` has to be the first line, and the script's last lines already complete.
             let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
             let (devices, common) =
                 (include_str!("completions/devices.zsh"), include_str!("completions/settings.zsh"));
@@ -88,7 +89,7 @@ fn generated(shell: impl Generator, command: &mut Command) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The generator for fish leaves out what is no option.
+/// Returns the completions of arguments without a dash, which the generator for fish leaves out.
 fn positionals_of_fish(command: &Command) -> String {
     let mut lines = String::new();
     for verb in command.get_subcommands() {
@@ -113,12 +114,12 @@ fn is_device(arg: &Arg) -> bool {
     arg.get_id() == "device"
 }
 
-/// The command as its help shows it: the generators would complete hidden options as well.
+/// Returns the command as its help shows it: the generators would complete hidden options as well.
 fn visible(command: &Command, shell: Shell) -> Command {
     let args = command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned().map(|arg| {
-        // A hidden one may be what it is required without.
+        // A visible argument may be required in the absence of a hidden one.
         let arg = arg.required_unless_present(Resettable::Reset);
-        // Stands for devices, of which the generators know nothing: see `script`.
+        // Stands for devices, which the generators do not know: see `script`.
         if is_device(&arg) {
             return arg.value_hint(ValueHint::Hostname);
         }
@@ -144,8 +145,8 @@ fn visible(command: &Command, shell: Shell) -> Command {
     shown
 }
 
-/// What the table of settings says of an argument: values of the setting of its name, or settings
-/// with theirs, where it is those that it takes.
+/// Returns the words of the table of settings for an argument: the values of the setting with its
+/// name, or settings with their values, if the argument takes settings.
 fn words(argument: &str) -> Vec<String> {
     if argument != "changes" && argument != "set" {
         return match Setting::named(argument).map(|setting| setting.spec().kind) {
@@ -155,7 +156,7 @@ fn words(argument: &str) -> Vec<String> {
     }
     let mut all = Vec::new();
     for (setting, spec) in Setting::ALL {
-        // A server that starts has no endpoints yet, and takes its mode by an option of that name.
+        // A starting server has no endpoints yet, and takes its mode by an option of that name.
         if argument == "set" && (spec.scope != Scope::Device || *setting == Setting::Mode) {
             continue;
         }

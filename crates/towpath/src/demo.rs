@@ -1,13 +1,14 @@
-//! `towpath demo`: Towpath at work, on any Linux machine, with or without root, and nothing stays.
+//! `towpath demo`: Towpath at work, on any Linux machine, with or without root, and without a trace
+//! afterwards.
 //!
-//! In a network namespace of its own a driver server serves a TAP, at whose other end is the
-//! kernel's network stack. Two applications attach: one serves a file over its own TCP, the other
-//! sends datagrams and pings back. Ordinary kernel sockets talk to both at once. A third
-//! application is killed in the middle of its traffic. What came out is checked and shown.
+//! In a network namespace of its own, a driver server serves a TAP with the kernel's network stack
+//! at the other end. Two applications attach: one serves a file over its own TCP, the other echoes
+//! datagrams and answers pings. Ordinary kernel sockets talk to both at once. The demonstration
+//! kills a third application in the middle of its traffic. It checks and shows the results.
 //!
 //! Server and applications are processes without any capability, of three users where the machine
-//! lets this program choose; the applications live in a network namespace with no interface at
-//! all, so that what they send can go nowhere but through the server.
+//! lets this program choose. The applications live in a network namespace without any interface, so
+//! that their packets can go nowhere but through the server.
 #![forbid(unsafe_code)]
 
 mod applications;
@@ -40,19 +41,19 @@ use traffic::{Carried, Content, Flood, Progress, RoundTrips};
 /// The kernel's addresses on the TAP.
 const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
-/// The applications' addresses: web, echo, and the one that is killed.
+/// The addresses of the applications: web, echo, and the one to be killed.
 const WEB_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const WEB_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2);
 const ECHO_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
 const ECHO_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 3);
 const EXTRA_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 4);
-/// What the application calls itself that is killed.
+/// The name of the application to be killed.
 const EXTRA: &str = "extra";
 /// The interface's name in its namespace.
 const TAP: &str = "towpath0";
-/// How long all of the traffic may take.
+/// The time limit of all traffic.
 const DEADLINE: Duration = Duration::from_secs(35);
-/// How long a killed application's session may outlive it.
+/// The time that a killed application's session may outlive it.
 const RECLAIM: Duration = Duration::from_secs(5);
 
 /// Show Towpath at work, in a network namespace of its own. Nothing stays.
@@ -68,7 +69,7 @@ pub(crate) struct Args {
     script: Script,
 }
 
-/// How much traffic there is.
+/// The amount of traffic.
 #[derive(Debug, Clone, Copy)]
 struct Amounts {
     file_bytes: u64,
@@ -76,7 +77,7 @@ struct Amounts {
     pings: u64,
 }
 
-/// Runs the demonstration. To be called while the process has one thread.
+/// Runs the demonstration. Call it while the process has one thread.
 ///
 /// The exit status is 0 when everything held, 77 when this machine allows no network namespace or
 /// no TAP, else 1.
@@ -102,7 +103,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 }
 
-/// Whether everything held.
+/// Returns `true` if everything held.
 fn demonstrate(args: &Args) -> anyhow::Result<bool> {
     let amounts = if args.quick {
         Amounts { file_bytes: 4 << 20, round_trips: 625, pings: 62 }
@@ -111,7 +112,7 @@ fn demonstrate(args: &Args) -> anyhow::Result<bool> {
     };
     towpath_sandbox::check_tun().map_err(towpath_sandbox::Error::Unavailable)?;
     let entered = towpath_sandbox::enter()?;
-    // The fewer frames the kernel sends by itself, the plainer the counters. It works without.
+    // Silence of the kernel makes plainer counters. The demonstration works without it.
     let _ = Namespace::current()?.silence();
     let device = TapDevice::open(&tap::Options { name: TAP.to_owned(), offloads: true })?;
     let mut netlink = Netlink::open()?;
@@ -145,7 +146,7 @@ fn demonstrate(args: &Args) -> anyhow::Result<bool> {
     Ok(outcome.failures.is_empty())
 }
 
-/// The traffic of all kinds, at once, while something else happens in this thread.
+/// The traffic of all kinds, at once, while this thread does other work.
 struct Traffic {
     carried: [Carried; 2],
     udp: RoundTrips,
@@ -186,7 +187,7 @@ fn drive<T>(
         let (Ok(carried), Ok(udp), Ok(pings)) = joined else {
             anyhow::bail!("the traffic panicked");
         };
-        // What the application that was to be killed came to is told first: the rest follows.
+        // A failure around the killed application is reported first: the others follow from it.
         let meanwhile = meanwhile?;
         Ok((
             Traffic {
@@ -217,7 +218,7 @@ fn in_processes(device: TapDevice, content: &Content, amounts: Amounts) -> anyho
     let descriptor = device.as_fd().try_clone_to_owned()?;
     let server =
         Player::start(&program, Part::Server, &serving, users.server, Some(descriptor), None)?;
-    // From here on the interface is the server's, and goes with it.
+    // From here on the interface belongs to the server, and goes with it.
     drop(device);
     let start = |part, name: &str, ipv4, user, input| {
         Player::start(&program, part, &script(name, Some(ipv4)), user, input, Some(&nowhere))
@@ -238,7 +239,7 @@ fn in_processes(device: TapDevice, content: &Content, amounts: Amounts) -> anyho
         };
         ensure!(holds(&report()?), "the application to be killed is not in the report");
         kill_in_traffic(extra, progress, amounts, || {
-            // The report forgets it first, its memory goes when the engine has let it go.
+            // The report drops the session first; its memory goes when the engine has released it.
             Ok(holds(&report()?) || held(server.pid()) != before)
         })
     })?;
@@ -265,19 +266,19 @@ fn in_processes(device: TapDevice, content: &Content, amounts: Amounts) -> anyho
     })
 }
 
-/// Memory files that a process holds; `None` where that may not be seen.
+/// Returns the number of memory files that a process holds; `None` where the caller may not see it.
 fn held(pid: u32) -> Option<usize> {
     Some(towpath_sandbox::Census::of(pid).ok()?.memory_files.values().sum())
 }
 
-/// The frames of an application's session.
+/// Returns the number of buffers of an application's session.
 fn session_frames() -> u32 {
     let options = parts::session_options("", None);
     options.queue_sets * (options.transmit_slots + options.receive_slots)
 }
 
-/// Kills an application in the middle of its traffic, in the middle of everybody's, and waits until
-/// it is not there any more, its memory included.
+/// Kills an application in the middle of all traffic, its own included. Waits until the application
+/// is gone, with its memory.
 fn kill_in_traffic(
     extra: Player,
     progress: &Progress,

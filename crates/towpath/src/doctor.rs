@@ -1,7 +1,7 @@
-//! `towpath doctor`: what this machine allows, what that means here, and what to do about it.
+//! `towpath doctor`: the features of this machine, their meaning for Towpath, and remedies.
 //!
-//! Everything is found by trying it, not by comparing version numbers: distributions move features
-//! between versions, and containers take them away.
+//! The doctor tries each feature instead of comparing version numbers: distributions move features
+//! between versions, and containers remove them.
 #![forbid(unsafe_code)]
 
 mod kernel;
@@ -25,29 +25,29 @@ pub(crate) struct Args {
     pub(crate) quick: bool,
 }
 
-/// How things stand with one of the things that Towpath uses.
+/// State of one of the features that Towpath uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Standing {
-    /// All that Towpath can make use of is there.
+    /// All that Towpath can use is there.
     Ok,
     /// Towpath does without some of it.
     Limited,
-    /// Not to be had.
+    /// Not available.
     Missing,
 }
 
 /// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// What was looked at, in a word or two.
+    /// The feature, in a word or two.
     name: &'static str,
     standing: Standing,
-    /// What was found.
+    /// The finding.
     found: String,
-    /// What that means for Towpath.
+    /// Its meaning for Towpath.
     means: String,
-    /// What to do about it, where something can be done.
+    /// The remedy, where there is one.
     remedy: Option<String>,
 }
 
@@ -61,7 +61,7 @@ impl Finding {
         Finding { name, standing, found: found.into(), means: means.into(), remedy: None }
     }
 
-    /// Says what to do, unless all is well.
+    /// Adds a remedy, unless all is well.
     fn remedy(mut self, remedy: impl Into<String>) -> Finding {
         if self.standing != Standing::Ok {
             self.remedy = Some(remedy.into());
@@ -73,9 +73,9 @@ impl Finding {
 /// The whole report.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Whether Towpath can run here in at least one way.
+    /// `true` if Towpath can run here in at least one way.
     can_run: bool,
-    /// In which ways.
+    /// The ways to run.
     ways: Vec<String>,
     findings: Vec<Finding>,
 }
@@ -118,8 +118,8 @@ impl Report {
     }
 }
 
-/// Looks at this machine and prints what was found. Success when Towpath can run here in at least
-/// one way.
+/// Examines this machine and prints the findings. Success when Towpath can run here in at least one
+/// way.
 #[must_use]
 pub(crate) fn run(args: Args) -> ExitCode {
     let report = Report::make(args);
@@ -131,20 +131,20 @@ pub(crate) fn run(args: Args) -> ExitCode {
     } else {
         report.print(&mut out)
     };
-    // Whoever closed the pipe early has read enough.
+    // A reader that closed the pipe early has read enough.
     if printed.is_err_and(|error| error.kind() != io::ErrorKind::BrokenPipe) {
         return ExitCode::FAILURE;
     }
     if report.can_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The trimmed text of a small file of `/proc` or `/sys`; `None` where it is not there, as in many
-/// containers.
+/// Returns the trimmed text of a small file of `/proc` or `/sys`; `None` where it is missing, as in
+/// many containers.
 fn read(path: &str) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// What the kernel says to an error number, without the number.
+/// Returns the kernel's text for an error number, without the number.
 fn says(errno: rustix::io::Errno) -> String {
     let text = io::Error::from(errno).to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
@@ -166,7 +166,7 @@ mod tests {
         }
         for finding in &report.findings {
             assert!(!finding.found.is_empty() && !finding.means.is_empty(), "{finding:?}");
-            // What is missing comes with what to do.
+            // A missing feature comes with a remedy.
             assert!(finding.standing != Standing::Missing || finding.remedy.is_some());
             assert!(finding.standing != Standing::Ok || finding.remedy.is_none());
         }

@@ -1,4 +1,4 @@
-//! How the command ends when it does not do what it was asked: one line, and a status.
+//! The end of a command that failed: one line, and a status.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 /// The status after wrong usage, as clap and most commands have it.
 const USAGE: u8 = 2;
 
-/// Why a verb failed: one line that names the thing and the remedy, and the exit status.
+/// The reason why a verb failed: one line that names the thing and the remedy, and the exit status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     text: String,
@@ -17,39 +17,40 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// It was tried, and failed: status 1.
+    /// Returns the failure of an attempt: status 1.
     pub(crate) fn new(text: impl Into<String>) -> Failure {
         Failure { text: text.into(), status: 1 }
     }
 
-    /// Options or settings that make no sense: status 2.
+    /// Returns the failure for invalid options or settings: status 2.
     pub(crate) fn usage(text: impl Into<String>) -> Failure {
         Failure { text: text.into(), status: USAGE }
     }
 
-    /// This machine, or this user on it, cannot do it: status 77.
+    /// Returns the failure for a machine or user that does not allow it: status 77.
     pub(crate) fn unavailable(text: impl Into<String>) -> Failure {
         Failure { text: text.into(), status: towpath_sandbox::EXIT_UNAVAILABLE }
     }
 
-    /// Nothing is wrong, and nobody reads any more: status 0, and no line.
+    /// Returns the end without an error when the reader has gone: status 0, and no line.
     pub(crate) fn silent() -> Failure {
         Failure { text: String::new(), status: 0 }
     }
 
-    /// Tells it on standard error.
+    /// Prints the failure to standard error.
     pub(crate) fn report(&self) -> ExitCode {
         if self.text.is_empty() {
             return ExitCode::from(self.status);
         }
-        // Nobody can be told when standard error is gone; the status still says it.
+        // Without standard error the message is lost; the status still tells.
         let _ = writeln!(io::stderr(), "towpath: {}", one_line(&self.text));
         ExitCode::from(self.status)
     }
 }
 
-/// Has a defect of this program told in one line too, unless somebody asked for its trace; and a
-/// table that cannot be printed, which the standard library takes for a defect, be a failure.
+/// Installs a hook that reports a defect of this program in one line, unless the user asked for its
+/// trace. The standard library takes a table that cannot be printed for a defect; the hook makes it
+/// a failure.
 pub(crate) fn tell_defects_in_one_line() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |defect| {
@@ -69,7 +70,7 @@ pub(crate) fn tell_defects_in_one_line() {
     }));
 }
 
-/// What the system says of an error, without its number.
+/// Returns the system's text for an error, without its number.
 pub(crate) fn says(error: &io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error") {
@@ -78,7 +79,7 @@ pub(crate) fn says(error: &io::Error) -> String {
     }
 }
 
-/// What to do about an error that means that something is used up; nothing for others.
+/// Returns the remedy for an error that means an exhausted resource; an empty text for others.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => "; raise the limit of open files (ulimit -n)",
@@ -89,7 +90,7 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Prints what a verb was asked for. Whoever closed the pipe early has read enough.
+/// Prints the output of a verb. A reader that closed the pipe early has read enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -100,7 +101,8 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Help and version as clap prints them; its errors, which take several lines, in one.
+/// Prints help and version as clap formats them, and clap's errors, which take several lines, in
+/// one.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -112,7 +114,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
             ExitCode::from(USAGE)
         }
         _ => {
-            // Of words that are no text `args` would panic.
+            // `args` would panic on words that are not UTF-8.
             let verb = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
             let verb = verb.unwrap_or_default();
             Failure::usage(usage_text(&error.to_string(), &verb)).report()
@@ -137,7 +139,7 @@ fn usage_text<'a>(text: &'a str, given: &'a str) -> String {
     format!("{}; see: towpath {verb}{space}--help", lines.join("; ").replace(":;", ":"))
 }
 
-/// In one line, and without the error numbers that the standard library puts behind its texts.
+/// Joins a text to one line, without the error numbers that the standard library appends.
 fn one_line(text: &str) -> String {
     let mut text = text.to_owned();
     while let Some(start) = text.find(" (os error ") {

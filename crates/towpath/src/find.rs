@@ -1,4 +1,4 @@
-//! Which server is meant: by its device's name, by its socket's path, or the only one that runs.
+//! Finds the server meant: by its device's name, by its socket's path, or the only running one.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -10,16 +10,16 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::failure::Failure;
 
-/// Where servers of root and of system services listen.
+/// The directory of the sockets of root's servers and of system services.
 const SYSTEM: &str = "/run/towpath";
 const SUFFIX: &str = ".sock";
-/// The most entries of a directory that are looked at.
+/// The most entries of a directory that the search reads.
 const MOST_ENTRIES: usize = 4096;
 
-/// Options that say which server.
+/// Options that name a server.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Target {
-    /// The server of this device; the only one that runs, if not said
+    /// The server of this device; the only one that runs by default
     #[arg(long, value_name = "NAME", conflicts_with = "socket")]
     device: Option<String>,
     /// The server that listens here
@@ -28,7 +28,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// The socket of the server that is meant.
+    /// Returns the socket of the server meant.
     pub(crate) fn resolve(&self) -> Result<PathBuf, Failure> {
         if let Some(socket) = &self.socket {
             return Ok(socket.clone());
@@ -41,7 +41,7 @@ impl Target {
     }
 }
 
-/// The socket of a device's server, or a socket by its path, as `tap0` or `./tap0.sock`.
+/// Returns the socket of a device's server, or a socket by its path, as `tap0` or `./tap0.sock`.
 pub(crate) fn named(name: &str) -> Result<PathBuf, Failure> {
     if name.contains('/') {
         return Ok(PathBuf::from(name));
@@ -49,7 +49,7 @@ pub(crate) fn named(name: &str) -> Result<PathBuf, Failure> {
     of_device(name, &directories())
 }
 
-/// This user's directory, and the system's.
+/// Returns this user's directory, and the system's.
 fn directories() -> Vec<PathBuf> {
     let own = towpath_client::default_socket("x").parent().map(Path::to_path_buf);
     let mut all: Vec<PathBuf> = own.into_iter().filter(|own| is_ours(own)).collect();
@@ -59,7 +59,7 @@ fn directories() -> Vec<PathBuf> {
     all
 }
 
-/// Below /tmp anybody may have made a directory of that name, and have a server of theirs listen
+/// Below /tmp any user may have made a directory of that name, with a server of their own listening
 /// in it.
 fn is_ours(directory: &Path) -> bool {
     match directory.symlink_metadata() {
@@ -85,7 +85,7 @@ fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> 
     }
     let paths = directories.iter().map(|one| one.join(format!("{device}{SUFFIX}")));
     let found: Vec<PathBuf> = paths.filter(|path| path.symlink_metadata().is_ok()).collect();
-    // One that answers, before one that was left behind.
+    // A server that answers, before a socket that a dead server left.
     let answers = found.iter().find(|path| answers(path));
     answers.or(found.first()).cloned().ok_or_else(|| {
         Failure::new(format!(
@@ -132,7 +132,7 @@ fn only(directories: &[PathBuf]) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Whether somebody listens there: also somebody who is not for us, who will say so.
+/// Returns `true` if a server listens there, even one that will refuse us and say so.
 fn answers(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) =

@@ -1,4 +1,4 @@
-//! `towpath ls`: who is attached, and what each receives.
+//! `towpath ls`: the attached applications, and what each receives.
 #![forbid(unsafe_code)]
 
 use crate::failure::{Failure, print};
@@ -6,7 +6,7 @@ use crate::find::Target;
 use crate::report::{self, Report};
 use crate::table::Table;
 
-/// What follows the help.
+/// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Root and the server's user see all sessions, others their own.
 
@@ -83,7 +83,7 @@ fn to_text(report: &Report) -> String {
     text
 }
 
-/// A user's name, where there is an account.
+/// Returns a user's name, where there is an account.
 fn user(uid: u32) -> String {
     match uzers::get_user_by_uid(uid) {
         Some(user) => user.name().to_string_lossy().into_owned(),

@@ -1,7 +1,7 @@
-//! The `towpath` command: one verb for each thing that an operator does.
+//! The `towpath` command: one verb for each task of an operator.
 //!
-//! Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine. What goes wrong
-//! is told in one line on standard error that names the thing and what to do.
+//! Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine. On failure the
+//! command prints one line on standard error that names the thing and the remedy.
 
 mod capture;
 mod completions;
@@ -50,10 +50,10 @@ enum Verb {
     /// Serve a network interface to applications, until SIGTERM, SIGINT or SIGHUP
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
-    /// List who is attached to a server, and what each receives
+    /// List the applications attached to a server, and what each receives
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
-    /// Show what a server counted: packets, bytes, drops by reason
+    /// Show a server's counters: packets, bytes, drops by reason
     #[command(after_help = stat::EXAMPLES)]
     Stat(stat::Args),
     /// Write every packet that a server receives or sends to a pcapng file

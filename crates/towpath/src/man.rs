@@ -1,4 +1,4 @@
-//! `towpath man`: the manual's pages, one for the command and one for each verb, made from the
+//! `towpath man`: the manual's pages, one for the command and one for each verb, generated from the
 //! command's own definition.
 #![forbid(unsafe_code)]
 
@@ -14,7 +14,7 @@ use towpath_client::{Scope, Setting};
 use crate::failure::{Failure, print, remedy, says};
 use sections::Sections;
 
-/// What follows the help.
+/// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   towpath man | man -l -
@@ -26,13 +26,13 @@ const EXAMPLE_COLUMNS: usize = 71;
 /// Options of `towpath man`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write towpath.1 and one page for each verb to this directory, which is made if there is
-    /// none; not said: print towpath.1 alone
+    /// Write towpath.1 and one page for each verb to this directory, which is created if missing;
+    /// by default, print towpath.1 alone
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     directory: Option<PathBuf>,
 }
 
-/// Prints or writes.
+/// Prints or writes the pages.
 pub(crate) fn run(args: &Args, command: &Command) -> Result<(), Failure> {
     let pages = pages(command)?;
     let Some(directory) = &args.directory else {
@@ -50,7 +50,7 @@ fn failed(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("{}: {}{}", path.display(), says(error), remedy(error)))
 }
 
-/// Each page's file name and text, the command's own first.
+/// Returns each page's file name and text, the command's own first.
 fn pages(command: &Command) -> Result<Vec<(String, String)>, Failure> {
     let mut command = command
         .clone()
@@ -131,7 +131,7 @@ fn page(
     Ok((man.get_filename(), String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// A section of terms with their meanings; none without any.
+/// Adds a section of terms with their meanings; none without terms.
 fn listed(roff: &mut Roff, heading: &str, terms: &[(&str, &str)]) {
     if terms.is_empty() {
         return;
@@ -143,7 +143,7 @@ fn listed(roff: &mut Roff, heading: &str, terms: &[(&str, &str)]) {
     }
 }
 
-/// The table of settings.
+/// Adds the table of settings.
 fn list_settings(roff: &mut Roff) {
     for (heading, of_device) in
         [("SETTINGS OF THE DEVICE", true), ("SETTINGS OF AN ENDPOINT", false)]
@@ -163,7 +163,7 @@ fn list_settings(roff: &mut Roff) {
     }
 }
 
-/// One line of the help's examples: a command, and behind two spaces or more what it is for.
+/// Adds one line of the help's examples: a command, and its purpose after two spaces or more.
 fn show_example(roff: &mut Roff, example: &str) {
     let (command, purpose) = example.split_once("  ").unwrap_or((example, ""));
     roff.control("PP", []);
@@ -182,12 +182,12 @@ fn capitalised(text: &str) -> String {
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
-/// A command in lines that a page has room for, as one would break it for a shell: before options.
+/// Breaks a command into lines that fit a page, as one would for a shell: before options.
 fn broken(command: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut rest = command.to_owned();
     while rest.len() > EXAMPLE_COLUMNS {
-        // Room for the backslash, and not before the indentation of what was broken off already.
+        // Room for the backslash, and not before the indentation of an already broken part.
         let fits = rest.char_indices().map(|(at, _)| at).take_while(|at| *at < EXAMPLE_COLUMNS - 2);
         let places = fits.filter(|at| *at > 4 && rest[*at..].starts_with(" --"));
         let Some(place) = places.last() else { break };
@@ -214,7 +214,7 @@ mod tests {
                 "    --allow-user x"
             ]
         );
-        // What cannot be broken is one long line, and the search for a place ends.
+        // An unbreakable word is one long line, and the search for a place ends.
         let word = format!("    --{}", "é".repeat(200));
         assert_eq!(broken(&word), [word.as_str()]);
     }

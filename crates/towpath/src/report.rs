@@ -1,6 +1,6 @@
-//! A server's report, as far as it is shown.
+//! A server's report, as far as the verbs show it.
 //!
-//! What is missing in it reads as nothing: a server of another version may say more or less.
+//! A missing part reads as empty: a server of another version may report more or less.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -58,12 +58,12 @@ pub(crate) struct Endpoint {
     pub(crate) counters: BTreeMap<String, u64>,
 }
 
-/// A counter's value; one that the server does not have stands still at 0.
+/// Returns a counter's value; 0 for a counter that the server lacks.
 pub(crate) fn counter(counters: &BTreeMap<String, u64>, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
 
-/// What was dropped, by reason.
+/// Returns the drops, by reason.
 pub(crate) fn drops(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&str, u64)> {
     counters
         .iter()
@@ -71,12 +71,12 @@ pub(crate) fn drops(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&
         .map(|(name, count)| (name.as_str(), *count))
 }
 
-/// Asks a server, for the JSON itself.
+/// Asks a server, and returns the JSON itself.
 pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, Failure> {
     towpath_client::report(socket).map_err(|error| Failure::new(error.to_string()))
 }
 
-/// Reads what a server said.
+/// Reads a server's report.
 pub(crate) fn read(socket: &Path, value: serde_json::Value) -> Result<Report, Failure> {
     serde_json::from_value(value).map_err(|error| {
         Failure::new(format!(

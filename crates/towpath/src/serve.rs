@@ -1,4 +1,4 @@
-//! `towpath serve`: one device, served until somebody asks it to end.
+//! `towpath serve`: one device, served until a signal or the service manager ends it.
 
 mod confine;
 mod directory;
@@ -28,7 +28,7 @@ use ready::Ready;
 use settings::{Level, Settings};
 use values::Identity;
 
-/// What follows the help.
+/// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   towpath serve --tap tap0 --address 10.77.0.1/24 --address fd77::1/64 --allow-user alice
@@ -40,10 +40,10 @@ Examples:
 /// Options of `towpath serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Read settings from a TOML file; its keys are the options below, which overrule it
+    /// Read settings from a TOML file; its keys are the options below, which override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print the settings that are in effect, as such a file, and end
+    /// Print the settings in effect, as such a file, and exit
     #[arg(long)]
     print_config: bool,
     /// Write a line to this open descriptor when applications can attach, and close it
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     settings: Settings,
 }
 
-/// How often it is looked whether the file of `--pcap` can still be written.
+/// The time between two checks that the file of `--pcap` can still be written.
 const PCAP_LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Serves.
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "no device to serve; say --tap NAME, or tap = \"NAME\" in a file",
         ));
     };
-    // Of all settings, before anything is made.
+    // Checks all settings, before anything is made.
     settings.config(PathBuf::new())?;
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     outcome.map_err(|error| ended(&error))
 }
 
-/// What is to be done about a server that did not start.
+/// Returns the remedy for a server that did not start.
 fn explain(error: &StartError) -> Failure {
     let remedy = match error {
         StartError::Resources { cause, .. } => remedy(cause),
@@ -123,7 +123,7 @@ fn explain(error: &StartError) -> Failure {
     Failure::new(format!("{error}{remedy}"))
 }
 
-/// The same of one that ended by itself.
+/// Returns the remedy for a server that ended by itself.
 fn ended(error: &DeviceError) -> Failure {
     match error {
         DeviceError::Gone { .. } => Failure::new(format!(
@@ -167,7 +167,7 @@ fn wait_for_end(
     }
 }
 
-/// Wraps a device so that what it moves is written to a file.
+/// Wraps a device so that the packets it moves are written to a file.
 fn record(
     device: Box<dyn Device>,
     path: &Path,
@@ -180,7 +180,7 @@ fn record(
             path.display()
         ))
     };
-    // What is on the wire is nobody else's to read.
+    // Captured traffic is private to this user.
     let file: File = OpenOptions::new()
         .write(true)
         .create(true)
@@ -190,7 +190,7 @@ fn record(
         .map_err(failed)?;
     if let Some(user) = user {
         let (uid, gid) = (user.uid, user.gid);
-        // Where that is not root's to decide the file stays root's: it is open already.
+        // Where root may not change the owner, the file stays root's: it is open already.
         let _ = std::os::unix::fs::fchown(&file, Some(uid), Some(gid));
     }
     let wrapped = CaptureDevice::new(device, BufWriter::new(file), capture::Options::default())
@@ -199,7 +199,7 @@ fn record(
     Ok((Box::new(wrapped), status))
 }
 
-/// Logs to standard error. `RUST_LOG` is for those who look for something special.
+/// Logs to standard error. `RUST_LOG` selects the messages for special searches.
 fn start_log(level: Level) {
     let level = match level {
         Level::Error => "error",
@@ -214,7 +214,7 @@ fn start_log(level: Level) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // A log that nobody can read any more is no reason to stop serving.
+        // A lost log is no reason to stop serving.
         .log_internal_errors(false)
         .try_init();
     // Only a second start in one process could fail.

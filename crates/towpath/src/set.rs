@@ -1,4 +1,4 @@
-//! `towpath set`: change how a running server works.
+//! `towpath set`: change the settings of a running server.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use towpath_client::{Scope, Setting};
 use crate::failure::{Failure, print};
 use crate::find;
 
-/// What follows the help.
+/// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may. Each setting is changed by itself, in the order given; the
 first that is refused ends it. Endpoints are named as by towpath ls.
@@ -25,10 +25,10 @@ pub(crate) struct Args {
     /// The device, or the path of its server's socket
     #[arg(required_unless_present = "list", value_parser = device)]
     device: Option<String>,
-    /// What to change; SESSION/ENDPOINT says whose the settings behind it are
+    /// What to change; SESSION/ENDPOINT names the endpoint of the settings after it
     #[arg(value_name = "SETTING=VALUE|SESSION/ENDPOINT", required_unless_present = "list")]
     changes: Vec<Change>,
-    /// Show what can be changed, with units, ranges and first values
+    /// Show the settings that can be changed, with units, ranges and first values
     #[arg(long, exclusive = true)]
     list: bool,
 }
@@ -45,7 +45,7 @@ fn device(text: &str) -> Result<String, String> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// The following is this endpoint's.
+    /// The following settings are this endpoint's.
     Of(u32, u32),
     Set(Setting, u64),
 }
@@ -70,8 +70,8 @@ impl FromStr for Change {
     }
 }
 
-/// Changes settings, in the order in which they were given. What can be seen to be wrong is found
-/// before the first is changed.
+/// Changes settings, in their given order. The verb reports visible errors before it changes the
+/// first.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.list {
         return print(&list());
@@ -85,10 +85,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A change, and of which session's which endpoint; `None`: of the device.
+/// A change, and the session and endpoint that it is for; `None` for the device.
 type Asked = (Option<(u32, u32)>, Setting, u64);
 
-/// What is to be changed. Each endpoint that is named has to have a setting.
+/// Returns the requested changes. Each named endpoint has to have a setting.
 fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
     let idle = |(session, endpoint)| {
         Failure::usage(format!(
@@ -98,7 +98,7 @@ fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
     };
     let mut asked = Vec::new();
     let mut of = None;
-    // The last one named, until something is set of it.
+    // The last endpoint named, until a setting follows.
     let mut unused = None;
     for change in changes {
         match *change {

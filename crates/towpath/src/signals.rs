@@ -1,15 +1,15 @@
-//! Being asked to end: SIGTERM, SIGINT and SIGHUP as something to be waited for beside other
-//! things, so that no system call of any thread is interrupted by them.
+//! Requests to end: SIGTERM, SIGINT and SIGHUP as a descriptor to wait for, so that they interrupt
+//! no system call of any thread.
 //!
 //! Unsafe lives here for calls on signals, which rustix does not have.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// What asks to end: the service manager, the keyboard, the terminal's end.
+/// Requests to end from the service manager, the keyboard, and the terminal's end.
 const ASKING: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
-/// The signals, blocked for the thread that made this and for all that it starts later.
+/// The signals, blocked for the thread that made this and for all threads that it starts later.
 #[derive(Debug)]
 pub(crate) struct Signals {
     fd: OwnedFd,
@@ -17,11 +17,11 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals. To be called before any thread is started: another thread that has
-    /// them not blocked would take them, and end the process.
+    /// Blocks the signals. Call it before any thread starts: another thread without the block would
+    /// take them, and end the process.
     ///
     /// # Errors
-    /// When descriptors are not to be had.
+    /// When there is no descriptor left.
     pub(crate) fn block() -> io::Result<Signals> {
         // SAFETY: a set of signals is an array of integers; all zeros is a value.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -41,15 +41,15 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just opened, and nobody else's.
+        // SAFETY: a descriptor just opened, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Signals { fd, set })
     }
 
-    /// From now on each signal does what it did before: a second one ends the process, should
-    /// ending in order take too long. One that waits does so at once.
+    /// Restores the former effect of each signal: a second one ends the process, should an orderly
+    /// end take too long. A pending one does so at once.
     pub(crate) fn release(self) {
-        // One that came is done with: taken out of the descriptor, it is not delivered again.
+        // A signal taken out of the descriptor is done with and not delivered again.
         let mut taken = [0; size_of::<libc::signalfd_siginfo>() * ASKING.len()];
         let _ = rustix::io::read(&self.fd, &mut taken);
         // SAFETY: reads a live set; nothing is to be written to.
@@ -59,15 +59,15 @@ impl Signals {
     }
 }
 
-/// Makes a file that would become larger than `ulimit -f` allows an error that can be told, and
-/// no end of the process. Memory files count too.
+/// Turns the end of the process at the file size limit (`ulimit -f`) into an error that can be
+/// reported. Memory files count too.
 pub(crate) fn survive_file_limit() {
     // SAFETY: no handler is installed: the signal is ignored.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 impl AsFd for Signals {
-    /// Readable when one of the signals came.
+    /// Returns a descriptor that is readable when one of the signals came.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

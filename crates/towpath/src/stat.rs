@@ -1,4 +1,4 @@
-//! `towpath stat`: what was counted, at once or again and again with rates.
+//! `towpath stat`: the counters, once or repeatedly with rates.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::report::{self, Report, counter, drops};
 use crate::signals::Signals;
 use crate::table::Table;
 
-/// What follows the help.
+/// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   towpath stat
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Print the server's report as JSON alone; with --watch one line each time
     #[arg(long)]
     json: bool,
-    /// Print rates per second, again after so many seconds; 1 if not said
+    /// Print rates per second, again after so many seconds; 1 by default
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     watch: Option<u32>,
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Sleeps until then, unless somebody asks for the end.
+/// Sleeps until then, unless a signal asks for the end.
 fn asked_to_end(signals: &Signals, until: Instant) -> Result<bool, Failure> {
     let left = until.saturating_duration_since(Instant::now());
     let timeout =
@@ -92,7 +92,8 @@ fn asked_to_end(signals: &Signals, until: Instant) -> Result<bool, Failure> {
     }
 }
 
-/// As `print`, but the end of whoever reads is ours: nobody would see the next one.
+/// Prints as `print` does, but ends the program when the reader has gone: the next output would
+/// have no reader.
 fn print_while_read(text: &str) -> Result<(), Failure> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
@@ -206,7 +207,7 @@ fn rates(before: &Report, now: &Report, elapsed: Duration) -> String {
     table.to_text() + "\n"
 }
 
-/// Every endpoint of every session.
+/// Calls `show` for every endpoint of every session.
 fn each(report: &Report, mut show: impl FnMut(&report::Session, u64, &BTreeMap<String, u64>)) {
     for session in &report.sessions {
         for endpoint in &session.endpoints {

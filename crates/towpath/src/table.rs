@@ -1,4 +1,4 @@
-//! Tables for people: columns as wide as what stands in them, numbers to the right.
+//! Tables for people: columns as wide as their content, numbers to the right.
 #![forbid(unsafe_code)]
 
 /// A table with a heading.
@@ -8,22 +8,21 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// One with this heading.
+    /// Creates a table with this heading.
     pub(crate) fn new<const N: usize>(heading: [&str; N]) -> Table {
         Table { rows: vec![heading.map(str::to_owned).to_vec()] }
     }
 
-    /// Adds a row.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.to_vec());
     }
 
-    /// Whether there is a heading and nothing else.
+    /// Returns `true` if there is a heading and nothing else.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.len() == 1
     }
 
-    /// As text, a line for each row.
+    /// Formats the table as text, a line for each row.
     pub(crate) fn to_text(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let cell = |row: &Vec<String>, column: usize| {
@@ -58,7 +57,8 @@ impl Table {
     }
 }
 
-/// What applications call themselves must not steer the terminal that it is shown on.
+/// Removes control characters, so that an application's name cannot steer the terminal that shows
+/// it.
 fn printable(text: &str) -> String {
     text.chars().map(|one| if one.is_control() { '?' } else { one }).collect()
 }

@@ -1,5 +1,5 @@
-//! The demonstration as its users start it: as root and not, whole and embedded, where something is
-//! missing, and ended before its time. Afterwards nothing is there that was not before.
+//! The demonstration as its users start it: as root and not, whole and embedded, with a part
+//! missing, and ended early. Afterwards no trace of it is left.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_testkit::{Unavailable, check_tun, skip};
 
-/// How long a demonstration may take here, where other tests run beside it.
+/// The time limit of a demonstration here, beside other running tests.
 const LIMIT: Duration = Duration::from_secs(45);
-/// An ordinary user: nobody has the number.
+/// An ordinary user: no account has this number.
 const ORDINARY: &str = "61009";
 
 fn program() -> &'static Path {
@@ -24,12 +24,12 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether a demonstration can run here at all; says so if not.
+/// Returns `true` if a demonstration can run here at all; prints a message if not.
 fn possible(test: &str) -> bool {
     check_tun().map_err(|why| skip(test, &why)).is_ok()
 }
 
-/// Whether what a test needs of `unshare(1)` works; says so if not.
+/// Returns `true` if the features of `unshare(1)` that a test needs work; prints a message if not.
 fn works(test: &str, unshare: &[&str]) -> bool {
     let tried = Command::new("unshare").args(unshare).arg("true").output();
     let cause = match tried {
@@ -42,7 +42,7 @@ fn works(test: &str, unshare: &[&str]) -> bool {
     false
 }
 
-/// Runs a command to its end, within the limit; its process number and what it wrote.
+/// Runs a command to its end, within the limit. Returns its process number and output.
 fn run(command: &mut Command) -> (u32, Output) {
     let child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -58,7 +58,7 @@ fn run(command: &mut Command) -> (u32, Output) {
     }
 }
 
-/// A demonstration's directories, and its children, which name them on their command lines.
+/// Returns a demonstration's directories, and its children, which name them on their command lines.
 fn traces(pid: u32) -> Vec<String> {
     let name = format!("towpath-demo-{pid}");
     let mut traces = Vec::new();
@@ -77,7 +77,7 @@ fn traces(pid: u32) -> Vec<String> {
     traces
 }
 
-/// Checks what a demonstration showed that went well.
+/// Checks the output of a successful demonstration.
 fn assert_held(pid: u32, output: &Output, protection: &str) {
     let text = String::from_utf8_lossy(&output.stdout);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -101,7 +101,7 @@ fn assert_held(pid: u32, output: &Output, protection: &str) {
     for row in rows {
         assert!(text.contains(row), "no \"{row}\" in:\n{text}");
     }
-    // Every frame is copied once on its way: through the server, no more and no less.
+    // Every frame is copied exactly once on its way: through the server.
     let copies = text.lines().find(|line| line.starts_with("copies per frame")).unwrap();
     assert_eq!(copies.matches("1.00").count(), 2, "{copies}");
     assert_eq!(text.matches("SHA-256 equal").count(), 2, "{text}");
@@ -116,7 +116,7 @@ fn it_holds_as_who_we_are() {
         return;
     }
     let (pid, output) = run(Command::new(program()).args(["demo", "--quick"]));
-    // In a user namespace root may not be able to become anybody else.
+    // In a user namespace root may be unable to become another user.
     let users = towpath_testkit::Users::find();
     let protection = if users.distinct { "three users" } else { ONE_USER };
     assert_held(pid, &output, protection);
@@ -138,7 +138,7 @@ fn it_holds_embedded() {
     assert_held(pid, &output, ONE_USER);
 }
 
-/// The program where any user can start it, gone when dropped.
+/// The program where any user can start it, removed when dropped.
 struct Copied(PathBuf);
 
 impl Copied {
@@ -166,7 +166,7 @@ impl Drop for Copied {
     }
 }
 
-/// A shell that hides what the machine has of `/dev/net` and then becomes the program.
+/// Returns a shell that hides the machine's `/dev/net` and then becomes the program.
 fn with_dev_net(unshare: &[&str], script: &str, program: &Path) -> Command {
     let mut command = Command::new("unshare");
     let script = format!("mount -t tmpfs -o mode=755 none /dev/net && {script} \"$0\" \"$@\"");
@@ -178,7 +178,7 @@ fn with_dev_net(unshare: &[&str], script: &str, program: &Path) -> Command {
 fn it_holds_as_an_ordinary_user() {
     const TEST: &str = "it_holds_as_an_ordinary_user";
     if !is_root() || !possible(TEST) || !works(TEST, &["--mount"]) {
-        // Who is no root is an ordinary user in every other test.
+        // Without root, every other test runs as an ordinary user already.
         return;
     }
     // With the mode that udev gives it.
@@ -204,7 +204,7 @@ fn namespaces() -> &'static [&'static str] {
     if is_root() { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] }
 }
 
-/// Checks that a demonstration said that it cannot run here: one line, and nothing left.
+/// Checks that a demonstration reported that it cannot run here: one line, and nothing left.
 fn assert_unavailable(pid: u32, output: &Output, cause: &str, remedy: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(77), "{said}");
@@ -243,7 +243,7 @@ fn without_namespaces_it_is_unavailable() {
 
 /// Starts a demonstration, ends it in the middle, and waits until nothing is left of it.
 fn end_early(signal: Signal) {
-    // A shell without job control starts what is in its background with interrupts ignored.
+    // A shell without job control starts its background jobs with interrupts ignored.
     let mut demonstration: Child = Command::new("env")
         .arg("--default-signal")
         .arg(program())

@@ -1,4 +1,5 @@
-//! Attacks on the control thread: what it is sent, and what it holds for those that do not read.
+//! Attacks on the control thread: by its input, and by answers that it holds for clients that do
+//! not read.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -83,7 +84,7 @@ fn send_lingering(field: &Field, address: SocketAddr) -> io::Result<()> {
     rustix::net::sockopt::set_socket_linger(&near, Some(LINGER))?;
     let control = Channel::new(connect(&field.socket)?);
     control.send(&Message::Report(Cursor::default()), &[near.as_fd()]).map_err(io::Error::other)?;
-    // Before the server's, which is the last one then. Where it is not, this thread lingers.
+    // Closed before the server's end, which is then the last one. Otherwise this thread lingers.
     drop(near);
     Ok(())
 }
@@ -198,7 +199,7 @@ pub(crate) fn endpoints(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("sessions", sessions.len() as u64), ("endpoints", endpoints)])
 }
 
-/// Connects and sends what is no message, again and again.
+/// Connects and sends invalid messages, again and again.
 pub(crate) fn malformed(field: &Field) -> io::Result<Deeds> {
     let (mut sent, mut refused) = (0, 0);
     field.begun();
@@ -248,8 +249,8 @@ pub(crate) fn hoard(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("sessions", sessions.len() as u64), ("connections", connections.len() as u64)])
 }
 
-/// Asks for sessions, reads no answer and says that nothing more comes: the descriptors that were sent
-/// stay under way.
+/// Requests sessions, reads no answer and shuts down its sending side: the sent descriptors stay
+/// under way.
 pub(crate) fn unread_answers(field: &Field) -> io::Result<Deeds> {
     let most = field.size_or(UNREAD_ANSWERS) as usize;
     let (mut kept, mut refused) = (Vec::new(), 0);

@@ -13,7 +13,7 @@ use crate::session::Target;
 use crate::withheld::Withheld;
 use crate::{Deeds, Field, sys};
 
-/// How long a notification may take before the next is asked for.
+/// The time that a notification may take before the attacker requests the next.
 const STEP: Duration = Duration::from_millis(20);
 /// Processes of the group that is signalled at each notification.
 const GROUP: u64 = 300;
@@ -64,7 +64,7 @@ fn hold_by_read(page: &Withheld) -> Hold {
     })
 }
 
-/// One thread for each descriptor holds its lock; this one has the server notify the session, or
+/// One thread for each descriptor holds its lock; this one makes the server notify the session, or
 /// ends it. The attack's end is that of the process: threads may be asleep in the kernel.
 fn while_held(field: &Field, mut target: Target, hold: Hold, end: bool) -> io::Result<Deeds> {
     let hold = Arc::new(hold);
@@ -84,7 +84,7 @@ fn while_held(field: &Field, mut target: Target, hold: Hold, end: bool) -> io::R
         });
     }
     std::thread::sleep(STEP);
-    // What a holder takes with the lock.
+    // A holder takes some bytes with the lock.
     let (mut notified, mut silent) = (u64::from(target.have_a_notification(STEP)), 0);
     std::thread::sleep(STEP);
     if end {
@@ -110,8 +110,8 @@ fn while_held(field: &Field, mut target: Target, hold: Hold, end: bool) -> io::R
     Ok(vec![("held", held - returned.min(held)), ("notified", notified), ("silent", silent)])
 }
 
-/// Sets whatever makes a notification dear: a long filter, signals to a large process group, a
-/// peek offset, and at last a shut-down of the reading side.
+/// Sets every option that makes a notification expensive: a long filter, signals to a large process
+/// group, a peek offset, and at last a shut-down of the reading side.
 pub(crate) fn options(field: &Field) -> io::Result<Deeds> {
     let group = sys::become_large_group(field.size_or(GROUP));
     let mut target = Target::attach(&field.socket)?;

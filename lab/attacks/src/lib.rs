@@ -40,7 +40,7 @@ pub struct Attack {
     act: fn(&Field) -> io::Result<Deeds>,
 }
 
-/// What an attack did, as counts.
+/// An attack's deeds, as counts.
 pub type Deeds = Vec<(&'static str, u64)>;
 
 const fn attack(name: &'static str, act: fn(&Field) -> io::Result<Deeds>) -> Attack {
@@ -56,12 +56,12 @@ impl Attack {
         Attack { attaches: false, ..self }
     }
 
-    /// No attack, but a program that computes as hard as an attacker: what the scheduler alone takes
-    /// from a neighbour.
+    /// No attack, but a program that computes as hard as an attacker: it shows the scheduler's
+    /// share of a neighbour's loss.
     pub const BUSY: Attack = attack("busy", busy).as_stranger();
 
-    /// No attack on the server: the program builds the wait queues of `waiters-epoll` on a socket of its
-    /// own. It shows what the kernel alone takes from a neighbour.
+    /// No attack on the server: the program builds the wait queues of `waiters-epoll` on a socket
+    /// of its own. It shows the kernel's share of a neighbour's loss.
     pub const WAITERS_ALONE: Attack = attack("waiters-alone", waiters::alone).as_stranger();
 
     /// No attack on the server: the program builds the wait queues of `waiters-poll` on a socket of its own.
@@ -100,7 +100,7 @@ impl Attack {
         attack("report-tail", control::report_tail),
     ];
 
-    /// The attack of a name.
+    /// Returns the attack of a name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Attack> {
         Attack::ALL.into_iter().chain(Attack::BASELINES).find(|one| one.name == name)
@@ -121,11 +121,11 @@ impl Attack {
         })
     }
 
-    /// Attacks until the time is over or the standard input ends, and returns what it did. Must be
-    /// called while the process has one thread.
+    /// Attacks until the time is over or the standard input ends, and returns the attack's deeds.
+    /// Must be called while the process has one thread.
     ///
     /// # Errors
-    /// What the kernel or the server refused before the attack began.
+    /// A refusal of the kernel or the server before the attack began.
     pub fn run(self, field: &Field) -> io::Result<Deeds> {
         sys::raise_descriptor_limit()?;
         (self.act)(field)
@@ -141,7 +141,7 @@ fn busy(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("looks", looks)])
 }
 
-/// Where an attack happens, and for how long.
+/// The place of an attack, and its duration.
 #[derive(Clone, Debug)]
 pub struct Field {
     socket: PathBuf,
@@ -151,7 +151,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// A server's socket, and how long the attack lasts at most.
+    /// Creates a field from a server's socket and the attack's longest duration.
     #[must_use]
     pub fn new(socket: &Path, at_most: Duration) -> Field {
         Field {
@@ -162,7 +162,7 @@ impl Field {
         }
     }
 
-    /// Opens another device node than `/dev/fuse`: some systems keep that from ordinary users.
+    /// Opens another device node than `/dev/fuse`, which some systems close to ordinary users.
     #[must_use]
     pub fn fuse(self, node: &Path) -> Field {
         Field { fuse: node.to_owned(), ..self }

@@ -58,7 +58,7 @@ pub(crate) fn large(field: &Field) -> io::Result<Deeds> {
     come_and_go(field, Attach { receive_slots: 32_768, receive_frame_bytes: 7_000, ..small })
 }
 
-/// As [`large`] with small memories: the server logs each that comes and goes.
+/// Attaches as [`large`] does with small memories: the server logs each arrival and departure.
 pub(crate) fn come_and_go_small(field: &Field) -> io::Result<Deeds> {
     come_and_go(field, small("small memories"))
 }
@@ -89,12 +89,12 @@ fn come_and_go(field: &Field, attach: Attach) -> io::Result<Deeds> {
     Ok(vec![("attached", count(&attached)), ("refused", count(&refused))])
 }
 
-/// Has the kernel take the pages of the session's memory away while the server uses them.
+/// Makes the kernel reclaim the pages of the session's memory while the server uses them.
 pub(crate) fn page_out(field: &Field) -> io::Result<Deeds> {
     advise_while_sending(field, &[PAGE_OUT, COLD])
 }
 
-/// Has the kernel merge the pages into large ones, which unmaps them meanwhile.
+/// Makes the kernel merge the pages into large ones, which unmaps them meanwhile.
 pub(crate) fn collapse(field: &Field) -> io::Result<Deeds> {
     advise_while_sending(field, &[COLLAPSE])
 }
@@ -118,8 +118,8 @@ fn advise_while_sending(field: &Field, advices: &[i32]) -> io::Result<Deeds> {
     Ok(vec![("taken", taken), ("refused", refused), ("sent", sent)])
 }
 
-/// The same with so many mappings of each file that the kernel, which walks them all for each page with
-/// the pages locked, takes seconds.
+/// Does the same with so many mappings of each file that the kernel, which walks them all for each
+/// page with the pages locked, takes seconds.
 pub(crate) fn collapse_wide(field: &Field) -> io::Result<Deeds> {
     let mut target = Target::attach(&field.socket)?;
     let ranges = shared_ranges()?;
@@ -146,7 +146,7 @@ pub(crate) fn collapse_wide(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("mapped", mapped), ("taken", taken), ("refused", refused), ("sent", sent)])
 }
 
-/// The mappings that this process shares with the server.
+/// Returns the mappings that this process shares with the server.
 fn shared_ranges() -> io::Result<Vec<(usize, usize)>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let number = |text: &str| usize::from_str_radix(text, 16).ok();

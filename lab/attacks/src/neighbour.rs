@@ -1,5 +1,5 @@
-//! The neighbour of an attacker: it makes round trips between two sessions of its own through the
-//! server, and attaches and detaches a third again and again, and says how long each took.
+//! The neighbour of an attacker. It makes round trips between two sessions of its own through the
+//! server, and attaches and detaches a third repeatedly. It reports the time of each.
 //!
 //! An operation that is under way when a window ends counts with its time so far, and again in the
 //! next window: a server that hangs shows as long times, not as missing ones.
@@ -13,11 +13,11 @@ use hdrhistogram::Histogram;
 use towpath_client::{Endpoint, Options, Rule, Session, Waiting};
 use towpath_packet::build::Flow;
 
-/// How long one step of a round trip waits before it looks whether it is to end.
+/// The time that one step of a round trip waits before it checks for the end.
 const STEP: Duration = Duration::from_millis(100);
-/// Between one attachment's end and the next.
+/// The time between one attachment's end and the next.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The longest time that is told from longer ones: ten minutes in nanoseconds.
+/// The longest time distinguished from longer ones: ten minutes in nanoseconds.
 const LONGEST: u64 = 600_000_000_000;
 
 /// Times of one kind of operation in a window, in nanoseconds.
@@ -44,7 +44,7 @@ impl fmt::Display for Times {
     }
 }
 
-/// What a neighbour saw in a window.
+/// A neighbour's measurements in a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Round trips.
@@ -60,7 +60,7 @@ impl fmt::Display for Seen {
 }
 
 impl Seen {
-    /// Reads the line that a neighbour's process says.
+    /// Parses the line that a neighbour's process prints.
     #[must_use]
     pub fn read(line: &str) -> Option<Seen> {
         let (trips, attaches) = line.strip_prefix("trips ")?.split_once(" attaches ")?;
@@ -153,7 +153,7 @@ impl Neighbour {
     /// Attaches two sessions and starts. With `spins` they poll instead of sleeping.
     ///
     /// # Errors
-    /// What the server refuses.
+    /// A refusal of the server.
     pub fn start(socket: &Path, spins: bool) -> Result<Neighbour, Box<dyn std::error::Error>> {
         let neighbour = Neighbour { trips: Shared::new(), attaches: Shared::new() };
         let mut pair = Pair::attach(socket, spins)?;
@@ -264,7 +264,7 @@ impl Pair {
         Ok(Pair { sides: [(a, of_a, there), (b, of_b, back)] })
     }
 
-    /// There and back; `false` when the server is gone or the measurement over.
+    /// Sends a packet there and back; `false` when the server is gone or the measurement over.
     fn round_trip(&mut self, trips: &Shared) -> bool {
         let [a, b] = &mut self.sides;
         one_way(a, b, trips) && one_way(b, a, trips)
@@ -282,7 +282,7 @@ fn one_way(
     let length = from.2.len();
     loop {
         let mut came = false;
-        // What else comes, as the network's broadcasts, is not the answer.
+        // Other packets, such as the network's broadcasts, are not the answer.
         let outcome =
             to.0.wait(Some(STEP))
                 .and_then(|_| to.0.receive(0, 64, |packet| came |= packet.len() == length));

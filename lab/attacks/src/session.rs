@@ -1,5 +1,5 @@
-//! What an attacker does with a session: it finds the descriptors that the server shares with it,
-//! and has the server notify it without ever taking a notification.
+//! An attacker's operations on a session: it finds the descriptors that the server shares with it,
+//! and makes the server notify it without ever taking a notification.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -26,7 +26,7 @@ pub(crate) struct Target {
     pub(crate) wakes: Vec<OwnedFd>,
 }
 
-/// The numbers of this process' descriptors.
+/// Returns the numbers of this process' descriptors.
 fn open_descriptors() -> io::Result<BTreeSet<i32>> {
     let entries = std::fs::read_dir("/proc/self/fd")?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
@@ -40,7 +40,7 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A control connection that waits at most a while for each answer.
+/// Opens a control connection that waits a bounded time for each answer.
 pub(crate) fn channel(path: &Path) -> io::Result<Channel> {
     let socket = connect(path)?;
     rustix::net::sockopt::set_socket_timeout(
@@ -60,7 +60,7 @@ pub(crate) fn ask(channel: &Channel, message: &Message) -> Option<(Message, Vec<
     }
 }
 
-/// A small session's message.
+/// Returns the request for a small session.
 pub(crate) fn small(name: &str) -> Attach {
     Attach {
         queue_sets: 1,
@@ -76,10 +76,10 @@ pub(crate) fn small(name: &str) -> Attach {
 }
 
 impl Target {
-    /// Attaches, and opens an endpoint that receives what the session sends to itself.
+    /// Attaches, and opens an endpoint that receives the session's packets to itself.
     ///
     /// # Errors
-    /// What the server refuses.
+    /// A refusal of the server.
     pub(crate) fn attach(path: &Path) -> io::Result<Target> {
         let socket = connect(path)?;
         let before = open_descriptors()?;
@@ -116,7 +116,7 @@ impl Target {
         Ok(Target { session, endpoint, packet, doorbells, wakes })
     }
 
-    /// The descriptor that the attacker takes for the doorbell.
+    /// Returns the descriptor that the attacker takes for the doorbell.
     pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
         self.doorbells[0].as_fd()
     }
@@ -143,7 +143,7 @@ impl Target {
         false
     }
 
-    /// Takes the notifications that came, so that the next one finds room.
+    /// Takes the waiting notifications, so that the next one finds room.
     pub(crate) fn take_notifications(&mut self) {
         self.session.take_rings();
     }

@@ -1,6 +1,7 @@
 //! The system calls of the attacks.
 //!
-//! Unsafe lives here for calls that rustix does not have, or that take what no safe type allows.
+//! Unsafe lives here for calls that rustix does not have, or with arguments that no safe type
+//! allows.
 
 use std::ffi::CString;
 use std::io;
@@ -19,7 +20,7 @@ pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// How many descriptors the process may have.
+/// Returns the number of descriptors that the process may have.
 pub(crate) fn descriptor_limit() -> usize {
     getrlimit(Resource::Nofile).current.map_or(20_000, |limit| limit.min(1 << 20) as usize)
 }
@@ -76,7 +77,7 @@ pub(crate) fn attach_filter(socket: BorrowedFd<'_>, length: u16) -> bool {
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// Has the kernel signal this process' whole group at each event of the descriptor.
+/// Makes the kernel signal this process' whole group at each event of the descriptor.
 pub(crate) fn signal_own_group(descriptor: BorrowedFd<'_>) -> bool {
     let fd = descriptor.as_raw_fd();
     // SAFETY: calls without pointers.
@@ -140,7 +141,7 @@ pub(crate) fn map_private(file: BorrowedFd<'_>, len: usize) -> io::Result<usize>
     Ok(start as usize)
 }
 
-/// A second descriptor with the lowest number from `from`.
+/// Returns a second descriptor with the lowest number from `from`.
 pub(crate) fn duplicate(descriptor: BorrowedFd<'_>, from: i32) -> io::Result<OwnedFd> {
     // SAFETY: a call without pointers; a descriptor that the kernel returns is new and ours.
     unsafe {
@@ -170,16 +171,16 @@ pub(crate) fn mount_fuse(directory: &str, options: &str) -> io::Result<()> {
     .map(|_| ())
 }
 
-/// A second descriptor of one that is known by its number.
+/// Returns a second descriptor of one that is known by its number.
 pub(crate) fn duplicate_number(number: i32) -> io::Result<OwnedFd> {
     // SAFETY: borrowed for this call alone; a number that is not open is an error of the call.
     duplicate(unsafe { BorrowedFd::borrow_raw(number) }, 3)
 }
 
-/// What the kernel merges into one page.
+/// The size that the kernel merges into one page.
 pub(crate) const LARGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Maps shared memory once more, where a large page could be, and as long as one at least.
+/// Maps shared memory once more, at an address fit for a large page and at least as long as one.
 pub(crate) fn alias_large(start: usize, len: usize) -> Option<usize> {
     let len = len.max(LARGE_PAGE_BYTES);
     let (none, flags) = (std::ptr::null_mut(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

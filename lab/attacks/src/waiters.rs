@@ -18,9 +18,9 @@ use crate::{Deeds, Field, sys};
 
 /// Wait-queue entries, unless the field says otherwise.
 const ENTRIES: u64 = 300_000;
-/// Descriptors that are left for everything else.
+/// Descriptors left for other uses.
 const SPARE: usize = 1500;
-/// How long one notification may take before the next is asked for.
+/// The time that one notification may take before the attacker requests the next.
 const STEP: Duration = Duration::from_millis(500);
 
 /// Epoll items: one for each pair of an epoll instance and a duplicate of the descriptor.
@@ -61,7 +61,8 @@ struct Pollers {
 }
 
 impl Pollers {
-    /// They wait for what does not come, so that their entries stay through every wake-up.
+    /// Starts threads that wait for events that never come, so that their entries stay through
+    /// every wake-up.
     fn on(descriptor: BorrowedFd<'_>, wanted: u64) -> io::Result<Pollers> {
         let each = (sys::descriptor_limit() as u64).min(wanted).max(1);
         let stop = Arc::new(AtomicBool::new(false));
@@ -95,7 +96,7 @@ impl Drop for Pollers {
     }
 }
 
-/// Has the server notify the session until the end.
+/// Makes the server notify the session until the end.
 fn be_notified(field: &Field, target: &mut Target) -> u64 {
     let mut notified = 0;
     while !field.over() {
@@ -105,7 +106,7 @@ fn be_notified(field: &Field, target: &mut Target) -> u64 {
     notified
 }
 
-/// Epoll items on the doorbell.
+/// Attaches epoll items to the doorbell.
 pub(crate) fn epolls(field: &Field) -> io::Result<Deeds> {
     let mut target = Target::attach(&field.socket)?;
     let items = Items::on(target.doorbell(), field.size_or(ENTRIES))?;
@@ -114,7 +115,7 @@ pub(crate) fn epolls(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("entries", items.count), ("notified", notified)])
 }
 
-/// Entries of `poll` on the doorbell.
+/// Attaches entries of `poll` to the doorbell.
 pub(crate) fn polls(field: &Field) -> io::Result<Deeds> {
     let mut target = Target::attach(&field.socket)?;
     let entries = field.size_or(ENTRIES);
@@ -125,8 +126,8 @@ pub(crate) fn polls(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("entries", entries), ("notified", notified)])
 }
 
-/// Entries of `poll` on an epoll instance, to which the doorbell is added after the server has seen
-/// how fast its notifications are.
+/// Attaches entries of `poll` to an epoll instance, and adds the doorbell to it after the server
+/// has seen fast notifications.
 pub(crate) fn nested(field: &Field) -> io::Result<Deeds> {
     let mut target = Target::attach(&field.socket)?;
     let entries = field.size_or(ENTRIES);
@@ -139,7 +140,7 @@ pub(crate) fn nested(field: &Field) -> io::Result<Deeds> {
     field.begun();
     let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
     let mut notified = 0;
-    // Added and taken away in turn: the wait queue is short whenever the server looks.
+    // Added and removed in turn: the wait queue is short whenever the server looks.
     while !field.over() {
         epoll::add(&outer, target.doorbell(), data, flags)?;
         for _ in 0..8 {
@@ -154,7 +155,7 @@ pub(crate) fn nested(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("entries", entries), ("notified", notified)])
 }
 
-/// Epoll items on the attacker's end of the control connection, which each answer wakes.
+/// Attaches epoll items to the attacker's end of the control connection, which each answer wakes.
 pub(crate) fn control(field: &Field) -> io::Result<Deeds> {
     let channel = crate::session::channel(&field.socket)?;
     let items = Items::on(channel.as_fd(), field.size_or(ENTRIES))?;
@@ -176,12 +177,12 @@ fn be_answered(field: &Field, channel: &Channel) -> u64 {
     answered
 }
 
-/// Epoll items on the descriptor by which the attacker wakes the server: the server's read wakes
-/// those that wait to write.
+/// Attaches epoll items to the descriptor by which the attacker wakes the server: the server's read
+/// wakes the waiters for writing.
 pub(crate) fn wake(field: &Field) -> io::Result<Deeds> {
     let target = Target::attach(&field.socket)?;
     let Some(wake) = target.wakes.first() else {
-        // There is nothing of the kind to attack.
+        // There is no such descriptor to attack.
         field.begun();
         field.sit();
         return Ok(vec![("entries", 0), ("woken", 0)]);
@@ -196,8 +197,9 @@ pub(crate) fn wake(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("entries", items.count), ("woken", woken)])
 }
 
-/// Attaches epoll items to a socket of the attacker's own. The socket is of the same kind as a doorbell,
-/// but no server has it: this shows what the kernel lets a program take from all others.
+/// Attaches epoll items to a socket of the attacker's own. The socket is of the same kind as a
+/// doorbell, but no server has it: this shows how much the kernel lets a program take from all
+/// others.
 pub(crate) fn alone(field: &Field) -> io::Result<Deeds> {
     let (sending, receiving) = towpath_protocol::doorbell::pair()?;
     let items = Items::on(receiving.as_fd(), field.size_or(ENTRIES))?;

@@ -18,7 +18,7 @@ use crate::sys;
 
 /// Bytes of the withheld file.
 const BYTES: usize = 1 << 20;
-/// Where the file system is mounted, in the attacker's own mount namespace.
+/// The mount point, in the attacker's own mount namespace.
 const DIRECTORY: &str = "/mnt";
 
 const LOOKUP: u32 = 1;
@@ -56,7 +56,7 @@ impl Withheld {
     /// called while the process has one thread.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's refusal.
     pub(crate) fn new(node: &Path) -> io::Result<Withheld> {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         let (uid, gid) = (uid.as_raw(), gid.as_raw());
@@ -79,14 +79,14 @@ impl Withheld {
         Ok(Withheld { start, stop, server: Some(server) })
     }
 
-    /// The address of a page that no other system call waits for.
+    /// Returns the address of a page that no other system call waits for.
     pub(crate) fn page(&self, number: usize) -> usize {
         self.start + number % (BYTES / 4096) * 4096
     }
 }
 
 impl Drop for Withheld {
-    /// Ends the connection: the kernel fails all that wait for a page.
+    /// Ends the connection: the kernel fails all waits for a page.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(server) = self.server.take() {
@@ -127,13 +127,13 @@ fn serve(device: &OwnedFd, stop: &AtomicBool) {
     }
 }
 
-/// Version 7.31; reads are asynchronous, so that a signal ends a wait for a page.
+/// Answers with version 7.31; reads are asynchronous, so that a signal ends a wait for a page.
 fn init(readahead: u32) -> Vec<u64> {
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     vec![pair(7, 31), pair(readahead, 1), pair(16 | 12 << 16, 4096), pair(1, 1), 0, 0, 0, 0]
 }
 
-/// The attributes of the directory (1) or of the file (2).
+/// Returns the attributes of the directory (1) or of the file (2).
 fn attributes(node: u64) -> [u64; 11] {
     let (size, mode) = if node == 1 { (0, 0o040_755) } else { (BYTES as u64, 0o100_644_u64) };
     // Inode, size, blocks, three times, their nanoseconds, mode, links, user, group, device, flags.

@@ -1,13 +1,13 @@
 //! An allocator that counts.
 //!
 //! Unsafe lives here because an allocator is an unsafe trait: every call goes to the system's
-//! allocator as it came, so its promises are the caller's own.
+//! allocator unchanged, so the caller's promises hold for it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The system's allocator, counting. To be installed by a test or benchmark:
+/// The system's allocator, counting. A test or benchmark installs it:
 ///
 /// ```
 /// use towpath_testkit::CountingAllocator;
@@ -30,32 +30,32 @@ pub struct CountingAllocator {
 /// Calls of the allocator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Allocations {
-    /// How often memory was asked for.
+    /// Allocations.
     pub allocated: u64,
-    /// How often memory was made longer or shorter.
+    /// Reallocations, longer or shorter.
     pub reallocated: u64,
-    /// How often memory was given back.
+    /// Deallocations.
     pub freed: u64,
-    /// How much was asked for, in bytes, growth included.
+    /// Bytes allocated, growth included.
     pub allocated_bytes: u64,
-    /// How much was given back, in bytes, shrinking included.
+    /// Bytes freed, shrinking included.
     pub freed_bytes: u64,
 }
 
 impl Allocations {
-    /// All calls together: zero where nothing touched the allocator.
+    /// Returns the number of all calls: zero without any use of the allocator.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.allocated + self.reallocated + self.freed
     }
 
-    /// What is in use, in bytes; negative when more was given back than asked for.
+    /// Returns the bytes in use; negative when more was freed than allocated.
     #[must_use]
     pub fn live_bytes(&self) -> i64 {
         self.allocated_bytes.wrapping_sub(self.freed_bytes) as i64
     }
 
-    /// What was added since an earlier count.
+    /// Returns the difference from an earlier count.
     #[must_use]
     pub fn since(&self, earlier: &Allocations) -> Allocations {
         Allocations {
@@ -77,7 +77,7 @@ thread_local! {
 }
 
 impl CountingAllocator {
-    /// One that has counted nothing.
+    /// Creates an allocator with zero counts.
     #[must_use]
     pub const fn new() -> CountingAllocator {
         CountingAllocator {
@@ -89,7 +89,7 @@ impl CountingAllocator {
         }
     }
 
-    /// What all threads of the process did since its start.
+    /// Returns the calls of all threads of the process since its start.
     #[must_use]
     pub fn of_process(&self) -> Allocations {
         Allocations {
@@ -101,16 +101,17 @@ impl CountingAllocator {
         }
     }
 
-    /// What the calling thread does while it runs something, whatever the others do. All zero
-    /// where this is not the program's allocator: see [`is_installed`](Self::is_installed).
+    /// Returns the calls of the calling thread while it runs `work`, without those of other
+    /// threads. All zero where this is not the program's allocator: see
+    /// [`is_installed`](Self::is_installed).
     pub fn of_this_thread<T>(work: impl FnOnce() -> T) -> (T, Allocations) {
         let before = OF_THREAD.get();
         let result = work();
         (result, OF_THREAD.get().since(&before))
     }
 
-    /// Whether the program's allocator is one of these. A test that wants to see no allocation
-    /// asks this first.
+    /// Returns `true` if this is the program's allocator. A test that asserts no allocation asks
+    /// this first.
     #[must_use]
     pub fn is_installed() -> bool {
         let ((), seen) =
@@ -124,7 +125,7 @@ impl CountingAllocator {
         self.freed.fetch_add(change.freed, Relaxed);
         self.allocated_bytes.fetch_add(change.allocated_bytes, Relaxed);
         self.freed_bytes.fetch_add(change.freed_bytes, Relaxed);
-        // A thread that is ending may have no such place any more.
+        // An ending thread may have no such place any more.
         let _ = OF_THREAD.try_with(|own| {
             let mut sum = own.get();
             sum.allocated = sum.allocated.wrapping_add(change.allocated);
@@ -137,7 +138,7 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting touches atomics and a
+// SAFETY: every call goes to the system's allocator unchanged; counting touches atomics and a
 // thread's own cell, and neither allocates nor panics.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

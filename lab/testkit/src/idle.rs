@@ -1,15 +1,16 @@
-//! What is left of each core, counted by who takes only what is left (Hennrich, "User Level Device
-//! Driver am Beispiel von TCP", measures idle time so).
+//! Measures the idle time of each core with threads that take only idle time (Hennrich, "User Level
+//! Device Driver am Beispiel von TCP", measures idle time so).
 //!
-//! The scheduler's account of threads does not know what interrupts take, nor, all of it, what the
-//! kernel's own threads and other processes do. A thread of the class `SCHED_IDLE` on each core, which
-//! runs when nobody else wants to, counts passes of a loop; how many there are in a second with nothing
-//! else to do is measured first, in the same run. What it misses, somebody took.
+//! The scheduler's account of threads covers neither the time of interrupts nor all the time of
+//! kernel threads and other processes. A thread of the class `SCHED_IDLE` on each core, which runs
+//! only on an otherwise idle core, counts passes of a loop. The module first measures the passes
+//! per second of an idle core, in the same run. Missing passes are time that other work took.
 //!
-//! It changes what it looks at: a core that counts never halts, so whoever is woken on it is woken
-//! sooner, and is switched to rather than started. What is counted so needs a run of its own, and is
-//! compared with what was counted so. Where the kernel shares cores among groups of processes, the
-//! class counts within a group: who is measured belongs to the group of who counts.
+//! The measurement changes its object: a counting core never halts, so threads on it wake sooner,
+//! by a switch instead of a start. A measurement by this method needs a run of its own, and
+//! compares only with others of the method. Where the kernel shares cores among groups of
+//! processes, the class counts within a group: the measured process must belong to the counter's
+//! group.
 //!
 //! Unsafe lives here for the scheduling class, which rustix does not have.
 
@@ -22,14 +23,14 @@ use std::time::{Duration, Instant};
 use crate::times::thread_cpu_time;
 use towpath_sandbox::pin;
 
-/// Steps of one pass: some tens of nanoseconds, so that to count costs little beside them.
+/// Steps of one pass: some tens of nanoseconds, so that the cost of counting is small beside them.
 const STEPS: u32 = 32;
-/// Parts of a calibration. What takes time from a core unseen does not take it in all of them.
+/// Parts of a calibration. An unseen load does not take time from a core in all of them.
 const PARTS: u32 = 20;
-/// A part in which a thread had less of its core than this says little of how fast it counts.
+/// A part in which a thread had less of its core than this gives no reliable rate.
 const LEAST_CPU: Duration = Duration::from_micros(500);
 
-/// A core's count, on cache lines of its own: two threads that count must not hinder each other.
+/// A core's count, on cache lines of its own: two counting threads must not slow each other down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Passes(AtomicU64);
@@ -45,11 +46,11 @@ struct Counter {
 pub struct IdleCounters {
     counters: Vec<Counter>,
     over: Arc<AtomicBool>,
-    /// Passes a second of each core that nobody else uses; zero until calibrated.
+    /// Passes per second of each core while idle; zero until calibrated.
     full: Vec<f64>,
 }
 
-/// How far the counters had come at a moment.
+/// The counts at a moment.
 #[derive(Debug, Clone)]
 pub struct IdleMoment {
     at: Instant,
@@ -60,7 +61,8 @@ impl IdleCounters {
     /// Starts one thread on each of these CPUs. Every user may do so.
     ///
     /// # Errors
-    /// `EINVAL` when there is no such CPU, or it is not allowed; and when there is no thread to be had.
+    /// `EINVAL` when there is no such CPU, or it is not allowed; and when the system has no thread
+    /// left.
     pub fn start(cpus: &[usize]) -> io::Result<IdleCounters> {
         let over = Arc::new(AtomicBool::new(false));
         let mut all = IdleCounters { counters: Vec::new(), over, full: vec![0.0; cpus.len()] };
@@ -72,7 +74,7 @@ impl IdleCounters {
                 std::thread::Builder::new().name(format!("idle-{cpu}")).spawn(move || {
                     let started = pin(cpu).and_then(|()| take_what_is_left());
                     let counts = started.is_ok();
-                    // Nobody waits where starting another one has failed.
+                    // The receiver is gone if the start of another counter failed.
                     let _ = ready.send(started);
                     if counts {
                         count(&counted.0, &over);
@@ -85,9 +87,9 @@ impl IdleCounters {
         Ok(all)
     }
 
-    /// Measures how fast each core counts with nothing else to do: in the fastest of twenty parts of
-    /// `window`, and by the counting thread's own time on its core, so that whoever else has the core
-    /// for a while does no harm. Nothing that is to be measured may run meanwhile. A core that is never
+    /// Measures how fast each idle core counts. The result is the fastest of twenty parts of
+    /// `window`, by the counting thread's own time on its core, so that other work on the core for
+    /// a while does no harm. Nothing that is to be measured may run meanwhile. A core that is never
     /// free for half a millisecond stays uncalibrated.
     ///
     /// # Errors
@@ -108,7 +110,7 @@ impl IdleCounters {
         Ok(())
     }
 
-    /// Passes of each core, and what its thread had of it.
+    /// Returns the passes of each core, and the CPU time of its thread.
     fn work(&self) -> io::Result<Vec<(u64, Duration)>> {
         let one = |counter: &Counter| {
             let cpu = thread_cpu_time(&counter.thread)?;
@@ -117,15 +119,15 @@ impl IdleCounters {
         self.counters.iter().map(one).collect()
     }
 
-    /// How far they are.
+    /// Returns the present counts.
     #[must_use]
     pub fn moment(&self) -> IdleMoment {
         let load = |counter: &Counter| counter.passes.0.load(Ordering::Relaxed);
         IdleMoment { at: Instant::now(), passes: self.counters.iter().map(load).collect() }
     }
 
-    /// Which part of each core was left since a moment, 0 to 1, in the order of the CPUs; a little
-    /// above 1 on a core that has become faster. Not a number without a calibration.
+    /// Returns the idle share of each core since a moment, 0 to 1, in the order of the CPUs; a
+    /// little above 1 on a core that has become faster. Not a number without a calibration.
     #[must_use]
     pub fn idle_since(&self, earlier: &IdleMoment) -> Vec<f64> {
         let now = self.moment();
@@ -142,7 +144,7 @@ impl Drop for IdleCounters {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         for counter in self.counters.drain(..) {
-            // It cannot fail; and there is nobody to tell.
+            // It cannot fail, and `drop` has no caller to tell.
             let _ = counter.thread.join();
         }
     }
@@ -160,7 +162,7 @@ fn count(passes: &AtomicU64, over: &AtomicBool) {
     }
 }
 
-/// Puts the calling thread into the class that runs when no other wants to.
+/// Puts the calling thread into the class that runs only on an idle core.
 fn take_what_is_left() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: 0 is the calling thread, and the parameters live as long as the call.
@@ -181,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Until each core was left alone for a moment: other tests run beside this one.
+    /// Calibrates until each core was idle for a moment: other tests run beside this one.
     fn calibrated(cpus: &[usize]) -> IdleCounters {
         let mut idle = IdleCounters::start(cpus).unwrap();
         let start = Instant::now();

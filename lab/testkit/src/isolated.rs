@@ -16,16 +16,16 @@ pub const ISOLATED_LIMIT: Duration = Duration::from_secs(60);
 /// The environment variable that, set to 1, makes a skipped test a failed one.
 pub const REQUIRE_ALL: &str = "TOWPATH_REQUIRE_ALL";
 
-/// Says to the second program that it is inside, and of which test.
+/// Tells the second program that it is inside, and for which test.
 const INSIDE: &str = "TOWPATH_TEST_INSIDE";
 
 /// The most output of an isolated test that is kept, in bytes.
 const OUTPUT_MAX_BYTES: u64 = 4 << 20;
 
 /// Runs the rest of a test in a network namespace of its own, in a process of its own, with the
-/// rights of root there. To be the whole body of a `#[test]`. Where the machine does not allow it
-/// the test is skipped, see [`skip`]; it fails when the body panics, does not come to its end, or
-/// takes longer than [`ISOLATED_LIMIT`].
+/// rights of root there. It has to be the whole body of a `#[test]`. Where the machine does not
+/// allow it the test is skipped, see [`skip`]. The test fails when the body panics, does not reach
+/// its end, or takes longer than [`ISOLATED_LIMIT`].
 ///
 /// ```no_run
 /// #[test]
@@ -43,7 +43,7 @@ macro_rules! isolated {
     }};
 }
 
-/// The name by which the test harness knows the test that `here` is an item of.
+/// Returns the test harness's name of the test that contains the item `here`.
 #[doc(hidden)]
 #[must_use]
 pub fn test_name<T>(_here: T) -> &'static str {
@@ -52,14 +52,14 @@ pub fn test_name<T>(_here: T) -> &'static str {
     path.split_once("::").map_or(path, |(_crate, test)| test)
 }
 
-/// What [`isolated!`] does, for the test of a name.
+/// Does the work of [`isolated!`], for the test of a name.
 ///
 /// # Panics
 /// When the test fails, or is skipped where all are required.
 pub fn isolated(test: &str, body: impl FnOnce()) {
     if std::env::var(INSIDE).is_ok_and(|inside| inside == test) {
         body();
-        // The harness succeeds as well when it finds no test of the name: so we say it.
+        // The harness succeeds even without a test of the name: so the test prints that it ran.
         println!("{}", end_of(test));
         return;
     }
@@ -98,7 +98,7 @@ pub fn isolated(test: &str, body: impl FnOnce()) {
             None => std::thread::sleep(Duration::from_millis(5)),
         }
     };
-    // A grandchild that lives on would hold the pipe open: it is not waited for.
+    // A surviving grandchild would hold the pipe open: do not wait for it.
     let patience = Instant::now() + Duration::from_secs(2);
     while !reader.is_finished() && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(1));
@@ -115,19 +115,20 @@ fn end_of(test: &str) -> String {
     format!("[{test} came to its end in a namespace of its own]")
 }
 
-/// Whether a test that cannot run here is a failed one: [`REQUIRE_ALL`] is 1.
+/// Returns `true` if a test that cannot run here fails: [`REQUIRE_ALL`] is 1.
 #[must_use]
 pub fn required() -> bool {
     std::env::var_os(REQUIRE_ALL).is_some_and(|value| value == "1")
 }
 
-/// Says that a test is skipped, and why, past the harness' capture, so that it is always seen.
+/// Reports that a test is skipped, and why, past the harness' capture, so that the message always
+/// shows.
 ///
 /// # Panics
 /// Where all tests are [`required`].
 pub fn skip(test: &str, why: &Unavailable) {
     assert!(!required(), "{test} has to run here ({REQUIRE_ALL}=1) and cannot: {why}");
-    // In one piece: other tests say something meanwhile.
+    // In one write: other tests print at the same time.
     let line = format!("SKIP {test}: {}; {}\n", why.cause, why.remedy);
     let _ = io::stderr().write_all(line.as_bytes());
 }

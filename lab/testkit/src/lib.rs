@@ -1,10 +1,10 @@
-//! What tests and experiments count and trace: time, system calls, allocations, single steps; and tests in
-//! a network namespace of their own.
+//! Counters and tracers for tests and experiments: time, system calls, allocations, single steps;
+//! and tests in a network namespace of their own.
 //!
-//! A test becomes its own little network with [`isolated!`]. What the machine refuses is an
-//! [`Unavailable`]: the test says SKIP, or fails where everything is required.
+//! A test becomes its own little network with [`isolated!`]. A refusal of the machine is an
+//! [`Unavailable`]: the test prints SKIP, or fails where everything is required.
 //!
-//! All of `towpath_sandbox` is here, too, since most tests need both.
+//! The crate re-exports `towpath_sandbox`, since most tests need both.
 
 mod allocator;
 mod idle;

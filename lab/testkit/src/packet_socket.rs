@@ -1,5 +1,5 @@
-//! A socket of whole Ethernet frames on an interface (packet(7)): what a program without a driver
-//! of its own would use, and so what one is compared with.
+//! A socket of whole Ethernet frames on an interface (packet(7)): the means of a program without a
+//! driver of its own, and so a basis of comparison for a driver.
 //!
 //! Unsafe lives here for its address, which rustix does not have.
 
@@ -10,15 +10,15 @@ use towpath_netlink::Netlink;
 
 use towpath_sandbox::Error;
 
-/// A packet socket that does not wait.
+/// A non-blocking packet socket.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
 }
 
 impl PacketSocket {
-    /// Opens one on an interface of the calling thread's network namespace. It receives frames of
-    /// one ethertype; those that it sends itself are not among them.
+    /// Opens a socket on an interface of the calling thread's network namespace. It receives frames
+    /// of one ethertype, except its own.
     ///
     /// # Errors
     /// When there is no such interface, or no CAP_NET_RAW in its namespace.
@@ -28,14 +28,14 @@ impl PacketSocket {
     }
 
     fn bound(index: u32, ethertype: u16) -> io::Result<PacketSocket> {
-        // A protocol of zero: nothing is received before the socket is bound to its interface.
+        // A protocol of zero: the socket receives nothing before it is bound to its interface.
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: takes no pointers; the result is checked before it is owned.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just opened, and nobody else's.
+        // SAFETY: a descriptor just opened, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: all zeros is a value of this structure of integers.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -50,10 +50,10 @@ impl PacketSocket {
         Ok(PacketSocket { fd })
     }
 
-    /// Sends a frame; answers whether there was room for it.
+    /// Sends a frame. Returns `true` if there was room for it.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn send(&self, frame: &[u8]) -> io::Result<bool> {
         match rustix::io::write(&self.fd, frame) {
             Ok(_) => Ok(true),
@@ -62,10 +62,10 @@ impl PacketSocket {
         }
     }
 
-    /// Takes a frame, as much of it as fits; `None` when none waits.
+    /// Receives a frame, as much of it as fits; `None` when none waits.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match rustix::io::read(&self.fd, buffer) {
             Ok(len) => Ok(Some(len)),

@@ -1,5 +1,5 @@
-//! Bytes moved from one owner to another in the three ways that there are: copied, by changing who
-//! may touch their pages, and by mapping the pages elsewhere.
+//! Moves bytes from one owner to another in three ways: by copying, by changing the protection of
+//! their pages, and by mapping the pages elsewhere.
 //!
 //! Unsafe lives here because pages are taken from under addresses: no reference to them is ever
 //! formed, and every access is to an address that is mapped and permitted at that moment.
@@ -10,7 +10,7 @@ use std::ptr::{NonNull, null_mut};
 /// A page of this machine's ordinary memory, in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
-/// How bytes change their owner.
+/// The way in which bytes change their owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Move {
     /// `memcpy`, from one owner's memory into the other's.
@@ -18,8 +18,8 @@ pub enum Move {
     /// Two mappings of the same pages: the giver's becomes unreachable (`mprotect(2)`), the
     /// taker's reachable. Two system calls, whatever the number of pages.
     Protect,
-    /// The pages are taken out of one range of addresses and put into another (`mremap(2)`). One
-    /// system call.
+    /// The kernel moves the pages from one range of addresses to another (`mremap(2)`). One system
+    /// call.
     Remap,
 }
 
@@ -28,8 +28,8 @@ impl Move {
     pub const ALL: [Move; 3] = [Move::Copy, Move::Protect, Move::Remap];
 }
 
-/// Memory of two owners. They are the two sides of one process: what other threads and processes
-/// add, telling other cores to forget addresses, comes on top.
+/// Memory of two owners. They are the two sides of one process: other threads and processes add the
+/// cost of TLB shootdowns on other cores.
 #[derive(Debug)]
 pub struct Pages {
     bytes: usize,
@@ -37,12 +37,12 @@ pub struct Pages {
     private: [Area; 2],
     /// Two mappings of the same memory, for [`Move::Protect`].
     shared: [Area; 2],
-    /// Which side has the bytes, by [`Move::Protect`] and by [`Move::Remap`].
+    /// The side that has the bytes, by [`Move::Protect`] and by [`Move::Remap`].
     protected: usize,
     mapped: usize,
 }
 
-/// A mapping, unmapped at the end.
+/// A mapping, unmapped when dropped.
 #[derive(Debug)]
 struct Area {
     first: NonNull<u8>,
@@ -69,11 +69,11 @@ impl Area {
         }
     }
 
-    /// Reads a byte of every page, as whoever got it would. The area must be reachable.
+    /// Reads a byte of every page, as a receiver would. The area must be reachable.
     fn touch(&self, bytes: usize) -> u64 {
         (0..bytes)
             .step_by(PAGE_BYTES)
-            // SAFETY: inside of the mapping, which is readable, as the caller saw to.
+            // SAFETY: inside of the mapping, which the caller ensured to be readable.
             .map(|offset| u64::from(unsafe { self.first.add(offset).as_ptr().read_volatile() }))
             .sum()
     }
@@ -81,13 +81,13 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: ours, and nobody has an address of it any more.
+        // SAFETY: ours, and no address of it is in use any more.
         unsafe { libc::munmap(self.first.as_ptr().cast(), self.bytes) };
     }
 }
 
 impl Pages {
-    /// Memory for moves of up to `bytes`.
+    /// Allocates memory for moves of up to `bytes`.
     ///
     /// # Errors
     /// When there is not so much.
@@ -99,7 +99,7 @@ impl Pages {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor just made, and nobody else's; mappings outlive it.
+        // SAFETY: a descriptor just made, with no other owner; mappings outlive it.
         let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
         file.set_len(bytes as u64)?;
         let shared = || Area::map(bytes, libc::MAP_SHARED | libc::MAP_POPULATE, fd);
@@ -114,11 +114,11 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Moves `len` bytes to the other side, and looks at every page there. Answers a sum of what
-    /// was seen, so that it was.
+    /// Moves `len` bytes to the other side, and reads every page there. Returns a sum of the bytes
+    /// read, so that the reads happen.
     ///
     /// # Errors
-    /// What the kernel answers; `EINVAL` for more than there is.
+    /// The kernel's error; `EINVAL` for more than there is.
     pub fn give(&mut self, how: Move, len: usize) -> io::Result<u64> {
         if len == 0 || len > self.bytes {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -142,8 +142,8 @@ impl Pages {
             Move::Remap => {
                 let (giver, taker) = (self.mapped, 1 - self.mapped);
                 let (from, to) = (&self.private[giver], &self.private[taker]);
-                // The giver's addresses stay mapped, to nothing: nobody else can get them, and the
-                // way back needs them.
+                // The giver's addresses stay mapped, to nothing: no other mapping can take them,
+                // and the way back needs them.
                 let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
                 // SAFETY: both ranges are ours, and no reference into them exists.
                 let moved = unsafe {
@@ -169,7 +169,7 @@ impl Pages {
 mod tests {
     use super::*;
 
-    /// What is read there; `None` where nobody may.
+    /// Reads the first byte; `None` where reading is forbidden.
     fn first_byte(area: &Area) -> Option<u8> {
         let mut byte = 0xff_u8;
         let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -194,7 +194,7 @@ mod tests {
         for how in [Move::Remap, Move::Protect] {
             for round in 0..4 {
                 assert_eq!(pages.give(how, 2 * PAGE_BYTES + 1).unwrap(), 1 + 2 + 3, "{how:?}");
-                // Who gave them has them no longer: its addresses lead to nothing, or nowhere.
+                // The giver has lost them: its addresses lead to nothing, or nowhere.
                 let giver = round % 2;
                 match how {
                     Move::Protect => {

@@ -1,7 +1,7 @@
-//! `select(2)` on any number of descriptors: what the papers compare with.
+//! `select(2)` on any number of descriptors, the basis of comparison in the papers.
 //!
-//! Unsafe lives here because a set of descriptors is a set of numbers: that they are open is for
-//! the caller to see to, and is seen to by borrowing them.
+//! Unsafe lives here because a set of descriptors is a set of numbers: the caller must keep them
+//! open, and borrowing them ensures it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use rustix::event::{FdSetElement, FdSetIter, Timespec, fd_set_insert, fd_set_num_elements};
 
-/// Descriptors that are waited for.
+/// Descriptors to wait for.
 pub struct Selected<'a> {
     descriptors: Vec<BorrowedFd<'a>>,
-    /// Whose place in that list each number has.
+    /// For each descriptor number, its place in that list.
     places: Vec<usize>,
     wanted: Vec<FdSetElement>,
     ready: Vec<FdSetElement>,
@@ -20,7 +20,7 @@ pub struct Selected<'a> {
 }
 
 impl<'a> Selected<'a> {
-    /// These descriptors.
+    /// Creates a set of these descriptors.
     #[must_use]
     pub fn new(descriptors: Vec<BorrowedFd<'a>>) -> Selected<'a> {
         let highest = descriptors.iter().map(AsRawFd::as_raw_fd).max().unwrap_or(-1);
@@ -34,10 +34,11 @@ impl<'a> Selected<'a> {
         Selected { descriptors, places, ready: wanted.clone(), wanted, highest }
     }
 
-    /// Waits until one is readable, at most so long. Answers the places of those that are: the set is told anew and looked through each time, which is what it costs.
+    /// Waits until a descriptor is readable, at most so long. Returns the places of the readable
+    /// ones. Each call fills and scans the set anew, which is the cost of `select`.
     ///
     /// # Errors
-    /// What the kernel answers; an interruption is none.
+    /// The kernel's error; an interruption is none.
     pub fn readable(&mut self, timeout: Duration, found: &mut Vec<usize>) -> io::Result<()> {
         found.clear();
         self.ready.copy_from_slice(&self.wanted);
@@ -45,7 +46,7 @@ impl<'a> Selected<'a> {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        // SAFETY: every number in the set is that of a descriptor that is borrowed, and so open.
+        // SAFETY: every number in the set belongs to a borrowed descriptor, which is open.
         let count = unsafe {
             rustix::event::select(
                 self.highest + 1,

@@ -1,10 +1,10 @@
-//! Counting what a process executes, instruction by instruction, from outside (`ptrace(2)`): how
-//! many instructions there are, and how many of them lock a line of memory or wait for all stores.
+//! Counts the instructions of a process from outside (`ptrace(2)`): all of them, those that lock a
+//! line of memory, and those that wait for all stores.
 //!
 //! Unsafe lives here because `ptrace` and `waitid` are known to libc alone.
 //!
-//! A process that is stepped through runs some thousand times slower, and does the same. Counts are
-//! of the program as it was built: its libraries are in them, the kernel is not.
+//! A stepped process runs some thousand times slower, with the same behaviour. Counts are of the
+//! program as built: they include its libraries, and exclude the kernel.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,27 +18,27 @@ use rustix::io::Errno;
 
 use towpath_sandbox::{Error, Unavailable};
 
-/// How long a thread has to stop when it is attached to.
+/// The time that a thread has to stop after the attachment.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest instruction, in bytes (Intel's manual, volume 2, section 2.3.11).
 const LONGEST: usize = 15;
 
-/// What was executed.
+/// The executed instructions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Steps {
     /// Instructions.
     pub instructions: u64,
     /// Those that hold a line of memory while they read, change and write it: with a lock prefix,
-    /// or `xchg` with memory. Atomic read-modify-writes and locks are made of them.
+    /// or `xchg` with memory. Atomic read-modify-writes and locks consist of them.
     pub locked: u64,
     /// Full memory fences (`mfence`).
     pub fences: u64,
-    /// Those of `instructions` that could not be looked at: locks or fences may be among them.
+    /// Those of `instructions` that the watch could not read: locks or fences may be among them.
     pub unread: u64,
 }
 
 impl Steps {
-    /// What came since.
+    /// Returns the difference from an earlier count.
     #[must_use]
     pub fn since(&self, before: &Steps) -> Steps {
         Steps {
@@ -59,7 +59,7 @@ struct Shared {
     unread: AtomicU64,
 }
 
-/// A process that is stepped through, all of its threads, until this is dropped.
+/// A process that the watch steps through, all of its threads, until this is dropped.
 pub struct StepWatch {
     shared: Arc<Shared>,
     tracer: Option<JoinHandle<()>>,
@@ -75,8 +75,8 @@ impl StepWatch {
     /// Begins to step through a child of this process, all threads that it has now.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when it may not be watched, or on processors whose instructions are
-    /// not known here.
+    /// [`Error::Unavailable`] when the caller may not watch it, or on processors whose instructions
+    /// this module does not know.
     pub fn start(pid: u32) -> Result<StepWatch, Error> {
         if cfg!(not(target_arch = "x86_64")) {
             return Err(Error::Unavailable(Unavailable {
@@ -116,7 +116,7 @@ impl StepWatch {
         }
     }
 
-    /// What was executed so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn steps(&self) -> Steps {
         Steps {
@@ -146,7 +146,7 @@ impl StepWatch {
 }
 
 impl Drop for StepWatch {
-    /// The process goes on unwatched: the end of the thread that attached lets it.
+    /// The process goes on unwatched: the end of the tracing thread releases it.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(tracer) = self.tracer.take() {
@@ -155,7 +155,7 @@ impl Drop for StepWatch {
     }
 }
 
-/// What an instruction is, as far as it is counted.
+/// The kind of an instruction, as far as the watch counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Plain,
@@ -163,7 +163,7 @@ enum Kind {
     Fence,
 }
 
-/// Looks at an instruction's bytes (Intel's manual, volume 2, chapter 2).
+/// Decodes an instruction's bytes (Intel's manual, volume 2, chapter 2).
 fn kind(bytes: &[u8]) -> Kind {
     let mut rest = bytes;
     let mut locked = false;
@@ -209,7 +209,8 @@ impl Tracer {
             loop {
                 match stopped(tid)? {
                     Some(stop) if stop.is_event => break,
-                    // A signal of its own was first: it gets it, and stops for us then.
+                    // A signal of its own came first: the thread gets it, and stops for the watch
+                    // then.
                     Some(stop) => request(libc::PTRACE_CONT, tid, stop.signal as usize)?,
                     None => std::thread::yield_now(),
                 }
@@ -238,7 +239,7 @@ impl Tracer {
                         place += 1;
                     }
                     Ok(None) => place += 1,
-                    // It has ended.
+                    // The thread has ended.
                     Err(_) => {
                         self.threads.swap_remove(place);
                     }
@@ -256,21 +257,21 @@ impl Tracer {
         self.detach();
     }
 
-    /// Counts the instruction that a thread stands before, and has it execute that.
+    /// Counts a stopped thread's next instruction, and steps over it.
     fn step(&mut self, tid: libc::pid_t, stop: Stop, shared: &Shared) {
         shared.instructions.fetch_add(1, Ordering::Relaxed);
         match self.look(tid) {
             Ok(Kind::Plain) => {}
             Ok(Kind::Locked) => _ = shared.locked.fetch_add(1, Ordering::Relaxed),
             Ok(Kind::Fence) => _ = shared.fences.fetch_add(1, Ordering::Relaxed),
-            // A thread that was left standing would hold up its process: it goes on.
+            // A thread left stopped would hold up its process: it goes on.
             Err(_) => _ = shared.unread.fetch_add(1, Ordering::Relaxed),
         }
-        // Refused for a thread alone that has ended meanwhile.
+        // The kernel refuses only for a thread that has ended meanwhile.
         let _ = request(libc::PTRACE_SINGLESTEP, tid, stop.own_signal());
     }
 
-    /// What the instruction is that a thread stands before.
+    /// Returns the kind of a stopped thread's next instruction.
     fn look(&mut self, tid: libc::pid_t) -> io::Result<Kind> {
         let at = instruction_pointer(tid)?;
         if let Some(kind) = self.known.get(&at) {
@@ -281,9 +282,9 @@ impl Tracer {
         Ok(kind)
     }
 
-    /// Stops each thread once more, and lets it go: one that steps may not be left so. Its last step
-    /// may have left a trap that is still to be delivered, which would end the process unwatched: it
-    /// is waited for first.
+    /// Stops each thread once more, and releases it: a thread may not be released while it steps.
+    /// Its last step may have left a pending trap, which would end the process unwatched: wait for
+    /// it first.
     fn detach(&mut self) {
         for &tid in &self.threads {
             let _ = request(libc::PTRACE_INTERRUPT, tid, 0);
@@ -305,24 +306,24 @@ impl Tracer {
     }
 }
 
-/// Why a thread has stopped.
+/// The reason why a thread has stopped.
 #[derive(Debug, Clone, Copy)]
 struct Stop {
     signal: i32,
-    /// It stopped because it was asked to, or all of its process did: the signal is not one that it
-    /// is to get.
+    /// `true` if the watch asked for the stop, or the whole process stopped: the thread does not
+    /// get the signal.
     is_event: bool,
 }
 
 impl Stop {
-    /// The signal that it gets when it goes on, of a thread that steps: traps are ours, all others
-    /// its own. 0: none.
+    /// Returns the signal that a stepping thread gets when it goes on: traps are the watch's, all
+    /// others its own. 0: none.
     fn own_signal(self) -> usize {
         if self.is_event || self.signal == libc::SIGTRAP { 0 } else { self.signal as usize }
     }
 }
 
-/// Whether a trap waits to be delivered to a thread.
+/// Returns `true` if a trap is pending for a thread.
 fn has_trap_pending(tid: libc::pid_t) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
     let pending = crate::times::field(&status, "SigPnd:");
@@ -331,7 +332,7 @@ fn has_trap_pending(tid: libc::pid_t) -> bool {
         .is_some_and(|mask| mask >> (libc::SIGTRAP - 1) & 1 == 1)
 }
 
-/// Why a thread has stopped, if it has; an error when it has ended.
+/// Returns the reason why a thread has stopped, if it has; an error when it has ended.
 fn stopped(tid: libc::pid_t) -> io::Result<Option<Stop>> {
     // SAFETY: a siginfo is numbers, for which zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -371,7 +372,7 @@ fn instruction_pointer(_tid: libc::pid_t) -> io::Result<u64> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// An instruction's bytes; fewer at the end of what is mapped.
+/// Returns an instruction's bytes; fewer at the end of the mapping.
 fn bytes_at(tid: libc::pid_t, at: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0_u8; LONGEST];
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -414,7 +415,7 @@ mod tests {
             into.write_all(&[round]).unwrap();
             from.read_exact(&mut byte).unwrap();
             assert_eq!(byte, [round]);
-            // Let go at any moment: sometimes while it sleeps, sometimes in the middle of a step.
+            // Released at any moment: sometimes while it sleeps, sometimes in the middle of a step.
             if round % 2 == 0 {
                 let quiet = Duration::from_millis(2);
                 let steps = watch.settle(quiet, Duration::from_secs(10)).unwrap();

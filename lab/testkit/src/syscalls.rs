@@ -1,11 +1,11 @@
-//! Counting the system calls of a thread of another process, from outside (`ptrace(2)`).
+//! Counts the system calls of a thread of another process, from outside (`ptrace(2)`).
 //!
 //! Unsafe lives here because `ptrace` and `waitid` are known to libc alone.
 //!
-//! What is watched is slowed down, not changed, but for one thing: to begin and to end the watch
-//! the thread is stopped for a moment, and a call such as `epoll_wait` that it sleeps in may then
-//! return `EINTR` (`signal(7)`). Meanwhile nobody else of the watching process may wait for it:
-//! its stops would be taken for its end.
+//! The watch slows the thread down and changes one thing: to begin and to end the watch, the
+//! counter stops the thread for a moment. A call such as `epoll_wait` in which the thread sleeps
+//! may then return `EINTR` (`signal(7)`). Meanwhile no other thread of the watching process may
+//! wait for the watched one: it would take a stop for the end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,13 +20,13 @@ use rustix::io::Errno;
 
 use towpath_sandbox::{Error, Unavailable};
 
-/// How often an idle thread is looked after: what a watch may last longer than asked for.
+/// The time between two looks at an idle thread: a watch may last that much longer than asked for.
 const LOOK_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long after its last stop a thread is looked after without sleeping.
+/// The time after its last stop during which the watch looks at a thread without sleeping.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// How long a thread has to stop. One in an uninterruptible sleep does not.
+/// The time that a thread has to stop. One in an uninterruptible sleep does not.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// `PTRACE_EVENT_STOP` of `linux/ptrace.h`.
@@ -35,19 +35,19 @@ const EVENT_STOP: i32 = 128;
 /// The system calls of a thread, by number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyscallCount {
-    /// How often each was begun. That in which the thread slept at the start is not counted,
-    /// unless the stop made it begin again.
+    /// How often each call began. The call in which the thread slept at the start does not count,
+    /// unless the stop restarted it.
     pub calls: BTreeMap<u64, u64>,
-    /// How long was watched.
+    /// The length of the watch.
     pub watched: Duration,
-    /// Why the watch ended.
+    /// The reason why the watch ended.
     pub ended: WatchEnd,
 }
 
-/// Why a watch ended.
+/// The reason why a watch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchEnd {
-    /// It was stopped.
+    /// The caller stopped it.
     Stopped,
     /// Its time was over.
     TimeOver,
@@ -64,13 +64,13 @@ impl SyscallCount {
         SyscallWatch::start(tid, time)?.wait()
     }
 
-    /// All calls together.
+    /// Returns the number of all calls.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.calls.values().sum()
     }
 
-    /// How often a call was begun, by its number, as `libc::SYS_write`.
+    /// Returns how often a call began, by its number, as `libc::SYS_write`.
     #[must_use]
     pub fn number(&self, call: libc::c_long) -> u64 {
         u64::try_from(call).ok().and_then(|call| self.calls.get(&call)).copied().unwrap_or(0)
@@ -90,7 +90,7 @@ impl fmt::Display for SyscallCount {
     }
 }
 
-/// A watch that is on.
+/// A running watch.
 #[derive(Debug)]
 pub struct SyscallWatch {
     stop: Arc<AtomicBool>,
@@ -99,11 +99,11 @@ pub struct SyscallWatch {
 
 impl SyscallWatch {
     /// Begins to watch a thread of another process, by its number (a process' number is its first
-    /// thread's). When this returns, every call is counted, until `at_most` is over.
+    /// thread's). From its return on, every call counts, until `at_most` is over.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when it may not be watched: it is another user's, not a child (Yama),
-    /// or watched already. A thread of the calling process cannot be watched.
+    /// [`Error::Unavailable`] when the caller may not watch the thread: it is another user's, not a
+    /// child (Yama), or watched already. A thread of the calling process cannot be watched.
     pub fn start(tid: u32, at_most: Duration) -> Result<SyscallWatch, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let (attached, wait) = mpsc::sync_channel(1);
@@ -183,7 +183,7 @@ fn explain(tid: u32, errno: Errno) -> Error {
     }
 }
 
-/// The tracer's side. Whose thread ends detaches: the kernel sees to that.
+/// The tracer's side. The kernel detaches when its thread ends.
 struct Trace {
     tid: libc::pid_t,
     calls: BTreeMap<u64, u64>,
@@ -197,7 +197,7 @@ struct Stop {
 }
 
 impl Trace {
-    /// Attaches, and brings the thread from wherever it is to where its calls are reported.
+    /// Attaches, and brings the thread from any state to one in which the kernel reports its calls.
     fn attach(tid: u32) -> Result<Trace, Errno> {
         let tid = libc::pid_t::try_from(tid).map_err(|_| Errno::SRCH)?;
         let mut trace = Trace { tid, calls: BTreeMap::new(), exited: false };
@@ -217,7 +217,8 @@ impl Trace {
     fn watch(&mut self, at_most: Duration, stop: &AtomicBool) -> io::Result<SyscallCount> {
         let start = Instant::now();
         let mut last_stop = start;
-        // Once the end has come: when it did, why, and from then on we wait for a stop to leave at.
+        // The time and reason of the end, once it came; from then on the tracer waits for a stop to
+        // leave at.
         let mut ending: Option<(Instant, WatchEnd)> = None;
         loop {
             let found = self.stopped()?;
@@ -254,7 +255,7 @@ impl Trace {
         SyscallCount { calls: std::mem::take(&mut self.calls), watched: end - start, ended }
     }
 
-    /// The stop that the thread is in, if any. Its end is noticed and left for its parent.
+    /// Returns the stop that the thread is in, if any. Its end is noticed and left for its parent.
     fn stopped(&mut self) -> Result<Option<Stop>, Errno> {
         let flags = libc::WNOHANG | libc::__WALL;
         match self.wait(flags | libc::WSTOPPED) {
@@ -269,7 +270,7 @@ impl Trace {
             Err(errno) => return Err(errno),
         }
         self.exited = match self.wait(flags | libc::WEXITED | libc::WNOWAIT) {
-            // The kernel tells a tracer of stops, asked or not: one may have come just now.
+            // The kernel reports stops to a tracer at any time: one may have come just now.
             Ok(news) => news.is_some_and(|(code, _)| {
                 matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED)
             }),
@@ -279,7 +280,7 @@ impl Trace {
         Ok(None)
     }
 
-    /// The kind of news (`CLD_TRAPPED` and so on) and the status that belongs to it.
+    /// Returns the kind of news (`CLD_TRAPPED` and so on) and its status.
     fn wait(&self, flags: libc::c_int) -> Result<Option<(i32, i32)>, Errno> {
         // SAFETY: a siginfo is numbers, for which zero is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -296,7 +297,7 @@ impl Trace {
         Ok((pid != 0).then_some((info.si_code, status)))
     }
 
-    /// Notes what the stop is for, and lets the thread go on to the next.
+    /// Records the reason of the stop, and lets the thread go on to the next.
     fn go_on(&mut self, stop: &Stop) -> Result<(), Errno> {
         if stop.signal == (libc::SIGTRAP | 0x80) {
             if let Some(call) = self.begun_call()? {
@@ -305,7 +306,7 @@ impl Trace {
             return self.resume(libc::PTRACE_SYSCALL, 0);
         }
         if stop.event == EVENT_STOP && stop.signal != libc::SIGTRAP {
-            // It was told to stop (SIGSTOP): it stays stopped until told otherwise.
+            // A signal (SIGSTOP) stopped it: it stays stopped until another one continues it.
             return self.resume(libc::PTRACE_LISTEN, 0);
         }
         self.resume(libc::PTRACE_SYSCALL, passed_on(stop))
@@ -328,7 +329,7 @@ impl Trace {
         }
     }
 
-    /// A thread that was killed meanwhile is no error: its end comes next.
+    /// Resumes the thread. A thread killed meanwhile is no error: its end comes next.
     fn resume(&mut self, request: libc::c_uint, signal: i32) -> Result<(), Errno> {
         match self.request(request, signal as usize) {
             Err(Errno::SRCH) => Ok(()),
@@ -336,7 +337,7 @@ impl Trace {
         }
     }
 
-    /// The number of the call that is about to begin; `None` at the end of one.
+    /// Returns the number of the call that is about to begin; `None` at the end of one.
     fn begun_call(&self) -> Result<Option<u64>, Errno> {
         // SAFETY: the struct is numbers, for which zero is a value.
         let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
@@ -365,7 +366,8 @@ impl Trace {
     }
 }
 
-/// The signal that the thread was about to get, which it gets now. Stops of the watch are none.
+/// Returns the signal that the thread was about to get, which it gets now. Stops of the watch are
+/// none.
 fn passed_on(stop: &Stop) -> i32 {
     if stop.event != 0 || stop.signal & 0x80 != 0 { 0 } else { stop.signal }
 }
@@ -374,7 +376,7 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// The names of the calls that a data path may make, for messages.
+/// Returns the names of the calls that a data path may make, for messages.
 fn name(call: u64) -> Option<&'static str> {
     let names = [
         (libc::SYS_read, "read"),

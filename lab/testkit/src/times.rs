@@ -1,4 +1,4 @@
-//! How much a process computed and how often it was woken.
+//! The CPU time of a process and the number of its wake-ups.
 //!
 //! Unsafe lives here for the CPU clocks of other processes and threads, which rustix does not have.
 
@@ -9,13 +9,13 @@ use std::os::unix::thread::JoinHandleExt;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The most threads of a process that are looked at.
+/// The most threads of a process that are read.
 const MAX_THREADS: usize = 4096;
 
-/// The most entries of `/proc` that are looked at: as many as Linux has process numbers.
+/// The most entries of `/proc` that are read: as many as Linux has process numbers.
 const MAX_PROCESSES: usize = 1 << 22;
 
-/// What the scheduler knows of a thread.
+/// The scheduler's account of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadTimes {
     /// The thread.
@@ -26,28 +26,28 @@ pub struct ThreadTimes {
     pub cpu: Duration,
     /// Time that it waited for a core.
     pub waited: Duration,
-    /// How often it was given a core: how often it was woken, and put aside for others.
+    /// How often it got a core: after a wake-up or a preemption.
     pub timeslices: u64,
     /// How often it went to sleep by itself.
     pub voluntary_switches: u64,
-    /// How often it was put aside.
+    /// How often it was preempted.
     pub involuntary_switches: u64,
 }
 
-/// What the scheduler knows of a process.
+/// The scheduler's account of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessTimes {
-    /// Time on a core of all its threads, those that ended included, exact to the nanosecond.
+    /// Time on a core of all its threads, ended ones included, exact to the nanosecond.
     pub cpu: Duration,
-    /// Those that live.
+    /// Its living threads.
     pub threads: Vec<ThreadTimes>,
 }
 
 impl ProcessTimes {
-    /// Of a process, by its number.
+    /// Reads the account of a process, by its number.
     ///
     /// # Errors
-    /// When there is none such, or `/proc` is not mounted.
+    /// When there is no such process, or `/proc` is not mounted.
     pub fn of(pid: u32) -> io::Result<ProcessTimes> {
         let mut threads = Vec::new();
         for entry in fs::read_dir(format!("/proc/{pid}/task"))?.take(MAX_THREADS) {
@@ -64,13 +64,13 @@ impl ProcessTimes {
         Ok(ProcessTimes { cpu: process_cpu_time(pid)?, threads })
     }
 
-    /// How often threads that live went to sleep by themselves.
+    /// Returns how often living threads went to sleep by themselves.
     #[must_use]
     pub fn voluntary_switches(&self) -> u64 {
         self.threads.iter().map(|thread| thread.voluntary_switches).sum()
     }
 
-    /// How often threads that live were put aside.
+    /// Returns how often living threads were preempted.
     #[must_use]
     pub fn involuntary_switches(&self) -> u64 {
         self.threads.iter().map(|thread| thread.involuntary_switches).sum()
@@ -78,10 +78,10 @@ impl ProcessTimes {
 }
 
 impl ThreadTimes {
-    /// Of a thread, by its process' number and its own.
+    /// Reads the account of a thread, by its process' number and its own.
     ///
     /// # Errors
-    /// When there is none such, or the kernel keeps no such account.
+    /// When there is no such thread, or the kernel keeps no such account.
     pub fn of(pid: u32, tid: u32) -> io::Result<ThreadTimes> {
         let read = |file| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
         let unreadable = |what| io::Error::new(io::ErrorKind::InvalidData, what);
@@ -105,27 +105,27 @@ impl ThreadTimes {
     }
 }
 
-/// The processes that take part in something, and the threads of the kernel that process packets
-/// for everybody (`ksoftirqd`), where they can be seen.
+/// The processes that take part in an experiment, and the kernel's threads that process packets for
+/// all (`ksoftirqd`), where they are visible.
 #[derive(Debug, Clone)]
 pub struct Participants {
     processes: Vec<u32>,
     kernel: Vec<u32>,
 }
 
-/// What participants came to, as a difference between two moments.
+/// The participants' usage, as a difference between two moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Time on a core.
     pub cpu: Duration,
     /// How often threads of the processes went to sleep by themselves, and so were woken.
     pub sleeps: u64,
-    /// How often they were put aside for others.
+    /// How often they were preempted.
     pub put_aside: u64,
 }
 
 impl Usage {
-    /// What came since.
+    /// Returns the difference from an earlier usage.
     #[must_use]
     pub fn since(&self, before: &Usage) -> Usage {
         Usage {
@@ -135,30 +135,30 @@ impl Usage {
         }
     }
 
-    /// How often threads were switched.
+    /// Returns how often threads were switched.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.sleeps + self.put_aside
     }
 }
 
-/// What participants came to up to a moment, thread by thread.
+/// The participants' usage up to a moment, thread by thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Moment {
     cpu: Duration,
-    /// By process and thread: how often it went to sleep by itself, and was put aside.
+    /// By process and thread: how often it went to sleep by itself, and was preempted.
     threads: BTreeMap<(u32, u32), [u64; 2]>,
 }
 
 impl Moment {
-    /// What came from this moment to a later one. Of switches, those of the threads that are there
-    /// at the later one: a thread that was just ending at the first takes nothing away.
+    /// Returns the usage from this moment to a later one. Switches are those of the threads that
+    /// live at the later one: a thread that was just ending at the first takes nothing away.
     #[must_use]
     pub fn until(&self, later: &Moment) -> Usage {
         let mut usage = Usage { cpu: later.cpu.saturating_sub(self.cpu), ..Usage::default() };
         for (thread, [sleeps, put_aside]) in &later.threads {
             let [slept, were_put] = self.threads.get(thread).copied().unwrap_or_default();
-            // A number that another thread has now counts from nothing again.
+            // A number that now belongs to another thread counts from zero again.
             usage.sleeps += sleeps.saturating_sub(slept);
             usage.put_aside += put_aside.saturating_sub(were_put);
         }
@@ -167,7 +167,7 @@ impl Moment {
 }
 
 impl Participants {
-    /// These processes, each named once.
+    /// Creates the participants from these processes, each named once.
     #[must_use]
     pub fn new(processes: &[u32]) -> Participants {
         let mut processes = processes.to_vec();
@@ -176,7 +176,7 @@ impl Participants {
         Participants { processes, kernel: packet_threads() }
     }
 
-    /// Time on a core since they were started, exact to the nanosecond.
+    /// Returns their time on a core since their start, exact to the nanosecond.
     ///
     /// # Errors
     /// When a process has ended.
@@ -186,14 +186,14 @@ impl Participants {
             sum += process_cpu_time(pid)?;
         }
         for &pid in &self.kernel {
-            // One that was stopped with its core has no time any more.
+            // A kernel thread that stopped with its core has no time any more.
             sum += process_cpu_time(pid).unwrap_or_default();
         }
         Ok(sum)
     }
 
-    /// Time and switches up to now, to be compared with those up to another moment. Looking costs
-    /// some tens of microseconds.
+    /// Returns time and switches up to now, for comparison with another moment. A call costs some
+    /// tens of microseconds.
     ///
     /// # Errors
     /// When a process has ended.
@@ -208,7 +208,7 @@ impl Participants {
         Ok(moment)
     }
 
-    /// Time and switches since they were started; of threads that have ended, their time alone.
+    /// Returns time and switches since their start; of ended threads, their time alone.
     ///
     /// # Errors
     /// When a process has ended.
@@ -217,8 +217,8 @@ impl Participants {
     }
 }
 
-/// What the calling thread came to so far: to be asked by a thread before it ends, since nobody can
-/// afterwards.
+/// Returns the usage of the calling thread so far. A thread has to call this before it ends, since
+/// the account ends with it.
 ///
 /// # Errors
 /// When `/proc` is not mounted, or the kernel keeps no such account.
@@ -232,14 +232,14 @@ pub fn this_thread_usage() -> io::Result<Usage> {
     })
 }
 
-/// The kernel's threads that process packets for everybody, one a core, as far as `/proc` shows
+/// Returns the kernel's threads that process packets for all, one per core, as far as `/proc` shows
 /// them: to a process in a namespace of process numbers it does not.
 fn packet_threads() -> Vec<u32> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let is_one = |pid: &u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        // Anybody may have such a name; only the kernel's threads are kthreadd's children.
+        // Any process may have such a name; only the kernel's threads are kthreadd's children.
         field(&status, "Name:").is_some_and(|name| name.starts_with("ksoftirqd/"))
             && field(&status, "PPid:") == Some("2")
     };
@@ -256,12 +256,12 @@ fn schedstat(text: &str) -> Option<(Duration, Duration, u64)> {
     Some((Duration::from_nanos(cpu), Duration::from_nanos(waited), slices))
 }
 
-/// The value of a line of a `status` file.
+/// Returns the value of a line of a `status` file.
 pub(crate) fn field<'a>(status: &'a str, key: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim)
 }
 
-/// The time on a core of all threads of a process, exact to the nanosecond.
+/// Returns the time on a core of all threads of a process, exact to the nanosecond.
 ///
 /// # Errors
 /// When there is no such process.
@@ -276,7 +276,7 @@ pub fn process_cpu_time(pid: u32) -> io::Result<Duration> {
     clock_time(clock)
 }
 
-/// The time on a core of the calling thread, exact to the nanosecond.
+/// Returns the time on a core of the calling thread, exact to the nanosecond.
 ///
 /// # Errors
 /// None that Linux knows.
@@ -284,7 +284,8 @@ pub fn this_thread_cpu_time() -> io::Result<Duration> {
     clock_time(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The time on a core of a thread of this process that has not been joined, exact to the nanosecond.
+/// Returns the time on a core of a thread of this process that has not been joined, exact to the
+/// nanosecond.
 pub(crate) fn thread_cpu_time<T>(thread: &JoinHandle<T>) -> io::Result<Duration> {
     let mut clock = 0;
     // SAFETY: a thread with a handle was not joined, so its number is its own; the clock's number is

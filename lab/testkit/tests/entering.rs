@@ -1,5 +1,5 @@
-//! Going into a namespace in place, first thing in `main`: a program without a test harness, since
-//! a harness has threads.
+//! Entering a namespace in place, first thing in `main`: a program without a test harness, since a
+//! harness has threads.
 
 use std::net::UdpSocket;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the kernel makes of our netlink messages, and of our namespaces.
+//! The kernel's reactions to our netlink messages, and to our namespaces.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -54,7 +54,7 @@ fn a_wire_between_namespaces_carries_packets() {
         assert_eq!(far.netlink().unwrap().link("far").unwrap().mtu, 9000);
 
         for (own, peer) in ours.iter().zip(&theirs) {
-            // Both usable at once, IPv6 as well: nobody else can have them.
+            // Both usable at once, IPv6 as well: no other host can have them.
             let server = far.run(|| UdpSocket::bind((peer.address(), 7)).unwrap()).unwrap();
             server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             let client = UdpSocket::bind((own.address(), 0)).unwrap();
@@ -73,7 +73,7 @@ fn a_wire_between_namespaces_carries_packets() {
         let mut text = String::new();
         accepted.read_to_string(&mut text).unwrap();
         assert_eq!(text, "stream");
-        // Nobody there: sockets do not see across.
+        // No listener there: sockets do not see across.
         assert!(TcpStream::connect("127.0.0.1:80").is_err());
     });
 }
@@ -111,7 +111,7 @@ fn a_namespace_ends_with_its_last_holder() {
         let end = |namespace, name| End { namespace, name, addresses: &[] };
         connect(&end(&here, "stay"), &end(&there, "go"), None).unwrap();
         drop(there);
-        // The kernel takes a namespace apart in its own time.
+        // The kernel removes a namespace in its own time.
         let mut netlink = Netlink::open().unwrap();
         for _ in 0..500 {
             if netlink.link("stay").is_err() {
@@ -292,7 +292,7 @@ fn the_kernel_says_why_it_refuses() {
 
         netlink.create_veth(&Veth::new("low", "wol")).unwrap();
         netlink.create_bridge("loop").unwrap();
-        // A bridge in itself: refused with words on every kernel that has words.
+        // A bridge in itself: every kernel with error messages refuses it with one.
         let error = netlink.enslave("loop", "loop").unwrap_err();
         let NetlinkError::Refused { detail: Some(detail), .. } = &error else {
             panic!("without the kernel's words: {error:?}");
@@ -331,7 +331,7 @@ fn who_may_not_is_told_what_it_takes() {
 
 #[test]
 fn a_failure_in_a_namespace_is_seen_outside() {
-    // Inside, the panic is caught and the harness is content: only the missing word tells.
+    // Inside, the test catches the panic and the harness succeeds: only the missing line tells.
     let outcome = std::panic::catch_unwind(|| isolated!(|| panic!("on purpose")));
     if towpath_testkit::check_namespaces().is_ok() {
         let panic = outcome.unwrap_err();

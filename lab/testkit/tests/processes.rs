@@ -14,7 +14,7 @@ use towpath_testkit::{
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// The `status` file of a `cat` that is started so.
+/// Returns the `status` file of a `cat` that is started so.
 fn status_of(prepare: impl FnOnce(&mut Command)) -> BTreeMap<String, String> {
     let mut command = Command::new("/bin/cat");
     command.arg("/proc/self/status");
@@ -131,7 +131,7 @@ fn what_the_machine_allows_is_found_without_side_effects() {
     });
 }
 
-/// A child that ends with the test, however that ends.
+/// A child that ends with the test, even a failing one.
 struct Kept(Child);
 
 impl Drop for Kept {
@@ -147,7 +147,7 @@ fn start(program: &str, arguments: &[&str]) -> Kept {
     Kept(command.spawn().unwrap())
 }
 
-/// A `cat` that has come up: it answers.
+/// Starts a `cat`, and waits until it answers.
 fn running_cat() -> (Kept, std::process::ChildStdin, BufReader<std::process::ChildStdout>) {
     let mut cat = start("/bin/cat", &[]);
     let mut input = cat.0.stdin.take().unwrap();
@@ -209,13 +209,13 @@ fn each_wake_up_is_seen() {
         wait_until(|| ProcessTimes::of(pid).unwrap().voluntary_switches() >= slept);
     }
     let after = ProcessTimes::of(cat.0.id()).unwrap();
-    // One sleep a line; a second one where it met us at the pipe's lock.
+    // One sleep per line; a second one where it met us at the pipe's lock.
     let sleeps = after.voluntary_switches() - before.voluntary_switches();
     assert!((10..=20).contains(&sleeps), "{sleeps}");
     assert!(after.cpu > before.cpu);
 }
 
-/// Whether children may be traced here; says so if not.
+/// Returns `true` if tracing children is allowed here; prints a message if not.
 fn may_trace(test: &str) -> bool {
     let (cat, _input, _output) = running_cat();
     match SyscallCount::of(cat.0.id(), Duration::ZERO) {
@@ -241,16 +241,16 @@ fn system_calls_are_counted_one_by_one() {
         output.read_line(&mut line).unwrap();
         assert_eq!(line, format!("{n}\n"));
     }
-    // The last line is answered before the next read begins.
+    // `cat` answers the last line before its next read begins.
     std::thread::sleep(Duration::from_millis(20));
     let count = watch.stop().unwrap();
     assert_eq!(count.ended, WatchEnd::Stopped);
     assert_eq!(count.number(libc::SYS_write), 25, "{count}");
-    // That in which it was found, if begun again, and 25 more.
+    // The call in which the watch found it, if restarted, and 25 more.
     assert!((25..=26).contains(&count.number(libc::SYS_read)), "{count}");
     assert!(count.total() <= 52 && count.to_string().contains("write 25"), "{count}");
 
-    // It goes on as if nothing had been.
+    // It goes on as before.
     input.write_all(b"after\n").unwrap();
     let mut line = String::new();
     output.read_line(&mut line).unwrap();
@@ -309,7 +309,7 @@ fn signals_reach_a_watched_process() {
 
 #[test]
 fn who_cannot_be_watched_is_said() {
-    // Oneself, and nobody.
+    // The own thread, and numbers without a thread.
     for tid in [std::process::id(), u32::MAX, i32::MAX as u32] {
         assert!(SyscallWatch::start(tid, Duration::from_secs(1)).is_err());
     }
@@ -325,7 +325,7 @@ fn allocations_are_counted_by_thread() {
 
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // What others do meanwhile is not ours.
+        // Other threads' allocations do not count here.
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 drop(std::hint::black_box(vec![0_u8; 10]));
@@ -390,7 +390,7 @@ fn memory_files_are_counted_by_name() {
         assert_eq!(Census::of_self().unwrap().open(), before.open());
         assert!(Census::of(u32::MAX).is_err());
 
-        // Asking what the kernel offers leaves nothing behind, whatever it answers.
+        // A query of the kernel's features leaves nothing behind, whatever its answer.
         let answers = format!(
             "{:?}",
             (

@@ -1,4 +1,4 @@
-//! Applications that do what they should: they exchange frames and look at every byte.
+//! Well-behaved applications: they exchange frames and check every byte.
 
 use std::path::Path;
 use std::time::Instant;
@@ -41,7 +41,8 @@ fn send(session: &mut Session, endpoint: Endpoint, to: [u8; 6], seed: u64, numbe
     }
 }
 
-/// Receives the frames of a batch, in order, and nothing lost, from `source`; others' are left.
+/// Receives the frames of a batch, in order and without loss, from `source`; ignores others'
+/// frames.
 fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: bool) {
     let own = session.info().mac;
     let until = Instant::now() + PATIENCE;
@@ -56,8 +57,8 @@ fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: b
                 let seen = received.contiguous().expect("frames are larger than these");
                 if frames::source(seen) == Some(source) {
                     let same = frames::check(seen, own, source, seed, next);
-                    // Before the first of our own may come what was on its way to the one who had
-                    // the address before us.
+                    // Packets in flight to the previous holder of the address may arrive before the
+                    // first of our own.
                     if next == 0 && same.is_err() {
                         return;
                     }
@@ -71,7 +72,7 @@ fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: b
 
 fn nothing_dropped(session: &Session, endpoint: Endpoint, packets: u64) {
     for (name, value) in session.counters(endpoint) {
-        // At most one copy on the way out: of what is short, or of the headers.
+        // At most one copy on the way out: of a short packet, or of the headers.
         assert!(name != "tx_copies" || value <= packets, "{name} {value} of {packets} packets");
         let wanted = match name {
             "rx_packets" | "tx_packets" | "rx_copies" => packets,
@@ -82,8 +83,9 @@ fn nothing_dropped(session: &Session, endpoint: Endpoint, packets: u64) {
     }
 }
 
-/// Two sessions that send each other batches and look at every byte. Says `running`, answers
-/// `count`, and at the end of its input `exchanged N`. With `spin` it polls instead of sleeping.
+/// Runs two sessions that send each other batches and check every byte. Prints `running`, answers
+/// `count`, and at the end of its input prints `exchanged N`. With `spin` it polls instead of
+/// sleeping.
 pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
     let spin = options.contains(&"spin");
     let (mut a, of_a) = attach(socket, "pair-a");
@@ -118,8 +120,8 @@ pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
     println!("exchanged {number}");
 }
 
-/// Sends batches through the device to a far end that sends them back, and looks at every byte.
-/// Says `running`, answers `count`, and at the end of its input `echoed N`.
+/// Sends batches through the device to an echoing far end, and checks every byte. Prints `running`,
+/// answers `count`, and at the end of its input prints `echoed N`.
 pub(crate) fn echoed(socket: &Path, seed: u64) {
     let (mut session, endpoint) = attach(socket, "echoed");
     let orders = Orders::listen();
@@ -145,7 +147,7 @@ pub(crate) fn echoed(socket: &Path, seed: u64) {
     println!("echoed {number}");
 }
 
-/// Sleeps until it is killed, or something comes.
+/// Sleeps until it is killed, or a packet arrives.
 pub(crate) fn sleeper(socket: &Path) {
     let (mut session, _endpoint) = attach(socket, "sleeper");
     println!("asleep");

@@ -1,4 +1,4 @@
-//! An attacker, and the neighbour that measures what it costs.
+//! An attacker, and the neighbour that measures the cost of the attack.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use towpath_attacks::neighbour::Neighbour;
 use towpath_attacks::{Attack, Field};
 
-/// Attacks until its input ends, at most for so many seconds. Says `attacking` when the attack is
-/// on, and at its end `did WHAT COUNT` for each thing that it did; or `cannot WHY`.
+/// Attacks until its input ends, at most for so many seconds. Prints `attacking` when the attack is
+/// on. At the end it prints `did WHAT COUNT` for each of its deeds, or `cannot WHY`.
 pub(crate) fn attack(name: &str, socket: &Path, seconds: u64, options: &[&str]) {
     let attack = Attack::from_name(name).unwrap_or_else(|| panic!("no attack {name}"));
     let field = Field::new(socket, Duration::from_secs(seconds));
@@ -18,7 +18,7 @@ pub(crate) fn attack(name: &str, socket: &Path, seconds: u64, options: &[&str]) 
     }
 }
 
-/// Says `running`, and answers `window MS` and `until TRIPS ATTACHES MS` with what it saw.
+/// Prints `running`, and answers `window MS` and `until TRIPS ATTACHES MS` with its measurements.
 pub(crate) fn neighbour(socket: &Path, options: &[&str]) {
     let neighbour = Neighbour::start(socket, options.contains(&"spin")).expect("starts");
     println!("running");

@@ -1,6 +1,6 @@
-//! An application of another user than the server's that tries to write what is not its to write.
+//! An application of another user than the server's that tries to write memory without permission.
 //!
-//! Unsafe lives here for system calls on memory that the safe wrappers would not let happen.
+//! Unsafe lives here for system calls on memory that the safe wrappers would prevent.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -75,7 +75,7 @@ fn attempts(name: &str, file: &OwnedFd) {
     }
 }
 
-/// Tries everything, before and after its memory is sealed, and says what each came to.
+/// Tries everything, before and after its memory is sealed, and prints each outcome.
 pub(crate) fn run(socket: &Path, server: i32) {
     let raw = Raw::connect(socket).expect("connects");
     let (attached, files) = raw.attach(raw::attach("confined")).expect("attaches");
@@ -83,7 +83,7 @@ pub(crate) fn run(socket: &Path, server: i32) {
     let [server_pages, receive_heap, state, pages, heap, _doorbell, _wake] = &files[..] else {
         panic!("{} descriptors", files.len())
     };
-    // Mapped while that is allowed: the one mapping that stays writable.
+    // Mapped while that is allowed: the only mapping that stays writable.
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
     let own = map(pages, read_write);
     assert_eq!(own.0, 0);

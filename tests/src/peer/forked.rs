@@ -20,7 +20,7 @@ fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Ran
     }
 }
 
-/// Runs something in a child and answers its process number.
+/// Runs a function in a child and returns its process number.
 fn fork(child: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child makes system calls, touches memory of its own and ends; the only other
     // thread of this process waits for input and holds no lock.
@@ -42,7 +42,7 @@ fn status(pid: i32) -> i32 {
     status
 }
 
-/// What a child sees, whatever it tries.
+/// Tries every call in a child.
 fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
     let before = session.statistics();
     assert_eq!(session.wait(Some(Duration::from_millis(1))), Err(Lost::Forked), "wait");
@@ -61,7 +61,7 @@ fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
     assert!(matches!(opened, OpenError::Lost(Lost::Forked)), "open: {opened}");
     let closed = session.close(endpoint).unwrap_err();
     assert!(matches!(closed, OpenError::Lost(Lost::Forked)), "close: {closed}");
-    // These have no error to answer: they must neither fault nor take anything from the parent.
+    // These calls return no error: they must neither fault nor take anything from the parent.
     session.disarm();
     session.take_rings();
     assert!(session.counters(endpoint).iter().all(|(_, value)| *value == 0), "counters");
@@ -70,14 +70,14 @@ fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
     0
 }
 
-/// Says `child N` once a child that holds everything lives on, and ends with its input.
+/// Prints `child N` once a child that holds everything lives on, and ends with its input.
 pub(crate) fn run(socket: &Path) {
     let options = Options { name: "forked".into(), ..Options::default() };
     let mut session = Session::attach(socket, &options).expect("attaches");
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
     with_itself(&mut session, endpoint, 0..50);
 
-    // A packet waits, and a ring in the pipe: neither may be the child's.
+    // A packet waits, and a notification in the pipe: the child must get neither.
     assert!(!session.arm().expect("lives"), "nothing waits");
     let own = session.info().mac;
     let mut another = Session::attach(socket, &options).expect("attaches");
@@ -90,7 +90,8 @@ pub(crate) fn run(socket: &Path) {
         session.counters(endpoint).contains(&("rx_packets", 51))
     });
 
-    // The child gets the parent's session as it is in memory. Both have it: the child drops its.
+    // The child gets the parent's session as it is in memory. Both have it: the child drops its
+    // copy.
     let session = std::mem::ManuallyDrop::new(session);
     let child = fork(|| {
         // SAFETY: in the child this is the only one; the parent's lies in another memory.
@@ -110,7 +111,7 @@ pub(crate) fn run(socket: &Path) {
     with_itself(&mut session, endpoint, 51..100);
 
     let child = fork(|| {
-        // Holds what it inherited, until it is killed, and not for ever.
+        // Holds its inherited descriptors, until it is killed, and not for ever.
         std::thread::sleep(3 * PATIENCE);
         0
     });

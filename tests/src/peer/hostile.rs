@@ -1,5 +1,5 @@
-//! An application that attached properly and then does, one after the other, everything that no
-//! correct application does.
+//! An application that attached properly and then commits, one after the other, every kind of
+//! violation.
 
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -74,7 +74,7 @@ impl Hostile {
         let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
     }
 
-    /// Says that a queue set has something to send.
+    /// Announces that a queue pair has something to send.
     fn announce(&self, queue_set: u64) {
         let head = self.pages.load(self.places.events) as u32;
         let slot = (head & (QUEUE_SETS.next_power_of_two() - 1)) as usize;
@@ -83,7 +83,7 @@ impl Hostile {
         self.ring();
     }
 
-    /// Puts descriptors into the transmit queue of the first set, and says so.
+    /// Puts descriptors into the transmit queue of the first queue pair, and announces them.
     fn push(&self, descriptors: &[[u64; 2]]) {
         let set = self.set(0);
         let head = self.pages.load(set.transmit_head) as u32;
@@ -101,7 +101,8 @@ impl Hostile {
         self.push(&[descriptor.to_words()]);
     }
 
-    /// A descriptor that a correct application could write: of nothing that may be sent.
+    /// Returns a descriptor that a correct application could write: of a packet that it may not
+    /// send.
     fn correct(&self) -> Descriptor {
         Descriptor {
             frame: 0,
@@ -117,8 +118,8 @@ impl Hostile {
         counters.iter().find(|(name, _)| *name == "rx_packets").map_or(0, |(_, value)| *value)
     }
 
-    /// Has the server deliver packets to this session, after each of which `then` is called, until
-    /// it closes the session.
+    /// Makes the server deliver packets to this session, and calls `then` after each, until the
+    /// server closes the session.
     fn receive_while(&mut self, then: impl Fn(&Hostile)) {
         let own = self.session.info().mac;
         for number in 0..100 {
@@ -149,13 +150,14 @@ impl Hostile {
         heard[0].revents().contains(rustix::event::PollFlags::HUP)
     }
 
-    /// What the session's end was: the application learns it from what the server wrote.
+    /// Returns the reason of the session's end, which the application reads from the server's
+    /// words.
     pub(crate) fn end(&mut self) -> Option<Lost> {
         let until = std::time::Instant::now() + PATIENCE;
         while std::time::Instant::now() < until {
             match self.session.wait(Some(PATIENCE)) {
                 Err(lost) => return Some(lost),
-                // What came before the end is there to be taken first.
+                // Data from before the end must be taken first.
                 Ok(true) => {
                     for queue_set in 0..QUEUE_SETS {
                         if let Err(lost) = self.session.receive(queue_set, 64, |_| ()) {
@@ -170,7 +172,7 @@ impl Hostile {
     }
 }
 
-/// The one eventfd of this process.
+/// Returns the only eventfd of this process.
 fn eventfd() -> i32 {
     let mut found = std::fs::read_dir("/proc/self/fd").expect("/proc").filter_map(|entry| {
         let entry = entry.ok()?;
@@ -317,8 +319,8 @@ const ACTS: &[(&str, Violation, Act)] = &[
         h.receive_while(|_| ());
     }),
     ("a frame provided to two queue sets", Violation::Ownership, |h| {
-        // The second set's frames are looked at when something comes for it: the first is filled
-        // and goes back, the next stays.
+        // The engine examines the second queue pair's buffers when a packet arrives for it: it
+        // fills the first and gives it back, and the next stays.
         let theirs = h.pages.load(h.set(1).provided + 1);
         h.pages.store(h.set(0).provided, theirs);
         let own = h.session.info().mac;
@@ -338,7 +340,7 @@ const ACTS: &[(&str, Violation, Act)] = &[
     }),
 ];
 
-/// Does all of it, and says `violations N of M kinds` in the end.
+/// Commits all violations, and prints `violations N of M kinds` at the end.
 pub(crate) fn violations(socket: &Path) {
     let mut kinds = BTreeSet::new();
     for (name, expected, act) in ACTS {
@@ -346,7 +348,7 @@ pub(crate) fn violations(socket: &Path) {
         act(&mut hostile);
         let end = hostile.end();
         assert_eq!(end, Some(Lost::Violated(*expected)), "{name}");
-        // And it stays so, whatever is called.
+        // And the error stays, whichever call follows.
         assert_eq!(hostile.session.flush(), Err(Lost::Violated(*expected)), "{name}");
         println!("{name}: {expected:?}");
         kinds.insert(*expected as u32);

@@ -1,4 +1,4 @@
-//! What a server would have logged: its lines are counted, not written.
+//! The log of a server: this counts its lines and writes none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ impl Logged {
         logged
     }
 
-    /// The lines so far.
+    /// Returns the number of lines so far.
     pub(crate) fn lines(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

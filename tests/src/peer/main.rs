@@ -1,5 +1,5 @@
 //! Servers and applications, good and bad, for the tests of the whole system. The first argument
-//! says what this process is; the tests say what each is expected to do.
+//! selects the role of this process; the tests state the expectations.
 
 mod applications;
 mod attack;
@@ -16,7 +16,7 @@ mod steps;
 use std::path::Path;
 
 fn main() {
-    // What a test leaves behind when it fails must not live on.
+    // A process left over by a failed test must not live on.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

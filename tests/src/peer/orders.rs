@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
-/// What was said.
+/// A line, or its absence.
 pub(crate) enum Order {
     Line(String),
     None,
@@ -25,7 +25,7 @@ impl Orders {
         Orders(lines)
     }
 
-    /// Makes no system call.
+    /// Returns the next line, without a system call.
     pub(crate) fn next(&self) -> Order {
         match self.0.try_recv() {
             Ok(line) => Order::Line(line),

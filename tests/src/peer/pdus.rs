@@ -7,7 +7,7 @@ use towpath_client::{OpenError, Options, Refusal, Rule, Session};
 use towpath_pdu::{ETHERTYPE, Fragment, OVERHEAD_BYTES, PduEndpoint};
 use towpath_tests::PATIENCE;
 
-/// Says what came of each, a line each.
+/// Prints each outcome on a line.
 pub(crate) fn run(socket: &Path) {
     let attach = || Session::attach(socket, &Options::default()).expect("attaches");
     let open = || PduEndpoint::open(attach(), &towpath_pdu::Options::default()).expect("opens");
@@ -33,8 +33,8 @@ pub(crate) fn run(socket: &Path) {
     }
     println!("exchanged: {got}");
 
-    // It may neither receive for another nor send as another: a PDU of b's own number to b, said
-    // to come from a.
+    // It may neither receive for another nor send as another: a PDU of b's own number to b,
+    // claiming to come from a.
     let mut forger = attach();
     let outcome = forger.open(&Rule::new().ethertype(ETHERTYPE).mac(from));
     let refused = matches!(outcome, Err(OpenError::Refused { refusal: Refusal::Permission, .. }));

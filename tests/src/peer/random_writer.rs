@@ -1,4 +1,4 @@
-//! An application that attached properly and then writes anything anywhere.
+//! An application that attached properly and then writes any value anywhere.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,11 +11,11 @@ use towpath_tests::random::Random;
 
 use crate::hostile::Hostile;
 
-/// How long a session that does no harm may go on.
+/// The time that a harmless session may go on.
 const ROUND: Duration = Duration::from_millis(20);
 
-/// Attaches so often, and each time writes in one of several ways while it sends. Says
-/// `rounds N violated M` in the end.
+/// Attaches so often, and each time writes in one of several ways while it sends. Prints `rounds N
+/// violated M` at the end.
 pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
     let mut random = Random::new(seed);
     let mut ends: BTreeMap<String, u64> = BTreeMap::new();
@@ -65,8 +65,8 @@ pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
                             pages.store(index, now.wrapping_add(by));
                             std::thread::sleep(Duration::from_micros(20));
                         }
-                        // The heap, under the copies, metadata and headers included: no violation
-                        // by itself, but what is sent may be anything.
+                        // The buffer pool, under the copies, metadata and headers included: no
+                        // violation by itself, but the packets may have any content.
                         _ => {
                             let index = other.below(heap.len() as u64) as usize;
                             heap.store(index, other.draw());

@@ -16,7 +16,7 @@ use towpath_tests::far::Echo;
 use crate::logged::Logged;
 use crate::number;
 
-/// A store that says how much is in it.
+/// A store that counts its descriptors.
 struct Counted {
     store: MemoryStore,
     count: Arc<AtomicUsize>,
@@ -40,9 +40,9 @@ impl Store for Counted {
     }
 }
 
-/// Serves a loopback device whose far end sends everything back (`far=echo`) or takes nothing
-/// (`far=none`), or a TAP (`tap=NAME`). Says `ready`, then answers `stored` with what is in its
-/// store, `logged` with its log lines so far, and `stop` with `stopped`.
+/// Serves a loopback device whose far end echoes everything (`far=echo`) or takes nothing
+/// (`far=none`), or a TAP (`tap=NAME`). Prints `ready`. Then it answers `stored` with the count of
+/// its store, `logged` with its log lines so far, and `stop` with `stopped`.
 pub(crate) fn run(socket: &Path, options: &[&str]) {
     let logged = Logged::start();
     let mut policy = Policy::default();
@@ -54,7 +54,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             ("mode", "interrupt") => mode = Mode::Interrupt,
             ("far", "echo") => echo = true,
             ("far", "none") => echo = false,
-            // Packets are fetched late, so that some are with the device at any moment.
+            // The far end fetches packets late, so that some are in flight at any moment.
             ("late", "yes") => waits = true,
             ("tap", name) => tap = Some(name.to_owned()),
             ("users", list) => {

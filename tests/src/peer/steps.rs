@@ -1,4 +1,4 @@
-//! An application that dies at a step of the handshake, without a word.
+//! An application that dies at a step of the handshake, without a message.
 
 use std::path::Path;
 

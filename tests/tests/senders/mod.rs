@@ -28,7 +28,7 @@ pub(crate) fn world(mode: Mode) -> World {
 }
 
 impl World {
-    /// A value that there is not: refused by name, and the old one stands.
+    /// Sets an invalid value: the server refuses it by name, and the old one stands.
     pub(crate) fn set_wrong(&self, session: u32, endpoint: u32, setting: Setting) {
         let value = match setting.spec().kind {
             Kind::Number { most, .. } => most + 1,
@@ -45,7 +45,7 @@ impl World {
         assert_eq!(self.settings(), before, "{text}");
     }
 
-    /// What is set, of the device and of each session's first endpoint.
+    /// Returns the settings of the device and of each session's first endpoint.
     pub(crate) fn settings(&self) -> Vec<serde_json::Value> {
         let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
         let sessions = report["sessions"].as_array().unwrap().iter();
@@ -65,7 +65,8 @@ impl World {
         self.sender_with(name, Some(1))
     }
 
-    /// One whose small messages go by a queue set of their own, or by their endpoint's.
+    /// Returns a sender whose expedited messages go through a queue pair of their own, or through
+    /// their endpoint's.
     pub(crate) fn sender_with(&self, name: &str, small_queue_set: Option<u32>) -> Sender {
         let options =
             Options { name: name.into(), queue_sets: 2, small_queue_set, ..Options::default() };
@@ -75,7 +76,7 @@ impl World {
         Sender { session, endpoint, mac, next: 0 }
     }
 
-    /// What came out: who sent it, its number, and how long it is.
+    /// Receives one packet: its sender, its number, and its length.
     pub(crate) fn receive(&mut self) -> Option<([u8; 6], u64, usize)> {
         let (frame, _) = self.far.receive()?;
         let number = frame[14..22].try_into().unwrap();
@@ -109,7 +110,7 @@ impl Sender {
         frame
     }
 
-    /// The next number to the far end, if there is room.
+    /// Sends the next number to the far end, if there is room.
     pub(crate) fn send(&mut self, len: usize) -> bool {
         self.put(len, |session, endpoint, frame| session.send_bytes(endpoint, frame))
     }
@@ -136,7 +137,7 @@ impl Sender {
         sent
     }
 
-    /// As many as there is room for.
+    /// Sends as many as there is room for.
     pub(crate) fn fill(&mut self, len: usize) {
         while self.send(len) {}
         self.session.flush().unwrap();

@@ -98,7 +98,7 @@ fn a_refused_datagram_is_told() {
         socket.send(b"anybody?").unwrap();
         let error = socket.recv(&mut [0; 10]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-        // The other way: our own port unreachable.
+        // The other direction: the port on our side is unreachable.
         let client = std::net::UdpSocket::bind(address(kernel, 0)).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         client.connect(address(ours, 9)).unwrap();
@@ -108,7 +108,8 @@ fn a_refused_datagram_is_told() {
     }
 }
 
-/// Serves `count` connections: what comes is hashed, and when it ends `data` and the hash go back.
+/// Serves `count` connections: hashes the received data, and sends `data` and the hash back when it
+/// ends.
 fn serve(network: &Network, at: SocketAddr, count: usize, data: Vec<u8>) -> thread::JoinHandle<()> {
     let listener = TcpListener::bind(network, at).unwrap();
     let network = network.clone();
@@ -176,7 +177,7 @@ fn transfers(bench: &Bench, len: usize) {
 fn kernel_fetches_and_uploads() {
     let bench = Bench::new(PLAIN);
     transfers(&bench, 20_000_000);
-    // Large frames were really used, both ways.
+    // Both directions used large packets.
     let counters = bench.network.counters();
     assert!(counters.tx_bytes / counters.tx_frames > 3000, "{counters:#?}");
 }
@@ -217,7 +218,7 @@ fn two_hundred_connections_at_once() {
     let (upload, download) = (bytes(30_000), bytes(50_000));
     let at = address(bench.ours[0], 80);
     let server = serve(&bench.network, at, COUNT, download.clone());
-    // All are there before the first is used.
+    // All connections exist before the test uses the first.
     let streams: Vec<_> = (0..COUNT)
         .map(|_| std::net::TcpStream::connect_timeout(&at, Duration::from_secs(10)).unwrap())
         .collect();
@@ -238,11 +239,11 @@ fn two_hundred_connections_at_once() {
     assert_eq!(bench.network.connections(), 0);
 }
 
-/// A connection: our end and the kernel's.
+/// Returns both ends of a connection: ours and the kernel's.
 fn pair(bench: &Bench) -> (TcpStream, std::net::TcpStream) {
     let listener = TcpListener::bind(&bench.network, address(bench.ours[0], 0)).unwrap();
     let at = listener.local_addr().unwrap();
-    // A network without a thread needs somebody who is blocked in one of its calls.
+    // A network without a thread needs a thread blocked in one of its calls.
     let connecting =
         thread::spawn(move || std::net::TcpStream::connect_timeout(&at, Duration::from_secs(10)));
     let (ours, peer) = listener.accept().unwrap();
@@ -272,7 +273,7 @@ fn half_close_both_ways() {
     assert_eq!(ours.read(&mut buffer).unwrap(), 10);
     drop(theirs);
     assert_eq!(ours.read(&mut buffer).unwrap(), 0);
-    // It is over on both sides, but unread bytes would still be there.
+    // The connection is over on both sides, but unread bytes would still be there.
     eventually("one connection in TIME-WAIT", || bench.network.counters().tcp_time_wait == 1);
 }
 
@@ -286,7 +287,7 @@ fn resets_both_ways() {
     ours.set_linger(Some(Duration::ZERO)).unwrap();
     drop(ours);
     assert_eq!(theirs.read(&mut buffer).unwrap_err().kind(), ErrorKind::ConnectionReset);
-    // Unread bytes are lost, and the kernel hears it.
+    // Unread bytes are lost, and the kernel receives a reset.
     let (ours, mut theirs) = pair(&bench);
     theirs.write_all(b"unread").unwrap();
     ours.peek(&mut buffer).unwrap();
@@ -315,7 +316,7 @@ fn refused_and_unreachable() {
     let IpAddr::V4(kernel) = bench.kernel[0] else { unreachable!() };
     let [a, b, c, _] = kernel.octets();
     let nobody = address(IpAddr::from([a, b, c, 99]), 80);
-    // By its own timeout, before the network finds that nobody is there.
+    // By its own timeout, before the network finds that no host answers there.
     let error = TcpStream::connect_timeout(&bench.network, &nobody, Duration::from_millis(300))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -432,7 +433,7 @@ fn the_application_drives() {
         .collect();
     clients.into_iter().for_each(|client| client.join().unwrap());
     server.join().unwrap();
-    // And by hand: nobody is blocked in a call.
+    // And by hand: no thread is blocked in a call.
     let ip = bench.ours[0];
     let pinging = thread::spawn(move || ping::ping(ip, 5000));
     while !pinging.is_finished() {
@@ -466,7 +467,7 @@ fn a_dead_link_is_told_at_once() {
     }
 }
 
-/// How often the library's thread went to sleep.
+/// Returns how often the library's thread went to sleep.
 fn sleeps() -> u64 {
     let mut sleeps = None;
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
@@ -486,7 +487,7 @@ fn an_idle_network_sleeps() {
     let (mut ours, mut theirs) = pair(&bench);
     ours.write_all(b"hello").unwrap();
     theirs.read_exact(&mut [0; 5]).unwrap();
-    // The kernel asks for neighbours and routers on a new interface for a while.
+    // The kernel solicits neighbours and routers on a new interface for a while.
     thread::sleep(Duration::from_millis(1500));
     let (before, frames) = (sleeps(), bench.network.counters().rx_frames);
     thread::sleep(Duration::from_millis(1500));
@@ -510,7 +511,7 @@ fn who_writes_wakes_nobody() {
         ours.read_exact(&mut [0; 4]).unwrap();
     }
     let (woken, frames) = (sleeps() - before, bench.network.counters().rx_frames - frames);
-    // The library's thread wakes for frames that come. Besides, a lock may be contended, and an
+    // The library's thread wakes for received frames. Besides, a lock may be contended, and an
     // acknowledgement may have waited for its ten milliseconds.
     assert!(frames <= 2 * ROUNDS + 20, "{frames} frames");
     assert!(woken <= frames + ROUNDS / 5, "{woken} wake-ups for {frames} frames");

@@ -22,7 +22,7 @@ pub(crate) struct Bench {
     pub(crate) kernel: [IpAddr; 2],
 }
 
-/// How a bench is made.
+/// Options of a bench.
 #[derive(Clone, Copy)]
 pub(crate) struct Setting {
     pub(crate) mtu: usize,
@@ -57,7 +57,7 @@ impl Bench {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !so() {
@@ -68,7 +68,7 @@ pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // What cargo and its likes ask of every test program.
+    // Cargo and similar runners list the tests of every test program.
     if arguments.iter().any(|argument| argument == "--list") {
         cases::ALL.iter().for_each(|(name, _)| println!("{name}: test"));
         return;

@@ -3,8 +3,8 @@
 use std::io;
 use std::process::Command;
 
-/// Enters a new network namespace; as an ordinary user, in a new user namespace. Before there are
-/// threads.
+/// Enters a new network namespace; as an ordinary user, in a new user namespace. Call it before any
+/// thread starts.
 pub(crate) fn enter() -> io::Result<()> {
     // SAFETY: no memory is involved.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };

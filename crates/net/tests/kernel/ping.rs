@@ -21,7 +21,7 @@ pub(crate) fn ping(to: IpAddr, len: usize) -> io::Result<()> {
     let v4 = to.is_ipv4();
     let (family, protocol) =
         if v4 { (libc::AF_INET, 1) } else { (libc::AF_INET6, libc::IPPROTO_ICMPV6) };
-    // SAFETY: no memory is involved; the descriptor is new and owned by nobody else.
+    // SAFETY: no memory is involved; the descriptor is new and has no other owner.
     let socket = unsafe {
         let fd = libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol);
         if fd < 0 {

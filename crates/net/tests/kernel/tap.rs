@@ -32,17 +32,18 @@ pub(crate) struct TapLink {
     file: File,
     info: LinkInfo,
     rx: Vec<Slot>,
-    /// Read, and of these given out.
+    /// Buffers read, and the number of them given out.
     rx_filled: usize,
     rx_given: usize,
     tx: Vec<Slot>,
-    /// Filled, and of these written.
+    /// Buffers filled, and the number of them written.
     tx_filled: usize,
     tx_written: usize,
 }
 
 impl TapLink {
-    /// Makes the interface. With `offload`, checksums and segmentation are left undone both ways.
+    /// Makes the interface. With `offload`, checksums and segmentation are left to the other side
+    /// both ways.
     pub(crate) fn new(name: &str, mtu: usize, offload: bool) -> io::Result<TapLink> {
         let mut options = OpenOptions::new();
         let file = options
@@ -53,7 +54,8 @@ impl TapLink {
         let mut request = [0u8; 40];
         request[..name.len()].copy_from_slice(name.as_bytes());
         request[16..18].copy_from_slice(&(IFF_TAP | IFF_NO_PI | IFF_VNET_HDR).to_ne_bytes());
-        // SAFETY: the request is as large as struct ifreq, and the kernel reads and writes no more.
+        // SAFETY: the request is as large as struct ifreq, and the kernel reads and writes at most
+        // that.
         if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, request.as_mut_ptr()) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -189,7 +191,7 @@ impl Link for TapLink {
     }
 
     fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError> {
-        // A TAP's descriptor is readable while frames wait: there is nothing to ask for.
+        // A TAP's descriptor is readable while frames wait: there is nothing to request.
         if self.rx_given < self.rx_filled {
             return Ok(Armed::Work);
         }

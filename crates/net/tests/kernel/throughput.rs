@@ -35,7 +35,7 @@ fn receive(mut stream: impl Read) -> u64 {
     }
 }
 
-/// Gigabits a second through a pair of functions that make the two ends.
+/// Returns the gigabits per second through a pair of functions that make the two ends.
 fn flow<A: Write + Send + 'static, B: Read>(
     accept: impl FnOnce() -> B,
     connect: impl FnOnce() -> A + Send + 'static,
@@ -49,7 +49,7 @@ fn flow<A: Write + Send + 'static, B: Read>(
 }
 
 /// Another of the kernel's stacks, at the other end of a veth pair: a thread in a namespace of its
-/// own, which sends to the addresses that it is given.
+/// own, which sends to the given addresses.
 struct Peer {
     orders: mpsc::Sender<SocketAddr>,
     sent: mpsc::Receiver<u64>,

@@ -11,7 +11,7 @@ pub(crate) const BOB: [u8; 6] = [2, 0, 0, 0, 0, 2];
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Of `TOWPATH_SEED`, or of the test's own; printed.
+    /// Creates the generator from `TOWPATH_SEED`, or the test's own seed; prints the seed.
     pub(crate) fn seeded(own: u64) -> Random {
         let given = std::env::var("TOWPATH_SEED").ok().and_then(|text| text.parse().ok());
         let seed = given.unwrap_or(own);
@@ -36,14 +36,14 @@ impl Random {
     }
 }
 
-/// A fragment's frame.
+/// Makes a fragment's frame.
 pub(crate) fn frame(fragment: &Fragment, part: &[u8]) -> Vec<u8> {
     let mut headers = [0; OVERHEAD_BYTES];
     fragment.write(&mut headers);
     [&headers[..], part].concat()
 }
 
-/// A PDU's frames, each with at most so many bytes of it.
+/// Makes a PDU's frames, each with at most so many bytes of it.
 pub(crate) fn cut(from: [u8; 6], channel: u32, id: u32, pdu: &[u8], chunk: usize) -> Vec<Vec<u8>> {
     let parts: Vec<&[u8]> = if pdu.is_empty() { vec![pdu] } else { pdu.chunks(chunk).collect() };
     let fragment = |number: usize, part: &[u8]| Fragment {

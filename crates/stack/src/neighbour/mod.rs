@@ -1,4 +1,5 @@
-//! Who on the link has which IP address: one table for ARP and NDP (RFC 826, RFC 4861).
+//! The neighbour cache: which link address has which IP address. One table serves ARP and NDP (RFC
+//! 826, RFC 4861).
 
 //!
 //! A packet, an answer and a timer each cost the same, whether the table holds one neighbour or as
@@ -17,43 +18,44 @@ use crate::outbox::{Frame, Outbox};
 use crate::{Counters, Instant, TcpId};
 use table::Table;
 
-/// How long a neighbour's word is taken without asking again (RFC 4861, 10: 30 s).
+/// The time that the stack trusts a neighbour's answer without asking again (RFC 4861, 10: 30 s).
 const REACHABLE: Duration = Duration::from_secs(30);
-/// Between two questions.
+/// Time between two requests.
 const RETRY: Duration = Duration::from_secs(1);
-/// Questions before giving up.
+/// Requests before giving up.
 const TRIES: u8 = 3;
-/// Neighbours asked for or given up in one poll.
+/// Neighbours asked for or given up per poll.
 const BUDGET: usize = 64;
-/// However little may wait to be sent, so many bytes may wait for neighbours.
+/// The least number of bytes that may wait for neighbours, however low the limit of waiting frames.
 const LEAST_HELD_BYTES: usize = 1 << 18;
 
 #[derive(Default)]
 struct Entry {
     mac: Option<[u8; 6]>,
     confirmed: Instant,
-    /// Questions asked since the last answer, and when the next is due.
+    /// The number of requests since the last answer, and the time of the next.
     probe: Option<(u8, Instant)>,
     pending: VecDeque<Frame>,
     waiting: BTreeSet<TcpId>,
 }
 
-/// What the table knows about a neighbour.
+/// The table's answer about a neighbour.
 pub(crate) enum Lookup {
-    /// Its station.
+    /// The neighbour's link address.
     Station([u8; 6]),
-    /// It is being asked for.
+    /// A request is pending.
     Asked,
 }
 
-/// A question to be sent.
+/// A request to be sent.
 pub(crate) struct Question {
     pub(crate) address: IpAddr,
-    /// The station that is thought to have it; everybody when it is not known.
+    /// The station thought to have the address; the request goes to all stations when it is
+    /// unknown.
     pub(crate) station: Option<[u8; 6]>,
 }
 
-/// What became of those who waited for a neighbour.
+/// The fate of the frames that waited for a neighbour.
 #[derive(Default)]
 pub(crate) struct Outcome {
     /// Connections that may go on.
@@ -65,12 +67,12 @@ pub(crate) struct Outcome {
 /// The table.
 pub(crate) struct Neighbours {
     table: Table<Entry>,
-    /// Those with a question open, by when the next is due.
+    /// Neighbours with a pending request, by the time of the next one.
     probing: BTreeSet<(Instant, u32)>,
     limit: usize,
-    /// Frames that wait for one neighbour, at most.
+    /// The limit of frames that wait for one neighbour.
     pending_limit: usize,
-    /// What all frames cost that wait for a neighbour, and the most that they may.
+    /// The cost of all frames that wait for a neighbour, and its limit.
     held_bytes: usize,
     held_limit: usize,
 }
@@ -87,7 +89,7 @@ impl Neighbours {
         }
     }
 
-    /// Looks up a neighbour that something is to be sent to, and asks if need be.
+    /// Looks up the neighbour to send to, and asks for it if necessary.
     pub(crate) fn lookup(
         &mut self,
         now: Instant,
@@ -116,7 +118,7 @@ impl Neighbours {
         mac.map_or(Lookup::Asked, Lookup::Station)
     }
 
-    /// Says when a neighbour is to be asked for next, if at all.
+    /// Sets when to ask for a neighbour next, if at all.
     fn set_probe(&mut self, index: u32, probe: Option<(u8, Instant)>) {
         let Some((_, entry)) = self.table.get(index) else { return };
         if let Some((_, at)) = std::mem::replace(&mut entry.probe, probe) {
@@ -127,7 +129,8 @@ impl Neighbours {
         }
     }
 
-    /// Forgets a neighbour and drops the frames that wait for it. Returns the connections that do.
+    /// Removes a neighbour and drops the frames that wait for it. Returns the connections that wait
+    /// for it.
     fn remove(
         &mut self,
         index: u32,
@@ -144,8 +147,8 @@ impl Neighbours {
         entry.waiting
     }
 
-    /// Lets a frame wait for its neighbour's address: in place of the oldest that does, if there are
-    /// too many, and not at all if all neighbours' frames together are too many.
+    /// Holds a frame until its neighbour's address is known. The frame replaces the oldest one if
+    /// there are too many. It is dropped if all neighbours' frames together are too many.
     pub(crate) fn hold(
         &mut self,
         address: IpAddr,
@@ -174,14 +177,14 @@ impl Neighbours {
         entry.pending.push_back(frame);
     }
 
-    /// Lets a connection wait for its neighbour's address.
+    /// Makes a connection wait for its neighbour's address.
     pub(crate) fn wait(&mut self, address: IpAddr, id: TcpId) {
         if let Some((_, entry)) = self.table.find(address).and_then(|index| self.table.get(index)) {
             entry.waiting.insert(id);
         }
     }
 
-    /// A neighbour told its station. With `insert`, it is kept even if it was not known, as long as
+    /// Records a neighbour's link address. With `insert`, a new neighbour is kept too, as long as
     /// there is room.
     pub(crate) fn learn(
         &mut self,
@@ -206,7 +209,7 @@ impl Neighbours {
         let Some((_, entry)) = self.table.get(index) else { return };
         entry.mac = Some(mac);
         entry.confirmed = now;
-        // Those that waited go first: they are older than what waits in the outbox.
+        // The frames that waited go first: they are older than those in the outbox.
         for frame in entry.pending.drain(..).rev() {
             self.held_bytes -= Outbox::cost(frame.bytes.len());
             outbox.unpop(frame);
@@ -214,8 +217,8 @@ impl Neighbours {
         outcome.resume.extend(std::mem::take(&mut entry.waiting));
     }
 
-    /// Returns the questions that are due, and gives up neighbours that did not answer: a bounded
-    /// number. Whether there are more shows in [`Neighbours::poll_at`].
+    /// Returns the requests that are due, and gives up neighbours that did not answer: a bounded
+    /// number. [`Neighbours::poll_at`] tells whether there are more.
     pub(crate) fn due(
         &mut self,
         now: Instant,
@@ -233,7 +236,7 @@ impl Neighbours {
             let next = if tries < TRIES {
                 tries + 1
             } else if entry.mac.take().is_some() {
-                // It moved or left: ask everybody before giving it up.
+                // It moved or left: ask all stations before giving it up.
                 1
             } else {
                 counters.neighbour_failures += 1;
@@ -246,7 +249,7 @@ impl Neighbours {
         questions
     }
 
-    /// When the next question is due.
+    /// Returns when the next request is due.
     pub(crate) fn poll_at(&self) -> Option<Instant> {
         self.probing.first().map(|&(at, _)| at)
     }

@@ -21,7 +21,7 @@ pub(super) struct Table<T> {
     free: Vec<u32>,
     newest: u32,
     oldest: u32,
-    /// Slots looked at: the work done.
+    /// Slots visited: the work done.
     #[cfg(test)]
     pub(super) visits: u64,
 }
@@ -48,7 +48,7 @@ impl<T> Table<T> {
         self.by_address.get(&address).copied()
     }
 
-    /// Returns the entry that was not used for the longest time.
+    /// Returns the least recently used entry.
     pub(super) fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
     }
@@ -66,7 +66,8 @@ impl<T> Table<T> {
         self.slot(index).map(|slot| (slot.address, &mut slot.entry))
     }
 
-    /// Adds an entry as the one used last, in place of the address' former one. Returns its number.
+    /// Adds an entry as the most recently used one, in place of the address' former one. Returns
+    /// its number.
     pub(super) fn insert(&mut self, address: IpAddr, entry: T) -> u32 {
         if let Some(former) = self.find(address) {
             self.remove(former);
@@ -96,7 +97,7 @@ impl<T> Table<T> {
         Some(slot.entry)
     }
 
-    /// Makes an entry the one used last.
+    /// Makes an entry the most recently used one.
     pub(super) fn touch(&mut self, index: u32) {
         if self.newest != index {
             self.unlink(index);
@@ -136,7 +137,7 @@ mod tests {
         [10, 0, (number >> 8) as u8, number as u8].into()
     }
 
-    /// Against a plain list, the one used last at its end.
+    /// Compares with a plain list, whose end holds the most recently used one.
     #[test]
     fn the_order_is_that_of_use() {
         let mut table = Table::new();

@@ -1,4 +1,4 @@
-//! What each operation costs, what gives way, and what is held at most.
+//! The cost of each operation, the order of eviction, and the limits.
 
 use super::*;
 use crate::Meta;
@@ -51,7 +51,7 @@ impl Bench {
         neighbours.due(*now, outbox, counters, outcome).len()
     }
 
-    /// How many entries `work` looks at.
+    /// Returns how many entries `work` visits.
     fn visits<T>(&mut self, work: impl FnOnce(&mut Bench) -> T) -> (T, u64) {
         let before = self.neighbours.table.visits;
         let result = work(self);
@@ -59,7 +59,8 @@ impl Bench {
     }
 }
 
-/// What each operation looks at in a table of `known` neighbours, a third of them asked for.
+/// Returns the visits of each operation in a table of `known` neighbours, with requests pending for
+/// a third of them.
 fn costs(known: usize) -> Vec<(&'static str, u64)> {
     let mut bench = Bench::new(1 << 20);
     for number in 0..known {
@@ -102,8 +103,8 @@ fn costs(known: usize) -> Vec<(&'static str, u64)> {
 fn the_cost_does_not_grow_with_the_table() {
     let (one, full) = (costs(1), costs(LIMIT));
     for ((name, one), (_, full)) in one.into_iter().zip(full) {
-        // An entry itself, the ones before and after it in the order of use, and for a new one
-        // the same of the one that gives way.
+        // An entry itself, its neighbours in the order of use, and for a new one the same of the
+        // evicted entry.
         assert!(one <= 8 && full <= 8, "{name}: {one} at 1, {full} at {LIMIT}");
     }
 }
@@ -134,12 +135,12 @@ fn held_frames_are_bounded_in_sum() {
     }
     assert_eq!(bench.neighbours.held_bytes, most * Outbox::cost(60));
     assert_eq!(bench.counters.neighbour_dropped, (LIMIT - most) as u64);
-    // An answer lets its frames go and makes room for another's.
+    // An answer releases its frames and makes room for another's.
     bench.learn(0);
     assert_eq!(bench.outbox.len(), 1);
     bench.hold(LIMIT - 1);
     assert_eq!(bench.neighbours.held_bytes, most * Outbox::cost(60));
-    // The rest is given up, a bounded number in each poll.
+    // Each poll gives up a bounded number of the rest.
     let mut polls = 0;
     while bench.neighbours.poll_at().is_some() {
         bench.now = bench.now.max(bench.neighbours.poll_at().unwrap());

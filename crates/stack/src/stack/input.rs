@@ -1,4 +1,4 @@
-//! The way of a frame that came.
+//! The path of a received frame.
 
 use std::net::IpAddr;
 
@@ -11,18 +11,18 @@ use crate::ndp::{self, Ndp};
 use crate::outbox::NextHop;
 use crate::{Checksum, Instant, Meta, ethernet};
 
-/// Between two defences of an address (RFC 5227, 2.4 (b)).
+/// Time between two defences of an address (RFC 5227, 2.4 (b)).
 const DEFEND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Whether the TCP or UDP checksum is still to be looked at.
+/// Returns `true` if the stack has to verify the TCP or UDP checksum.
 fn must_verify(meta: &Meta) -> bool {
     meta.segmentation.is_none() && meta.checksum == Checksum::Finished
 }
 
 impl Stack {
-    /// Takes a frame from the link: an Ethernet header and what follows it, without frame check
-    /// sequence. It may be a large one that a device has put together; the checksum of a TCP or
-    /// UDP packet is looked at only when `meta` says that nobody has.
+    /// Takes a frame from the link: an Ethernet header and its payload, without frame check
+    /// sequence. It may be a large one that a device has merged. The stack verifies the checksum of
+    /// a TCP or UDP packet only when `meta` says that it is not verified yet.
     pub fn input(&mut self, now: Instant, frame: &[u8], meta: Meta) {
         let counters = &mut self.host.counters;
         counters.rx_frames += 1;
@@ -81,7 +81,7 @@ impl Stack {
         }
     }
 
-    /// Whether the addresses are such that the packet concerns us.
+    /// Returns `true` if the packet's addresses make it one for this host.
     fn accepts(&mut self, packet: &Packet<'_>) -> bool {
         let host = &mut self.host;
         let dst_ok = match packet.dst {
@@ -95,7 +95,8 @@ impl Stack {
             host.counters.rx_other_address += 1;
             return false;
         }
-        // The unspecified address asks for a duplicate of its own (RFC 4862, 5.4) and nothing else.
+        // A packet from the unspecified address checks for a duplicate of its own (RFC 4862, 5.4)
+        // and nothing else.
         let asking = packet.src.is_unspecified() && packet.protocol == ip::ICMPV6;
         if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || host.is_ours(packet.src)
         {
@@ -105,7 +106,7 @@ impl Stack {
         true
     }
 
-    /// Gives a whole packet to its protocol. `group`: it came to more than us.
+    /// Passes a whole packet to its protocol. `group`: the packet was sent to a group.
     fn deliver(&mut self, now: Instant, packet: &Packet<'_>, group: bool, verify: bool) {
         let unicast = !group && self.host.is_ours(packet.dst);
         match packet.protocol {
@@ -120,7 +121,7 @@ impl Stack {
             ip::ICMPV6 if packet.src.is_ipv6() => self.icmp(now, packet, unicast, verify),
             _ => {
                 self.host.counters.rx_protocol += 1;
-                // "No next header" is no protocol that could be missed (RFC 8200, 4.7).
+                // "No next header" is a valid value, not an unknown protocol (RFC 8200, 4.7).
                 if unicast && packet.protocol != 59 {
                     self.report(now, packet, Report::Protocol(6));
                 }
@@ -153,8 +154,8 @@ impl Stack {
         }
     }
 
-    /// Another station says that one of our addresses is its own: counted, and contradicted, but
-    /// not all the time (RFC 5227, 2.4).
+    /// Handles another station's claim on one of our addresses: counts it and contradicts it, at a
+    /// limited rate (RFC 5227, 2.4).
     fn conflict(&mut self, now: Instant) {
         self.host.counters.address_conflicts += 1;
         if self.defended.is_none_or(|at| now.since(at) >= DEFEND_INTERVAL) {
@@ -193,7 +194,7 @@ impl Stack {
         }
         self.host.counters.icmp_received += 1;
         match icmp::parse(packet.src, message) {
-            // An answer to a broadcast would be a smurf (RFC 1122, 3.2.2.6).
+            // An answer to a broadcast would allow a smurf attack (RFC 1122, 3.2.2.6).
             Message::EchoRequest if unicast => self.echo(now, packet),
             Message::Error(problem, quoted) => self.problem(now, problem, &quoted),
             Message::Unreadable => self.host.counters.icmp_errors_unmatched += 1,
@@ -201,7 +202,7 @@ impl Stack {
         }
     }
 
-    /// Sends an echo request's bytes back.
+    /// Echoes the bytes of an echo request.
     fn echo(&mut self, now: Instant, packet: &Packet<'_>) {
         let Some(route) = self.host.route(packet.src) else {
             self.host.counters.no_route += 1;
@@ -222,11 +223,11 @@ impl Stack {
         self.host.send(now, header, route.to, &mut head, &message[8..], 2);
     }
 
-    /// An error about a packet of ours.
+    /// Handles an error about a packet of ours.
     fn problem(&mut self, now: Instant, problem: Problem, quoted: &icmp::Quoted) {
-        // A forger that does not see our packets could lower every path's MTU. So the message is
-        // believed only about what a socket has under way (RFC 5927, 4.1; RFC 8201, 4): the socket
-        // is asked first and the path changed after.
+        // A forger that does not see our packets could lower every path's MTU. So the stack
+        // believes the message only about a packet that a socket has under way (RFC 5927, 4.1; RFC
+        // 8201, 4). It asks the socket first and changes the path after.
         let possible = self.host.is_ours(quoted.src) && !problem.contradicts(quoted);
         let known = possible
             && match quoted.protocol {
@@ -239,7 +240,7 @@ impl Stack {
             return;
         }
         if let Problem::TooBig(said) = problem {
-            // An old router does not say how much: take the next common size below (RFC 1191, 7).
+            // An old router does not give the MTU: take the next common size below (RFC 1191, 7).
             let plateaus = [32_000, 17_914, 8_166, 4_352, 2_002, 1_492, 1_280, 1_006, 576];
             let guess = || plateaus.into_iter().find(|&mtu| mtu < quoted.len).unwrap_or(576);
             let mtu = if said == 0 { guess() } else { said };
@@ -261,7 +262,8 @@ impl Stack {
                     return;
                 }
                 if src.is_unspecified() {
-                    // Somebody is about to take our address: tell everybody (RFC 4861, 7.2.4).
+                    // Another host is about to take our address: announce it to all (RFC 4861,
+                    // 7.2.4).
                     self.conflict(now);
                     return;
                 }
@@ -291,8 +293,8 @@ impl Stack {
         }
     }
 
-    /// Tells a sender that what it sent is not wanted: never about an error, never to a group,
-    /// never too often (RFC 1122, 3.2.2; RFC 4443, 2.4).
+    /// Reports an unwanted packet to its sender: never about an error, never to a group, never too
+    /// often (RFC 1122, 3.2.2; RFC 4443, 2.4).
     fn report(&mut self, now: Instant, packet: &Packet<'_>, report: Report) {
         let icmp = icmp::protocol(packet.src);
         if packet.protocol == icmp

@@ -1,4 +1,4 @@
-//! The stack: what comes in, what goes out, and the sockets' interface.
+//! The stack: received frames, frames to send, and the sockets' interface.
 
 mod input;
 mod sockets;
@@ -15,9 +15,9 @@ use crate::tcp::Tcp;
 use crate::udp::Udp;
 use crate::{Config, ConfigError, Counters, Instant, Meta, SocketId, Transmit};
 
-/// Frames of the outbox sent in one poll.
+/// Frames of the outbox sent per poll.
 const OUTBOX_BUDGET: usize = 256;
-/// TCP segments sent in one poll.
+/// TCP segments sent per poll.
 const SEGMENT_BUDGET: usize = 64;
 
 /// A host on an Ethernet. See the crate's documentation.
@@ -26,16 +26,16 @@ pub struct Stack {
     udp: Udp,
     tcp: Tcp,
     reassembly: Reassembly,
-    /// Connections that wait for what neighbours said since the last poll.
+    /// Connections affected by neighbours' answers since the last poll.
     outcome: Outcome,
-    /// The link had no room at the last poll.
+    /// `true` if the link had no room at the last poll.
     blocked: bool,
-    /// When this host last defended an address of its own.
+    /// The time when this host last defended an address of its own.
     defended: Option<Instant>,
 }
 
 impl Stack {
-    /// A stack with these addresses, which it announces at the first poll.
+    /// Creates a stack with these addresses, which it announces at the first poll.
     ///
     /// # Errors
     /// When the configuration contradicts itself.
@@ -59,7 +59,7 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Tells everybody on the link which addresses are ours (RFC 5227, 2.3; RFC 4861, 7.2.6).
+    /// Announces our addresses to all stations on the link (RFC 5227, 2.3; RFC 4861, 7.2.6).
     fn announce(&mut self, now: Instant) {
         if let Some((ours, _)) = self.host.config.ipv4 {
             let sender = (self.host.config.mac, ours);
@@ -106,7 +106,7 @@ impl Stack {
         self.host.send(now, header, to, &mut message.write(), &[], 2);
     }
 
-    /// Asks who has an address.
+    /// Asks for the link address of an IP address.
     fn ask(&mut self, now: Instant, question: Question) {
         let mac = self.host.config.mac;
         match question.address {
@@ -129,9 +129,9 @@ impl Stack {
         }
     }
 
-    /// Sends what waits to be sent, as far as the link has room, and does what the clock says.
-    /// Does a bounded amount of work: whether there is more shows in [`Stack::poll_at`]. Whether
-    /// anything was done.
+    /// Sends waiting frames, as far as the link has room, and does the work due by the clock. The
+    /// work of a call is bounded: [`Stack::poll_at`] tells whether there is more. Returns `true` if
+    /// it did anything.
     pub fn poll<T: Transmit>(&mut self, now: Instant, link: &mut T) -> bool {
         let outcome = std::mem::take(&mut self.outcome);
         self.tcp.resume(&outcome.resume);
@@ -150,7 +150,7 @@ impl Stack {
         for question in questions {
             self.ask(now, question);
         }
-        // Giving up connections may have made resets, and looking for neighbours questions.
+        // Connections given up may have made resets, and neighbours to be found requests.
         if !self.blocked && !self.host.outbox.is_empty() {
             worked |= self.flush(now, link);
         }
@@ -200,11 +200,11 @@ impl Stack {
         worked
     }
 
-    /// When [`Stack::poll`] is to be called next; `now` when something waits to be sent and the
-    /// link had room, `None` when nothing will happen before a frame or the application comes.
+    /// Returns when to call [`Stack::poll`] next: `now` when frames wait to be sent and the link
+    /// had room. `None` when nothing will happen before a frame arrives or the application calls.
     ///
-    /// What waits for room in the link ([`Stack::is_blocked`]) is not in it: only the caller knows
-    /// when there is room again.
+    /// Frames that wait for room in the link ([`Stack::is_blocked`]) do not count: only the caller
+    /// knows when there is room again.
     #[must_use]
     pub fn poll_at(&self, now: Instant) -> Option<Instant> {
         if self.wants_poll() {
@@ -214,7 +214,7 @@ impl Stack {
         [self.host.neighbours.poll_at(), self.reassembly.poll_at(), tcp].into_iter().flatten().min()
     }
 
-    /// Whether something waits to be sent at once.
+    /// Returns `true` if frames wait to be sent at once.
     #[must_use]
     pub fn wants_poll(&self) -> bool {
         !self.blocked
@@ -224,44 +224,45 @@ impl Stack {
                 || !self.outcome.failed.is_empty())
     }
 
-    /// Whether something waits for room in the link.
+    /// Returns `true` if frames wait for room in the link.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// The next socket with news, if any: something may be read, written or accepted that could
-    /// not before. A socket is named once until somebody has looked at it, by its readiness or by
-    /// an operation that would have had to wait.
+    /// Returns the next socket with news, if any: something may be read, written or accepted that
+    /// could not be before. The stack names a socket once, until the caller has looked at it: by
+    /// its readiness, or by an operation that would have had to wait.
     pub fn next_news(&mut self) -> Option<SocketId> {
         self.host.news.pop_front()
     }
 
-    /// What it counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.host.counters
     }
 
-    /// TCP connections (those in TIME-WAIT not counted), and TIME-WAIT entries.
+    /// Returns the number of TCP connections (without those in TIME-WAIT), and of TIME-WAIT
+    /// entries.
     #[must_use]
     pub fn tcp_sizes(&self) -> (usize, usize) {
         self.tcp.sizes()
     }
 
-    /// Neighbours known or asked for.
+    /// Returns the number of neighbours known or asked for.
     #[must_use]
     pub fn neighbours(&self) -> usize {
         self.host.neighbours.len()
     }
 
-    /// Bytes held for packets in parts.
+    /// Returns the number of bytes held for incomplete packets.
     #[must_use]
     pub fn reassembly_bytes(&self) -> usize {
         self.reassembly.bytes()
     }
 
-    /// Every IP address of this host with its prefix's length.
+    /// Returns every IP address of this host with its prefix's length.
     pub fn addresses(&self) -> impl Iterator<Item = (std::net::IpAddr, u8)> + '_ {
         let v4 = self.host.config.ipv4.map(|(address, prefix)| (address.into(), prefix));
         v4.into_iter()

@@ -10,10 +10,10 @@ use crate::{Instant, ListenerId, Readiness, SocketError, TcpId, UdpId};
 
 /// UDP.
 ///
-/// Every operation fails with [`SocketError::NoSocket`] when the name names nothing any more.
+/// Every operation fails with [`SocketError::NoSocket`] when the name names no socket any more.
 impl Stack {
-    /// A UDP socket. An unspecified address stands for every address of its kind, port 0 for any
-    /// free one. IPv4 and IPv6 are apart: `[::]` does not receive IPv4.
+    /// Binds a UDP socket. An unspecified address stands for every address of its kind, port 0 for
+    /// any free one. IPv4 and IPv6 are separate: `[::]` does not receive IPv4.
     ///
     /// # Errors
     /// When the address is not ours or in use, or there are too many sockets.
@@ -21,7 +21,7 @@ impl Stack {
         self.udp.bind(&mut self.host, local)
     }
 
-    /// Forgets a socket and what it received.
+    /// Closes a socket and drops its received datagrams.
     ///
     /// # Errors
     /// When there is no such socket.
@@ -29,7 +29,8 @@ impl Stack {
         self.udp.close(id)
     }
 
-    /// Sets whom it sends to and alone receives from, or ends that.
+    /// Sets the peer to which alone the socket sends and from which alone it receives, or removes
+    /// that peer.
     ///
     /// # Errors
     /// When the peer is of the other kind of address, has port 0 or cannot be routed to.
@@ -37,8 +38,9 @@ impl Stack {
         self.udp.connect(&self.host, id, peer)
     }
 
-    /// Sends a datagram, to the peer it is connected to unless `to` names another. It may be up to
-    /// 65 507 bytes long over IPv4, 65 527 over IPv6; what the path does not carry is cut.
+    /// Sends a datagram, to the connected peer unless `to` names another. It may be up to 65 507
+    /// bytes long over IPv4, 65 527 over IPv6; the stack fragments it when the path does not carry
+    /// it.
     ///
     /// # Errors
     /// When there is no room now, no route, no destination, it is too long, or an ICMP error about
@@ -53,7 +55,7 @@ impl Stack {
         self.udp.send(now, &mut self.host, id, data, to)
     }
 
-    /// Takes the oldest datagram, or with `peek` only looks at it.
+    /// Takes the oldest datagram, or with `peek` copies it and leaves it.
     ///
     /// # Errors
     /// When there is none, or an ICMP error came.
@@ -66,7 +68,7 @@ impl Stack {
         self.udp.recv(id, buffer, peek)
     }
 
-    /// What can be done without waiting.
+    /// Returns the operations that are possible without waiting.
     ///
     /// # Errors
     /// When there is no such socket.
@@ -74,7 +76,7 @@ impl Stack {
         self.udp.readiness(&self.host, id)
     }
 
-    /// Its address and port.
+    /// Returns the socket's address and port.
     ///
     /// # Errors
     /// When there is no such socket.
@@ -82,7 +84,7 @@ impl Stack {
         self.udp.local(id)
     }
 
-    /// Whom it is connected to.
+    /// Returns the peer to which the socket is connected.
     ///
     /// # Errors
     /// When there is no such socket.
@@ -90,7 +92,7 @@ impl Stack {
         self.udp.peer(id)
     }
 
-    /// Datagrams dropped since its receive queue was full.
+    /// Returns the number of datagrams dropped because the receive queue was full.
     ///
     /// # Errors
     /// When there is no such socket.
@@ -98,7 +100,7 @@ impl Stack {
         self.udp.dropped(id)
     }
 
-    /// Takes the error that waits to be told, if any.
+    /// Takes the pending error, if any.
     ///
     /// # Errors
     /// When there is no such socket.
@@ -109,10 +111,10 @@ impl Stack {
 
 /// TCP.
 ///
-/// Every operation fails with [`SocketError::NoSocket`] when the name names nothing any more.
+/// Every operation fails with [`SocketError::NoSocket`] when the name names no socket any more.
 impl Stack {
-    /// Listens. At most `backlog` connections wait to be accepted, and as many, but no fewer than
-    /// 128, are half open: of these the oldest gives way.
+    /// Listens. At most `backlog` connections wait to be accepted. As many, or 128 if that is more,
+    /// may be half open: of these the oldest gives way.
     ///
     /// # Errors
     /// When the address is not ours or in use, or there are too many listeners.
@@ -124,7 +126,7 @@ impl Stack {
         self.tcp.listen(&mut self.host, local, backlog)
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     ///
     /// # Errors
     /// When there is no such listener.
@@ -132,7 +134,7 @@ impl Stack {
         self.tcp.listener_local(id)
     }
 
-    /// Takes the oldest connection that waits to be accepted, and its peer.
+    /// Accepts the oldest waiting connection, and returns it with its peer.
     ///
     /// # Errors
     /// When there is none.
@@ -140,7 +142,7 @@ impl Stack {
         self.tcp.accept(id)
     }
 
-    /// Whether there is a connection to accept.
+    /// Returns the readiness to accept a connection.
     ///
     /// # Errors
     /// When there is no such listener.
@@ -148,7 +150,7 @@ impl Stack {
         self.tcp.listener_readiness(id)
     }
 
-    /// Listens no more. Connections not accepted are reset.
+    /// Stops listening, and resets connections that were not accepted.
     ///
     /// # Errors
     /// When there is no such listener.
@@ -156,12 +158,12 @@ impl Stack {
         self.tcp.close_listener(now, &mut self.host, id)
     }
 
-    /// Starts a connection, from `local` if given. It is writable when it is made; when it fails,
-    /// reads and writes say why.
+    /// Starts a connection, from `local` if given. The connection is writable once established;
+    /// when it fails, reads and writes return the reason.
     ///
     /// # Errors
-    /// When the destination is none, there is no route, the local address is not ours or in use,
-    /// or there are too many connections.
+    /// When the destination is none, there is no route, the local address is not ours or in use, or
+    /// there are too many connections.
     pub fn tcp_connect(
         &mut self,
         now: Instant,
@@ -172,7 +174,7 @@ impl Stack {
         self.tcp.connect(now, &mut self.host, remote, local, timeout)
     }
 
-    /// Writes as much as there is room for. How much is the answer.
+    /// Writes as much as there is room for. Returns the number of bytes.
     ///
     /// # Errors
     /// When there is no room or no connection yet ([`SocketError::WouldBlock`]), this side's half
@@ -181,7 +183,7 @@ impl Stack {
         self.tcp.send(id, data)
     }
 
-    /// Reads what there is. 0 at the end of the stream.
+    /// Reads the received data. 0 at the end of the stream.
     ///
     /// # Errors
     /// When there is nothing yet ([`SocketError::WouldBlock`]), or the connection failed.
@@ -194,7 +196,7 @@ impl Stack {
         self.tcp.recv(now, id, buffer, false)
     }
 
-    /// Like [`Stack::tcp_recv`], but what was read stays.
+    /// Reads as [`Stack::tcp_recv`] does, but leaves the data in the buffer.
     ///
     /// # Errors
     /// As there.
@@ -215,8 +217,8 @@ impl Stack {
         self.tcp.shutdown(&mut self.host, id, how)
     }
 
-    /// Lets go of a connection: the name names nothing any more. What was written is still sent,
-    /// in the background; if something received was not read, the peer gets a reset instead.
+    /// Drops a connection: its name becomes invalid. The stack still sends written data, in the
+    /// background. If the application left received data unread, the peer gets a reset instead.
     ///
     /// # Errors
     /// When there is no such connection.
@@ -224,7 +226,7 @@ impl Stack {
         self.tcp.close(now, &mut self.host, id)
     }
 
-    /// Ends a connection with a reset. The name stays until [`Stack::tcp_close`].
+    /// Ends a connection with a reset. The name stays valid until [`Stack::tcp_close`].
     ///
     /// # Errors
     /// When there is no such connection.
@@ -232,7 +234,7 @@ impl Stack {
         self.tcp.abort(now, &mut self.host, id)
     }
 
-    /// How far the connection is.
+    /// Returns the state of the connection.
     ///
     /// # Errors
     /// When there is no such connection.
@@ -240,7 +242,7 @@ impl Stack {
         self.tcp.state(id)
     }
 
-    /// What can be done without waiting.
+    /// Returns the operations that are possible without waiting.
     ///
     /// # Errors
     /// When there is no such connection.
@@ -248,7 +250,7 @@ impl Stack {
         self.tcp.readiness(id)
     }
 
-    /// This side's address and the peer's.
+    /// Returns this side's address and the peer's.
     ///
     /// # Errors
     /// When there is no such connection.
@@ -256,7 +258,7 @@ impl Stack {
         self.tcp.addresses(id)
     }
 
-    /// Takes the error that waits to be told, if any.
+    /// Takes the pending error, if any.
     ///
     /// # Errors
     /// When there is no such connection.
@@ -264,8 +266,8 @@ impl Stack {
         self.tcp.take_error(id)
     }
 
-    /// With `nodelay`, small segments are sent at once; without, only while nothing is under way
-    /// (Nagle's algorithm, the default).
+    /// With `nodelay`, the stack sends small segments at once; without, only while no data is in
+    /// flight (Nagle's algorithm, the default).
     ///
     /// # Errors
     /// When there is no such connection.
@@ -273,7 +275,7 @@ impl Stack {
         self.tcp.set_nodelay(id, nodelay)
     }
 
-    /// Whether small segments are sent at once.
+    /// Returns `true` if the stack sends small segments at once.
     ///
     /// # Errors
     /// When there is no such connection.
@@ -281,8 +283,8 @@ impl Stack {
         self.tcp.nodelay(id)
     }
 
-    /// Asks a silent peer every `interval` whether it is still there; after ten without an answer
-    /// the connection fails with [`SocketError::TimedOut`]. `None`, the default: never.
+    /// Probes a silent peer every `interval`; after ten probes without an answer the connection
+    /// fails with [`SocketError::TimedOut`]. `None`, the default: never.
     ///
     /// # Errors
     /// When there is no such connection.
@@ -295,7 +297,8 @@ impl Stack {
         self.tcp.set_keep_alive(now, id, interval)
     }
 
-    /// Bytes written that the peer has not acknowledged, and bytes received and not yet read.
+    /// Returns the number of written bytes that the peer has not acknowledged, and of received
+    /// bytes not yet read.
     ///
     /// # Errors
     /// When there is no such connection.

@@ -1,4 +1,4 @@
-//! What is said for no connection, and what routers say about one.
+//! Answers to segments without a connection, and ICMP errors about connections.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,8 @@ use crate::ip::{self, Header};
 use crate::{Instant, SocketError};
 
 impl Tcp {
-    /// An ICMP error about a segment of ours came. Whether it is a connection's.
+    /// Handles an ICMP error about a segment of ours. Returns `true` if the segment belongs to a
+    /// connection.
     pub(crate) fn problem(
         &mut self,
         now: Instant,
@@ -35,7 +36,8 @@ impl Tcp {
                 let mss = mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES;
                 connection.path.mss = connection.path.mss.min(mss);
             }
-            // Once established, these are hints that soon may be wrong (RFC 1122, 4.2.3.9).
+            // Once the connection is established, these are hints that may soon be wrong (RFC 1122,
+            // 4.2.3.9).
             Problem::Refused | Problem::Unreachable if connection.state() == State::SynSent => {
                 let refused = problem == Problem::Refused;
                 let error = if refused { SocketError::Refused } else { SocketError::Unreachable };
@@ -46,7 +48,7 @@ impl Tcp {
         true
     }
 
-    /// Answers a segment that belongs to nothing with a reset (RFC 9293, 3.10.7.1).
+    /// Answers a segment without a connection with a reset (RFC 9293, 3.10.7.1).
     pub(super) fn refuse(&mut self, now: Instant, host: &mut Host, tuple: &Tuple, seg: &Segment) {
         if !host.errors.take(now) {
             host.counters.errors_limited += 1;

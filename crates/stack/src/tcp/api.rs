@@ -1,4 +1,4 @@
-//! What the application does with connections.
+//! The application's operations on connections.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use crate::bindings::ephemeral_ports;
 use crate::host::Host;
 use crate::{Instant, Readiness, SocketError, TcpId};
 
-/// Which half of a connection is shut.
+/// The half of a connection to shut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// What comes is thrown away, and reads say "end of stream".
+    /// The stack discards received data, and reads return the end of the stream.
     Read,
-    /// What was written is still sent, then the end is told to the peer.
+    /// The stack still sends written data, then tells the peer the end.
     Write,
-    /// Both.
+    /// Both halves.
     Both,
 }
 
 /// A connection's state, as RFC 9293 names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpState {
-    /// The handshake goes on.
+    /// The handshake is under way.
     Connecting,
     /// Both directions are open.
     Established,
@@ -33,7 +33,7 @@ pub enum TcpState {
     PeerClosed,
     /// This side has ended its direction (FIN-WAIT-1, FIN-WAIT-2).
     Closed,
-    /// Both sides have ended theirs; the last words are under way, or the connection is over.
+    /// Both sides have ended theirs; the last segments are under way, or the connection is over.
     Over,
 }
 
@@ -96,10 +96,10 @@ impl Tcp {
         Ok(id)
     }
 
-    /// Writes what there is room for, at least one byte.
+    /// Writes as much as there is room for, at least one byte.
     pub(crate) fn send(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
         let connection = self.owned(id)?;
-        // Whoever looks may be told again: another thread may wait for the other direction.
+        // The next look may report it again: another thread may wait for the other direction.
         connection.told = false;
         if let Some(error) = connection.error.take() {
             return Err(error);
@@ -118,7 +118,7 @@ impl Tcp {
         Ok(sent)
     }
 
-    /// Reads what there is, or looks at it; 0 at the end of the stream.
+    /// Reads the received data, or copies and leaves it; 0 at the end of the stream.
     pub(crate) fn recv(
         &mut self,
         now: Instant,
@@ -151,7 +151,7 @@ impl Tcp {
                 {
                     connection.window.read(len);
                 }
-                // Room was made: the peer may have to hear of it at once.
+                // The read made room: the peer may have to learn that at once.
                 let poll_at = match (peek, self.slots[id.index as usize].connection.as_mut()) {
                     (false, Some(connection)) if !connection.detached => {
                         self.interface.poll_at(now.to_smoltcp(), connection.sockets())
@@ -166,7 +166,7 @@ impl Tcp {
             Err(RecvError::Finished) => Ok(0),
             Err(RecvError::InvalidState) => match connection.error.take() {
                 Some(error) => Err(error),
-                // The error was told, or this side ended it.
+                // The error was reported before, or this side ended the connection.
                 None => Ok(0),
             },
         }
@@ -195,8 +195,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Lets go of a connection. What was written is still sent; if something was not read, the
-    /// peer is told by a reset that it is lost (RFC 2525, 2.17).
+    /// Drops a connection. The stack still sends written data; if the application left data unread,
+    /// a reset tells the peer of the loss (RFC 2525, 2.17).
     pub(crate) fn close(
         &mut self,
         now: Instant,
@@ -220,8 +220,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Ends a connection at once, with a reset; what was not sent is lost. Reads and writes of
-    /// it then say so.
+    /// Ends a connection at once, with a reset; unsent data is lost. Later reads and writes return
+    /// that error.
     pub(crate) fn abort(
         &mut self,
         now: Instant,
@@ -293,7 +293,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Bytes written that the peer has not acknowledged, and bytes received and not read.
+    /// Returns the number of written bytes that the peer has not acknowledged, and of received
+    /// bytes not read.
     pub(crate) fn queues(&mut self, id: TcpId) -> Result<(usize, usize), SocketError> {
         let connection = self.owned(id)?;
         Ok((connection.socket().send_queue(), connection.socket().recv_queue()))

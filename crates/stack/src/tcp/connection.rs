@@ -1,4 +1,4 @@
-//! One connection: smoltcp's socket and what the stack keeps beside it.
+//! One connection: smoltcp's socket and the stack's state beside it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use super::window::Window;
 use crate::config::{CongestionControl, TcpConfig};
 use crate::{Instant, ListenerId, SocketError};
 
-/// Who is on both ends.
+/// Addresses and ports of both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tuple {
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
 }
 
-/// Whose turn the connection is, beside what TCP says.
+/// The owner of the connection, beside its TCP state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// A listener: half open, or waiting to be accepted.
     Listener(ListenerId),
     /// The application.
     Application,
-    /// Nobody: it ends by itself.
+    /// No owner: the connection ends by itself.
     Nobody,
 }
 
-/// Missed answers to keep-alives before the connection is given up.
+/// Missed answers to keep-alives before the stack gives the connection up.
 const KEEP_ALIVE_PROBES: u32 = 9;
 
 /// See the module.
@@ -41,34 +41,35 @@ pub(super) struct Connection {
     pub(super) tuple: Tuple,
     pub(super) path: Path,
     pub(super) owner: Owner,
-    /// Why it ended, until somebody asked.
+    /// Why the connection ended, until a caller has asked.
     pub(super) error: Option<SocketError>,
-    /// It was established once.
+    /// `true` once it was established.
     pub(super) established: bool,
-    /// The application reads no more: what comes is thrown away.
+    /// `true` if the application reads no more: the stack discards received data.
     pub(super) read_shut: bool,
-    /// The application writes no more, and smoltcp is told so when everything has arrived.
+    /// `true` if the application writes no more. The stack tells smoltcp once everything has
+    /// arrived.
     pub(super) finishing: bool,
-    /// The tuple is not ours any more: nothing comes and nothing is sent.
+    /// `true` if another connection may have the tuple: this one neither sends nor receives.
     pub(super) detached: bool,
-    /// Queued to be looked at.
+    /// `true` if queued for a visit.
     pub(super) dirty: bool,
-    /// Told to the application, which has not looked since.
+    /// `true` if reported to the application, which has not looked since.
     pub(super) told: bool,
     /// The last acknowledgement sent.
     pub(super) acknowledged: u32,
     /// The peer's last acknowledgement.
     pub(super) acknowledged_to: u32,
-    /// How far the peer's windows are to be shifted (RFC 7323, 2.2).
+    /// The shift of the peer's windows (RFC 7323, 2.2).
     pub(super) window_shift: u8,
     /// The end of our own window.
     pub(super) window: Window,
-    /// What is lost.
+    /// Loss detection.
     pub(super) recovery: Recovery,
     pub(super) last_heard: Instant,
-    /// Since when something waits for the peer's acknowledgement.
+    /// Since when data waits for the peer's acknowledgement.
     pub(super) waiting_since: Option<Instant>,
-    /// When the state that it is in has lasted too long.
+    /// The time when its present state has lasted too long.
     pub(super) give_up_at: Option<Instant>,
     pub(super) keep_alive: Option<Duration>,
 }
@@ -133,14 +134,14 @@ impl Connection {
         self.socket().state()
     }
 
-    /// Waiting for the handshake's end.
+    /// Returns `true` while the handshake is under way.
     pub(super) fn connecting(&self) -> bool {
         matches!(self.state(), State::Listen | State::SynSent | State::SynReceived)
     }
 
-    /// Closes our direction. In LAST-ACK smoltcp hears neither duplicate acknowledgements nor news
-    /// of the peer's window, so that what is lost there would wait for its long timeout. So the FIN
-    /// of the side that is last waits until everything before it has arrived.
+    /// Closes our direction. In LAST-ACK smoltcp processes neither duplicate acknowledgements nor
+    /// window updates, so that data lost there would wait for smoltcp's long timeout. So the FIN of
+    /// the last side waits until everything before it has arrived.
     pub(super) fn finish(&mut self) {
         self.finishing = self.state() == State::CloseWait && self.socket().send_queue() > 0;
         if !self.finishing {
@@ -148,31 +149,33 @@ impl Connection {
         }
     }
 
-    /// Bytes or a FIN that the peer has not acknowledged, sent or not.
+    /// Returns `true` if there are bytes or a FIN that the peer has not acknowledged, sent or not.
     fn owes(&self) -> bool {
         self.socket().send_queue() > 0
             || matches!(self.state(), State::FinWait1 | State::Closing | State::LastAck)
     }
 
-    /// Notes how far the peer lets us send.
+    /// Records how far the peer's window lets us send.
     pub(super) fn note_window(&mut self, seg: &Segment) {
         if !seg.has(segment::ACK) {
             return;
         }
         let shift = if seg.has(segment::SYN) { 0 } else { self.window_shift };
         let edge = seg.acknowledgement.wrapping_add(u32::from(seg.window) << shift);
-        // The edge may move back a little, when the peer rounds its window to what it can say.
+        // The edge may move back a little, when the peer rounds its window to a value that it can
+        // express.
         if !before(seg.acknowledgement, self.acknowledged_to) || self.path.edge.is_none() {
             self.acknowledged_to = seg.acknowledgement;
             self.path.edge = Some(edge);
         }
     }
 
-    /// Returns whether a segment with this sequence number was sent and is not acknowledged, as far
+    /// Returns `true` if a segment with this sequence number is sent and not acknowledged, as far
     /// as an ICMP error about it is concerned (RFC 5927, 4.1).
     pub(super) fn in_flight(&self, sequence: u32, config: &TcpConfig) -> bool {
         let Some(end) = self.path.sent_to else { return false };
-        // As much as is ever in flight, with SYN and FIN: all there is before the peer's first word.
+        // The most that is ever in flight, with SYN and FIN: before the peer's first segment there
+        // is no other bound.
         let most = config.send_buffer_bytes as u32 + 2;
         let flight = match self.path.edge {
             Some(_) => end.wrapping_sub(self.acknowledged_to).min(most),
@@ -181,7 +184,7 @@ impl Connection {
         (1..=flight).contains(&end.wrapping_sub(sequence))
     }
 
-    /// Notes what was sent. True when it had been sent before.
+    /// Records a sent segment. Returns `true` for a retransmission.
     pub(super) fn note_sent(&mut self, now: Instant, sent: &Sent) -> bool {
         self.window.note_sent(sent);
         if sent.flags & segment::ACK != 0 {
@@ -192,7 +195,7 @@ impl Connection {
         }
         let end = sent.sequence.wrapping_add(sent.len);
         match self.path.sent_to {
-            // A keep-alive lies before what was sent, and is one byte long.
+            // A keep-alive lies before the sent data, and is one byte long.
             Some(to) if !before(to, end) => {
                 let again = sent.len > 1 || before(end, to);
                 if again {
@@ -209,7 +212,7 @@ impl Connection {
         }
     }
 
-    /// Starts or stops the clocks that smoltcp does not have.
+    /// Starts or stops the timers that smoltcp does not have.
     pub(super) fn note_time(&mut self, now: Instant, config: &TcpConfig) {
         if !self.owes() {
             self.waiting_since = None;
@@ -221,9 +224,9 @@ impl Connection {
         }
     }
 
-    /// When the connection is to be given up, as things stand.
+    /// Returns when to give the connection up, as things stand.
     pub(super) fn deadline(&self, config: &TcpConfig) -> Option<Instant> {
-        // What a silent peer owes counts from when it last said anything.
+        // A silent peer's time counts from its last segment.
         let silent = self
             .waiting_since
             .filter(|_| !self.connecting())
@@ -235,7 +238,7 @@ impl Connection {
         [self.give_up_at, silent, dead].into_iter().flatten().min()
     }
 
-    /// Whether a read would not have to wait.
+    /// Returns `true` if a read would not have to wait.
     pub(super) fn readable(&self) -> bool {
         let socket = self.socket();
         socket.can_recv()
@@ -244,13 +247,13 @@ impl Connection {
             || (!self.connecting() && !socket.may_recv())
     }
 
-    /// Whether a write would not have to wait.
+    /// Returns `true` if a write would not have to wait.
     pub(super) fn writable(&self) -> bool {
         let socket = self.socket();
         !self.connecting() && (socket.can_send() || !socket.may_send() || self.finishing)
     }
 
-    /// Both directions are over.
+    /// Returns `true` if both directions are over.
     pub(super) fn closed(&self) -> bool {
         self.error.is_some() || matches!(self.state(), State::Closed | State::TimeWait)
     }

@@ -1,4 +1,4 @@
-//! What connections send, and their timers.
+//! Transmission of connections, and their timers.
 
 use smoltcp::iface::PollResult;
 use smoltcp::socket::tcp::State;
@@ -11,23 +11,23 @@ use crate::neighbour::Lookup;
 use crate::outbox::NextHop;
 use crate::{Instant, SocketError, Transmit};
 
-/// Segments that one connection sends before it is another's turn.
+/// Segments that one connection sends before another's turn.
 const TURN: usize = 16;
 /// Headers of a segment with every option, Ethernet included.
 const HEADERS: usize = ETHERNET_BYTES + 40 + 60;
-/// Timers moved in one poll.
+/// Timers moved per poll.
 const TIMERS: usize = 512;
-/// How long a connection waits for its neighbour before it looks again by itself.
+/// The time after which a connection that waits for its neighbour looks again by itself.
 const NEIGHBOUR_RETRY: std::time::Duration = std::time::Duration::from_secs(1);
-/// When smoltcp wants to send at once and sends nothing, it is asked again after this long, in
-/// microseconds.
+/// When smoltcp wants to send at once and sends nothing, the stack asks it again after this time,
+/// in microseconds.
 const STALL: u64 = 10_000;
 
-/// Why a connection's turn ended.
+/// The reason why a connection's turn ended.
 enum Turn {
     /// It has nothing more to send now.
     Done,
-    /// It has, and the turn is over.
+    /// It has more to send, and the turn is over.
     More,
     /// It waits for its neighbour's address.
     Neighbour,
@@ -36,7 +36,8 @@ enum Turn {
 }
 
 impl Tcp {
-    /// Fires timers and sends, at most `budget` segments. Whether the link ran out of room.
+    /// Fires timers and sends, at most `budget` segments. Returns `true` if the link ran out of
+    /// room.
     pub(crate) fn poll<T: Transmit>(
         &mut self,
         now: Instant,
@@ -53,7 +54,7 @@ impl Tcp {
             self.expire(now, host, index);
             self.mark(index);
         }
-        // Those marked from now on have their turn at the next poll.
+        // Connections marked from now on have their turn at the next poll.
         for _ in 0..self.dirty.len() {
             if budget == 0 {
                 break;
@@ -83,7 +84,7 @@ impl Tcp {
         (worked, false)
     }
 
-    /// A timer fired: gives up what has lasted too long.
+    /// Handles a timer: gives up a connection in a state that has lasted too long.
     fn expire(&mut self, now: Instant, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         let (acknowledged, sent_to) = (connection.acknowledged_to, connection.path.sent_to);
@@ -132,7 +133,7 @@ impl Tcp {
                         Lookup::Station(mac) => mac,
                         Lookup::Asked => {
                             host.neighbours.wait(hop, TcpId { index, generation });
-                            // Should the neighbour be forgotten meanwhile, ask again.
+                            // Ask again, should the stack forget the neighbour meanwhile.
                             self.rearm(now, host, index, Some(now + NEIGHBOUR_RETRY));
                             return Turn::Neighbour;
                         }
@@ -198,7 +199,7 @@ impl Tcp {
         result
     }
 
-    /// Sets the connection's timer to what comes first.
+    /// Sets the connection's timer to its earliest deadline.
     fn rearm(&mut self, now: Instant, host: &mut Host, index: u32, next: Option<Instant>) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         if connection.detached {
@@ -210,12 +211,12 @@ impl Tcp {
         self.wheel.set(index, [next, lost, deadline].into_iter().flatten().min());
     }
 
-    /// When to poll next; `now` when something waits to be sent.
+    /// Returns when to poll next; `now` when segments wait to be sent.
     pub(crate) fn poll_at(&self, now: Instant) -> Option<Instant> {
         if self.dirty.is_empty() { self.wheel.poll_at() } else { Some(now) }
     }
 
-    /// Whether something waits to be sent.
+    /// Returns `true` if segments wait to be sent.
     pub(crate) fn wants_poll(&self) -> bool {
         !self.dirty.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The life of a connection: what follows from its state, and how it ends.
+//! The life of a connection: the consequences of its state, and its end.
 
 use smoltcp::socket::tcp::State;
 
@@ -9,15 +9,15 @@ use crate::host::Host;
 use crate::{Instant, SocketError, TcpId};
 
 impl Tcp {
-    /// A connection's state changed: draws the consequences.
+    /// Draws the consequences of a connection's new state.
     pub(super) fn settle(&mut self, now: Instant, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         match connection.state() {
             State::SynSent | State::SynReceived => {}
-            // A reset in answer to our SYN and ACK.
+            // The peer answered our SYN and ACK with a reset.
             State::Listen => self.remove(host, index),
             State::Closed => {
-                // One more segment if it was us who gave up: the reset.
+                // One more segment if this side gave up: the reset.
                 if connection.socket().remote_endpoint().is_some() && !connection.detached {
                     return self.mark(index);
                 }
@@ -32,7 +32,7 @@ impl Tcp {
             State::TimeWait => {
                 let finished = connection.path.sent_to.is_some();
                 let poll_at = self.interface.poll_at(now.to_smoltcp(), connection.sockets());
-                // Nothing but the end of TIME-WAIT is to come: no acknowledgement waits.
+                // Only the end of TIME-WAIT is left: no acknowledgement waits.
                 let soon = now + host.config.tcp.ack_delay;
                 let quiet = poll_at.is_none_or(|at| at > soon.to_smoltcp());
                 if finished && quiet && !connection.detached {
@@ -77,7 +77,7 @@ impl Tcp {
         }
     }
 
-    /// Takes the connection's addresses from it: from now on it is only read from.
+    /// Takes the connection's addresses from it: from now on it is only readable.
     pub(super) fn detach(&mut self, _: &mut Host, index: u32) {
         if let Some(connection) = self.slots[index as usize].connection.as_mut()
             && !connection.detached
@@ -89,7 +89,7 @@ impl Tcp {
         }
     }
 
-    /// Forgets a connection altogether.
+    /// Removes a connection altogether.
     pub(super) fn remove(&mut self, host: &mut Host, index: u32) {
         self.detach(host, index);
         let slot = &mut self.slots[index as usize];
@@ -103,7 +103,7 @@ impl Tcp {
         }
     }
 
-    /// Makes room for a connection and names it.
+    /// Inserts a connection and names it.
     pub(super) fn insert(&mut self, connection: Connection) -> TcpId {
         let tuple = connection.tuple;
         let index = self.free.pop().unwrap_or_else(|| {
@@ -123,7 +123,7 @@ impl Tcp {
         if let Some(connection) = self.slots[index as usize].connection.as_mut() {
             connection.error.get_or_insert(error);
             if connection.state() == State::SynSent {
-                // Nothing was agreed on, so nothing need be reset.
+                // The peer agreed to nothing, so there is nothing to reset.
                 connection.socket_mut().close();
                 connection.detached = true;
                 self.by_tuple.remove(&connection.tuple);
@@ -138,7 +138,7 @@ impl Tcp {
         }
     }
 
-    /// Ends a connection whose peer nothing can be sent to, not even a reset.
+    /// Ends a connection whose peer is out of reach, even for a reset.
     pub(super) fn strand(&mut self, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         connection.error.get_or_insert(SocketError::Unreachable);
@@ -151,7 +151,7 @@ impl Tcp {
         }
     }
 
-    /// Connections whose neighbour was found: they may go on.
+    /// Lets connections go on whose neighbour was found.
     pub(crate) fn resume(&mut self, ids: &[TcpId]) {
         for id in ids {
             if self.get(*id).is_ok() {
@@ -160,14 +160,14 @@ impl Tcp {
         }
     }
 
-    /// Connections whose next hop does not answer.
+    /// Fails connections whose next hop does not answer.
     pub(crate) fn unreachable(&mut self, now: Instant, host: &mut Host, ids: &[TcpId]) {
         for id in ids {
             let Ok(connection) = self.get(*id) else { continue };
             if connection.connecting() {
                 self.fail(now, host, id.index, SocketError::Unreachable);
             } else if connection.state() == State::Closed {
-                // Only a reset was left to be sent.
+                // Only a reset was left to send.
                 self.strand(host, id.index);
             } else {
                 self.mark(id.index);

@@ -13,27 +13,27 @@ use crate::host::Host;
 use crate::ip::Packet;
 use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
 
-/// However few may wait to be accepted, so many may be half open: that is no load on the
-/// application.
+/// The least limit of half-open connections, however few may wait to be accepted: they are no load
+/// on the application.
 const LEAST_HALF_OPEN: usize = 128;
 
 pub(super) struct Listener {
     generation: u32,
     local: SocketAddr,
-    /// The most that may wait to be accepted.
+    /// The limit of connections that wait to be accepted.
     backlog: usize,
     half_open: usize,
     accept: VecDeque<TcpId>,
     told: bool,
 }
 
-/// All of them.
+/// All listeners.
 pub(super) struct Listeners {
     listeners: Vec<Option<Listener>>,
     free: Vec<u32>,
     generation: u32,
     pub(super) bindings: Bindings<u32>,
-    /// Half-open connections of all, the oldest first; some may have gone on since.
+    /// Half-open connections of all listeners, the oldest first; some may be established since.
     half_open: VecDeque<(ListenerId, TcpId)>,
     half_open_count: usize,
 }
@@ -58,12 +58,13 @@ impl Listeners {
             .ok_or(SocketError::NoSocket)
     }
 
-    /// Whether as many wait to be accepted as may.
+    /// Returns `true` if the listener's accept queue is full.
     pub(super) fn is_full(&mut self, id: ListenerId) -> bool {
         self.get(id).is_ok_and(|listener| listener.accept.len() >= listener.backlog)
     }
 
-    /// A half-open connection became a whole one. False when nobody can take it.
+    /// Handles a half-open connection that became established. `false` when no listener can take
+    /// it.
     pub(super) fn established(&mut self, host: &mut Host, id: ListenerId, tcp: TcpId) -> bool {
         self.half_open_count = self.half_open_count.saturating_sub(1);
         let Ok(listener) = self.get(id) else { return false };
@@ -81,7 +82,7 @@ impl Listeners {
         true
     }
 
-    /// A connection that was a listener's is gone.
+    /// Handles the end of a connection that was a listener's.
     pub(super) fn gone(&mut self, id: ListenerId, tcp: TcpId, established: bool) {
         if !established {
             self.half_open_count = self.half_open_count.saturating_sub(1);
@@ -131,12 +132,12 @@ impl Tcp {
         Ok(ListenerId { index, generation })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub(crate) fn listener_local(&mut self, id: ListenerId) -> Result<SocketAddr, SocketError> {
         Ok(self.listeners.get(id)?.local)
     }
 
-    /// The oldest connection that waits to be accepted.
+    /// Accepts the oldest waiting connection.
     pub(crate) fn accept(&mut self, id: ListenerId) -> Result<(TcpId, SocketAddr), SocketError> {
         loop {
             let listener = self.listeners.get(id)?;
@@ -148,14 +149,14 @@ impl Tcp {
         }
     }
 
-    /// Whether something waits to be accepted.
+    /// Returns the readiness to accept.
     pub(crate) fn listener_readiness(&mut self, id: ListenerId) -> Result<Readiness, SocketError> {
         let listener = self.listeners.get(id)?;
         listener.told = false;
         Ok(Readiness { readable: !listener.accept.is_empty(), ..Readiness::default() })
     }
 
-    /// Listens no more; what was not accepted is reset.
+    /// Stops listening; resets connections that were not accepted.
     pub(crate) fn close_listener(
         &mut self,
         now: Instant,
@@ -190,7 +191,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// A SYN came that belongs to no connection. False when nobody listens.
+    /// Handles a SYN that belongs to no connection. `false` when no socket listens.
     pub(super) fn open_passive(
         &mut self,
         now: Instant,
@@ -205,12 +206,12 @@ impl Tcp {
             return false;
         };
         let id = ListenerId { index, generation: listener.generation };
-        // Nobody that we could answer.
+        // No route leads back to the sender.
         if host.route(tuple.remote.ip()).is_none() {
             host.counters.no_route += 1;
             return true;
         }
-        // When nobody accepts, the peer is left to ask again.
+        // While the application does not accept, the peer has to ask again.
         if listener.accept.len() >= listener.backlog {
             host.counters.tcp_accept_overflow += 1;
             return true;
@@ -237,7 +238,7 @@ impl Tcp {
             listener.half_open += 1;
         }
         self.listeners.half_open_count += 1;
-        // Those that went on stay in the order until they would be too many.
+        // Established connections stay in the order until they would be too many.
         if self.listeners.half_open.len() > 2 * self.listeners.half_open_count + 64 {
             let mut order = std::mem::take(&mut self.listeners.half_open);
             order.retain(|(of, tcp)| self.is_half_open(*of, *tcp));
@@ -252,7 +253,7 @@ impl Tcp {
         self.get(tcp).is_ok_and(|c| c.owner == Owner::Listener(of) && !c.established)
     }
 
-    /// Forgets the oldest half-open connection, of one listener or of all: in a flood of SYNs the
+    /// Evicts the oldest half-open connection, of one listener or of all: in a flood of SYNs the
     /// oldest is the least likely to be honest.
     fn evict_half_open(&mut self, host: &mut Host, of: Option<ListenerId>) {
         let mut at = 0;

@@ -1,19 +1,19 @@
-//! TCP: connections found by their four-tuple, each with a socket of smoltcp's of its own.
+//! TCP: connections found by their four-tuple, each with its own socket of smoltcp.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod` | the table, and the way of a segment that came |
+//! | `mod` | the table, and the path of a received segment |
 //! | `connection` | one connection |
 //! | `listener` | listeners, half-open connections, accept queues |
-//! | `api` | what the application does |
-//! | `lifecycle` | what follows from a connection's state, and how it ends |
-//! | `egress` | what is sent, and timers |
-//! | `answer` | resets and such, and ICMP errors |
-//! | `recovery` | what is lost, and when it is to be sent again |
+//! | `api` | the application's operations |
+//! | `lifecycle` | the consequences of a connection's state, and its end |
+//! | `egress` | transmission, and timers |
+//! | `answer` | resets and other answers, and ICMP errors |
+//! | `recovery` | loss detection, and retransmission |
 //! | `window` | the end of our own window, as the peer knows it |
-//! | `port` | between smoltcp and frames |
+//! | `port` | the device between smoltcp and frames |
 //! | `sequence` | initial sequence numbers |
-//! | `time_wait` | what is left of connections |
+//! | `time_wait` | TIME-WAIT entries |
 
 mod answer;
 mod api;
@@ -69,11 +69,11 @@ pub(crate) struct Tcp {
     time_wait: TimeWait,
     wheel: Wheel,
     dirty: VecDeque<u32>,
-    /// Packets that smoltcp does not take as they came are made anew here.
+    /// Packets that smoltcp does not take as received are rebuilt here.
     scratch: Vec<u8>,
 }
 
-/// What smoltcp is told about the link.
+/// Returns the link's capabilities as smoltcp sees them.
 fn capabilities(host: &Host) -> DeviceCapabilities {
     let mut capabilities = DeviceCapabilities::default();
     capabilities.medium = Medium::Ip;
@@ -82,8 +82,8 @@ fn capabilities(host: &Host) -> DeviceCapabilities {
     let offload = host.config.offload;
     if offload.tcp_segmentation {
         // smoltcp drops packets over IPv6 that are larger than its MTU even if the link would cut
-        // them. So it believes in the largest MTU; what a segment really holds is settled by the
-        // segment size option (clamped both ways) and said to the link with each packet.
+        // them. So the stack tells it the largest MTU. The segment size option limits the real
+        // segments (clamped both ways), and each packet tells the link its segment size.
         let most = offload.max_frame_bytes.min(65_535 + crate::ethernet::HEADER_BYTES)
             - crate::ethernet::HEADER_BYTES;
         capabilities.max_transmission_unit = most;
@@ -113,7 +113,7 @@ impl Tcp {
         }
     }
 
-    /// Takes a segment that came in a packet of ours.
+    /// Takes a received segment for one of our addresses.
     pub(crate) fn input(
         &mut self,
         now: Instant,
@@ -146,10 +146,10 @@ impl Tcp {
                 host.counters.tcp_time_wait_reused += 1;
                 self.time_wait.remove(&tuple);
             } else {
-                // Its FIN came again, or an old segment: it has not heard our last word. A reset
-                // is believed only if it stands exactly where the next segment would (RFC 1337,
-                // RFC 5961 3.2): a peer that opens the connection anew with an older number
-                // answers our last word so.
+                // The peer repeats its FIN or an old segment: it has not received our last segment.
+                // The stack believes a reset only at exactly the next sequence number (RFC 1337,
+                // RFC 5961 3.2): a peer that reopens the connection with an older number answers
+                // our last segment so.
                 if seg.has(RST) && seg.sequence == remains.receive_next {
                     self.time_wait.remove(&tuple);
                 } else if !seg.has(RST) && host.errors.take(now) {
@@ -169,7 +169,7 @@ impl Tcp {
         }
     }
 
-    /// Gives a segment to its connection.
+    /// Passes a segment to its connection.
     fn process(
         &mut self,
         now: Instant,
@@ -180,8 +180,8 @@ impl Tcp {
     ) {
         host.counters.tcp_visits += 1;
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        // The handshake's end is not heard while nobody can take the connection: the peer, or our
-        // SYN sent again, brings it up once more.
+        // The stack ignores the handshake's end while no listener can take the connection. The
+        // peer, or our repeated SYN, brings it up once more.
         if let Owner::Listener(id) = connection.owner
             && !connection.established
             && connection.state() == State::SynReceived
@@ -201,7 +201,7 @@ impl Tcp {
                 let tcp = &mut self.scratch[ip::header_len(packet.src)..];
                 let header = &mut tcp[..seg.header_bytes];
                 let most = connection.path.mss;
-                // Its word counts in the handshake only; later it would be a forger's.
+                // The segment's value counts in the handshake only; later it would be a forger's.
                 if connection.connecting() {
                     let said = segment::clamp_mss(header, most).filter(|&mss| mss != 0);
                     connection.path.mss = said.unwrap_or(536).max(48).min(most);
@@ -211,8 +211,8 @@ impl Tcp {
             }
             bytes = &self.scratch;
         }
-        // A small segment's acknowledgement may wait for an answer to ride on; a large one's would
-        // hold up a sender whose window is still small.
+        // A small segment's acknowledgement may wait for an answer to ride on; waiting with a large
+        // one's would delay a sender whose window is still small.
         let large = seg.payload_bytes > connection.path.mss;
         let delay = if large { std::time::Duration::ZERO } else { config.ack_delay };
         connection.socket_mut().set_ack_delay(Some(connection::smol(delay)));
@@ -261,11 +261,11 @@ impl Tcp {
         }
     }
 
-    /// Has smoltcp send the first segment again that is not acknowledged, in its own words: an
-    /// acknowledgement that comes again and again.
+    /// Makes smoltcp retransmit the first unacknowledged segment, by the signal that it
+    /// understands: repeated acknowledgements.
     fn tell_loss(&mut self, now: Instant, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        // Of a FIN alone it would forget that there is something to wait for.
+        // With only a FIN in flight smoltcp would forget that it waits for something.
         if connection.detached || connection.connecting() || connection.socket().send_queue() == 0 {
             return;
         }
@@ -279,8 +279,9 @@ impl Tcp {
         self.mark(index);
     }
 
-    /// Throws away what nobody will read. Data to a connection that the application has let go is
-    /// lost, which the sender must hear (RFC 9293, 3.10.7.3 and RFC 2525, 2.17).
+    /// Discards data that the application will never read. When the application has dropped the
+    /// connection, the data is lost, and the stack tells the sender so (RFC 9293, 3.10.7.3 and RFC
+    /// 2525, 2.17).
     fn discard(&mut self, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         let lost = connection.socket().recv_queue();
@@ -297,7 +298,7 @@ impl Tcp {
         }
     }
 
-    /// Puts a connection on the list of those to be looked at.
+    /// Queues a connection for a visit.
     fn mark(&mut self, index: u32) {
         if let Some(connection) = self.slots[index as usize].connection.as_mut()
             && !connection.dirty
@@ -328,7 +329,7 @@ impl Tcp {
             .ok_or(SocketError::NoSocket)
     }
 
-    /// A connection that is the application's.
+    /// Returns a connection that the application owns.
     fn owned(&mut self, id: TcpId) -> Result<&mut Connection, SocketError> {
         self.get(id).and_then(|connection| match connection.owner {
             Owner::Application => Ok(connection),
@@ -336,7 +337,7 @@ impl Tcp {
         })
     }
 
-    /// The way to `remote`, as a new connection's segments take it.
+    /// Returns the path to `remote` that a new connection's segments take.
     fn path(&self, now: Instant, host: &Host, local: IpAddr, remote: IpAddr) -> Path {
         let headers = ip::header_len(local) + segment::HEADER_BYTES;
         Path {
@@ -350,21 +351,21 @@ impl Tcp {
         }
     }
 
-    /// Makes the next connection start with a sequence number that we choose.
+    /// Makes the next connection start with a sequence number of our choice.
     fn reseed(&mut self, now: Instant, host: &mut Host, tuple: &Tuple) {
         let initial = sequence::initial(now, &host.random, tuple);
         let seed = sequence::seed(initial, host.random.next());
         self.interface = interface(host, &self.capabilities, now, seed);
     }
 
-    /// Connections, TIME-WAIT entries.
+    /// Returns the number of connections and of TIME-WAIT entries.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.live, self.time_wait.len())
     }
 }
 
-/// Makes a packet in which the peer acknowledges and says nothing else: its sequence number, its
-/// acknowledgement and its window, not shifted.
+/// Makes a packet in which the peer only acknowledges, from its sequence number, its
+/// acknowledgement and its unshifted window.
 fn write_acknowledgement(packet: &mut Vec<u8>, tuple: Tuple, said: (u32, u32, u16)) {
     let (sequence, acknowledgement, window) = said;
     let ports = (tuple.remote.port(), tuple.local.port());
@@ -383,7 +384,7 @@ fn write_acknowledgement(packet: &mut Vec<u8>, tuple: Tuple, said: (u32, u32, u1
     packet.extend_from_slice(&tcp);
 }
 
-/// Gives smoltcp a packet of a connection's, and sends what it answers at once.
+/// Passes a packet of a connection to smoltcp, and sends its immediate answer.
 fn give(
     interface: &mut Interface,
     capabilities: &DeviceCapabilities,
@@ -406,7 +407,7 @@ fn give(
     }
 }
 
-/// An interface of smoltcp's.
+/// Creates an interface of smoltcp's.
 fn interface(host: &Host, capabilities: &DeviceCapabilities, now: Instant, seed: u64) -> Interface {
     let mut config = InterfaceConfig::new(HardwareAddress::Ip);
     config.random_seed = seed;
@@ -424,12 +425,12 @@ fn interface(host: &Host, capabilities: &DeviceCapabilities, now: Instant, seed:
     let mut port =
         Ingress { packet: None, path: &path, capabilities, reply: &mut nothing, sent: None };
     let mut interface = Interface::new(config, &mut port, now.to_smoltcp());
-    // Which addresses are ours was decided before smoltcp saw the packet.
+    // The stack checked the destination address before smoltcp sees the packet.
     interface.set_any_ip(true);
     interface
 }
 
-/// Makes `scratch` the packet with a header without options.
+/// Copies the packet to `scratch`, with a header without options.
 fn make_plain(scratch: &mut Vec<u8>, packet: &Packet<'_>) {
     let header = Header {
         src: packet.src,
@@ -445,7 +446,7 @@ fn make_plain(scratch: &mut Vec<u8>, packet: &Packet<'_>) {
     scratch.extend_from_slice(packet.payload);
 }
 
-/// Queues what smoltcp answered at once.
+/// Queues smoltcp's immediate answer.
 fn push_reply(host: &mut Host, bytes: Vec<u8>, meta: crate::Meta, remote: IpAddr) {
     let Some(route) = host.route(remote) else {
         host.counters.no_route += 1;

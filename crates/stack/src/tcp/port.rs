@@ -1,7 +1,7 @@
-//! Between smoltcp's interface and frames: one packet in, or one packet out.
+//! The device between smoltcp's interface and frames: one packet in, or one packet out.
 //!
-//! smoltcp thinks in IP packets without checksums, up to the size of a segmented frame. What it
-//! makes is finished here: segment size option, checksum or its pseudo-header sum, segmentation.
+//! smoltcp handles IP packets without checksums, up to the size of a segmented frame. This module
+//! completes its packets: segment size option, checksum or its pseudo-header sum, segmentation.
 
 use std::net::IpAddr;
 
@@ -13,19 +13,19 @@ use crate::checksum::Sum;
 use crate::ethernet::{self, HEADER_BYTES as ETHERNET_BYTES};
 use crate::{Checksum, Counters, Meta, Offload, Segmentation, SegmentationKind, Transmit, ip};
 
-/// What all packets of a connection have in common.
+/// Properties that all packets of a connection share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
     pub(super) local: IpAddr,
     pub(super) remote: IpAddr,
-    /// What a SYN of ours says that we take, in bytes.
+    /// The segment size that our SYN offers, in bytes.
     pub(super) local_mss: usize,
     /// Payload bytes of a segment.
     pub(super) mss: usize,
     pub(super) offload: Offload,
-    /// The end of what was ever sent.
+    /// The end of all data ever sent.
     pub(super) sent_to: Option<u32>,
-    /// The end of what the peer lets us send.
+    /// The end of the peer's window.
     pub(super) edge: Option<u32>,
 }
 
@@ -34,7 +34,7 @@ impl Path {
         ip::header_len(self.local)
     }
 
-    /// Finishes an IP packet that smoltcp made, as far as the link does not.
+    /// Completes an IP packet of smoltcp's, as far as the link does not.
     fn finish(&self, packet: &mut [u8]) -> Meta {
         let header = self.header_bytes();
         let (ip_header, tcp) = packet.split_at_mut(header);
@@ -42,11 +42,11 @@ impl Path {
             let end = usize::from(tcp[12] >> 4) * 4;
             segment::clamp_mss(&mut tcp[..end], self.local_mss);
         }
-        // smoltcp goes back when it retransmits, and numbers acknowledgements by where it went back
-        // to. To the peer such a segment is an old one, whose acknowledgement does not count; when
-        // both sides do that at once, neither ever hears the other. An acknowledgement stands at
-        // the end of what was sent (RFC 9293, 3.10.7.4: SND.NXT), but not beyond the peer's window,
-        // where a probe may have been.
+        // smoltcp goes back when it retransmits, and numbers acknowledgements by the place it went
+        // back to. To the peer such a segment is an old one, whose acknowledgement does not count.
+        // When both sides do that at once, neither ever accepts the other's. An acknowledgement
+        // stands at the end of the sent data (RFC 9293, 3.10.7.4: SND.NXT), but not beyond the
+        // peer's window, where a probe may have been.
         let payload = tcp.len() - usize::from(tcp[12] >> 4) * 4;
         if payload == 0 && tcp[13] & (segment::SYN | segment::FIN | segment::RST) == 0 {
             let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
@@ -79,8 +79,8 @@ impl Path {
         Meta { checksum, segmentation: None }
     }
 
-    /// What goes beside a packet of `len` bytes. smoltcp sends payload behind headers without
-    /// options only, so that the length tells whether it must be cut.
+    /// Returns the metadata of a packet of `len` bytes. smoltcp sends payload behind headers
+    /// without options only, so the length tells whether the link must cut it.
     fn meta(&self, len: usize) -> Meta {
         let headers = self.header_bytes() + HEADER_BYTES;
         if len > headers + self.mss && self.offload.tcp_segmentation {
@@ -100,7 +100,7 @@ impl Path {
     }
 }
 
-/// What was sent: what the connection's bookkeeping outside smoltcp needs.
+/// A sent segment, for the connection's bookkeeping outside smoltcp.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) sequence: u32,
@@ -109,7 +109,7 @@ pub(super) struct Sent {
     pub(super) flags: u8,
     /// As it is written, not shifted.
     pub(super) window: u16,
-    /// In a SYN: how far later windows are shifted.
+    /// In a SYN: the shift of later windows.
     pub(super) window_shift: u8,
 }
 
@@ -131,7 +131,7 @@ impl Sent {
     }
 }
 
-/// One packet in; what smoltcp answers at once goes into `reply`, a whole frame.
+/// One packet in; smoltcp's immediate answer goes into `reply`, a whole frame.
 pub(super) struct Ingress<'a> {
     pub(super) packet: Option<&'a [u8]>,
     pub(super) path: &'a Path,
@@ -140,7 +140,7 @@ pub(super) struct Ingress<'a> {
     pub(super) sent: Option<(Sent, Meta)>,
 }
 
-/// smoltcp's end of the packet that came.
+/// smoltcp's end of the received packet.
 pub(super) struct Packet<'a>(&'a [u8]);
 
 impl RxToken for Packet<'_> {
@@ -205,7 +205,7 @@ pub(super) struct Egress<'a, T> {
     pub(super) sent: Option<Sent>,
 }
 
-/// smoltcp's end of the packet that goes.
+/// smoltcp's end of the outgoing packet.
 pub(super) struct Outgoing<'a, T> {
     link: &'a mut T,
     path: &'a Path,
@@ -225,7 +225,7 @@ impl<T: Transmit> Outgoing<'_, T> {
         }
     }
 
-    /// Cuts what is in the scratch buffer into segments: the path became narrower than smoltcp
+    /// Cuts the packet in the scratch buffer into segments: the path became narrower than smoltcp
     /// knows, and the link does not cut.
     fn cut(&mut self) {
         let headers = self.path.header_bytes() + HEADER_BYTES;
@@ -302,8 +302,8 @@ impl<T: Transmit> TxToken for Outgoing<'_, T> {
         self.count(taken, total);
         match (result, f) {
             (Some(result), _) => result,
-            // The link said it had room and took it back. smoltcp must have its say all the same;
-            // for it the segment is lost.
+            // The link reported room and then refused. smoltcp must still write its segment, which
+            // then counts as lost.
             (None, Some(f)) => {
                 self.scratch.clear();
                 self.scratch.resize(len, 0);

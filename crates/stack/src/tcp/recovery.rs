@@ -1,14 +1,13 @@
-//! What is lost, found out sooner than smoltcp does: NewReno (RFC 6582) and a retransmission
-//! timeout that follows the path (RFC 6298).
+//! Loss detection that is faster than smoltcp's: NewReno (RFC 6582) and a retransmission timeout
+//! that follows the path (RFC 6298).
 //!
-//! smoltcp sends one segment again after three duplicate acknowledgements in a row, and else waits
-//! for its timeout, of a second at least. Two segments lost in one window cost it that second, and
-//! so does one that is lost while the peer sends data of its own, or reads and tells of a larger
-//! window: then no duplicates follow each other that smoltcp takes for such. Over a path of 100
-//! microseconds that is most of the time.
+//! smoltcp retransmits one segment after three duplicate acknowledgements in a row, and else waits
+//! for its timeout, at least a second. Two lost segments in one window cost that second. So does a
+//! loss while the peer sends data of its own, or reads and announces a larger window: smoltcp then
+//! sees no duplicates in a row. Over a path of 100 microseconds that second is most of the time.
 //!
-//! So the decision is made here, and smoltcp is told in the words that it understands: three
-//! duplicate acknowledgements. Its own timeout stays, for when all else fails.
+//! So this module decides, and signals smoltcp as it understands: by three duplicate
+//! acknowledgements. smoltcp's own timeout stays as the last resort.
 
 use std::time::Duration;
 
@@ -16,42 +15,42 @@ use super::segment::{self, Segment, before};
 use crate::Instant;
 
 /// The shortest timeout; Linux has the same (`TCP_RTO_MIN` in `include/net/tcp.h`). RFC 6298, 2.4,
-/// asks for a second, for clocks that were coarse. It must be longer than peers keep an
-/// acknowledgement back.
+/// asks for a second, for coarse clocks. It must be longer than peers delay an acknowledgement.
 const SHORTEST: Duration = Duration::from_millis(200);
 /// The longest timeout before doubling; smoltcp's own comes first from a second on.
 const LONGEST: Duration = Duration::from_secs(60);
-/// How often a timeout is doubled at most.
+/// The most doublings of a timeout.
 const DOUBLINGS: u32 = 8;
-/// Duplicate acknowledgements that say that a segment is lost (RFC 5681, 3.2).
+/// Duplicate acknowledgements that indicate a lost segment (RFC 5681, 3.2).
 const DUPLICATES: u8 = 3;
 
-/// What a connection knows of its losses.
+/// A connection's state of loss detection.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
-    /// Duplicate acknowledgements since the last that was none.
+    /// Duplicate acknowledgements in a row.
     duplicates: u8,
     /// The window of the last segment, unshifted.
     window: u16,
-    /// The end of what the peer sent, as far as it is believed.
+    /// The end of the peer's data, as far as the stack believes it.
     heard_to: Option<u32>,
-    /// What had been sent when a loss was found. Until it is acknowledged, wherever an
-    /// acknowledgement stops another segment is lost.
+    /// The end of the data sent when a loss was detected. Until it is acknowledged, each partial
+    /// acknowledgement indicates another lost segment.
     recover: Option<u32>,
-    /// What was sent for the first time, and when: its acknowledgement tells the path's time.
+    /// A segment sent for the first time, and its time: its acknowledgement measures the round
+    /// trip.
     timed: Option<(u32, Instant)>,
-    /// The path's time, smoothed, and its variation.
+    /// The smoothed round trip time, and its variation.
     round_trip: Option<(Duration, Duration)>,
-    /// When what is not acknowledged counts as lost.
+    /// The time when unacknowledged data counts as lost.
     probe_at: Option<Instant>,
     doublings: u32,
-    /// smoltcp was told of a loss, and has not sent since.
+    /// `true` if smoltcp got a loss signal, and has not sent since.
     told: bool,
 }
 
 impl Recovery {
-    /// Notes how far the peer has come with its own data. What is not `expected`, from the last
-    /// acknowledgement of ours as far as any window goes, is not believed.
+    /// Records the peer's progress with its own data. The stack believes only an `expected` place,
+    /// from our last acknowledgement as far as any window goes.
     pub(super) fn note_peer(&mut self, seg: &Segment, expected: (u32, usize)) {
         let end = seg.sequence.wrapping_add(seg.len());
         let believed = end.wrapping_sub(expected.0) as usize <= expected.1;
@@ -61,9 +60,9 @@ impl Recovery {
         }
     }
 
-    /// Looks at a segment before the connection does: `acknowledged` and `sent_to` are where it
-    /// stood before; `selects`: it says that something came beyond what it acknowledges. Whether
-    /// the first segment that is not acknowledged is to be sent again.
+    /// Examines a segment before the connection does. `acknowledged` and `sent_to` are the places
+    /// before the segment; `selects`: it reports data received beyond its acknowledgement. Returns
+    /// `true` if the first unacknowledged segment has to be retransmitted.
     pub(super) fn heard(
         &mut self,
         now: Instant,
@@ -79,14 +78,14 @@ impl Recovery {
         let at = seg.acknowledgement;
         let same_window = std::mem::replace(&mut self.window, seg.window) == seg.window;
         if before(sent_to, at) || before(at, acknowledged) {
-            // Of what was never sent, or an old one.
+            // It acknowledges data never sent, or is old.
             return false;
         }
         if before(acknowledged, at) {
             return self.advanced(now, at, sent_to);
         }
-        // A selective acknowledgement is one whatever else the segment says (RFC 6675, 2); others
-        // may be news of the window. A segment with data stands between duplicates and is none.
+        // A segment with a selective acknowledgement is a duplicate in any case (RFC 6675, 2);
+        // others may be window updates. A segment with data between duplicates is none.
         let duplicate = selects || (seg.len() == 0 && same_window);
         let duplicate = duplicate && at != sent_to && seg.window != 0;
         if !duplicate {
@@ -100,7 +99,7 @@ impl Recovery {
         lost
     }
 
-    /// Something new was acknowledged.
+    /// Handles an acknowledgement of new data.
     fn advanced(&mut self, now: Instant, at: u32, sent_to: u32) -> bool {
         self.duplicates = 0;
         self.doublings = 0;
@@ -124,7 +123,7 @@ impl Recovery {
         }
     }
 
-    /// RFC 6298, 2.2 and 2.3.
+    /// Updates the round trip time by RFC 6298, 2.2 and 2.3.
     fn measure(&mut self, sample: Duration) {
         self.round_trip = Some(match self.round_trip {
             None => (sample, sample / 2),
@@ -135,7 +134,7 @@ impl Recovery {
         });
     }
 
-    /// Sets the timeout. Before the path's time is known it is left to smoltcp.
+    /// Sets the timeout. Before the first measurement smoltcp's own applies.
     fn arm(&mut self, now: Instant) {
         self.probe_at = self.round_trip.map(|(smoothed, variation)| {
             let timeout = (smoothed + variation * 4).clamp(SHORTEST, LONGEST);
@@ -143,13 +142,14 @@ impl Recovery {
         });
     }
 
-    /// Notes what was sent, up to `end`; `again`: it had been sent before.
+    /// Records sent data, up to `end`; `again`: it is a retransmission.
     pub(super) fn sent(&mut self, now: Instant, end: u32, again: bool) {
         if again {
-            // Whose acknowledgement comes now cannot be told (Karn's algorithm; RFC 6298, 3).
+            // It is unknown which copy the next acknowledgement is for (Karn's algorithm; RFC 6298,
+            // 3).
             self.timed = None;
             if !std::mem::take(&mut self.told) {
-                // smoltcp's own timeout: it sends everything again, and nothing need be added.
+                // smoltcp's own timeout: smoltcp retransmits everything, and needs no signal.
                 self.recover = None;
             }
         } else if self.timed.is_none() {
@@ -160,13 +160,13 @@ impl Recovery {
         }
     }
 
-    /// When [`Recovery::expired`] is to be asked.
+    /// Returns when to call [`Recovery::expired`].
     pub(super) fn probe_at(&self) -> Option<Instant> {
         self.probe_at
     }
 
-    /// Whether the timeout has passed, so that the first segment that is not acknowledged is to be
-    /// sent again.
+    /// Returns `true` if the timeout has passed, so that the first unacknowledged segment has to be
+    /// retransmitted.
     pub(super) fn expired(
         &mut self,
         now: Instant,
@@ -181,13 +181,13 @@ impl Recovery {
         self.doublings += 1;
         self.arm(now);
         self.recover = Some(sent_to);
-        // A window that is closed is smoltcp's to probe.
+        // smoltcp itself probes a closed window.
         self.window != 0
     }
 
-    /// The segments that tell smoltcp of a loss: sequence number and windows. The first one's
-    /// window differs, so that whatever smoltcp has counted it counts anew; the second's is the
-    /// true one again. `acknowledged`: the last acknowledgement of ours.
+    /// Returns the segments that signal a loss to smoltcp: sequence number and windows. The first
+    /// one's window differs, so that smoltcp restarts its count; the second one's is the true one
+    /// again. `acknowledged` is our last acknowledgement.
     pub(super) fn tell(&mut self, acknowledged: u32) -> (u32, [u16; 5]) {
         self.told = true;
         let window = self.window;
@@ -248,7 +248,7 @@ mod tests {
             let seg = Segment { sequence: start.wrapping_add(100), ..acknowledgement(0, 9, 20) };
             recovery.note_peer(&seg, (start, 1000));
             assert_eq!(recovery.tell(start).0, start.wrapping_add(120));
-            // What lies outside every window is no word of the peer's.
+            // A segment outside every window is not the peer's.
             let seg = Segment { sequence: start.wrapping_add(5000), ..acknowledgement(0, 9, 20) };
             recovery.note_peer(&seg, (start, 1000));
             assert_eq!(recovery.tell(start).0, start.wrapping_add(120));
@@ -296,14 +296,14 @@ mod tests {
         assert_eq!(recovery.probe_at(), Some(at(610)));
         assert!(recovery.expired(at(610), 2000, Some(SENT)));
         assert_eq!(recovery.probe_at(), Some(at(1410)));
-        // An acknowledgement ends it. What was sent again is no measurement.
+        // An acknowledgement ends it. A retransmission gives no measurement.
         recovery.tell(0);
         recovery.sent(at(611), 3000, true);
         assert!(!recovery.heard(at(5000), &acknowledgement(SENT, 9, 0), false, 2000, Some(SENT)));
         assert_eq!(recovery.probe_at(), None);
         recovery.sent(at(6000), SENT + 1, false);
         assert_eq!(recovery.probe_at(), Some(at(6200)));
-        // A path that takes long is given its time.
+        // A slow path gets its time.
         let mut slow = Recovery::default();
         slow.sent(at(0), 2000, false);
         slow.heard(at(400), &acknowledgement(2000, 9, 0), false, 1000, Some(2000));

@@ -2,7 +2,7 @@
 
 /// The shortest header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 20;
-/// Where the checksum stands, in bytes from the header's start.
+/// Offset of the checksum, in bytes from the header's start.
 pub(crate) const CHECKSUM_AT: usize = 16;
 
 pub(crate) const FIN: u8 = 1;
@@ -10,7 +10,7 @@ pub(crate) const SYN: u8 = 2;
 pub(crate) const RST: u8 = 4;
 pub(crate) const ACK: u8 = 16;
 
-/// What a header says.
+/// Fields of a header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) src_port: u16,
@@ -32,7 +32,7 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Segment {
-    /// Reads a header. `None` for one that no sender sends: shorter than it says, ports of zero,
+    /// Parses a header. `None` for one that no sender sends: shorter than it says, ports of zero,
     /// or flags that contradict each other.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Segment> {
         if bytes.len() < HEADER_BYTES {
@@ -61,13 +61,14 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    /// The sequence numbers it takes up.
+    /// Returns how many sequence numbers the segment occupies.
     pub(crate) fn len(&self) -> u32 {
         self.payload_bytes as u32 + u32::from(self.has(SYN)) + u32::from(self.has(FIN))
     }
 }
 
-/// Where the value of an option of `len` bytes in all stands in a header, if it has one.
+/// Returns the offset of an option's value in a header, if it has one. `wanted_len` is the option's
+/// whole length.
 fn option_at(header: &[u8], wanted: u8, wanted_len: usize) -> Option<usize> {
     let mut at = HEADER_BYTES;
     while at < header.len() {
@@ -89,8 +90,8 @@ fn option_at(header: &[u8], wanted: u8, wanted_len: usize) -> Option<usize> {
     None
 }
 
-/// Whether selective acknowledgements say that something came which lies beyond `at` (RFC 2018, 3).
-/// What lies before it came twice (RFC 2883).
+/// Returns `true` if selective acknowledgements report data received beyond `at` (RFC 2018, 3).
+/// Data before it arrived twice (RFC 2883).
 pub(crate) fn selects_beyond(header: &[u8], at: u32) -> bool {
     let blocks = (1..=4).find_map(|count| {
         let start = option_at(header, 5, 2 + 8 * count)?;
@@ -99,22 +100,22 @@ pub(crate) fn selects_beyond(header: &[u8], at: u32) -> bool {
     blocks.is_some_and(|blocks| blocks.chunks_exact(8).any(|block| before(at, be32(block, 0))))
 }
 
-/// Where the maximum segment size stands.
+/// Returns the offset of the maximum segment size.
 pub(crate) fn mss_at(header: &[u8]) -> Option<usize> {
     option_at(header, 2, 4)
 }
 
-/// Whether a SYN has the option for shifted windows.
+/// Returns `true` if a SYN has the window scale option.
 pub(crate) fn scales_windows(header: &[u8]) -> bool {
     option_at(header, 3, 3).is_some()
 }
 
-/// How far windows are shifted, at most 14 (RFC 7323, 2.3); not at all when nothing is said.
+/// Returns the window shift, at most 14 (RFC 7323, 2.3); 0 without the option.
 pub(crate) fn window_shift(header: &[u8]) -> u8 {
     option_at(header, 3, 3).map_or(0, |at| header[at].min(14))
 }
 
-/// Lowers the option's value to `most` in a SYN's header. The value then there, if any.
+/// Lowers the option's value to `most` in a SYN's header. Returns the value then there, if any.
 pub(crate) fn clamp_mss(header: &mut [u8], most: usize) -> Option<usize> {
     let at = mss_at(header)?;
     let value = usize::from(be16(header, at)).min(most);
@@ -122,7 +123,7 @@ pub(crate) fn clamp_mss(header: &mut [u8], most: usize) -> Option<usize> {
     Some(value)
 }
 
-/// A segment without payload, its checksum field zero.
+/// Makes a segment without payload, its checksum field zero.
 pub(crate) fn bare(
     ports: (u16, u16),
     sequence: u32,
@@ -140,7 +141,7 @@ pub(crate) fn bare(
     header
 }
 
-/// Whether `a` comes before `b` (RFC 9293, 3.4).
+/// Returns `true` if `a` comes before `b` (RFC 9293, 3.4).
 pub(crate) fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }

@@ -1,9 +1,10 @@
-//! Initial sequence numbers (RFC 6528): they run with the clock, so that a connection opened anew
-//! continues above the old one's, and start where nobody else can know.
+//! Initial sequence numbers (RFC 6528). They run with the clock, so that a reopened connection
+//! continues above the old one's numbers. Their start is a secret.
 //!
-//! smoltcp draws them from a generator of its own and asks nobody. The generator (sPCG32) can be
-//! run backwards, so for each connection it is given the seed from which it will draw the number
-//! wanted. Its constants are those of smoltcp's `rand.rs`; that they still are is tested.
+//! smoltcp draws them from a generator of its own and takes no number from outside. The generator
+//! (sPCG32) can be run backwards, so each connection gets the seed from which the generator draws
+//! the wanted number. The constants are those of smoltcp's `rand.rs`; a test checks that they still
+//! are.
 
 use super::Tuple;
 use crate::Instant;
@@ -13,7 +14,7 @@ const MULTIPLIER: u64 = 0xbb2e_fcec_3c39_611d;
 const INCREMENT: u64 = 0x7590_ef39;
 const INVERSE: u64 = inverse(MULTIPLIER);
 
-/// The inverse of an odd number modulo 2^64, by Newton's method.
+/// Computes the inverse of an odd number modulo 2^64, by Newton's method.
 const fn inverse(odd: u64) -> u64 {
     let mut inverse = odd;
     let mut round = 0;
@@ -25,28 +26,29 @@ const fn inverse(odd: u64) -> u64 {
     inverse
 }
 
-/// The state before one.
+/// Returns the state before one.
 fn before(state: u64) -> u64 {
     state.wrapping_sub(INCREMENT).wrapping_mul(INVERSE)
 }
 
-/// What the generator draws when it comes to a state.
+/// Returns the number that the generator draws when it reaches a state.
 fn drawn(state: u64) -> u32 {
     (state >> (29 - (state >> 61))) as u32
 }
 
-/// The number for a connection that starts now: four microseconds each, as RFC 9293 3.4.1 has it.
+/// Returns the number for a connection that starts now: one per four microseconds, as RFC 9293
+/// 3.4.1 has it.
 pub(super) fn initial(now: Instant, random: &Random, tuple: &Tuple) -> u32 {
     ((now.as_micros() / 4) as u32).wrapping_add(random.keyed(tuple) as u32)
 }
 
-/// The seed with which an interface of smoltcp's gives its first connection this number. `spare`:
-/// any random number, of which 29 bits are hidden in the seed.
+/// Returns the seed with which an interface of smoltcp's gives its first connection this number.
+/// `spare` is any random number; the seed hides 29 of its bits.
 pub(super) fn seed(initial: u32, spare: u64) -> u64 {
     for attempt in 0..16u64 {
         let state = u64::from(initial) << 29 | (spare.wrapping_add(attempt) & ((1 << 29) - 1));
         let first = before(state);
-        // The first number goes to packet identifications, which may not be zero: it is drawn
+        // The first number goes to packet identifications, which may not be zero: smoltcp draws
         // again if it is.
         let identification = drawn(first);
         if (identification ^ (identification >> 16)) as u16 != 0 {

@@ -1,4 +1,4 @@
-//! Connections that are over but whose late segments may still come (TIME-WAIT, RFC 9293 3.6.1).
+//! Connections that are over but whose late segments may still arrive (TIME-WAIT, RFC 9293 3.6.1).
 //!
 //! An entry is the four-tuple and two sequence numbers, no buffer.
 
@@ -8,12 +8,12 @@ use std::time::Duration;
 use super::Tuple;
 use crate::{Counters, Instant};
 
-/// What is left of a connection.
+/// The rest of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remains {
     /// The next sequence number that we would have sent.
     pub(super) send_next: u32,
-    /// The next sequence number that we would have taken.
+    /// The next sequence number that we would have accepted.
     pub(super) receive_next: u32,
     until: Instant,
 }
@@ -56,8 +56,8 @@ impl TimeWait {
         self.order.push_back((until, tuple));
     }
 
-    /// What is left of a connection. Its time may be over though nobody has cleaned up: that
-    /// happens in passing, since it is worth no wake-up.
+    /// Returns the rest of a connection. An entry may be past its time and not yet removed: the
+    /// stack removes entries in passing, since removal is worth no wake-up.
     pub(super) fn get(&self, now: Instant, tuple: &Tuple) -> Option<Remains> {
         self.entries.get(tuple).copied().filter(|remains| now < remains.until)
     }
@@ -70,7 +70,7 @@ impl TimeWait {
         self.entries.len()
     }
 
-    /// Forgets at most `work` of those whose time is over.
+    /// Removes at most `work` expired entries.
     pub(super) fn expire(&mut self, now: Instant, work: usize) {
         for _ in 0..work {
             match self.order.front() {

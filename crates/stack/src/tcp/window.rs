@@ -1,15 +1,15 @@
 //! The end of our own receive window, as the peer knows it.
 //!
-//! A window is told in units of a power of two (RFC 7323, 2.2), rounded down: told twice for the
-//! same free room, its end may move back by less than a unit. A peer that has filled the first one
-//! then stands behind the end of the second, as RFC 9293, 3.8.6 allows it, and everything it says
-//! from there, acknowledgements and windows too, is outside of the window to smoltcp, which drops
-//! it whole. With both sides full, neither ever hears the other again. The same goes for what a
-//! peer says together with data while the window is closed (RFC 9293, 3.10.7.4: an acknowledgement
-//! is to be heard also then).
+//! A segment gives a window in units of a power of two (RFC 7323, 2.2), rounded down: given twice
+//! for the same free room, its end may move back by less than a unit. A peer that has filled the
+//! first window then stands behind the end of the second, as RFC 9293, 3.8.6 allows. Everything
+//! that it sends from there, acknowledgements and windows too, lies outside of the window for
+//! smoltcp, which drops it whole. With both sides full, neither ever accepts the other's segments
+//! again. The same holds for acknowledgements that a peer sends together with data while the window
+//! is closed (RFC 9293, 3.10.7.4: a receiver processes an acknowledgement also then).
 //!
-//! So what comes between smoltcp's end of the window and the furthest end that was ever told is
-//! heard for its acknowledgement, as if it had come alone and in its place.
+//! So the stack processes the acknowledgement of a segment between smoltcp's end of the window and
+//! the furthest end ever given, as if the acknowledgement had come alone and in its place.
 
 use super::port::Sent;
 use super::segment::{self, Segment, before};
@@ -19,16 +19,16 @@ use super::segment::{self, Segment, before};
 pub(super) struct Window {
     /// The first sequence number that the application has not read; known from the peer's SYN on.
     unread: Option<u32>,
-    /// How far our windows are shifted.
+    /// The shift of our windows.
     shift: u8,
-    /// The end of the window that was told last: where smoltcp draws the line.
+    /// The end of the last window given: smoltcp's limit.
     end: u32,
-    /// The furthest end that was ever told; known from our first acknowledgement on.
+    /// The furthest end ever given; known from our first acknowledgement on.
     furthest: Option<u32>,
 }
 
 impl Window {
-    /// The peer's SYN came; `scales`: it has the option for shifted windows.
+    /// Records the peer's SYN; `scales`: it has the window scale option.
     pub(super) fn heard_syn(&mut self, sequence: u32, scales: bool) {
         self.unread = Some(sequence.wrapping_add(1));
         if !scales {
@@ -36,12 +36,12 @@ impl Window {
         }
     }
 
-    /// The application read, or threw away, so many bytes.
+    /// Records that the application read, or discarded, so many bytes.
     pub(super) fn read(&mut self, len: usize) {
         self.unread = self.unread.map(|unread| unread.wrapping_add(len as u32));
     }
 
-    /// Notes what was told.
+    /// Records a sent window.
     pub(super) fn note_sent(&mut self, sent: &Sent) {
         if sent.flags & segment::SYN != 0 {
             self.shift = sent.window_shift;
@@ -52,8 +52,9 @@ impl Window {
         }
     }
 
-    /// The sequence number at which smoltcp hears a segment's acknowledgement alone, if the
-    /// segment is one that it drops and we have to hear. `queued`: bytes received and not read.
+    /// Returns the sequence number at which smoltcp accepts a segment's acknowledgement alone, if
+    /// smoltcp would drop the segment and the stack has to process it. `queued`: bytes received and
+    /// not read.
     pub(super) fn place_of_acknowledgement(&self, seg: &Segment, queued: usize) -> Option<u32> {
         let (start, furthest) = (self.unread?.wrapping_add(queued as u32), self.furthest?);
         let control = segment::SYN | segment::RST | segment::FIN;
@@ -90,7 +91,7 @@ mod tests {
         }
     }
 
-    /// The numbers are those of a connection that stood still for ever.
+    /// Uses the numbers of a connection that stood still for ever.
     #[test]
     fn behind_an_end_that_moved_back() {
         let mut window = Window::default();
@@ -99,7 +100,7 @@ mod tests {
         window.note_sent(&sent(1_245_320, 8562));
         window.note_sent(&sent(1_307_900, 4650));
         window.read(1_000_000);
-        // 1 382 300 is the end now, 1 382 312 was.
+        // 1 382 300 is the end now; 1 382 312 was.
         let queued = 382_300;
         assert_eq!(window.place_of_acknowledgement(&segment(1_382_299, 1), queued), None);
         let start = Some(1_382_300);

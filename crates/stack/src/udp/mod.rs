@@ -24,9 +24,9 @@ pub struct Received {
     pub len: usize,
     /// The datagram's length; more than `len` when the buffer was too short and the rest is lost.
     pub datagram_bytes: usize,
-    /// Who sent it.
+    /// The sender.
     pub from: SocketAddr,
-    /// The address that it came to.
+    /// The destination address.
     pub to: IpAddr,
 }
 
@@ -38,11 +38,11 @@ struct Socket {
     dropped: u64,
     error: Option<SocketError>,
     told: bool,
-    /// It is in the list of those that found no room to send.
+    /// `true` if it is in the list of sockets that found no room to send.
     waits: bool,
 }
 
-/// All of them.
+/// All UDP sockets.
 pub(crate) struct Udp {
     sockets: Vec<Option<Socket>>,
     free: Vec<u32>,
@@ -174,7 +174,7 @@ impl Udp {
         head[..2].copy_from_slice(&local_port.to_be_bytes());
         head[2..4].copy_from_slice(&to.port().to_be_bytes());
         head[4..6].copy_from_slice(&(len as u16).to_be_bytes());
-        // No path that any host may have is too narrow for less.
+        // No allowed path is too narrow for a shorter datagram.
         if socket.peer != Some(to) && header.len() + len > path::least(to.ip()) {
             self.recent.note(now, &host.random, id, SocketAddr::new(to.ip(), to.port()));
         }
@@ -209,7 +209,8 @@ impl Udp {
         Ok(received)
     }
 
-    /// Frames were sent: tells those who wait for room, once there is some worth waking for.
+    /// Handles frames that were sent: tells the sockets that wait for room, once there is enough to
+    /// justify a wake-up.
     pub(crate) fn room(&mut self, host: &mut Host) {
         if self.waiting.is_empty() || !host.outbox.half_empty() {
             return;
@@ -247,7 +248,7 @@ impl Udp {
         Ok(self.get(id)?.error.take())
     }
 
-    /// A datagram came. False when nobody listens.
+    /// Handles a received datagram. `false` when no socket listens.
     pub(crate) fn input(&mut self, host: &mut Host, packet: &Packet<'_>, verify: bool) -> bool {
         let payload = packet.payload;
         if payload.len() < HEADER_BYTES {
@@ -294,8 +295,9 @@ impl Udp {
         true
     }
 
-    /// Handles an ICMP error about a datagram of ours. Returns whether it is a socket's, which is
-    /// connected to the destination, or of [`Problem::TooBig`] sent a large datagram there lately.
+    /// Handles an ICMP error about a datagram of ours. Returns `true` if a socket sent the
+    /// datagram: a socket connected to the destination or, for [`Problem::TooBig`], one that sent a
+    /// large datagram there lately.
     pub(crate) fn problem(
         &mut self,
         now: Instant,
@@ -316,7 +318,8 @@ impl Udp {
                 return connected || self.recent.contains(now, &host.random, id, to);
             }
         };
-        // Only a connected socket can know which of its datagrams is meant (RFC 1122, 4.1.3.3).
+        // Only a connected socket can know which of its datagrams the error is about (RFC 1122,
+        // 4.1.3.3).
         if connected {
             socket.error = Some(error);
             if !socket.told {

@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-/// Address, port, address and length, as they stand before a datagram's bytes.
+/// Address, port, address and length, in this order before a datagram's bytes.
 const V4_RECORD_BYTES: usize = 4 + 2 + 4 + 2;
 const V6_RECORD_BYTES: usize = 16 + 2 + 16 + 2;
-/// The least memory that a queue asks for, and that a queue keeps once it had any.
+/// The least memory that a queue allocates, and that a queue keeps once it had any.
 const LEAST_BYTES: usize = 4096;
 
 /// A datagram at the head of the queue, its bytes in two parts.
@@ -17,7 +17,7 @@ pub(super) struct Datagram<'a> {
     parts: (&'a [u8], &'a [u8]),
 }
 
-/// A socket's receive queue. Its memory, not only its content, keeps the limit.
+/// A socket's receive queue. The limit is on its memory, not only its content.
 pub(super) struct Queue {
     ring: VecDeque<u8>,
     limit: usize,
@@ -44,7 +44,8 @@ impl Queue {
             return false;
         }
         if used > self.ring.capacity() {
-            // Twice as much each time, so that the copies add up to no more than what came.
+            // The capacity doubles each time, so that the copies add up to at most the received
+            // bytes.
             let wanted = used.max(2 * self.ring.capacity()).max(LEAST_BYTES).min(self.limit);
             self.ring.reserve_exact(wanted - self.ring.len());
         }
@@ -98,8 +99,8 @@ impl Queue {
         Some(bytes)
     }
 
-    /// Drops the oldest datagram. A queue that is empty then gives memory back, unless it needed a
-    /// quarter of what it has since the last time: bursts that come again and again allocate nothing.
+    /// Removes the oldest datagram. An empty queue then frees memory, unless it needed a quarter of
+    /// its memory since the last time: repeated bursts allocate nothing.
     pub(super) fn pop(&mut self) {
         let Some(len) = self.front().map(|datagram| datagram.len()) else { return };
         self.ring.drain(..self.record_bytes() + len);
@@ -117,12 +118,12 @@ impl Queue {
 }
 
 impl Datagram<'_> {
-    /// Returns how many bytes the datagram has.
+    /// Returns the datagram's length.
     pub(super) fn len(&self) -> usize {
         self.parts.0.len() + self.parts.1.len()
     }
 
-    /// Copies as much as `buffer` holds, and returns how much that is.
+    /// Copies as much as `buffer` holds, and returns the number of bytes.
     pub(super) fn copy_to(&self, buffer: &mut [u8]) -> usize {
         let first = self.parts.0.len().min(buffer.len());
         let (head, tail) = buffer.split_at_mut(first);
@@ -148,7 +149,7 @@ mod tests {
         (SocketAddr::new(ip(number as u8), number), ip(200))
     }
 
-    /// Against a plain list, with lengths that make the ring turn over at every place.
+    /// Compares with a plain list, with lengths that make the ring wrap at every place.
     #[test]
     fn what_went_in_comes_out() {
         for is_ipv4 in [true, false] {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::random::Random;
 use crate::{Instant, UdpId};
 
-/// How long a destination is remembered: longer than any round trip.
+/// The time that a destination is remembered: longer than any round trip.
 const LIFETIME: Duration = Duration::from_secs(10);
 /// Places; a destination that falls on another's place replaces it.
 const PLACES: usize = 1024;
@@ -23,7 +23,7 @@ impl Recent {
         Recent { places: Vec::new() }
     }
 
-    /// Notes that a socket sent a datagram.
+    /// Records that a socket sent a datagram.
     pub(super) fn note(&mut self, now: Instant, random: &Random, id: UdpId, to: SocketAddr) {
         if self.places.is_empty() {
             self.places = vec![None; PLACES];
@@ -32,7 +32,7 @@ impl Recent {
         self.places[key as usize % PLACES] = Some((key, now + LIFETIME));
     }
 
-    /// Returns whether a socket sent a datagram there lately.
+    /// Returns `true` if a socket sent a datagram there lately.
     pub(super) fn contains(
         &self,
         now: Instant,

@@ -37,7 +37,7 @@ impl Numbers {
     }
 }
 
-/// What the link does to frames, each in a thousand.
+/// Faults of the link, each in a thousand frames.
 #[derive(Clone, Copy, Default)]
 pub struct Faults {
     pub lost: u64,
@@ -66,7 +66,7 @@ impl Transmit for End {
             }
             *room -= 1;
         }
-        // What was in the frame before must not matter.
+        // The frame's former content must not matter.
         let mut frame = vec![0xa5; len];
         fill(&mut frame);
         self.sent.push((frame, meta));
@@ -74,7 +74,7 @@ impl Transmit for End {
     }
 }
 
-/// A stack and what its application holds.
+/// A stack and its application's state.
 pub struct Node {
     pub stack: Stack,
     pub end: End,
@@ -89,18 +89,18 @@ pub struct World {
     pub faults: Faults,
     /// One way, in microseconds.
     pub delay_us: u64,
-    /// Cut large frames as a device would; otherwise they arrive as they were sent.
+    /// `true` to cut large frames as a device would; otherwise they arrive as they were sent.
     pub cuts: bool,
-    /// The largest packet that passes without being cut, asserted.
+    /// The largest packet that passes uncut, asserted.
     pub mtu: usize,
-    /// What SYNs of stacks that leave their checksums to the link state as their segment size, whatever
-    /// the stack wrote.
+    /// The segment size that the link writes into SYNs of stacks with checksum offload, in place of
+    /// the stack's.
     pub segment_bytes: Option<u16>,
     queue: BinaryHeap<Reverse<(Instant, u64, usize)>>,
     frames: BTreeMap<u64, (Vec<u8>, Meta)>,
     serial: u64,
     pub carried: u64,
-    /// Frames that arrived and where, the first thousand.
+    /// The first thousand received frames, each with its receiver.
     pub heard: Vec<(Vec<u8>, usize)>,
 }
 
@@ -170,7 +170,7 @@ impl World {
             let mut meta = meta;
             if self.numbers.below(1000) < self.faults.mangled {
                 let (at, bit) = (self.numbers.below(frame.len() as u64), self.numbers.below(8));
-                // Only a finished checksum tells that bytes changed on the way.
+                // Only a full checksum shows that bytes changed on the way.
                 frame = finished(frame, meta);
                 meta = Meta::FINISHED;
                 frame[at as usize] ^= 1 << bit;
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// Lets both stacks send, and the link take it. Whether anything was done.
+    /// Lets both stacks send, and the link take the frames. Returns `true` if it did anything.
     fn pump(&mut self) -> bool {
         let mut worked = false;
         for index in 0..2 {
@@ -210,7 +210,8 @@ impl World {
         worked
     }
 
-    /// Runs until nothing is due before `until`, or `done` says so; `step` is the applications.
+    /// Runs until nothing is due before `until`, or `done` returns `true`; `step` is the
+    /// applications.
     pub fn run(&mut self, until: Instant, mut step: impl FnMut(&mut World) -> bool) -> bool {
         loop {
             let mut turns = 0;
@@ -228,7 +229,7 @@ impl World {
             }
             let arrival = self.queue.peek().map(|Reverse((at, ..))| *at);
             let timers = self.nodes.iter().filter_map(|node| node.stack.poll_at(self.now));
-            // Who waits for room in the link looks again soon.
+            // A node that waits for room in the link looks again soon.
             let blocked = self.nodes.iter().any(|node| node.stack.is_blocked());
             let again = blocked.then(|| self.now + Duration::from_micros(50));
             let Some(next) = timers.chain(arrival).chain(again).min() else { return false };
@@ -258,7 +259,7 @@ impl World {
         self.now = self.now.max(until);
     }
 
-    /// Connects node 0 to a new listener of node 1; both ends are the answer.
+    /// Connects node 0 to a new listener of node 1, and returns both ends.
     pub fn connected(&mut self, port: u16, v6: bool) -> (TcpId, TcpId) {
         let ip = if v6 { self.v6(1) } else { V4[1].parse().unwrap() };
         let address = SocketAddr::new(ip, port);
@@ -276,8 +277,8 @@ impl World {
         (client, server.unwrap())
     }
 
-    /// Sends `bytes` from one end to the other and back again at once, the receiver echoing, each
-    /// direction closed when done; compares.
+    /// Sends `bytes` from one end to the other and back again at once, the receiver echoing, and
+    /// closes each direction when done. Compares the bytes.
     pub fn echo(&mut self, client: TcpId, server: TcpId, bytes: &[u8], until: Instant) {
         let (mut sent, mut got) = (0, Sha256::new());
         let (mut got_bytes, mut pending, mut half, mut over) = (0, Vec::new(), false, false);
@@ -336,7 +337,7 @@ impl World {
     }
 }
 
-/// Does what is unfinished about a frame that need not be cut.
+/// Completes the checksum of a frame that need not be cut.
 pub fn finished(mut frame: Vec<u8>, meta: Meta) -> Vec<u8> {
     if let Checksum::Unfinished { start, offset } = meta.checksum {
         let start = usize::from(start);
@@ -371,7 +372,7 @@ fn state_segment_bytes(frame: &mut [u8], meta: Meta, segment_bytes: u16) {
     tcp[22..24].copy_from_slice(&segment_bytes.to_be_bytes());
 }
 
-/// Cuts a large frame as a device does, and finishes the checksums: an implementation apart from
+/// Cuts a large frame as a device does, and completes the checksums: an implementation apart from
 /// the stack's own.
 pub fn cut(frame: Vec<u8>, meta: Meta) -> Vec<(Vec<u8>, Meta)> {
     let Some(segmentation) = meta.segmentation else {

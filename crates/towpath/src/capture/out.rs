@@ -1,4 +1,4 @@
-//! Where a capture is written to: a file, or standard output and whoever reads it.
+//! The destination of a capture: a file, or standard output and its reader.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -12,26 +12,26 @@ use rustix::fs::FileType;
 
 use crate::signals::Signals;
 
-/// The bytes that a pipe which is ready for writing takes without blocking, at least (`pipe(7)`:
-/// there is room for a whole page).
+/// The least number of bytes that a writable pipe takes without blocking (`pipe(7)`: it has room
+/// for a whole page).
 const PIPE_ROOM: usize = 4096;
 
-/// The end of a capture. Being asked to end comes before waiting for a reader that has stalled.
+/// The output of a capture. A request to end takes precedence over waiting for a stalled reader.
 pub(super) struct Out {
     file: Arc<File>,
     signals: Arc<Signals>,
-    /// It may have to be waited for: no file on a disk.
+    /// `true` if a write may have to wait: the output is no file on a disk.
     waits: bool,
 }
 
-/// Why a write was given up: somebody asked for the end.
+/// Why a write was given up: a signal asked for the end.
 #[derive(Debug, thiserror::Error)]
 #[error("asked to end while the reader took nothing")]
 pub(super) struct Asked;
 
 impl Out {
-    /// A file that only this user may read: what is on the wire is nobody else's business. Or
-    /// standard output, for `-`.
+    /// Opens a file that only this user may read, since captured traffic is private; or standard
+    /// output, for `-`.
     pub(super) fn open(path: &str, signals: Arc<Signals>) -> io::Result<Out> {
         let file = if path == "-" {
             let copy: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
@@ -43,12 +43,12 @@ impl Out {
         Ok(Out { file: Arc::new(file), signals, waits: kind != FileType::RegularFile })
     }
 
-    /// Whether it is somebody's who reads and may stop to.
+    /// Returns `true` if the output has a reader that may stop reading.
     pub(super) fn waits(&self) -> bool {
         self.waits
     }
 
-    /// The same, to be watched for its reader's end.
+    /// Returns the output, to be watched for the end of its reader.
     pub(super) fn watched(&self) -> Arc<File> {
         self.file.clone()
     }
@@ -89,7 +89,7 @@ impl AsFd for Out {
     }
 }
 
-/// Whether a write was given up because somebody asked for the end.
+/// Returns `true` if a write was given up because a signal asked for the end.
 pub(super) fn was_asked(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Asked>())
 }

@@ -14,16 +14,16 @@ use towpath_net::{Network, TcpListener, TcpStream, UdpSocket};
 const HEAD_BYTES: usize = 8 << 10;
 /// Bytes read or written at once.
 const CHUNK_BYTES: usize = 128 << 10;
-/// Connections served at a time; the next one waits for one of them to end.
+/// Connections served at a time; the next one waits for the end of one of them.
 const CONNECTIONS: usize = 32;
-/// How long a connection may be silent.
+/// The time that a connection may be silent.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// Serves a file as `/file` on port 80 of every address until the link is gone. What is put there
-/// is answered with its SHA-256.
+/// Serves a file as `/file` on port 80 of every address until the link is gone. The answer to a PUT
+/// is the SHA-256 of its body.
 ///
 /// # Errors
-/// What listening answers.
+/// The error of listening.
 pub(super) fn web(network: &Network, file: File) -> io::Result<()> {
     let file = Arc::new(file);
     let listeners =
@@ -38,7 +38,7 @@ pub(super) fn web(network: &Network, file: File) -> io::Result<()> {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let (file, slot) = (file.clone(), slots.clone());
-                // Whoever breaks its connection is told nothing more.
+                // An application that breaks its connection is told nothing more.
                 let served = spawn("connection", move || {
                     let _ = serve(&stream, &file);
                     drop(slot);
@@ -102,7 +102,7 @@ fn serve(mut stream: &TcpStream, file: &File) -> io::Result<()> {
                 write!(stream, "HTTP/1.1 201 Created\r\nContent-Length: {len}\r\n\r\n{text}")?;
             }
             _ => {
-                // A body, if there is one, would be taken for the next request.
+                // The server would take a body, if there is one, for the next request.
                 let answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n";
                 return write!(stream, "{answer}Connection: close\r\n\r\n");
             }
@@ -110,8 +110,8 @@ fn serve(mut stream: &TcpStream, file: &File) -> io::Result<()> {
     }
 }
 
-/// Reads until the empty line that ends a request's or an answer's head. Where it ends, or nothing
-/// when the peer has no more to say.
+/// Reads until the empty line that ends a request's or an answer's head. Returns where it ends, or
+/// `None` when the peer has no more to say.
 ///
 /// # Errors
 /// A head that is too long, or ends in the middle.
@@ -132,7 +132,7 @@ pub(super) fn read_head(mut stream: impl Read, input: &mut Vec<u8>) -> io::Resul
     }
 }
 
-/// What a head says of the length of what follows.
+/// Returns the length of the body, as a head gives it.
 pub(super) fn content_length(head: &str) -> u64 {
     head.lines()
         .filter_map(|line| line.split_once(':'))
@@ -141,23 +141,22 @@ pub(super) fn content_length(head: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Bytes as text.
+/// Formats bytes as text.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Sends every datagram to port 7 back until the link is gone (RFC 862). Pings are answered by the
-/// stack.
+/// Echoes every datagram to port 7 until the link is gone (RFC 862). The stack answers pings.
 ///
 /// # Errors
-/// What binding answers.
+/// The error of binding.
 pub(super) fn echo(network: &Network) -> io::Result<()> {
     let socket = UdpSocket::bind(network, "0.0.0.0:7")?;
     spawn("echo", move || {
         let mut datagram = vec![0; 64 << 10];
         loop {
             match socket.recv_from(&mut datagram) {
-                // A peer that cannot be answered is its own affair.
+                // The server ignores a peer to which it cannot send an answer.
                 Ok((count, from)) => drop(socket.send_to(&datagram[..count], from)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(_) => return,

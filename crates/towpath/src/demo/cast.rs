@@ -16,10 +16,10 @@ use towpath_sandbox::{Executable, Namespace, User};
 use super::host::Statement;
 use super::parts::{Part, QUESTION, Said, Script};
 
-/// How long a child may take to answer, or to end.
+/// The time in which a child must answer, or end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A child. Killed and waited for when dropped, if it has not ended by then.
+/// A child process. Dropping it kills the process if it has not ended, and waits for it.
 pub(super) struct Player {
     name: String,
     child: Child,
@@ -28,7 +28,7 @@ pub(super) struct Player {
 }
 
 impl Player {
-    /// Starts a child as a user without any capability, and waits until it does its work.
+    /// Starts a child as a user without any capability, and waits until the child is ready.
     pub(super) fn start(
         program: &Executable,
         part: Part,
@@ -61,7 +61,7 @@ impl Player {
         user.confine(&mut command);
         let name = script.name.clone();
         let child = command.spawn().with_context(|| format!("starting {name}"))?;
-        // What the command holds of the child's ends would hide the child's end.
+        // The command's copies of the child's ends would hide the child's end.
         drop(command);
         let mut player = Player { name, child, stream: Some(BufReader::new(ours)), ended: false };
         match player.hear()? {
@@ -70,7 +70,7 @@ impl Player {
         }
     }
 
-    /// Its process.
+    /// Returns its process number.
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -110,7 +110,7 @@ impl Player {
         Ok(())
     }
 
-    /// Has it end, and waits.
+    /// Makes it end, and waits.
     ///
     /// # Errors
     /// When it ends badly, or not at all.
@@ -138,8 +138,8 @@ impl Drop for Player {
     }
 }
 
-/// The directory of the server's socket: the server's user's own, open for those who may look for
-/// the socket. Taken away when dropped, or by the server.
+/// The directory of the server's socket. It belongs to the server's user and is open to the users
+/// that may look for the socket. Dropping this removes it, unless the server did.
 pub(super) struct Directory {
     path: PathBuf,
 }
@@ -168,7 +168,7 @@ impl Directory {
         self.path.join("tap.sock")
     }
 
-    /// Whether anything is left of it.
+    /// Returns `true` if any of it is left.
     pub(super) fn is_there(&self) -> bool {
         self.path.exists()
     }
@@ -180,8 +180,8 @@ impl Drop for Directory {
     }
 }
 
-/// Whether every user may pass through a directory, and make files of its own in it and take them
-/// away.
+/// Returns `true` if every user may pass through a directory, and create and remove files of its
+/// own in it.
 fn open_to_all(place: &Path) -> bool {
     let mode = |path: &Path| std::fs::metadata(path).map_or(0, |data| data.mode());
     let Ok(place) = place.canonicalize() else { return false };

@@ -1,4 +1,4 @@
-//! An application's host: a session, the stack over it, and what is counted on the way.
+//! An application's host: a session, the stack over it, and its counters.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use towpath_client::Session;
 use towpath_net::{Armed, Driving, Link, LinkError, LinkInfo, Meta, Network, SessionLink};
 
-/// Counters of the stack that stay at zero between hosts that behave. What a host leaves aside
-/// because it is not spoken to, as multicast, is none of them.
+/// Counters of the stack that stay at zero between well-behaved hosts. They exclude packets that a
+/// host ignores because they are for others, such as multicast.
 const DAMAGE: [&str; 9] = [
     "rx_malformed",
     "rx_ip_checksum",
@@ -22,7 +22,7 @@ const DAMAGE: [&str; 9] = [
     "tcp_malformed",
 ];
 
-/// What an application says of itself when it is asked.
+/// An application's counters, sent on request.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Statement {
     /// Frames it received.
@@ -31,13 +31,13 @@ pub(super) struct Statement {
     pub(super) sent: u64,
     /// Times it slept, and so was woken.
     pub(super) wake_ups: u64,
-    /// What its stack dropped and should not have had to, by reason.
+    /// Packets that its stack dropped without need, by reason.
     pub(super) damage: Vec<(String, u64)>,
-    /// Whether server pages are not protected from it.
+    /// `true` if server pages are not protected from it.
     pub(super) trusted: bool,
 }
 
-/// What the link counts while the network has it.
+/// Counters of the link while the network has it.
 #[derive(Debug, Default)]
 struct Tally {
     received: AtomicU64,
@@ -59,7 +59,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// A host over a session, with the addresses that the server gave it.
+    /// Starts a host over a session, with the addresses that the server gave it.
     pub(super) fn over(session: Session) -> anyhow::Result<Host> {
         let trusted = session.info().trusted;
         let link = SessionLink::new(session)?;
@@ -70,7 +70,7 @@ impl Host {
         Ok(Host { network, tally, trusted })
     }
 
-    /// What there is to say of it.
+    /// Returns its counters.
     pub(super) fn statement(&self) -> Statement {
         let counters = self.network.counters();
         let damage = counters.iter().filter(|(name, count)| *count > 0 && DAMAGE.contains(name));

@@ -1,6 +1,6 @@
-//! The child processes: the driver server and the applications. Each is this program again, with
-//! a part to play, and speaks with the demonstration over its standard output, a socket: a line of
-//! JSON a message. When that hangs up, whether the demonstration ended or was killed, so does it.
+//! The child processes: the driver server and the applications. Each is this program again, with a
+//! part to play. It sends lines of JSON to the demonstration over its standard output, a socket.
+//! When the demonstration ends or is killed, the socket hangs up and the child ends.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -22,18 +22,18 @@ use towpath_server::{Config, Policy, Server, Subnets};
 use super::host::{Host, Statement};
 use super::{GATEWAY_V4, GATEWAY_V6, applications};
 
-/// What a child is to be.
+/// The part of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Part {
     /// The driver server, of the TAP that is its standard input.
     Server,
     /// The application that serves the file that is its standard input.
     Web,
-    /// The application that sends back.
+    /// The application that echoes.
     Echo,
 }
 
-/// What a child is told on its command line.
+/// Arguments of a child's command line.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(super) struct Script {
     /// What to be.
@@ -53,21 +53,21 @@ pub(super) struct Script {
     pub(super) users: Vec<u32>,
 }
 
-/// What a child says.
+/// A message of a child.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Said {
-    /// It does its work from now on.
+    /// The child is ready.
     Ready,
-    /// It cannot, and why.
+    /// The child cannot work, with the reason.
     Failed(String),
-    /// What it was asked for.
+    /// The answer to the question.
     Statement(Statement),
 }
 
-/// The demonstration's only question, a line of its own.
+/// The demonstration's only question, on a line of its own.
 pub(super) const QUESTION: &str = "statement\n";
 
-/// How the server of the demonstration serves.
+/// Returns the configuration of the demonstration's server.
 pub(super) fn server_config(socket: Option<PathBuf>, users: Vec<u32>) -> Config {
     Config {
         socket,
@@ -77,7 +77,7 @@ pub(super) fn server_config(socket: Option<PathBuf>, users: Vec<u32>) -> Config 
     }
 }
 
-/// What an application asks for.
+/// Returns the session options of an application.
 pub(super) fn session_options(name: &str, ipv4: Option<Ipv4Addr>) -> Options {
     Options { ipv4, ..SessionLink::options(name) }
 }
@@ -94,7 +94,7 @@ pub(super) fn play(part: Part, script: &Script) -> ExitCode {
                 Part::Web | Part::Echo => apply(part, script, &mut stream),
             };
             if let Err(error) = &outcome {
-                // Nobody may be left to hear it.
+                // The other end may be gone.
                 let _ = say(&mut stream, &Said::Failed(format!("{error:#}")));
             }
             outcome
@@ -129,8 +129,8 @@ fn serve(script: &Script, stream: &mut UnixStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The socket's directory, taken away in the end: by the server, which lives longer than a
-/// demonstration that is killed.
+/// The socket's directory. The server removes it at the end, since the server outlives a killed
+/// demonstration.
 struct Swept<'a>(Option<&'a Path>);
 
 impl Drop for Swept<'_> {
@@ -152,7 +152,7 @@ fn apply(part: Part, script: &Script, stream: &mut UnixStream) -> anyhow::Result
     say(stream, &Said::Ready)?;
     let mut lines = BufReader::new(stream.try_clone()?);
     let mut line = String::new();
-    // Ends with the stream.
+    // The loop ends with the stream.
     while lines.read_line(&mut line)? > 0 {
         if line == QUESTION {
             say(stream, &Said::Statement(host.statement()))?;

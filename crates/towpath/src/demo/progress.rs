@@ -1,4 +1,4 @@
-//! How far it is: one line that changes on a terminal, a line now and then elsewhere.
+//! Progress: one changing line on a terminal, a line now and then elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::Ordering;
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::traffic::Progress;
 
-/// How often the line on a terminal changes.
+/// The time between two changes of the line on a terminal.
 const TICK: Duration = Duration::from_millis(100);
-/// How often there is a line elsewhere.
+/// The time between two lines elsewhere.
 const SPARSE: Duration = Duration::from_secs(2);
 
-/// Shows a progress on the standard error output.
+/// Shows progress on standard error.
 pub(super) struct Shown {
     terminal: bool,
     start: Instant,
@@ -28,7 +28,7 @@ impl Shown {
         Shown { terminal, start: now, next, round_trips, pings }
     }
 
-    /// Shows it if it is time.
+    /// Shows the progress if it is time.
     pub(super) fn show(&mut self, progress: &Progress) {
         if Instant::now() < self.next {
             return;
@@ -44,12 +44,12 @@ impl Shown {
             self.pings,
         );
         let mut out = std::io::stderr().lock();
-        // Nobody who looks is no reason to fail.
+        // A missing reader is no reason to fail.
         let _ = if self.terminal { write!(out, "\r\x1b[K{text}") } else { writeln!(out, "{text}") };
         let _ = out.flush();
     }
 
-    /// Takes the line on a terminal away.
+    /// Removes the line from a terminal.
     pub(super) fn clear(&self) {
         if self.terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

@@ -1,4 +1,4 @@
-//! What is shown in the end: one table, and what did not hold.
+//! The final output: one table, and the failures.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::host::Statement;
 use super::traffic::{Carried, RoundTrips};
 
-/// What the server counted for one application: the sums over its endpoints.
+/// The server's counters for one application: the sums over its endpoints.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Copies {
     frames: u64,
@@ -17,39 +17,39 @@ struct Copies {
 /// A killed application.
 #[derive(Debug)]
 pub(super) struct Killed {
-    /// Frames of its session.
+    /// Buffers of its session.
     pub(super) frames: u32,
-    /// Datagrams that it had answered.
+    /// Datagrams that it answered before its death.
     pub(super) answered: u64,
-    /// Datagrams that it did not answer any more: dropped, as for nobody.
+    /// Datagrams that it left unanswered: dropped for lack of a match.
     pub(super) unanswered: u64,
-    /// How long its session outlived it, in milliseconds.
+    /// The time that its session outlived it, in milliseconds.
     pub(super) after_ms: u128,
 }
 
-/// All that came out.
+/// All results.
 pub(super) struct Outcome {
     pub(super) report: Value,
-    /// Packets that nobody had asked for before the traffic began: the kernel spoke first.
+    /// Unsolicited packets before the traffic began: the kernel spoke first.
     pub(super) early: u64,
-    /// What the applications say of themselves: web, echo.
+    /// The applications' own counters: web, echo.
     pub(super) statements: [Statement; 2],
-    /// Fetched, and stored.
+    /// Files fetched, and stored.
     pub(super) carried: [Carried; 2],
     pub(super) udp: RoundTrips,
     pub(super) pings: RoundTrips,
     pub(super) killed: Option<Killed>,
-    /// Whether server and applications were processes.
+    /// `true` if server and applications were processes.
     pub(super) processes: bool,
-    /// What did not hold.
+    /// The failures.
     pub(super) failures: Vec<String>,
 }
 
-/// The names of the applications, as the report has them.
+/// The names of the applications in the report.
 pub(super) const NAMES: [&str; 2] = ["web", "echo"];
 
 impl Outcome {
-    /// Adds what the counters say against it.
+    /// Adds the failures that the counters show.
     pub(super) fn judge(&mut self, udp: u64, pings: u64) {
         let mut failures = Vec::new();
         for (what, times, count) in
@@ -66,7 +66,7 @@ impl Outcome {
         }
         let allowed = self.early + self.killed.as_ref().map_or(0, |killed| killed.unanswered);
         for (name, count) in drops(&self.report["device"]["counters"]) {
-            // What was for the killed application is for nobody.
+            // Packets for the killed application match no endpoint.
             if name != "rx_dropped_nobody" || count > allowed {
                 failures.push(format!("device: {name} {count}"));
             }
@@ -111,7 +111,7 @@ impl Outcome {
         copies
     }
 
-    /// The table.
+    /// Formats the table.
     pub(super) fn table(&self) -> String {
         let mut rows: Vec<[String; 3]> = Vec::new();
         let mut row = |what: &str, cells: [String; 2]| {
@@ -178,7 +178,7 @@ impl Outcome {
         text
     }
 
-    /// What concerns both applications.
+    /// Returns the rows that concern both applications.
     fn wide_rows(&self) -> Vec<(&'static str, String)> {
         let counters = &self.report["device"]["counters"];
         let count = |name: &str| counters[name].as_u64().unwrap_or(0);
@@ -213,12 +213,12 @@ impl Outcome {
     }
 }
 
-/// Packets that nobody had asked for.
+/// Packets without a matching endpoint.
 pub(super) fn nobodys(report: &Value) -> u64 {
     report["device"]["counters"]["rx_dropped_nobody"].as_u64().unwrap_or(0)
 }
 
-/// What was dropped, by reason.
+/// Returns the drops, by reason.
 fn drops(counters: &Value) -> Vec<(String, u64)> {
     let counters = counters.as_object().into_iter().flatten();
     counters

@@ -19,20 +19,20 @@ use towpath_sandbox::Unavailable;
 
 use super::applications::{content_length, hex, read_head};
 
-/// How long an answer may take before it counts as lost.
+/// The time after which an answer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long TCP may stand still.
+/// The time that TCP may stand still.
 const STALL: Duration = Duration::from_secs(10);
-/// The longest round trip told apart, in nanoseconds.
+/// The longest round trip distinguished, in nanoseconds.
 const LONGEST_NS: u64 = 10_000_000_000;
 /// Bytes of a datagram, and of a ping's data.
 const PAYLOAD_BYTES: usize = 64;
-/// Bytes of a datagram to the application that will be killed.
+/// Bytes of a datagram to the application to be killed.
 const FLOOD_BYTES: usize = 1024;
-/// How many of them are on their way at a time.
+/// The number of them in flight at a time.
 const FLOOD_WINDOW: u64 = 16;
 
-/// How far everything is, for whoever watches; and whether to stop before the end.
+/// The progress of all parts, for display; and whether to stop before the end.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// Bytes over TCP.
@@ -41,9 +41,9 @@ pub(super) struct Progress {
     pub(super) round_trips: AtomicU64,
     /// Pings.
     pub(super) pings: AtomicU64,
-    /// Everybody should stop: the time is over.
+    /// `true` if all should stop: the time is over.
     pub(super) stop: AtomicBool,
-    /// The round trips are done: TCP may end with what it is at.
+    /// `true` if the round trips are done: TCP may end with its current file.
     pub(super) enough: AtomicBool,
 }
 
@@ -72,7 +72,7 @@ impl RoundTrips {
     }
 }
 
-/// What went over TCP in one direction.
+/// Amount carried over TCP in one direction.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Carried {
     pub(super) bytes: u64,
@@ -81,7 +81,7 @@ pub(super) struct Carried {
     pub(super) files: u32,
 }
 
-/// The file, and what its bytes must hash to.
+/// The file, and the hash of its bytes.
 pub(super) struct Content {
     pub(super) file: std::fs::File,
     pub(super) len: u64,
@@ -89,7 +89,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// A file in memory, with content that cannot be compressed or guessed.
+    /// Makes a file in memory, with content that cannot be compressed or guessed.
     pub(super) fn make(len: u64) -> anyhow::Result<Content> {
         let file = rustix::fs::memfd_create(c"towpath-demo", rustix::fs::MemfdFlags::CLOEXEC)
             .context("a file in memory")?;
@@ -117,8 +117,8 @@ impl Content {
     }
 }
 
-/// Fetches the file over IPv4 and puts it back over IPv6, again and again, until the round trips
-/// are done.
+/// Fetches the file over IPv4 and stores it again over IPv6, repeatedly, until the round trips are
+/// done.
 pub(super) fn files(
     content: &Content,
     from: Ipv4Addr,
@@ -142,7 +142,8 @@ fn connect(to: SocketAddr) -> anyhow::Result<TcpStream> {
     let until = Instant::now() + STALL;
     let stream = loop {
         match TcpStream::connect_timeout(&to, STALL) {
-            // An IPv6 address is not used until nobody has claimed it for a second or so.
+            // An IPv6 address stays unusable for about a second, until no other host has claimed
+            // it.
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -224,7 +225,7 @@ fn store(
     Ok(())
 }
 
-/// UDP round trips with an echo, one after the other.
+/// Makes UDP round trips with an echo, one after the other.
 pub(super) fn round_trips(
     to: Ipv4Addr,
     count: u64,
@@ -249,7 +250,7 @@ pub(super) fn round_trips(
                     outcome.note(start);
                     break;
                 }
-                // The answer to an earlier one, which was given up.
+                // The answer to an earlier datagram, on which the sender gave up.
                 Ok(len) if len == sent.len() && got[..8] < sent[..8] => {}
                 Ok(len) => bail!("datagram {number} came back changed, {len} bytes long"),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -264,7 +265,8 @@ pub(super) fn round_trips(
     Ok(outcome)
 }
 
-/// A payload that says which it is, in an order that bytes compare in, and differs everywhere.
+/// Fills a payload with its number, in an order in which bytes compare, and with bytes that differ
+/// everywhere.
 fn fill(payload: &mut [u8], number: u64) {
     for (place, byte) in payload.iter_mut().enumerate() {
         *byte = (number as u8).wrapping_add(place as u8);
@@ -294,7 +296,7 @@ impl Pinger {
         Ok(Pinger { socket, request: 128, answer: 129, with_header: false })
     }
 
-    /// One ping. `false` when it was not answered in time.
+    /// Sends one ping. `false` when no answer came in time.
     fn ping(&self, number: u64, identifier: u16, times: &mut RoundTrips) -> anyhow::Result<bool> {
         let mut message = [0; 8 + PAYLOAD_BYTES];
         message[0] = self.request;
@@ -302,7 +304,7 @@ impl Pinger {
         message[6..8].copy_from_slice(&(number as u16).to_be_bytes());
         fill(&mut message[8..], number);
         if self.with_header {
-            // Of ICMPv6 the kernel makes it (RFC 3542, 3.1).
+            // The kernel computes that of ICMPv6 (RFC 3542, 3.1).
             let sum = checksum(&message);
             message[2..4].copy_from_slice(&sum.to_be_bytes());
         }
@@ -342,7 +344,7 @@ fn raw(family: AddressFamily, protocol: rustix::net::Protocol) -> anyhow::Result
     Ok(socket)
 }
 
-/// The Internet checksum (RFC 1071).
+/// Computes the Internet checksum (RFC 1071).
 fn checksum(bytes: &[u8]) -> u16 {
     let sum = bytes
         .chunks(2)
@@ -376,8 +378,8 @@ pub(super) fn pings(
     Ok(outcome)
 }
 
-/// Datagrams for the application that will be killed: so many on their way that its queues are in
-/// use at that moment.
+/// Datagrams for the application to be killed: enough of them in flight that its queues are in use
+/// at that moment.
 pub(super) struct Flood {
     socket: UdpSocket,
     sent: u64,
@@ -392,7 +394,7 @@ impl Flood {
         Ok(Flood { socket, sent: 0, answered: 0 })
     }
 
-    /// Keeps the window full for a while, or until `until` says so.
+    /// Keeps the window full for a while, or until `until` returns `true`.
     pub(super) fn keep_up(&mut self, mut until: impl FnMut() -> bool) -> anyhow::Result<()> {
         let mut bytes = [0; FLOOD_BYTES];
         while !until() {
@@ -408,7 +410,7 @@ impl Flood {
         Ok(())
     }
 
-    /// A few more, to nobody.
+    /// Sends a few more, which no application receives.
     pub(super) fn send_after_death(&mut self) -> anyhow::Result<()> {
         let mut bytes = [0; FLOOD_BYTES];
         for _ in 0..FLOOD_WINDOW {
@@ -424,12 +426,12 @@ impl Flood {
         Ok(())
     }
 
-    /// Datagrams that came back.
+    /// Returns the number of datagrams that came back.
     pub(super) fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Datagrams that did not come back.
+    /// Returns the number of datagrams that did not come back.
     pub(super) fn unanswered(&self) -> u64 {
         self.sent - self.answered
     }

@@ -1,4 +1,4 @@
-//! The kernel itself: what no device and no permission makes up for.
+//! The kernel itself: requirements that no device and no permission can replace.
 #![forbid(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -11,15 +11,15 @@ use towpath_sandbox::probe;
 
 use super::{Finding, Standing, read, says};
 
-/// The oldest kernel that has all that is needed: sleeping for less than a millisecond.
+/// The oldest kernel with all required features: sleeping for less than a millisecond.
 const OLDEST: (u32, u32) = (5, 11);
 
-/// From here on there is everything: `SO_PASSRIGHTS` of 6.16 is the youngest.
+/// The oldest kernel with all features: `SO_PASSRIGHTS` of 6.16 is the youngest.
 const FULL: (u32, u32) = (6, 16);
 
 pub(super) struct Kernel {
     pub(super) findings: Vec<Finding>,
-    /// Whether Towpath can run on it at all.
+    /// `true` if Towpath can run on it at all.
     pub(super) suffices: bool,
 }
 
@@ -54,13 +54,14 @@ fn version() -> Finding {
     Finding::new("kernel", standing, found, means).remedy(remedy)
 }
 
-/// The first two numbers of a release such as `6.18.44-generic`.
+/// Parses the first two numbers of a release such as `6.18.44-generic`.
 fn parse(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|character: char| !character.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// A memory file, sealed as a session's is. What it was made with beside the seals.
+/// Makes a memory file and seals it as a session's. Returns the flags it was made with beside the
+/// seals.
 fn seals() -> Result<&'static str, (&'static str, Errno)> {
     let make = |flags| rustix::fs::memfd_create("towpath-doctor", flags);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

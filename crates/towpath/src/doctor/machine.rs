@@ -62,13 +62,13 @@ fn transparent_huge_pages() -> Finding {
     }
 }
 
-/// The word in brackets of `always [madvise] never`.
+/// Returns the word in brackets of `always [madvise] never`.
 fn selected(text: &str) -> Option<&str> {
     text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
 }
 
 fn locked_memory() -> Finding {
-    // A server raises its limit as far as it may, before it gives up its capabilities.
+    // A server raises its limit as far as it may, before it drops its capabilities.
     let limit = getrlimit(Resource::Memlock).maximum;
     let raises = rustix::thread::capabilities(None)
         .is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_RESOURCE));
@@ -111,7 +111,7 @@ fn cpus() -> Finding {
     if let Some(isolated) = read("/sys/devices/system/cpu/isolated").filter(|set| !set.is_empty()) {
         found.push_str(&format!("; kept free of others: {isolated}"));
     }
-    // Two threads that spin on one core hold each other up.
+    // Two threads that spin on one core slow each other down.
     match physical.len() {
         0 | 1 => Finding::new(
             "cores",

@@ -1,8 +1,8 @@
-//! Two costs that decide how to wait: waking a sleeping thread on another core, and passing a
-//! cache line to one that is awake.
+//! Measures two costs that decide how to wait: waking a sleeping thread on another core, and
+//! passing a cache line to a running one.
 //!
-//! Both are bounded in time, whatever the machine does meanwhile: on one that gives its CPUs to
-//! others the figures are worse, not later.
+//! Both measurements are bounded in time on a busy machine: one that gives its CPUs to others
+//! yields worse figures, not later ones.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -15,14 +15,14 @@ use towpath_waiting::wake_ups::round_trips;
 
 use super::{Finding, Standing};
 
-/// How many times there and back, at most.
+/// The most round trips.
 const WAKE_UPS: usize = 1000;
 
-/// How many times there and back the cache line goes for one sample, and how many samples.
+/// Round trips of the cache line per sample, and the number of samples.
 const LINE_TRIPS: u64 = 200;
 const LINE_SAMPLES: usize = 100;
 
-/// How long each measurement may take.
+/// The time limit of each measurement.
 const TIME_LIMIT: Duration = Duration::from_millis(150);
 
 /// A median and a 99th percentile.
@@ -60,7 +60,8 @@ pub(super) fn look() -> Vec<Finding> {
     vec![wake_up(here, there), cache_line(here, there), waiting()]
 }
 
-/// C and α of Smith and Traw, "Giving Applications Access to Gb/s Networking", and what follows.
+/// Returns C and α of Smith and Traw, "Giving Applications Access to Gb/s Networking", and their
+/// consequences.
 fn waiting() -> Finding {
     let Ok(costs) = Costs::measure() else { return not_measured("waiting") };
     let Ok([frame, ..]) = towpath_server::packet_costs() else { return not_measured("waiting") };
@@ -84,7 +85,7 @@ fn waiting() -> Finding {
     Finding::new("waiting", Standing::Ok, found, means)
 }
 
-/// Two CPUs, of two cores if there are two.
+/// Returns two CPUs, of two cores if there are two.
 fn two_cores(list: &[Core]) -> Option<(usize, usize)> {
     let first = list.first()?;
     let other = list.iter().find(|core| (core.package, core.core) != (first.package, first.core));
@@ -98,7 +99,7 @@ fn wake_up(here: usize, there: usize) -> Finding {
     let (Some(across), Some(on_one)) = (across, on_one) else {
         return not_measured("wake-up");
     };
-    // There and back are two wake-ups.
+    // A round trip is two wake-ups.
     let cost = across.median / 2;
     Finding::new(
         "wake-up",
@@ -124,7 +125,7 @@ fn cache_line(here: usize, there: usize) -> Finding {
         trip.p99.as_nanos(),
         trip.samples,
     );
-    // A thread put aside by the scheduler costs milliseconds; a line from another socket 500 ns.
+    // A preempted thread costs milliseconds; a line from another socket 500 ns.
     if trip.median > Duration::from_micros(2) {
         let means = "the CPUs are taken away while they spin: sleeping is better here";
         return Finding::new("cache line", Standing::Limited, found, means)
@@ -148,7 +149,7 @@ fn micros(time: Duration) -> String {
     format!("{:.1} us", time.as_secs_f64() * 1e6)
 }
 
-/// Round trips between two threads that sleep until the other rings.
+/// Measures round trips between two threads that sleep until the other notifies them.
 fn wake_up_round_trip(here: usize, there: usize) -> io::Result<Vec<Duration>> {
     Ok(round_trips(Some([here, there]), WAKE_UPS, TIME_LIMIT)?.times)
 }
@@ -160,11 +161,11 @@ struct Line(AtomicU64);
 /// The word that ends it.
 const OVER: u64 = u64::MAX;
 
-/// Round trips of a word that one thread writes and the other answers, both awake.
+/// Measures round trips of a word that one thread writes and the other answers, both awake.
 fn cache_line_round_trip(here: usize, there: usize) -> io::Result<Vec<Duration>> {
     let (call, answer) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
     let limit = Instant::now() + TIME_LIMIT;
-    // A partner that was put aside is not waited for longer than the measurement may take.
+    // The thread waits for a preempted partner at most as long as the measurement may take.
     let until = |line: &Line, value: u64| -> bool {
         for turn in 1_u64.. {
             let seen = line.0.load(Acquire);
@@ -240,7 +241,7 @@ mod tests {
     fn what_waiting_costs_is_said_in_numbers() {
         let row = waiting();
         assert_eq!(row.name, "waiting");
-        // Numbers of this machine, and none of them zero or beyond all measure.
+        // The figures depend on the machine; none of them is zero or absurdly large.
         let numbers = |text: &str| {
             let parts = text.split(|c: char| !c.is_ascii_digit() && c != '.');
             parts.filter_map(|part| part.parse::<f64>().ok()).collect::<Vec<_>>()
@@ -248,7 +249,8 @@ mod tests {
         let (found, means) = (numbers(&row.found), numbers(&row.means));
         assert!(found.len() == 4 && found.iter().all(|one| *one > 0.0), "{}", row.found);
         let [rung, ticked, 1000.0, slept, latency] = means[..] else { panic!("{}", row.means) };
-        // A frame that wakes costs a wake-up besides; and the shortest sleep is 10 to 100 us.
+        // A frame with a wake-up costs that wake-up besides; and the shortest sleep is 10 to 100
+        // us.
         assert!(0.0 < rung && rung < ticked, "{}", row.means);
         assert!((10_000.0..=100_000.0).contains(&slept) && latency > 0.0, "{}", row.means);
     }

@@ -1,4 +1,4 @@
-//! Devices: which can be had, and by whom.
+//! Devices: which are usable, and by which users.
 #![forbid(unsafe_code)]
 
 use rustix::io::Errno;
@@ -9,7 +9,7 @@ use super::{Finding, Standing, read, says};
 
 pub(super) struct Network {
     pub(super) findings: Vec<Finding>,
-    /// The ways in which Towpath can get at a device.
+    /// The ways in which Towpath can reach a device.
     pub(super) ways: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ fn capabilities(own: CapabilitySet) -> Finding {
     .remedy("start the server as root or from a unit with AmbientCapabilities=")
 }
 
-/// The names of a set, or of what it lacks if that is shorter.
+/// Returns the names of a set's members, or of the missing ones if that is shorter.
 fn names(set: CapabilitySet) -> String {
     let list = |set: CapabilitySet| -> Vec<String> {
         set.iter_names().map(|(name, _)| format!("CAP_{name}")).collect()

@@ -1,12 +1,12 @@
-//! What the manual says that the help has no room for: exit statuses, files, the environment.
+//! Parts of the manual that the help has no room for: exit statuses, files, the environment.
 #![forbid(unsafe_code)]
 
 /// A term and its meaning.
 type Term = (&'static str, &'static str);
 
-/// What is said of one verb, or of the command itself.
+/// Sections on one verb, or on the command itself.
 pub(super) struct Sections {
-    /// Paragraphs that follow what the help says.
+    /// Paragraphs after the help's text.
     pub(super) description: &'static [&'static str],
     pub(super) status: Vec<Term>,
     pub(super) environment: &'static [Term],
@@ -36,8 +36,8 @@ const ASKING: &[Term] = &[RUNTIME];
 const SOCKETS: &[Term] = &[SOCKET_OF_ROOT, SOCKET_OF_USER, SOCKET_IN_TMP];
 
 impl Sections {
-    /// What is said of a verb, or of the command itself. Of a verb that is not named here it is
-    /// what holds for all of them.
+    /// Returns the sections on a verb, or on the command itself. A verb that is not named here has
+    /// the sections common to all.
     pub(super) fn of(verb: Option<&str>) -> Sections {
         let failed = |meaning| vec![DONE, ("1", meaning), USAGE];
         let mut sections = Sections {

@@ -1,7 +1,7 @@
-//! The server's own rights: another user, no capability, none to be had from anything, and memory
-//! that other processes of its user may not look into.
+//! Confines the server: another user, no capability, no way to regain one, and memory that other
+//! processes of its user may not read.
 //!
-//! Credentials are a thread's own in Linux: all this happens before any other thread is started.
+//! Credentials are a thread's own in Linux: all this happens before any other thread starts.
 
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
@@ -14,17 +14,17 @@ use rustix::thread::{
 use super::values::Identity;
 use crate::failure::{Failure, says};
 
-/// The number of the highest capability that a `u64` can hold; the kernel says where it ends.
+/// The number of the highest capability that a `u64` can hold; the kernel tells its own last one.
 const LAST_CAPABILITY: u32 = 63;
 
-/// Becomes `user`, if that is wanted, and gives up every right that serving does not need.
+/// Becomes `user`, if given, and drops every right that serving does not need.
 ///
-/// What is made from here on, session memories above all, belongs to that user.
+/// Files made from here on, session memories above all, belong to that user.
 pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     // Before the limits of the user count. Each session takes a handful of descriptors.
     let most = rustix::process::getrlimit(Resource::Nofile).maximum;
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
-    // Where there is a swap device, the server locks its sessions' memory: as much as it may.
+    // Where there is a swap device, the server locks its sessions' memory, up to its limit.
     let most = rustix::process::getrlimit(Resource::Memlock).maximum;
     let no_limit = Rlimit { current: None, maximum: None };
     if rustix::process::setrlimit(Resource::Memlock, no_limit).is_err() {
@@ -41,12 +41,13 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
         .map_err(|errno| failed("capabilities", errno))?;
     set_no_new_privs(true).map_err(|errno| failed("no_new_privs", errno))?;
-    // Before the first memory file exists: whoever may trace us could open it writable.
+    // Before the first memory file exists: a process that may trace this one could open it
+    // writable.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|errno| failed("PR_SET_DUMPABLE", errno))
 }
 
-/// The order matters: each step takes a right that the ones before need.
+/// The order matters: each step drops a right that the steps before need.
 fn become_user(user: &Identity) -> Result<(), Failure> {
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     let own = rustix::process::getuid() == uid && rustix::process::geteuid() == uid;
@@ -70,12 +71,12 @@ fn become_user(user: &Identity) -> Result<(), Failure> {
 
 fn drop_bounding_set() -> Result<(), Errno> {
     if !capabilities(None)?.effective.contains(CapabilitySet::SETPCAP) {
-        // Nothing can be taken, and through no_new_privs nothing comes back either.
+        // There is no capability to drop, and through no_new_privs none comes back either.
         return Ok(());
     }
     for number in 0..=LAST_CAPABILITY {
         match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
-            // Past the last one that this kernel knows.
+            // Past the last capability that this kernel knows.
             Err(Errno::INVAL) => break,
             other => other?,
         }

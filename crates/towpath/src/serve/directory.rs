@@ -1,9 +1,10 @@
-//! The directory of the socket: there, nobody else's, and writable by the server's user.
+//! The directory of the socket: it exists, belongs to no other user, and is writable by the
+//! server's user.
 //!
-//! A server that changes its user has to bind its socket after that, so that the socket is its
-//! own, and has to take it away again in the end. Its directory therefore belongs to root and to
-//! the server's group, which may make files in it, and has the sticky bit: each server can take
-//! away its own socket and nobody else's.
+//! A server that changes its user has to bind its socket after that, so that it owns the socket,
+//! and has to remove it at the end. Its directory therefore belongs to root and to the server's
+//! group, which may create files in it. The directory has the sticky bit: each server can remove
+//! its own socket and no other.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, DirBuilder, Permissions};
@@ -20,12 +21,12 @@ use crate::failure::{Failure, says};
 /// The longest path of a Unix socket, in bytes (`sockaddr_un`, unix(7)), without its zero.
 const MOST_PATH_BYTES: usize = 107;
 
-/// Who may change what is in the directory: its owner alone, or a group too, sticky.
+/// Write permission for the directory: its owner alone, or also a group, with the sticky bit.
 const OWNERS: u32 = 0o755;
 const GROUPS: u32 = 0o1775;
 
-/// Makes the directory of `socket` ready for a server that runs as `user`. One that an operator
-/// made is left as it is.
+/// Prepares the directory of `socket` for a server that runs as `user`. A directory that an
+/// operator made stays as it is.
 pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Failure> {
     let length = socket.as_os_str().len();
     if length > MOST_PATH_BYTES {
@@ -55,7 +56,7 @@ pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Fail
                 .mode(OWNERS)
                 .create(directory)
                 .map_err(|error| failed(&error))?;
-            // Whatever the umask took.
+            // Undoes the effect of the umask.
             set(directory, OWNERS).map_err(|error| failed(&error))?;
             if let Some(user) = other {
                 share(directory, user).map_err(|error| failed(&error))?;
@@ -122,8 +123,8 @@ fn set(directory: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(mode))
 }
 
-/// What a server of another user left behind when it was killed could not be taken over by this
-/// one's: it is taken away while root still can.
+/// Removes the socket that a killed server of another user left, while root still can: a server of
+/// this user could not take it over.
 fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     let failed = |path: &Path, error: &io::Error| {
         Failure::new(format!("{}: {}", path.display(), says(error)))
@@ -134,7 +135,7 @@ fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = match rustix::fs::open(&lock_path, flags, Mode::empty()) {
         Ok(lock) => lock,
-        // None there; or one that this user may not open, which the server will say.
+        // There is no socket; or this user may not open it, which the server will report.
         Err(_) => return Ok(()),
     };
     if rustix::fs::fstat(&lock).is_ok_and(|found| found.st_uid == uid) {

@@ -1,7 +1,7 @@
-//! The interface: made or taken, given MTU and addresses, set up.
+//! The interface: created or taken, given MTU and addresses, set up.
 //!
-//! Only what is not so already is changed, so that a user without rights can serve an interface
-//! that was made and configured for it beforehand.
+//! Only settings that differ are changed, so that a user without rights can serve an interface that
+//! was created and configured for it beforehand.
 #![forbid(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -15,7 +15,8 @@ use super::settings::Settings;
 use super::values::{Number, Subnet};
 use crate::failure::{Failure, remedy};
 
-/// Opens the TAP interface, and configures it. One that this made vanishes with the device.
+/// Opens the TAP interface, and configures it. An interface that this created vanishes with the
+/// device.
 pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure> {
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let mut netlink = Netlink::open().map_err(refused)?;
@@ -30,8 +31,8 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
         && mtu != link.mtu
     {
         netlink.set_mtu(&name, mtu).map_err(refused)?;
-        // The driver has read the MTU when it was opened; here it reads again, of the same
-        // interface, which the first descriptor keeps in being until then.
+        // The driver read the MTU on opening. It now reads again, from the same interface, which
+        // the first descriptor keeps alive until then.
         let again = device.as_fd().try_clone_to_owned().map_err(|error| {
             Failure::new(format!("{name}: a second descriptor: {error}; raise ulimit -n"))
         })?;
@@ -55,7 +56,7 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
     Ok(device)
 }
 
-/// An address that another interface has would make the kernel answer itself.
+/// Checks that no other interface has an address: the kernel would answer itself.
 fn check_addresses(netlink: &mut Netlink, name: &str, wanted: &[Subnet]) -> Result<(), Failure> {
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let (links, addresses) =
@@ -87,7 +88,7 @@ fn check_addresses(netlink: &mut Netlink, name: &str, wanted: &[Subnet]) -> Resu
     Ok(())
 }
 
-/// What the driver's error means to an operator.
+/// Explains the driver's error to an operator.
 fn explain(error: TapError) -> Failure {
     let text = error.to_string();
     match error {

@@ -1,4 +1,4 @@
-//! Telling whoever started the server that applications can attach.
+//! Tells the program that started the server that applications can attach.
 //!
 //! Unsafe lives here for taking over a descriptor by its number.
 
@@ -11,20 +11,19 @@ use tracing::warn;
 
 use crate::failure::{Failure, says};
 
-/// Where readiness is told beside the service manager.
+/// The receivers of the readiness message beside the service manager.
 #[derive(Debug)]
 pub(super) struct Ready {
     to: Option<File>,
 }
 
 impl Ready {
-    /// Takes a descriptor that was inherited, by its number. To be called before this process
-    /// opens any.
+    /// Takes an inherited descriptor by its number. Call it before this process opens any.
     pub(super) fn take(number: Option<i32>) -> Result<Ready, Failure> {
         let Some(number) = number else { return Ok(Ready { to: None }) };
         if number < 3 {
-            // Standard streams stay what they are: a duplicate is closed in their place.
-            // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
+            // Standard streams stay open: a duplicate is closed in their place. SAFETY: borrowed
+            // for one call; a number that names no open descriptor is an error.
             let stream = unsafe { BorrowedFd::borrow_raw(number) };
             let copy =
                 rustix::io::fcntl_dupfd_cloexec(stream, 3).map_err(|errno| bad(number, errno))?;
@@ -34,13 +33,13 @@ impl Ready {
         let given = unsafe { BorrowedFd::borrow_raw(number) };
         rustix::io::fcntl_setfd(given, rustix::io::FdFlags::CLOEXEC)
             .map_err(|errno| bad(number, errno))?;
-        // SAFETY: it is open, and nothing in this process owns it: the caller opens nothing
-        // before, and whoever started us named it as ours.
+        // SAFETY: it is open, and nothing in this process owns it: the caller opens nothing before,
+        // and the program that started us named it as ours.
         let given = unsafe { OwnedFd::from_raw_fd(number) };
         Ok(Ready { to: Some(File::from(given)) })
     }
 
-    /// Says `ready DEVICE SOCKET` and closes the descriptor; says READY=1 to systemd, where it
+    /// Writes `ready DEVICE SOCKET` and closes the descriptor; sends READY=1 to systemd, if systemd
     /// asked for it.
     pub(super) fn tell(self, device: &str, socket: &Path) {
         if let Some(mut to) = self.to {

@@ -1,4 +1,4 @@
-//! How a server is to serve: from options and a file, the options overruling the file.
+//! Settings of a server: from options and a file; the options override the file.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -9,52 +9,52 @@ use towpath_server::{Config, Policy, Setting};
 use super::values::{Assignment, Fault, Group, Identity, Mode, Number, Subnet, User, subnets};
 use crate::failure::{Failure, says};
 
-/// The largest configuration file that is read, in bytes.
+/// The largest configuration file accepted, in bytes.
 const MOST_FILE_BYTES: u64 = 1 << 20;
 
-/// How much is logged.
+/// The amount of logging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Level {
-    /// What ends the server.
+    /// Errors that end the server.
     Error,
-    /// What somebody should look at.
+    /// Conditions that need an operator's attention.
     Warn,
-    /// Who comes and goes.
+    /// Sessions that come and go.
     Info,
-    /// What the server does about it.
+    /// The server's reactions to them.
     Debug,
     /// Everything.
     Trace,
 }
 
-/// Everything that can be said of a server. Each key of the file is the option of the same name.
+/// All settings of a server. Each key of the file is the option of the same name.
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// TAP interface to serve: taken if it exists, and left at the end; made otherwise, and taken away
+    /// TAP interface to serve: used if it exists, and left at the end; else created, and removed
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tap: Option<String>,
-    /// The kernel's own address on the interface, and the network that applications get theirs
+    /// The kernel's own address on the interface, with the network that applications get addresses
     /// from; once for IPv4, once for IPv6
     #[arg(long, value_name = "ADDRESS/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) address: Vec<Subnet>,
-    /// The network that applications get their addresses from, with its gateway's address, where
-    /// the interface itself has none: as part of a bridge
+    /// The network that applications get addresses from, with its gateway's address, if the
+    /// interface itself has none: as part of a bridge
     #[arg(long, value_name = "GATEWAY/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
-    /// The largest IP packet, in bytes; as the interface has it, if not said
+    /// The largest IP packet, in bytes; the interface's by default
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
-    /// Where applications find the server; /run/towpath/DEVICE.sock for root if not said
+    /// Where applications find the server; /run/towpath/DEVICE.sock for root by default
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
-    /// The server's own user: changed to, for good, when interface and addresses are there
+    /// The server's own user: changed to, for good, once interface and addresses are there
     #[arg(long, value_name = "USER[:GROUP]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<Identity>,
@@ -66,12 +66,12 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GROUP")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_group: Vec<Group>,
-    /// How the engine waits for work: poll, interrupt, adaptive, clocked or auto; `interrupt` if not
-    /// said
+    /// How the engine waits for work: poll, interrupt, adaptive, clocked or auto; `interrupt` by
+    /// default
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mode: Option<Mode>,
-    /// A first value of what else `towpath set` can change; may be given several times
+    /// A first value of another setting of `towpath set`; may be given several times
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
@@ -88,7 +88,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pcap: Option<PathBuf>,
-    /// How much is logged, to standard error; RUST_LOG overrules it; `info` if not said
+    /// How much is logged, to standard error; RUST_LOG overrides it; `info` by default
     #[arg(long, value_name = "LEVEL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<Level>,
@@ -117,22 +117,22 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connections: Option<Number<1, 65_536>>,
-    /// Packets that the engine takes from the device in one turn; 64 by default
+    /// Packets that the engine takes from the device per poll iteration; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) batch: Option<Number<1, 1024>>,
-    /// Packets that one endpoint may receive in one turn; 1024 by default
+    /// Packets that one endpoint may receive per poll iteration; 1024 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
-    /// Packets that the engine sends in one turn for each queue set in line; 64 by default
+    /// Packets that the engine sends per poll iteration for each queue pair in line; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
 }
 
 impl Settings {
-    /// Reads a file of them.
+    /// Reads a file of settings.
     pub(crate) fn read(path: &Path) -> Result<Settings, Failure> {
         let shown = path.display();
         let failed = |error: &std::io::Error| {
@@ -149,7 +149,8 @@ impl Settings {
         })
     }
 
-    /// As [`Settings::read`], of a text; an error is a line's number, from 1, and what is wrong.
+    /// Parses settings as [`Settings::read`] does, from a text. An error has the number of its
+    /// line, from 1, and a message.
     fn parse(text: &str) -> Result<Settings, (usize, String)> {
         toml::from_str(text).map_err(|error: toml::de::Error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
@@ -158,7 +159,7 @@ impl Settings {
         })
     }
 
-    /// These, and where these say nothing, those of `file`.
+    /// Returns these settings, completed by those of `file`.
     pub(crate) fn over(self, file: Settings) -> Settings {
         fn list<T>(own: Vec<T>, file: Vec<T>) -> Vec<T> {
             if own.is_empty() { file } else { own }
@@ -190,10 +191,10 @@ impl Settings {
         }
     }
 
-    /// What nobody said, as it is then: for people to read.
+    /// Fills in the defaults of unset values, for people to read.
     pub(crate) fn with_defaults(self) -> Settings {
         let (policy, config) = (Policy::default(), Config::default());
-        // The defaults are within the limits; one that is not would show as not set.
+        // The defaults are within the limits; one outside would show as unset.
         fn number<const L: u64, const M: u64>(value: usize) -> Option<Number<L, M>> {
             Number::new(value as u64).ok()
         }
@@ -216,7 +217,7 @@ impl Settings {
         self.over(defaults)
     }
 
-    /// What the server is started with.
+    /// Returns the configuration to start the server with.
     pub(crate) fn config(&self, socket: PathBuf) -> Result<Config, Failure> {
         let (mut policy, mut config) = (Policy::default(), Config::default());
         policy.users = self.allow_user.iter().map(|user| user.uid).collect();
@@ -251,7 +252,7 @@ impl Settings {
         Ok(config)
     }
 
-    /// As a file that says the same.
+    /// Returns a file with the same settings.
     pub(crate) fn to_text(&self) -> Result<String, Failure> {
         toml::to_string(self).map_err(|error| Failure::new(format!("the configuration: {error}")))
     }
@@ -334,7 +335,8 @@ transmit-budget = 11
         assert_eq!(both.mtu.unwrap().get(), 1500);
         assert_eq!(both.allow_user.len(), 1);
         assert_eq!(both.tap.as_deref(), Some("tap7"));
-        // What is printed is what is in effect, whoever said it: each setting has one place.
+        // The printed settings are those in effect, whether from a file or the command line: each
+        // setting has one place.
         let file = || Settings::parse(ALL).unwrap();
         for (own, mode, batch) in [
             ("", "poll", 17),

@@ -1,5 +1,5 @@
-//! Values that are checked where they are read, so that what is wrong on the command line names
-//! its option, and what is wrong in a file its line.
+//! Values are checked where they are read, so that an error on the command line names its option,
+//! and an error in a file its line.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -85,7 +85,7 @@ macro_rules! as_text {
     };
 }
 
-/// An address of the interface with its network, which applications get their addresses from.
+/// An address of the interface with the network that applications get addresses from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Subnet(pub(crate) Prefix);
 
@@ -141,8 +141,8 @@ impl fmt::Display for Mode {
 
 as_text!(Mode, "how the engine waits, as \"poll\"");
 
-/// A setting of the device with its first value; not `mode`, which has a key of its own: said in two
-/// places, one would overrule the other whoever said it.
+/// A setting of the device with its first value. Not `mode`, which has a key of its own: given in
+/// two places, one would override the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Assignment(pub(crate) Setting, pub(crate) u64);
 
@@ -174,7 +174,7 @@ impl fmt::Display for Assignment {
 
 as_text!(Assignment, "a setting with its value, as \"rx_batch=32\"");
 
-/// The subnets to give addresses from: one a family.
+/// Returns the subnets to assign addresses from: one per family.
 pub(crate) fn subnets(given: &[Subnet]) -> Result<Subnets, String> {
     let mut subnets = Subnets::default();
     for Subnet(prefix) in given {
@@ -254,7 +254,7 @@ impl fmt::Display for Group {
 
 as_text!(Group, "a group's name or number");
 
-/// The user that the server itself runs as, and its group: that of the account, if not said.
+/// The user that the server itself runs as, and its group: the account's group by default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     text: String,
@@ -291,7 +291,7 @@ impl fmt::Display for Identity {
 
 as_text!(Identity, "a user, or USER:GROUP, by names or numbers");
 
-/// What is wrong with the wire, kept as it was written.
+/// The faults of the wire, kept as they were written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Fault {
     text: String,
@@ -316,7 +316,7 @@ impl fmt::Display for Fault {
 
 as_text!(Fault, "faults, as \"drop=0.01,seed=42\"");
 
-/// -1 is no user or group: system calls take it for "leave as it is".
+/// Refuses -1, which is no user or group: system calls take it for "leave as it is".
 fn possible(id: u32, text: &str) -> Result<u32, String> {
     if id == u32::MAX { Err(format!("{text} is no user's or group's number")) } else { Ok(id) }
 }

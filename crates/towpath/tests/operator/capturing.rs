@@ -1,4 +1,4 @@
-//! Captures of what a server receives and sends.
+//! Captures of the packets that a server receives and sends.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -13,13 +13,13 @@ use towpath_net::Network;
 
 use crate::running::*;
 
-/// Neither side talks by itself: what is captured is what the test sends.
+/// Neither side sends by itself: the capture holds only what the test sends.
 fn start(directory: &Directory) -> Running {
     towpath_testkit::Namespace::current().unwrap().silence().unwrap();
     serve(directory, "s.sock", &["--tap", "opA", "--address", "10.77.0.1/24"])
 }
 
-/// A capture that has begun: its session is attached.
+/// Starts a capture, and waits until its session is attached.
 fn capture(server: &Running, arguments: &[&str], out: Stdio) -> Child {
     let child =
         server.verb("capture", arguments).stdout(out).stderr(Stdio::piped()).spawn().unwrap();
@@ -115,7 +115,7 @@ fn both_directions_with_times() {
                     .collect();
                 assert_eq!(found.len(), 1, "{what}");
                 assert_eq!(found[0].inbound, inbound, "{what}");
-                // The UDP checksum is finished: over pseudo header and datagram it sums to nothing.
+                // The UDP checksum is full: over pseudo header and datagram it sums to zero.
                 let ip = &found[0].bytes[14..34];
                 let udp = &found[0].bytes[34..42 + what.len()];
                 let mut sum = 17 + udp.len() as u32;
@@ -143,8 +143,8 @@ fn what_is_read_from_the_pipe_comes_at_once() {
         let directory = Directory::new();
         let server = start(&directory);
         let mut child = capture(&server, &["-w", "-"], Stdio::piped());
-        // As root tcpdump changes its user, which a user namespace of one user does not let it:
-        // there it runs as nobody at all.
+        // As root, tcpdump changes its user. A user namespace with one user forbids that, so the
+        // test runs tcpdump without a user change there.
         let mut command = match users() {
             Some(_) => Command::new("tcpdump"),
             None => {
@@ -160,7 +160,7 @@ fn what_is_read_from_the_pipe_comes_at_once() {
             .stderr(Stdio::null())
             .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
         let mut reader = command.spawn().unwrap();
-        // The pipe's end is the reader's alone.
+        // The reader alone holds the pipe's end.
         drop(command);
         let mut lines = BufReader::new(reader.stdout.take().unwrap()).lines();
         let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();
@@ -171,7 +171,7 @@ fn what_is_read_from_the_pipe_comes_at_once() {
             assert!(line.contains(&format!("ARP, Request who-has {to}")), "{line}");
         }
         assert!(wait(&mut reader).success());
-        // Nobody reads any more, and nothing is sent: the capture ends all the same.
+        // The reader has gone and no packet is sent: the capture ends all the same.
         let status = wait(&mut child);
         assert!(status.success(), "{}", said(&mut child));
     });
@@ -242,7 +242,7 @@ fn full_disks_and_stalled_readers() {
         assert!(said_later.contains("No space left on device"), "{said_later}");
         drop(sink);
 
-        // A reader that takes nothing, with the pipe full: asked to end, it ends.
+        // A reader that takes nothing, with the pipe full: a request to end still ends the capture.
         let mut child = capture(&server, &["-w", "-"], Stdio::piped());
         for _ in 0..2000 {
             kernel.send_to(&[7; 1400], "10.77.0.3:9").unwrap();
@@ -252,7 +252,7 @@ fn full_disks_and_stalled_readers() {
         let status = wait(&mut child);
         assert!(status.success(), "{}", said(&mut child));
 
-        // The server goes: what was captured is there, and can be read.
+        // The server goes: the captured packets are there, and readable.
         let file = directory.text("c.pcapng");
         let mut child = capture(&server, &["-w", &file], Stdio::null());
         kernel.send_to(b"last", "10.77.0.99:9").unwrap();
@@ -265,7 +265,7 @@ fn full_disks_and_stalled_readers() {
     });
 }
 
-/// Packets in a file that is still being written.
+/// Returns the number of packets in a file that is still being written.
 fn packets_so_far(file: &str) -> usize {
     let bytes = fs::read(file).unwrap();
     bytes.windows(8).filter(|window| window[..4] == 6u32.to_le_bytes()).count()

@@ -9,14 +9,14 @@ use towpath_client::{Kind, Setting};
 
 use crate::running::*;
 
-/// Who asks where root would: root has no directory of its own beside the system's.
+/// The user that asks where root would: root has no directory of its own beside the system's.
 const ASKER: u32 = 61003;
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A shell's script, and a runtime directory where servers listen, or seem to.
+/// A shell's script, and a runtime directory with listening and seemingly listening servers.
 struct Place {
     directory: Directory,
     script: String,
@@ -26,7 +26,7 @@ struct Place {
 impl Place {
     fn new(shell: &str) -> Place {
         let directory = Directory::new();
-        // As zsh wants it to be called.
+        // The name that zsh wants for it.
         let script = directory.text("_towpath");
         std::fs::write(&script, prints(&mut towpath(&["completions", shell]))).unwrap();
         std::fs::create_dir(directory.join("towpath")).unwrap();
@@ -41,7 +41,7 @@ impl Place {
         Place { directory, script, _listeners: listeners.into() }
     }
 
-    /// The lines that a shell prints, which has nobody's settings.
+    /// Returns the lines that a shell without any user's settings prints.
     fn says(&self, command: &mut Command) -> Vec<String> {
         let here = self.directory.join("");
         for variable in ["XDG_RUNTIME_DIR", "HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"] {
@@ -57,8 +57,8 @@ impl Place {
         text(&output.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// Where the verbs would not look, the shells offer none of ours: in somebody else's directory, and
-    /// behind a link.
+    /// Asserts that the shells offer no server where the verbs would not look: in another user's
+    /// directory, and behind a link.
     fn offers_none_of_strangers(&self, offered: impl Fn() -> Vec<String>) {
         let own = self.directory.join("towpath");
         assert!(offered().contains(&"opq0".to_owned()));
@@ -73,7 +73,7 @@ impl Place {
         assert_eq!(offered(), [""; 0], "a link may lead anywhere");
     }
 
-    /// What bash offers for the last of the words, divided as bash divides them.
+    /// Returns bash's offers for the last of the words, divided as bash divides them.
     fn bash(&self, words: &[&str]) -> Vec<String> {
         let ask = r#"
             source "$1" && shift
@@ -90,7 +90,7 @@ impl Place {
         offered
     }
 
-    /// What fish offers at the end of a line, without the descriptions.
+    /// Returns fish's offers at the end of a line, without the descriptions.
     fn fish(&self, line: &str) -> Vec<String> {
         let mut command = Command::new("fish");
         let ask = "source $argv[1]; complete -C $argv[2]";
@@ -193,7 +193,7 @@ fn zsh_completes_verbs_options_values_and_devices() {
     }
     let place = Place::new("zsh");
     assert!(place.says(Command::new("zsh").args(["-f", "-n", &place.script])).is_empty());
-    // At a terminal: what becomes of a line when it is completed, of each before the first prompt.
+    // At a terminal: each line after its completion, before the first prompt.
     let settings = r#"
         fpath=($ZDOTDIR $fpath)
         autoload -Uz compinit && compinit -u -D
@@ -222,7 +222,7 @@ fn zsh_completes_verbs_options_values_and_devices() {
         ("set opx mode=poll watchdog=l", "set opx mode=poll watchdog=lazy "),
         ("serve --set watchdog=l", "serve --set watchdog=lazy "),
         ("serve --set=clo", "serve --set=clock_hz="),
-        // It has an option of its own, and endpoints' there are none of yet.
+        // The mode has an option of its own, and there are no endpoints yet.
         ("serve --set mod", "serve --set mod"),
         ("serve --set wei", "serve --set wei"),
         ("completions z", "completions zsh "),

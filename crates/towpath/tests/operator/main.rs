@@ -1,4 +1,4 @@
-//! The command as an operator uses it: servers started, looked at, captured from, bridged, ended
+//! The command as an operator uses it: servers started, inspected, captured from, bridged, ended
 //! and killed, in network namespaces of their own, as root and as an ordinary user.
 
 mod capturing;

@@ -1,10 +1,10 @@
-//! The manual's pages, as whoever installs and reads them finds them.
+//! The manual's pages, as an installer and a reader find them.
 
 use std::process::Command;
 
 use crate::running::*;
 
-/// The pages in a directory of a test's own.
+/// Writes the pages to a directory of a test's own, and returns their names.
 fn written(directory: &Directory) -> Vec<String> {
     let place = directory.text("made/man1");
     assert_eq!(prints(&mut towpath(&["man", &place])), "");
@@ -58,7 +58,7 @@ fn every_verb_has_a_page_with_all_its_options() {
         assert!(first.contains(&format!("towpath\\-{verb}(1)")), "{first}");
     }
     assert!(first.contains(".SH FILES\n") && first.contains("/run/towpath/DEVICE.sock"), "{first}");
-    // Again, over what is there.
+    // Again, over the existing pages.
     assert_eq!(written(&directory), pages);
 }
 
@@ -77,9 +77,9 @@ fn a_directory_that_cannot_be_written_is_named() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 
-/// What a program that formats a page complains about, and what it makes of it.
+/// Returns a formatter's complaints about a page, and its output.
 fn formatted(command: &mut Command) -> (String, String) {
-    // Of man(1), as wide as its readers' terminals mostly are.
+    // Of man(1), as wide as most readers' terminals.
     let output = finish(command.env("LC_ALL", "C.UTF-8").env("MANWIDTH", "80"));
     assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
     (text(&output.stderr), text(&output.stdout))
@@ -102,7 +102,7 @@ fn man_and_groff_have_nothing_to_complain_about() {
         let wide: Vec<_> = page.lines().filter(|line| line.chars().count() > 80).collect();
         assert!(wide.is_empty(), "{path}: {wide:?}");
     }
-    // That they would.
+    // The formatters do complain about a bad page.
     let bad = directory.text("bad.1");
     std::fs::write(&bad, ".TH bad 1\n.SH NAME\nbad \\- bad\n.NoSuchMacro\n").unwrap();
     assert!(groff(&bad).contains("NoSuchMacro"));

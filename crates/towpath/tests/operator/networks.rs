@@ -24,7 +24,8 @@ fn bytes(seed: u8) -> Vec<u8> {
     (0..AMOUNT).map(|n| (n >> 8) as u8 ^ n as u8 ^ seed).collect()
 }
 
-/// A far host that sends `AMOUNT` bytes to whoever connects, after it received as many.
+/// Starts a far host that sends `AMOUNT` bytes to each peer that connects, after it received as
+/// many.
 fn far_host(far: &Namespace, address: IpAddr) -> JoinHandle<()> {
     let listener = far.run(|| std::net::TcpListener::bind((address, 80)).unwrap()).unwrap();
     std::thread::spawn(move || {
@@ -37,7 +38,7 @@ fn far_host(far: &Namespace, address: IpAddr) -> JoinHandle<()> {
     })
 }
 
-/// TCP both ways: opened by the application, and by the far host.
+/// Tests TCP both ways: opened by the application, and by the far host.
 fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAddr) {
     let host = far_host(far, far_address);
     let mut stream = TcpStream::connect_timeout(network, &(far_address, 80).into(), LIMIT).unwrap();
@@ -69,7 +70,7 @@ fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAdd
     serving.join().unwrap();
 }
 
-/// The far host with its end of the wire; the near end is `uplink`.
+/// Makes the far host with its end of the wire; the near end is `uplink`.
 fn wire(far_addresses: &[&str], near_addresses: &[&str]) -> Namespace {
     let (here, far) = (Namespace::current().unwrap(), Namespace::create().unwrap());
     let parse = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<_>>();

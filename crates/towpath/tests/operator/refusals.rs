@@ -1,4 +1,4 @@
-//! What cannot be: one line that names the thing and what to do, and the right status.
+//! Refusals: one line that names the thing and the remedy, and the right status.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -61,7 +61,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         let said = fails(&mut towpath(arguments), 2);
         assert!(said.contains(part), "{arguments:?}: {said}");
     }
-    // A verb that is no text.
+    // A verb that is not UTF-8.
     let said = fails(towpath(&[]).arg(OsStr::from_bytes(b"\xff")), 2);
     assert!(said.contains("see: towpath --help"), "{said}");
     for (content, part) in [
@@ -151,7 +151,7 @@ fn names_paths_and_rights_are_checked() {
     });
 }
 
-/// Where something else is asked for than there is, what is there stays as it was.
+/// A request for other settings than an existing object has leaves the object as it is.
 #[test]
 fn what_cannot_be_set_leaves_the_old_settings() {
     towpath_testkit::isolated!(|| {
@@ -179,7 +179,7 @@ fn what_cannot_be_set_leaves_the_old_settings() {
         let far_too_many = format!("{number}/4294967295");
         for (device, changes, status, part) in [
             (&server.socket, &["clock_hz=0"][..], 2, "clock_hz=0: 1 to 100000 Hz is possible"),
-            // Nothing is changed before all is read.
+            // The verb reads all settings before it changes the first.
             (&server.socket, &["clock_hz=700", "clock_hz=0"], 2, "clock_hz=0"),
             (
                 &server.socket,
@@ -204,7 +204,7 @@ fn what_cannot_be_set_leaves_the_old_settings() {
     });
 }
 
-/// Starts a server in a file system of its own that `change` was done to.
+/// Starts a server in a file system of its own to which `change` was done.
 fn serve_where(change: &str, arguments: &[&str]) -> Command {
     let mut command = plain("unshare");
     let script = format!("{change} && exec \"$@\"");
@@ -228,7 +228,7 @@ fn a_machine_without_tun_is_status_77() {
         assert!(said.contains("load the kernel module tun"), "{said}");
         assert!(!exists(&socket));
         let Some(users) = users() else { return };
-        // As somebody without rights, with a copy of the program that he may start.
+        // As a user without rights, with a copy of the program that this user may start.
         let program = directory.text("towpath");
         std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
         let uid = users.applications[0].uid;
@@ -275,8 +275,7 @@ fn too_few_descriptors_and_too_little_memory_are_said() {
             assert!(said.contains(remedy), "{limit}: {said}");
             assert!(!exists(&socket), "{limit}: {said}");
         }
-        // How much memory the program itself takes is a matter of how it was built: with less it does
-        // not begin.
+        // The memory of the program itself depends on its build: with less it does not start.
         let mut limits = (12..64).step_by(2).map(|mib: u64| format!("--as={}", mib << 20));
         let said = limits.find_map(|limit| {
             let output = finish(&mut serve(&limit));

@@ -14,11 +14,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_testkit::{User, Users};
 
-/// How long anything may take that should take no time.
+/// The time limit of operations that should take no time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
-/// What else would come from the environment of whoever starts the tests: how much is said, how wide
-/// and in which colours, and to which service manager.
+/// Variables of the environment that would change the output: how much is said, how wide and in
+/// which colours, and to which service manager.
 const AMBIENT: [&str; 9] = [
     "RUST_LOG",
     "RUST_BACKTRACE",
@@ -31,7 +31,7 @@ const AMBIENT: [&str; 9] = [
     "XDG_RUNTIME_DIR",
 ];
 
-/// A directory that everybody may look into, and that goes with the test.
+/// A directory that every user may look into, and that goes with the test.
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
@@ -39,7 +39,7 @@ impl Directory {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("towpath-op-{}-{number}", std::process::id()));
-        // What is made in it is for others too, whatever whoever starts the tests is used to.
+        // Other users must read the files made in it, even under a restrictive umask of the caller.
         rustix::process::umask(Mode::from_raw_mode(0o022));
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -61,7 +61,7 @@ impl Drop for Directory {
     }
 }
 
-/// A command without the settings of whoever starts the tests.
+/// Returns a command without the settings of the user that runs the tests.
 pub(crate) fn plain(program: &str) -> Command {
     let mut command = Command::new(program);
     for variable in AMBIENT {
@@ -70,7 +70,7 @@ pub(crate) fn plain(program: &str) -> Command {
     command
 }
 
-/// The command, started as `user`, who need not be able to look into the build directory.
+/// Returns the command, started as `user`, which need not be able to look into the build directory.
 pub(crate) fn towpath_as(user: Option<&User>, arguments: &[&str]) -> Command {
     let flags = OFlags::PATH;
     let file: OwnedFd =
@@ -80,7 +80,7 @@ pub(crate) fn towpath_as(user: Option<&User>, arguments: &[&str]) -> Command {
         Some(user) => {
             let mut command = plain(&format!("/proc/self/fd/{}", file.as_raw_fd()));
             user.confine(&mut command);
-            // Open as long as this process lives: what is started needs it for its exec.
+            // Open as long as this process lives: a started program needs it for its exec.
             std::mem::forget(file);
             command
         }
@@ -93,7 +93,7 @@ pub(crate) fn towpath(arguments: &[&str]) -> Command {
     towpath_as(None, arguments)
 }
 
-/// A shell that finds none of this machine's servers: it has a `/run` of its own.
+/// Returns a shell that finds none of this machine's servers: it has a `/run` of its own.
 pub(crate) fn without_servers(script: &str) -> Command {
     let mut command = plain("unshare");
     let script = format!("mount -t tmpfs none /run || exit 1\n{script}");
@@ -101,8 +101,8 @@ pub(crate) fn without_servers(script: &str) -> Command {
     command
 }
 
-/// Runs a command to its end; one that does not come to it is killed, and the test fails. So does a
-/// test whose command leaves a process behind that holds its output open.
+/// Runs a command to its end. Kills a command that does not end, and fails the test. It also fails
+/// a test whose command leaves a process behind that holds its output open.
 pub(crate) fn finish(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -119,7 +119,7 @@ pub(crate) fn finish(command: &mut Command) -> Output {
     Output { status, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
 }
 
-/// Waits for a child, and kills it when that takes too long.
+/// Waits for a child, and kills it after the time limit.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -135,7 +135,7 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !so() {
@@ -152,7 +152,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The one line that a command failed with; its status is checked too.
+/// Returns the one line that a command failed with, and checks its status.
 pub(crate) fn fails(command: &mut Command, status: i32) -> String {
     let output = finish(command);
     let said = text(&output.stderr);
@@ -164,21 +164,21 @@ pub(crate) fn fails(command: &mut Command, status: i32) -> String {
     lines[0].to_owned()
 }
 
-/// What a command that succeeds prints.
+/// Returns the output of a command that succeeds.
 pub(crate) fn prints(command: &mut Command) -> String {
     let output = finish(command);
     assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
-/// The words that begin the lines of a part of a help text.
+/// Returns the first words of the lines of a part of a help text.
 fn begins(help: &str, part: &str) -> Vec<String> {
     let lines = help.lines().skip_while(|line| *line != part).skip(1);
     let lines = lines.take_while(|line| !line.is_empty());
     lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
 }
 
-/// The command's verbs, as its help lists them.
+/// Returns the command's verbs, as its help lists them.
 pub(crate) fn verbs() -> Vec<String> {
     let mut verbs = begins(&prints(&mut towpath(&["--help"])), "Commands:");
     verbs.retain(|verb| verb != "help");
@@ -186,7 +186,7 @@ pub(crate) fn verbs() -> Vec<String> {
     verbs
 }
 
-/// The long options of a verb, as its help lists them.
+/// Returns the long options of a verb, as its help lists them.
 pub(crate) fn options(verb: &str) -> Vec<String> {
     let help = prints(&mut towpath(&[verb, "--help"]));
     let lines = help.lines().filter_map(|line| {
@@ -203,7 +203,7 @@ pub(crate) fn options(verb: &str) -> Vec<String> {
     options
 }
 
-/// The settings of a running server, each with its equals sign, as the command lists them.
+/// Returns the settings of a running server, each with its equals sign, as the command lists them.
 pub(crate) fn settings() -> Vec<String> {
     let list = prints(&mut towpath(&["set", "--list"]));
     let lines = list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
@@ -213,12 +213,13 @@ pub(crate) fn settings() -> Vec<String> {
     names
 }
 
-/// A server that applications can attach to. Killed with the test, unless it was ended before.
+/// A server that applications can attach to. Dropping it kills the server, unless the test ended it
+/// before.
 pub(crate) struct Running {
     pub(crate) child: Child,
     pub(crate) socket: String,
     log: PathBuf,
-    /// Where readiness was told; its other end is closed with it.
+    /// The pipe of the readiness message; dropping it closes the other end with it.
     _ready: BufReader<std::process::ChildStdout>,
 }
 
@@ -240,7 +241,8 @@ fn log_of(directory: &Directory, socket: &str) -> PathBuf {
     directory.join(&format!("{}.log", socket.replace('/', "-")))
 }
 
-/// As `serve`, its log going elsewhere. What it said, if it did not become ready.
+/// Starts a server as `serve` does, with its log elsewhere. Returns its output if it did not become
+/// ready.
 pub(crate) fn serve_with_log(
     directory: &Directory,
     socket: &str,
@@ -268,7 +270,7 @@ pub(crate) fn serve_with_log(
 }
 
 impl Running {
-    /// What it logged.
+    /// Returns its log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -284,7 +286,7 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    /// Another verb on this server.
+    /// Returns a command for another verb on this server.
     pub(crate) fn verb(&self, verb: &str, arguments: &[&str]) -> Command {
         self.verb_as(None, verb, arguments)
     }
@@ -309,13 +311,13 @@ impl Drop for Running {
     }
 }
 
-/// Three users, where this machine lets them be chosen.
+/// Returns three users, where this machine lets the test choose them.
 pub(crate) fn users() -> Option<Users> {
     let users = Users::find();
     users.distinct.then_some(users)
 }
 
-/// Whether a program is installed.
+/// Returns `true` if a program is installed.
 pub(crate) fn installed(test: &str, program: &str, package: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
     let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
@@ -331,7 +333,7 @@ pub(crate) fn installed(test: &str, program: &str, package: &str) -> bool {
     false
 }
 
-/// Whether TAP interfaces can be had here; says so if not.
+/// Returns `true` if TAP interfaces are available here; prints a message if not.
 pub(crate) fn tun(test: &str) -> bool {
     match towpath_testkit::check_tun() {
         Ok(()) => true,

@@ -1,4 +1,4 @@
-//! Servers: what they make, what they show, what they leave.
+//! Servers: the objects that they make, show and leave.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
@@ -15,7 +15,7 @@ fn link_exists(name: &str) -> bool {
     Netlink::open().unwrap().link(name).is_ok()
 }
 
-/// One datagram there and back, between the kernel and an application on the server.
+/// Sends one datagram there and back, between the kernel and an application on the server.
 fn round_trip(server: &Running, port: u16) {
     let network = Network::attach(&server.socket).unwrap();
     let own = network.addresses().into_iter().find(|address| address.is_ipv4()).unwrap();
@@ -232,7 +232,7 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
             }
             assert_eq!(field("Groups"), "61001");
             assert_eq!(std::fs::metadata(&pcap).unwrap().uid(), 61001);
-            // A process of the server's own user may not open what it has open.
+            // A process of the server's own user may not open the server's open files.
             let mut look = Command::new("ls");
             look.arg(format!("/proc/{}/fd", server.child.id()));
             users.server.confine(&mut look);
@@ -320,7 +320,7 @@ fn a_file_configures_and_options_overrule_it() {
         for line in ["tap = \"opA\"", "mtu = 1400", "mode = \"poll\"", "batch = 64"] {
             assert!(printed.lines().any(|one| one == line), "{line}: {printed}");
         }
-        // What is printed is a file that says the same.
+        // The printed settings are a file that says the same.
         let again = directory.text("again.toml");
         std::fs::write(&again, &printed).unwrap();
         let arguments = ["serve", "--config", &again, "--print-config"];
@@ -412,7 +412,7 @@ fn a_user_without_rights_serves_what_was_made_for_it() {
         if !tun(test) || !installed(test, "unshare", "util-linux") {
             return;
         }
-        // Without other users the right to make interfaces is what the user has.
+        // Without other users, the user itself has the right to make interfaces.
         let Some(users) = users() else { return };
         let user = users.server;
         let script = r#"
