@@ -113,9 +113,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     outcome.map_err(|error| ended(&error))
 }
 
-/// What is to be done about a server that did not start.
+/// Adds to the reason why a server did not start the option, or another remedy, that helps.
 fn explain(error: &StartError) -> Failure {
     let remedy = match error {
+        StartError::InUse(_) | StartError::Socket { .. } => " with --socket",
+        StartError::Batch { .. } => " with --batch",
+        StartError::Processor { .. } => "; choose one of them with --engine-cpu",
         StartError::Resources { cause, .. } => remedy(cause),
         StartError::Device(DeviceError::Failed { cause, .. }) => remedy(cause),
         _ => "",
