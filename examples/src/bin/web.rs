@@ -42,6 +42,8 @@ fn accept(listener: &TcpListener, root: &Arc<Path>) -> io::Result<()> {
 fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
     stream.set_read_timeout(Some(SILENCE))?;
     stream.set_write_timeout(Some(SILENCE))?;
+    // Otherwise an answer's body waits for the peer's delayed acknowledgement of its head.
+    stream.set_nodelay(true)?;
     let mut input = BufReader::with_capacity(64 << 10, stream);
     let mut more = true;
     while more {
