@@ -366,7 +366,7 @@ fn settings_that_are_none_are_refused() {
         // More than at the server's start.
         (
             set(Setting::RxBatch as u32, 65),
-            "rx_batch=65: the server was started with --batch 64".into(),
+            "rx_batch=65: the server was started with a batch of 64".into(),
         ),
     ];
     for (setting, spec) in Setting::ALL {
@@ -586,6 +586,7 @@ fn connections_and_sessions_are_limited() {
         (0..4).map(|_| Session::attach(server.socket(), &Options::default()).unwrap()).collect();
     let error = Session::attach(server.socket(), &Options::default()).unwrap_err().to_string();
     assert!(error.contains(&format!("user {uid} has 4 sessions")), "{error}");
+    assert!(error.contains("(sessions-per-user)"), "{error}");
     // A session that ends makes room for one.
     drop(sessions.pop());
     eventually("room for a session", || {
@@ -597,6 +598,7 @@ fn connections_and_sessions_are_limited() {
     let (refusal, text) = cut_off(&raw, raw.hear(PATIENCE));
     assert_eq!(refusal, Refusal::Limit);
     assert!(text.contains("as many control connections"), "{text}");
+    assert!(text.contains("sessions-per-user") && !text.contains("--"), "{text}");
     drop((raw, more));
     // The existing ones go on.
     for session in &mut sessions {

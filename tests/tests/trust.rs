@@ -407,7 +407,8 @@ fn who_is_not_named_is_refused_with_the_remedy() {
     let AttachError::Refused { refusal: Refusal::Permission, text } = refused else {
         panic!("{refused}")
     };
-    assert!(text.contains(&format!("--allow-user {}", stranger.uid)), "{text}");
+    assert!(text.contains(&format!("add {} to allow-user", stranger.uid)), "{text}");
+    assert!(!text.contains("--"), "a refusal names settings, not options: {text}");
     server.stop();
 }
 

@@ -1,18 +1,33 @@
 //! An application's side of Towpath: attach to a driver server, send, receive, wait.
 //!
 //! ```no_run
-//! use towpath_client::{Options, Rule, Session};
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let mut session = Session::attach("/run/towpath/tap0.sock", &Options::default())?;
-//! let endpoint = session.open(&Rule::new().ethertype(0x88b5))?;
-//! loop {
-//!     session.wait(None)?;
-//!     while let Some(frame) = session.receive_one(0)? {
-//!         session.send_bytes(endpoint, &frame)?;
+//! use towpath_client::{Endpoint, Options, Rule, SendError, Session};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut session = Session::attach("/run/towpath/tap0.sock", &Options::default())?;
+//!     let endpoint = session.open(&Rule::new().ethertype(0x88b5))?;
+//!     loop {
+//!         session.wait(None)?;
+//!         while let Some(frame) = session.receive_one(0)? {
+//!             send(&mut session, endpoint, &frame)?;
+//!         }
+//!         session.flush()?;
 //!     }
-//!     session.flush()?;
 //! }
-//! # }
+//!
+//! /// Sends a frame. If the queue is full, waits for room and tries again.
+//! fn send(session: &mut Session, endpoint: Endpoint, frame: &[u8]) -> Result<(), SendError> {
+//!     loop {
+//!         match session.send_bytes(endpoint, frame) {
+//!             Err(SendError::Full) => {
+//!                 session.flush()?;
+//!                 session.want_room(endpoint.queue_set())?;
+//!                 session.wait(None)?;
+//!             }
+//!             sent => return sent,
+//!         }
+//!     }
+//! }
 //! ```
 //!
 //! A [`Session`] belongs to one thread at a time: it is [`Send`] and not [`Sync`], and cannot be

@@ -87,6 +87,44 @@ fn endpoint_to_endpoint_polling() {
     exchange(Mode::Poll, Waiting::Block, 5000);
 }
 
+/// Sends as the crate's first example does, and counts the times that the queue is full.
+fn send_all(a: &mut Session, from: towpath_client::Endpoint, frames: u32, to: [u8; 6]) -> u32 {
+    let (mac, mut full) = (a.info().mac, 0);
+    for number in 0..frames {
+        while let Err(error) = a.send_bytes(from, &frame(to, mac, number)) {
+            assert_eq!(error, SendError::Full);
+            full += 1;
+            a.flush().unwrap();
+            a.want_room(from.queue_set()).unwrap();
+            assert!(a.wait(Some(Duration::from_secs(10))).unwrap(), "frame {number}: no room");
+        }
+    }
+    a.flush().unwrap();
+    full
+}
+
+#[test]
+fn a_full_queue_is_flushed_waited_for_and_tried_again() {
+    for mode in [Mode::Interrupt, Mode::Poll] {
+        let (server, _far) = serve(mode);
+        let options = Options { transmit_slots: 8, ..Options::default() };
+        let mut a = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+        let mut b = attach(&server, "b");
+        let rule = Rule::new().ethertype(0x88b5);
+        let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+        let full = send_all(&mut a, from_a, 1000, b.info().mac);
+        assert!(full > 0, "1000 frames fit into 8 slots");
+        assert_eq!(a.statistics().sent, 1000);
+        while a.unsent(0).unwrap() > 0 {
+            a.want_room(0).unwrap();
+            assert!(a.wait(Some(Duration::from_secs(10))).unwrap(), "the server sends no more");
+        }
+        let counters: std::collections::BTreeMap<_, _> = a.counters(from_a).into_iter().collect();
+        assert_eq!(counters["tx_packets"], 1000, "{mode:?}");
+        server.stop().unwrap();
+    }
+}
+
 /// No side waits in vain, whatever the wait strategies.
 #[test]
 fn endpoint_to_endpoint_in_every_way() {

@@ -321,8 +321,8 @@ impl Control {
         let whose = Whose::User(peer.uid);
         if !self.connections.has_room(policy, account) {
             let text = "your user, its group or this server has as many control connections as are allowed; end \
-                        some applications, or raise --connections, --sessions-per-user or \
-                        --sessions-per-group";
+                        some applications, or raise the server's limits connections, sessions-per-user \
+                        or sessions-per-group";
             return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
         }
         if self.workers.has_hung(whose) {

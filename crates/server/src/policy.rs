@@ -89,7 +89,8 @@ impl Policy {
         Err((
             Refusal::Permission,
             format!(
-                "user {} may not use this device; serve it with --allow-user {} or --allow-group",
+                "user {} may not use this device; add {} to allow-user, or one of its groups to \
+                 allow-group, in the server's configuration",
                 peer.uid, peer.uid
             ),
         ))

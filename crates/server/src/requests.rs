@@ -275,8 +275,8 @@ impl Control {
                 && set.value > batch as u64
             {
                 let text = format!(
-                    "set {name}={value}: the server was started with --batch {batch}; 1 to {batch} \
-                     packets is possible"
+                    "set {name}={value}: the server was started with a batch of {batch}; 1 to \
+                     {batch} packets is possible"
                 );
                 return Err((Refusal::NotFound, text));
             }

@@ -79,10 +79,10 @@ impl Default for Config {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Another server holds the socket.
-    #[error("{0}: another server serves here; stop it, or choose another --socket")]
+    #[error("{0}: another server serves here; stop it, or choose another socket path")]
     InUse(PathBuf),
     /// The socket's path cannot be used.
-    #[error("{path}: {cause}; choose a path that this user may write with --socket")]
+    #[error("{path}: {cause}; choose a socket path that this user may write")]
     Socket {
         /// The path.
         path: PathBuf,
@@ -106,7 +106,9 @@ pub enum StartError {
         range: &'static str,
     },
     /// `rx_batch` exceeds the number of packets per poll iteration that the server has memory for.
-    #[error("rx_batch={rx_batch} with --batch {batch}; give a larger --batch, or 1 to {batch}")]
+    #[error(
+        "rx_batch={rx_batch} with a batch of {batch}; set rx_batch to 1 to {batch}, or choose a larger batch"
+    )]
     Batch {
         /// The value of the setting.
         rx_batch: u64,
@@ -114,7 +116,7 @@ pub enum StartError {
         batch: usize,
     },
     /// The engine cannot be bound to the processor.
-    #[error("--engine-cpu {cpu}: the engine cannot run there; this server may use {usable}")]
+    #[error("the engine cannot run on processor {cpu}; this server may use {usable}")]
     Processor {
         /// The processor.
         cpu: usize,

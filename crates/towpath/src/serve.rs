@@ -113,9 +113,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     outcome.map_err(|error| ended(&error))
 }
 
-/// Returns the remedy for a server that did not start.
+/// Adds the option that helps, or another remedy, to the reason why a server did not start.
 fn explain(error: &StartError) -> Failure {
     let remedy = match error {
+        StartError::InUse(_) | StartError::Socket { .. } => " with --socket",
+        StartError::Batch { .. } => " with --batch",
+        StartError::Processor { .. } => "; choose one of them with --engine-cpu",
         StartError::Resources { cause, .. } => remedy(cause),
         StartError::Device(DeviceError::Failed { cause, .. }) => remedy(cause),
         _ => "",

@@ -8,13 +8,18 @@
 #![forbid(unsafe_code)]
 
 use std::error::Error;
+use std::ffi::OsString;
+use std::process::ExitCode;
 
 use towpath_client::{Endpoint, Options, Rule, SendError, Session};
 
 const ETHERTYPE: u16 = 0x88b5;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("usage: echo SOCKET")?;
+fn main() -> ExitCode {
+    towpath_examples::run("echo SOCKET", "Answers every frame of ethertype 0x88B5.", serve)
+}
+
+fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
     let mut session = Session::attach(path, &Options::default())?;
     let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
     let mac = session.info().mac;

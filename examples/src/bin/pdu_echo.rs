@@ -9,14 +9,19 @@
 
 use std::collections::VecDeque;
 use std::error::Error;
+use std::ffi::OsString;
+use std::process::ExitCode;
 
 use towpath_pdu::{Options, PduEndpoint, SendError, Session, SessionOptions};
 
 /// Answers kept while there is no room; more are not given, as on any network.
 const KEPT: usize = 64;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("usage: pdu_echo SOCKET")?;
+fn main() -> ExitCode {
+    towpath_examples::run("pdu_echo SOCKET", "Sends every PDU back, on its channel.", serve)
+}
+
+fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
     let session = Session::attach(path, &SessionOptions::default())?;
     let mut pdus = PduEndpoint::open(session, &Options::default())?;
     let mac = pdus.session().info().mac;

@@ -9,12 +9,17 @@
 #![forbid(unsafe_code)]
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::io;
+use std::process::ExitCode;
 
 use towpath_net::{Network, UdpSocket};
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("usage: udp_echo SOCKET")?;
+fn main() -> ExitCode {
+    towpath_examples::run("udp_echo SOCKET", "Sends every UDP datagram to port 7 back.", serve)
+}
+
+fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
     let network = Network::attach(path)?;
     // An address of the other family is another socket, as the standard library has it.
     let v4 = UdpSocket::bind(&network, "0.0.0.0:7")?;

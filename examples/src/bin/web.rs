@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::{error::Error, fs::File, path::Path, sync::Arc, time::Duration};
+use std::{error::Error, ffi::OsString, fs::File, path::Path, sync::Arc, time::Duration};
 
 use towpath_net::{Network, TcpListener, TcpStream};
 
@@ -11,10 +11,13 @@ const HEAD_BYTES: u64 = 16 << 10;
 const CONNECTIONS: usize = 512;
 const SILENCE: Duration = Duration::from_secs(30);
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let arguments: Vec<String> = std::env::args().collect();
-    let [_, path, root] = &arguments[..] else { return Err("usage: web SOCKET DIRECTORY".into()) };
-    let root: Arc<Path> = Path::new(root).canonicalize()?.into();
+fn main() -> std::process::ExitCode {
+    towpath_examples::run("web SOCKET DIRECTORY", "Serves a directory over HTTP/1.1.", listen)
+}
+
+fn listen([path, root]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
+    let found = Path::new(&root).canonicalize();
+    let root: Arc<Path> = found.map_err(|error| format!("{}: {error}", root.display()))?.into();
     let network = Network::attach(path)?;
     let v4 = TcpListener::bind(&network, "0.0.0.0:80")?;
     let (v6, same) = (TcpListener::bind(&network, "[::]:80")?, root.clone());
@@ -39,6 +42,8 @@ fn accept(listener: &TcpListener, root: &Arc<Path>) -> io::Result<()> {
 fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
     stream.set_read_timeout(Some(SILENCE))?;
     stream.set_write_timeout(Some(SILENCE))?;
+    // Otherwise an answer's body waits for the peer's delayed acknowledgement of its head.
+    stream.set_nodelay(true)?;
     let mut input = BufReader::with_capacity(64 << 10, stream);
     let mut more = true;
     while more {

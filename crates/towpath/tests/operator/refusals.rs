@@ -121,14 +121,14 @@ fn names_paths_and_rights_are_checked() {
             (&["--tap", "sixteen-bytes-xx", "--socket", &socket], 2, "1 to 15 bytes"),
             (&["--tap", "lo", "--socket", &socket], 1, "lo exists and is not a TAP"),
             (&["--tap", "opA", "--socket", &long], 2, "107 are possible"),
-            (&["--tap", "opA", "--socket", &under_file], 1, "--socket"),
+            (&["--tap", "opA", "--socket", &under_file], 1, "may write with --socket"),
             (&["--tap", "opA", "--socket", "/proc/no/s.sock"], 1, "--socket"),
             (&["--tap", "opA", "--socket", &file], 1, "exists, and is no socket"),
             (&["--tap", "opA", "--socket", &socket, "--pcap", "/proc/no"], 1, "--pcap /proc/no"),
             (
                 &["--tap", "opA", "--socket", &socket, "--engine-cpu", "1023"],
                 1,
-                "--engine-cpu 1023",
+                "with --engine-cpu",
             ),
         ] {
             let mut command = towpath(&["serve"]);

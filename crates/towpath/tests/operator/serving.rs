@@ -242,7 +242,7 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
             let listed = prints(&mut server.verb_as(Some(&allowed), "ls", &[]));
             assert!(listed.contains("opA"), "{listed}");
             let said = fails(&mut server.verb_as(Some(&stranger), "ls", &[]), 1);
-            assert!(said.contains("--allow-user 61003"), "{said}");
+            assert!(said.contains("add 61003 to allow-user"), "{said}");
             let file = directory.text("no.pcapng");
             let capture = ["-w", &file, "-c", "1"];
             let said = fails(&mut server.verb_as(Some(&allowed), "capture", &capture), 1);

@@ -1,0 +1,56 @@
+//! What the example programs share: their usage and their errors, told in one line.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// The exit status after wrong usage, as most commands have it.
+const USAGE: u8 = 2;
+
+/// Runs an example that takes `N` arguments, and returns its exit status.
+///
+/// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. The first line
+/// of `about` is the example's purpose. `--help` prints both with status 0. Another number of
+/// arguments, or an unknown option, is one line on standard error and status 2. An error of `run`
+/// is one line in words and status 1.
+///
+/// ```no_run
+/// use std::process::ExitCode;
+///
+/// fn main() -> ExitCode {
+///     towpath_examples::run("greet NAME", "Greets.", |[name]| {
+///         println!("Hello, {}!", name.display());
+///         Ok(())
+///     })
+/// }
+/// ```
+pub fn run<const N: usize>(
+    usage: &str,
+    about: &str,
+    run: impl FnOnce([OsString; N]) -> Result<(), Box<dyn Error>>,
+) -> ExitCode {
+    let name = usage.split_whitespace().next().unwrap_or_default();
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        // A reader that closed the pipe has read enough.
+        let _ = writeln!(io::stdout(), "{about}\n\nusage: {usage}");
+        return ExitCode::SUCCESS;
+    }
+    let is_option = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"-");
+    let failed = match <[OsString; N]>::try_from(arguments) {
+        Ok(arguments) if !arguments.iter().any(is_option) => run(arguments),
+        _ => {
+            let _ = writeln!(io::stderr(), "{name}: usage: {usage}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    let Err(error) = failed else { return ExitCode::SUCCESS };
+    let _ = writeln!(io::stderr(), "{name}: {error}");
+    ExitCode::FAILURE
+}
+
+#[cfg(doctest)]
+#[doc = include_str!("first.md")]
+struct First;

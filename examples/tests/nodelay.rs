@@ -1,0 +1,206 @@
+//! The web example sends a body right after its head, though the peer has acknowledged nothing.
+//!
+//! The peer is made of frames on a packet socket. The test decides when that peer acknowledges, so
+//! it counts segments, and no clock matters.
+
+mod network;
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+
+use network::web::{content, plain, start};
+use network::{Served, TAP, possible};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_packet::build::{Flow, Tcp};
+use towpath_packet::headers::{ETHERTYPE_ARP, ETHERTYPE_IPV4};
+use towpath_packet::transport::tcp_flags::{ACK, PSH, SYN};
+use towpath_testkit::{PacketSocket, isolated};
+
+/// Ends a test that hangs.
+const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+
+/// The peer's addresses. The kernel has neither of them, so it stays out of the connection.
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
+const ADDRESS: [u8; 4] = [10, 77, 0, 99];
+const EXAMPLE: [u8; 4] = [10, 77, 0, 2];
+
+/// What arrived in one TCP segment.
+#[derive(Debug)]
+struct Segment {
+    sequence: u32,
+    acknowledgement: u32,
+    flags: u8,
+    payload: Vec<u8>,
+}
+
+impl Segment {
+    /// Reads a frame that the stack of the example sent to this peer.
+    fn read(frame: &[u8]) -> Option<Segment> {
+        let ip = &frame[14..];
+        let (header_bytes, total) = (usize::from(ip[0] & 15) * 4, [ip[2], ip[3]]);
+        if ip[9] != 6 || ip[12..20] != [EXAMPLE, ADDRESS].concat() {
+            return None;
+        }
+        let tcp = &ip[header_bytes..usize::from(u16::from_be_bytes(total))];
+        let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
+        Some(Segment {
+            sequence: word(4),
+            acknowledgement: word(8),
+            flags: tcp[13],
+            payload: tcp[usize::from(tcp[12] >> 4) * 4..].to_vec(),
+        })
+    }
+}
+
+/// A TCP connection of which the test sends every segment.
+struct Peer {
+    flow: Flow,
+    packets: PacketSocket,
+    questions: PacketSocket,
+    arrived: VecDeque<Segment>,
+    /// The number of the next byte that this side sends.
+    sequence: u32,
+    /// The number of the next byte that this side has not acknowledged.
+    expected: u32,
+}
+
+impl Peer {
+    /// Finds the example, and connects to its port 80.
+    fn connect() -> Peer {
+        let questions = PacketSocket::open(TAP, ETHERTYPE_ARP).unwrap();
+        let packets = PacketSocket::open(TAP, ETHERTYPE_IPV4).unwrap();
+        let flow = Flow::v4().addresses(ADDRESS, EXAMPLE).ports(4000, 80).macs(MAC, [0; 6]);
+        let arrived = VecDeque::new();
+        let mut peer = Peer { flow, packets, questions, arrived, sequence: 1000, expected: 0 };
+        assert!(peer.questions.send(&peer.flow.who_has()).unwrap());
+        while peer.flow.destination_mac == [0; 6] {
+            peer.hear();
+        }
+        peer.send(SYN, b"");
+        let answer = peer.next();
+        assert_eq!((answer.flags, answer.acknowledgement), (SYN | ACK, 1001), "{answer:?}");
+        (peer.sequence, peer.expected) = (1001, answer.sequence.wrapping_add(1));
+        peer
+    }
+
+    /// Sends a segment that acknowledges what is expected next.
+    fn send(&mut self, flags: u8, payload: &[u8]) {
+        let tcp = Tcp {
+            sequence: self.sequence,
+            acknowledgement: self.expected,
+            flags,
+            ..Tcp::default()
+        };
+        assert!(self.packets.send(&self.flow.tcp(&tcp, payload)).unwrap());
+        self.sequence = self.sequence.wrapping_add(payload.len() as u32);
+    }
+
+    /// Waits for frames, and answers questions for this peer's hardware address.
+    fn hear(&mut self) {
+        let sockets = [self.packets.as_fd(), self.questions.as_fd()];
+        let mut heard = sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
+        assert_ne!(poll(&mut heard, Some(&PATIENCE)).unwrap(), 0, "nothing more arrives");
+        let mut frame = [0; 2048];
+        while let Some(len) = self.questions.receive(&mut frame).unwrap() {
+            // The sender's addresses, and the address that it asks for or tells of (RFC 826).
+            let is_for_us = len >= 42 && frame[28..32] == EXAMPLE && frame[38..42] == ADDRESS;
+            if is_for_us {
+                self.flow.destination_mac = frame[22..28].try_into().unwrap();
+                if frame[21] == 1 {
+                    assert!(self.questions.send(&self.flow.i_have()).unwrap());
+                }
+            }
+        }
+        while let Some(len) = self.packets.receive(&mut frame).unwrap() {
+            self.arrived.extend(Segment::read(&frame[..len]));
+        }
+    }
+
+    /// Returns the next segment, which the peer does not acknowledge by that.
+    fn next(&mut self) -> Segment {
+        loop {
+            if let Some(segment) = self.arrived.pop_front() {
+                return segment;
+            }
+            self.hear();
+        }
+    }
+
+    /// Returns the next payload that has bytes which the peer did not acknowledge.
+    fn payload(&mut self) -> (u32, Vec<u8>) {
+        loop {
+            let segment = self.next();
+            let end = segment.sequence.wrapping_add(segment.payload.len() as u32);
+            if end.wrapping_sub(self.expected).cast_signed() > 0 {
+                return (segment.sequence, segment.payload);
+            }
+        }
+    }
+
+    /// Asks for the small file, and returns how the answer came. The next request acknowledges it.
+    fn ask(&mut self) -> Answer {
+        self.send(ACK | PSH, b"GET / HTTP/1.1\r\nHost: example\r\n\r\n");
+        let (start, head) = self.payload();
+        assert_eq!(start, self.expected);
+        let after_head = start.wrapping_add(head.len() as u32);
+        let (answer, rest) = if head.ends_with(BODY) {
+            (Answer::Whole, 0)
+        } else {
+            assert!(head.ends_with(b"\r\n\r\n"), "{head:?}");
+            loop {
+                match self.payload() {
+                    // Repeated, since nothing was acknowledged for so long.
+                    (_, again) if again == head => {}
+                    (at, body) if at == after_head && body == BODY => break,
+                    (_, both) => {
+                        assert_eq!(both, [&head[..], BODY].concat());
+                        self.expected = after_head.wrapping_add(BODY.len() as u32);
+                        return Answer::HeldBack;
+                    }
+                }
+            }
+            (Answer::AtOnce, BODY.len() as u32)
+        };
+        self.expected = after_head.wrapping_add(rest);
+        answer
+    }
+}
+
+const BODY: &[u8] = b"hello\n";
+
+/// How an answer came while the peer acknowledged nothing of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// Head and body in one segment: the stack saw both writes together.
+    Whole,
+    /// The body in the segment after the head.
+    AtOnce,
+    /// The body only when the stack repeated the head.
+    HeldBack,
+}
+
+#[test]
+fn a_body_does_not_wait_for_an_acknowledgement() {
+    if !possible("a_body_does_not_wait_for_an_acknowledgement", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, plain);
+        let (directory, _) = content();
+        let mut web = start(&served, &directory);
+        let mut peer = Peer::connect();
+        // Nagle's algorithm holds back each body that is in a segment of its own.
+        let (mut at_once, mut held_back) = (0, 0);
+        for _ in 0..10_000 {
+            let answer = peer.ask();
+            at_once += u32::from(answer == Answer::AtOnce);
+            held_back += u32::from(answer == Answer::HeldBack);
+            if at_once.max(held_back) == 3 {
+                break;
+            }
+        }
+        assert_eq!(at_once, 3, "{held_back} bodies waited for an acknowledgement");
+        web.assert_alive();
+        served.server.stop().unwrap();
+    });
+}
