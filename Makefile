@@ -47,10 +47,10 @@ experiments = queue demux optimistic notify switch isolation attacks tcp notre-d
 bench:
 	for name in $(experiments); do cargo run --release -p towpath-lab -- $$name || exit 1; done
 
-# Measures anew what docs/benchmarks.md shows.
+# Measures anew what the documents show.
 figures:
 	for name in $(experiments); do \
-	    cargo run --release -p towpath-lab -- $$name --out docs/benchmarks || exit 1; done
+	    cargo run --release -p towpath-lab -- $$name --out lab/results --pictures docs/pictures || exit 1; done
 	cargo run --release -p towpath-lab -- report
 
 demo:

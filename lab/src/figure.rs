@@ -102,19 +102,6 @@ impl Figure {
         self.series.push(series);
         self
     }
-
-    /// Its points as comma-separated values (RFC 4180): series, x, y.
-    #[must_use]
-    pub fn to_csv(&self) -> String {
-        let mut text = crate::csv::line(["series", self.x.text().as_str(), self.y.text().as_str()]);
-        for series in &self.series {
-            for [x, y] in &series.points {
-                let (x, y) = (x.to_string(), y.to_string());
-                text += &crate::csv::line([series.name.as_str(), &x, &y]);
-            }
-        }
-        text
-    }
 }
 
 #[cfg(test)]
@@ -129,15 +116,5 @@ mod tests {
         assert_eq!((series.points[0][0], series.points[MOST_POINTS - 1][0]), (0.0, 4999.0));
         assert!(series.points.windows(2).all(|pair| pair[0][0] < pair[1][0]));
         assert_eq!(Series::dots("few", vec![[1.0, 2.0]]).points, [[1.0, 2.0]]);
-    }
-
-    #[test]
-    fn every_point_is_a_line() {
-        let figure = Figure::new("f", "t", Axis::log("size", "B"), Axis::linear("ratio", ""))
-            .with(Series::line("ours, \"fast\"", vec![[64.0, 1.5], [128.0, 2.0]]));
-        assert_eq!(
-            figure.to_csv(),
-            "series,size [B],ratio\r\n\"ours, \"\"fast\"\"\",64,1.5\r\n\"ours, \"\"fast\"\"\",128,2\r\n"
-        );
     }
 }

@@ -21,24 +21,29 @@
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | what watching a device costs |
 //! | `wakeups` | that no wake-up is lost, by trying very often |
-//! | [`page`] | the documentation's page of figures |
 //! | [`output`], [`figure`], [`svg`] | a report as files, with pictures |
+//! | [`results`], [`age`] | the last full run of each experiment, in `lab/results` |
+//! | [`page`], `headlines` | the page `docs/benchmarks.md` |
+//! | [`prose`] | figures in other pages |
+//! | [`documents`] | writes all of these, or compares them with the results |
 //! | `techniques` | what can be switched on and off |
 //! | `child`, `station` | the other processes of an experiment |
 
 #![forbid(unsafe_code)]
 
+pub mod age;
 mod attacks;
 mod bare;
 mod cambridge;
 mod child;
-mod csv;
 mod demux;
+pub mod documents;
 mod echo;
 pub mod figure;
 pub mod fit;
 mod flow;
 mod freebsd;
+mod headlines;
 mod isolation;
 mod karlsruhe;
 mod kernel_wire;
@@ -52,8 +57,10 @@ mod optimistic;
 pub mod output;
 pub mod page;
 mod penn;
+pub mod prose;
 mod queue;
 pub mod report;
+pub mod results;
 mod scale;
 mod station;
 pub mod statistics;

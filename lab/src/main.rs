@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
+use towpath_lab::documents::Documents;
 use towpath_lab::{Experiment, Report, Row, Settings};
 
 /// Measure this machine, each figure beside what it is compared with.
@@ -21,10 +22,11 @@ Examples:
   towpath-lab switch
   towpath-lab queue --quick --json
   towpath-lab cambridge --out measured
-  towpath-lab isolation --check"
+  towpath-lab isolation --check
+  towpath-lab report --check"
 )]
 struct Args {
-    /// What to measure; `report` writes the documentation's page from the reports in a directory.
+    /// What to measure; `report` writes the figures of lab/results into the documents.
     #[arg(required_unless_present = "role", value_parser = names())]
     name: Option<String>,
     /// Print JSON and nothing else.
@@ -36,15 +38,19 @@ struct Args {
     /// Take as long as the papers did, where that is much longer
     #[arg(long, conflicts_with = "quick")]
     full: bool,
-    /// Write NAME.json, NAME.csv and the pictures, as SVG and CSV, into a directory
+    /// Write NAME.json and the pictures, as SVG, into a directory
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
-    /// Fail with exit status 1 when a limit is missed.
+    /// Write the pictures into another directory
+    #[arg(long, value_name = "DIRECTORY", requires = "out")]
+    pictures: Option<PathBuf>,
+    /// Fail with exit status 1 when a limit is missed, and for `report` when a document differs from
+    /// the results, which then stays as it is.
     #[arg(long)]
     check: bool,
-    /// For `report`: the directory of the page and, in it, of `benchmarks/*.json`.
-    #[arg(long, default_value = "docs")]
-    docs: PathBuf,
+    /// For `report`: the directory of the repository.
+    #[arg(long, value_name = "DIRECTORY", default_value = ".")]
+    repository: PathBuf,
     /// Play a part in somebody else's measurement.
     #[arg(long, hide = true)]
     role: Option<String>,
@@ -80,8 +86,7 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let name = args.name.as_deref().unwrap_or_default();
     if name == "report" {
-        write_page(&args.docs)?;
-        return Ok(ExitCode::SUCCESS);
+        return documents(&args.repository, args.check);
     }
     let experiment = Experiment::from_name(name).context("no such experiment")?;
     let settings = Settings { quick: args.quick, full: args.full };
@@ -92,7 +97,8 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
         print!("{report}");
     }
     if let Some(directory) = &args.out {
-        for path in towpath_lab::output::write(&report, directory)? {
+        let pictures = args.pictures.as_ref().unwrap_or(directory);
+        for path in towpath_lab::output::write(&report, directory, pictures)? {
             eprintln!("wrote {}", path.display());
         }
     }
@@ -115,29 +121,24 @@ fn check(report: &Report, said: &mut dyn std::io::Write) -> ExitCode {
     code
 }
 
-/// Makes `benchmarks.md` of `benchmarks/NAME.json`, and of `benchmarks/NAME.md` where that is.
-fn write_page(docs: &Path) -> anyhow::Result<()> {
-    let mut reports = Vec::new();
-    for experiment in Experiment::ALL {
-        let path = docs.join("benchmarks").join(experiment.name()).with_extension("json");
-        let Some(text) = read_if_there(&path)? else { continue };
-        let report: Report =
-            serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-        let remarks = read_if_there(&path.with_extension("md"))?.unwrap_or_default();
-        reports.push((report, remarks));
+/// Writes the documents that differ from the results, or fails because of them.
+fn documents(repository: &Path, check: bool) -> anyhow::Result<ExitCode> {
+    let documents = Documents::read(repository)?;
+    for why in &documents.unknown {
+        eprintln!("towpath-lab: {why}");
     }
-    anyhow::ensure!(!reports.is_empty(), "no reports in {}", docs.join("benchmarks").display());
-    let page = docs.join("benchmarks.md");
-    std::fs::write(&page, towpath_lab::page::page(&reports))
-        .with_context(|| page.display().to_string())
-}
-
-fn read_if_there(path: &Path) -> anyhow::Result<Option<String>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    if check {
+        for difference in &documents.differences {
+            eprintln!("towpath-lab: {difference}");
+        }
+        let (figures, differ) = (documents.figures, documents.differences.len());
+        println!("{figures} figures in prose, the page and its pictures: {differ} differ");
+        return Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
+    for file in documents.write(repository)? {
+        eprintln!("wrote {}", file.display());
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

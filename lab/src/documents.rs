@@ -1,0 +1,257 @@
+//! The documents that show figures: `docs/benchmarks.md`, its pictures, and the figures between markers in
+//! other pages. All come from `lab/results`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+
+use crate::age::Ages;
+use crate::prose::{Change, rewrite};
+use crate::results::Results;
+use crate::{headlines, output, page};
+
+/// Where the results are, in the repository.
+pub const RESULTS: &str = "lab/results";
+/// Where the pictures are.
+pub const PICTURES: &str = "docs/pictures";
+/// The page of headlines and pictures.
+const PAGE: &str = "docs/benchmarks.md";
+/// The page's limit, in lines.
+const MOST_LINES: usize = 400;
+
+/// A difference between a file and the results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The file, as it is called in the repository.
+    pub file: PathBuf,
+    /// Where and what.
+    pub change: Change,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Change { line, old, new } = &self.change;
+        write!(f, "{}:{line}: is `{old}`, should be `{new}`", self.file.display())
+    }
+}
+
+/// The documents as they should be.
+#[derive(Clone, Debug, Default)]
+pub struct Documents {
+    /// What differs.
+    pub differences: Vec<Difference>,
+    /// How many figures are in prose.
+    pub figures: usize,
+    /// Why the ages of results are unknown, one line each.
+    pub unknown: Vec<String>,
+    /// Files that differ, and their texts.
+    files: Vec<(PathBuf, String)>,
+}
+
+impl Documents {
+    /// Reads the results and the documents of a repository.
+    ///
+    /// # Errors
+    /// When a file is not readable, or a figure means no row.
+    pub fn read(repository: &Path) -> anyhow::Result<Documents> {
+        let results = Results::read(&repository.join(RESULTS))?;
+        let ages = Ages::of(&results, repository);
+        let mut documents = Documents::default();
+        documents.pictures(repository, &results)?;
+        documents.page(repository, &results, &ages)?;
+        for file in with_prose(repository)? {
+            let text = read(&repository.join(&file))?;
+            let rewritten =
+                rewrite(&text, &results, &ages).with_context(|| file.display().to_string())?;
+            documents.figures += rewritten.figures;
+            if !rewritten.changes.is_empty() {
+                documents.differ(file, rewritten.changes, rewritten.text);
+            }
+        }
+        documents.unknown = ages.unknown;
+        Ok(documents)
+    }
+
+    /// Writes the files that differ. Returns their names.
+    ///
+    /// # Errors
+    /// With the file that could not be written.
+    pub fn write(&self, repository: &Path) -> anyhow::Result<Vec<PathBuf>> {
+        for (file, text) in &self.files {
+            output::replace(&repository.join(file), text)?;
+        }
+        Ok(self.files.iter().map(|(file, _)| file.clone()).collect())
+    }
+
+    fn pictures(&mut self, repository: &Path, results: &Results) -> anyhow::Result<()> {
+        for (name, new) in results.0.iter().flat_map(output::drawn) {
+            let file = Path::new(PICTURES).join(name);
+            let old = read_if_there(&repository.join(&file))?;
+            if let Some(change) = first_difference(&old, &new) {
+                self.differ(file, vec![change], new);
+            }
+        }
+        Ok(())
+    }
+
+    fn page(&mut self, repository: &Path, results: &Results, ages: &Ages) -> anyhow::Result<()> {
+        let names = results.0.iter().map(|report| report.experiment.clone());
+        let remarks = names
+            .filter(|name| repository.join(RESULTS).join(name).with_extension("md").exists())
+            .collect();
+        let new = page::page(results, &headlines::table(results, ages)?, &remarks);
+        let lines = new.lines().count();
+        ensure!(lines <= MOST_LINES, "{PAGE} has {lines} lines, more than {MOST_LINES}");
+        let mut old = read_if_there(&repository.join(PAGE))?;
+        if !ages.unknown.is_empty() {
+            // Which results are old is not known now, so the marks say nothing.
+            old = old.replace(headlines::OLD, "");
+        }
+        let compared =
+            if ages.unknown.is_empty() { new.clone() } else { new.replace(headlines::OLD, "") };
+        if let Some(change) = first_difference(&old, &compared) {
+            self.differ(PAGE.into(), vec![change], new);
+        }
+        Ok(())
+    }
+
+    fn differ(&mut self, file: PathBuf, changes: Vec<Change>, text: String) {
+        let one = |change| Difference { file: file.clone(), change };
+        self.differences.extend(changes.into_iter().map(one));
+        self.files.push((file, text));
+    }
+}
+
+/// Returns the first line that differs.
+fn first_difference(old: &str, new: &str) -> Option<Change> {
+    if old == new {
+        return None;
+    }
+    let (mut before, mut after) = (old.split('\n'), new.split('\n'));
+    let mut line = 0;
+    loop {
+        line += 1;
+        let (old, new) = (before.next(), after.next());
+        if old != new || old.is_none() {
+            let text = |line: Option<&str>| line.unwrap_or("the end of the file").to_owned();
+            return Some(Change { line, old: text(old), new: text(new) });
+        }
+    }
+}
+
+/// The Markdown files that may have markers.
+fn with_prose(repository: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for directory in ["", "docs", RESULTS] {
+        let path = repository.join(directory);
+        for entry in std::fs::read_dir(&path).with_context(|| path.display().to_string())? {
+            let file = Path::new(directory).join(entry?.file_name());
+            if file.extension().is_some_and(|ending| ending == "md") && file != Path::new(PAGE) {
+                files.push(file);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| path.display().to_string())
+}
+
+fn read_if_there(path: &Path) -> anyhow::Result<String> {
+    if path.exists() { read(path) } else { Ok(String::new()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::OwnSocket;
+    use crate::figure::{Axis, Figure};
+    use crate::report::Row;
+
+    /// A repository with one result, `docs/prose.md` with its figure, and everything written.
+    fn repository() -> (OwnSocket, PathBuf) {
+        let socket = OwnSocket::new().unwrap();
+        let root = socket.path().with_file_name("repository");
+        let row = Row::new("queue to bare ring", &[("frame_bytes", 64.0)], "ratio", &[0.8732; 5]);
+        let mut report = crate::results::tests::results(vec![row]).0.remove(0);
+        report.figures =
+            vec![Figure::new("size", "By size", Axis::log("x", "B"), Axis::linear("y", ""))];
+        output::write(&report, &root.join(RESULTS), &root.join(PICTURES)).unwrap();
+        let prose = "a\nb <!--=queue; queue to bare ring; ; value-->?<!--/-->\n";
+        output::replace(&root.join("docs/prose.md"), prose).unwrap();
+        Documents::read(&root).unwrap().write(&root).unwrap();
+        (socket, root)
+    }
+
+    fn said(root: &Path) -> Vec<String> {
+        let documents = Documents::read(root).unwrap();
+        documents.differences.iter().map(ToString::to_string).collect()
+    }
+
+    fn edit(path: &Path, from: &str, to: &str) {
+        let text = read(path).unwrap();
+        assert!(text.contains(from), "{from} in {text}");
+        std::fs::write(path, text.replacen(from, to, 1)).unwrap();
+    }
+
+    #[test]
+    fn what_was_written_does_not_differ() {
+        let (_socket, root) = repository();
+        let documents = Documents::read(&root).unwrap();
+        assert_eq!((documents.differences.len(), documents.figures), (0, 1));
+        assert_eq!(documents.unknown.len(), 1, "there is no git repository");
+        assert!(documents.write(&root).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_changed_digit_is_found_in_each_file_and_put_right() {
+        let (_socket, root) = repository();
+        let prose = read(&root.join("docs/prose.md")).unwrap();
+        assert!(prose.contains("-->0.873<!--"), "{prose}");
+        edit(&root.join("docs/prose.md"), "0.873", "0.878");
+        assert_eq!(said(&root), ["docs/prose.md:2: is `0.878`, should be `0.873`"]);
+        edit(&root.join(PAGE), "0.873", "0.878");
+        edit(&root.join(PICTURES).join("queue-size.svg"), "By size", "By sizes");
+        let all = said(&root);
+        assert_eq!(all.len(), 3, "{all:?}");
+        assert!(all[0].starts_with("docs/pictures/queue-size.svg:"), "{all:?}");
+        assert!(all[1].starts_with("docs/benchmarks.md:") && all[1].contains("0.878"), "{all:?}");
+        Documents::read(&root).unwrap().write(&root).unwrap();
+        assert_eq!(said(&root), [""; 0]);
+        assert_eq!(read(&root.join("docs/prose.md")).unwrap(), prose);
+    }
+
+    #[test]
+    fn a_changed_result_is_found() {
+        let (_socket, root) = repository();
+        edit(&root.join(RESULTS).join("queue.json"), "\"value\":0.8732", "\"value\":0.9732");
+        let all = said(&root);
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert_eq!(all[1], "docs/prose.md:2: is `0.873`, should be `0.973`");
+    }
+
+    #[test]
+    fn a_figure_without_a_row_names_file_line_and_row() {
+        let (_socket, root) = repository();
+        edit(&root.join("docs/prose.md"), "bare ring", "other ring");
+        let error = format!("{:#}", Documents::read(&root).unwrap_err());
+        assert_eq!(
+            error,
+            "docs/prose.md: line 2: queue; queue to other ring: there is no such row"
+        );
+    }
+
+    #[test]
+    fn the_first_difference_is_that_of_a_line() {
+        let change = |line, old: &str, new: &str| {
+            Some(Change { line, old: old.to_owned(), new: new.to_owned() })
+        };
+        assert_eq!(first_difference("a\nb\n", "a\nb\n"), None);
+        assert_eq!(first_difference("a\nb\n", "a\nc\n"), change(2, "b", "c"));
+        assert_eq!(first_difference("a", "a\nc"), change(2, "the end of the file", "c"));
+        assert_eq!(first_difference("a\nb", "a"), change(2, "b", "the end of the file"));
+    }
+}

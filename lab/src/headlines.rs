@@ -1,0 +1,232 @@
+//! The ratios that matter most, favourable or not, and what their spread says.
+
+use std::fmt::Write;
+
+use crate::age::Ages;
+use crate::report::number;
+use crate::results::{Better, Reference, Results};
+
+use Better::{Higher, Lower};
+
+/// A ratio of the page's first table.
+struct Headline {
+    /// What is compared, in words.
+    compared: &'static str,
+    /// The experiment, the row and its parameters.
+    reference: &'static str,
+    better: Better,
+}
+
+const fn headline(compared: &'static str, reference: &'static str, better: Better) -> Headline {
+    Headline { compared, reference, better }
+}
+
+const HEADLINES: [Headline; 27] = [
+    headline(
+        "descriptor queue, checked, to a bare ring: packets/s, 64 B",
+        "queue; queue to bare ring; frame_bytes=64",
+        Higher,
+    ),
+    headline(
+        "endpoint to endpoint through the server, to a bare ring, best of three runs: packets/s, 64 B",
+        "switch; to a bare ring; frame_bytes=64",
+        Higher,
+    ),
+    headline(
+        "a neighbour while another application is killed or stopped: its packets/s to undisturbed",
+        "isolation; neighbour, disturbed to undisturbed; frame_bytes=64",
+        Higher,
+    ),
+    headline(
+        "a busy session among 1000 idle ones, to alone: packets/s",
+        "scale; busy among idle sessions, to alone; idle=1000",
+        Higher,
+    ),
+    headline(
+        "flow cache automatic to off, trains of 16 packets, four sets of fields: speed",
+        "demux; auto to off, speed; sets=4, train=16",
+        Higher,
+    ),
+    headline(
+        "flow cache automatic to off, flows interleaved: speed",
+        "demux; auto to off, speed; sets=1, train=1",
+        Higher,
+    ),
+    headline(
+        "round trip over TAP to AF_PACKET on both sides, all poll: time",
+        "notre-dame; Towpath to AF_PACKET on both sides, all poll; frame_bytes=60",
+        Lower,
+    ),
+    headline(
+        "round trip over TAP to AF_PACKET on both sides, all sleep: time",
+        "notre-dame; Towpath to AF_PACKET on both sides, all sleep; frame_bytes=60",
+        Lower,
+    ),
+    headline(
+        "the same, a process sends the packet back: time",
+        "notre-dame; Towpath to AF_PACKET on both sides, all sleep, sent back by a process; frame_bytes=60",
+        Lower,
+    ),
+    headline(
+        "empty UDP packets over TAP to kernel sockets over veth, two cores: packets/s",
+        "freebsd; empty UDP packets, two cores, Towpath to the kernel's sockets; unit=ratio of packets/s",
+        Higher,
+    ),
+    headline(
+        "the same: processor time per packet",
+        "freebsd; empty UDP packets, two cores, Towpath to the kernel's sockets; unit=ratio of CPU/packet",
+        Lower,
+    ),
+    headline(
+        "HTTP files of 1 KiB over TAP to the kernel over veth, two cores: files/s",
+        "freebsd; files over HTTP, two cores, Towpath to the kernel; unit=ratio of files/s",
+        Higher,
+    ),
+    headline(
+        "HTTP files of 1 KiB over TAP to the kernel over veth, one core: files/s",
+        "freebsd; files over HTTP, one core, Towpath to the kernel; unit=ratio of files/s",
+        Higher,
+    ),
+    headline(
+        "TCP, kernel to application over TAP, to kernel to kernel over veth: throughput",
+        "tcp; kernel to application, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "TCP, application to kernel over TAP, to kernel to kernel over veth: throughput",
+        "tcp; application to kernel, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "TCP sending 400 Mbit/s over TAP, to Linux: busy time",
+        "karlsruhe; TCP sending, Towpath, busy / TCP sending, Linux, busy; mbit_per_s=400",
+        Lower,
+    ),
+    headline(
+        "TCP receiving 400 Mbit/s over TAP, to Linux: busy time",
+        "karlsruhe; TCP receiving, Towpath, busy / TCP receiving, Linux, busy; mbit_per_s=400",
+        Lower,
+    ),
+    headline(
+        "TCP sending 2 Gbit/s over TAP, to Linux: idle time",
+        "karlsruhe; TCP sending, idle time, Towpath to Linux; mbit_per_s=2000",
+        Higher,
+    ),
+    headline(
+        "`mode=auto` within 1 ms, 10 000 packets/s, to kernel sockets: processor time per packet",
+        "waiting; processor time a frame, to the kernel's; bound_us=1000, frames_per_s=10000",
+        Lower,
+    ),
+    headline(
+        "`mode=auto` within 0.1 ms, 10 000 packets/s, to kernel sockets: processor time per packet",
+        "waiting; processor time a frame, to the kernel's; bound_us=100, frames_per_s=10000",
+        Lower,
+    ),
+    headline(
+        "messages of 64 B to UDP sockets, no device crossed: bandwidth",
+        "cambridge; bandwidth, Towpath to UDP; message_bytes=64",
+        Higher,
+    ),
+    headline(
+        "messages of 64 KiB to TCP, no device crossed: bandwidth",
+        "cambridge; bandwidth, Towpath to TCP; message_bytes=65536",
+        Higher,
+    ),
+    headline(
+        "10 000 idle endpoints to one, all sleep, no device crossed: round trip",
+        "cambridge; Towpath, engine and server asleep, to one idle endpoint; idle_endpoints=10000",
+        Lower,
+    ),
+    headline(
+        "PDUs of 64 KiB cut to 1500 B to packets that are not cut, no device crossed: throughput",
+        "penn; throughput, PDU endpoints cut to 1500 to packets that are not; pdu_bytes=65536",
+        Higher,
+    ),
+    headline(
+        "PDUs of 48 B at 135 Mbit/s to read() and write(), five others compute, no device crossed: transfer time",
+        "penn; transfer time, loaded, Towpath to read() and write(); pdu_bytes=48, mbit_per_s=135",
+        Lower,
+    ),
+    headline(
+        "memory bandwidth left beside PDUs of 48 B at 135 Mbit/s, no device crossed, to all of it",
+        "penn; memory bandwidth left beside Towpath, to all of it; pdu_bytes=48",
+        Higher,
+    ),
+    headline(
+        "the same beside read() and write()",
+        "penn; memory bandwidth left beside read() and write(), to all of it; pdu_bytes=48",
+        Higher,
+    ),
+];
+
+/// Returns the table, in Markdown, of those headlines whose experiments have results.
+///
+/// # Errors
+/// When a headline means no row, or more than one.
+pub(crate) fn table(results: &Results, ages: &Ages) -> anyhow::Result<String> {
+    let mut table = String::from(
+        "| compared | better | median | lowest to highest | says | command | date | commit |\n\
+         |---|---|--:|---|---|---|---|---|\n",
+    );
+    for Headline { compared, reference, better } in &HEADLINES {
+        let reference: Reference = reference.parse()?;
+        let Ok(report) = results.report(&reference.experiment) else { continue };
+        let measured = results.measured(&reference)?;
+        let [lowest, highest] = measured.spread;
+        let date = report.date.get(..10).unwrap_or(&report.date);
+        let old = if ages.old(&report.experiment) == Some(true) { OLD } else { "" };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            table,
+            "| {compared} | {} | {} | {} to {} | **{}** | `towpath-lab {}` | {date}{old} | {} |",
+            match better {
+                Lower => "lower",
+                Higher => "higher",
+            },
+            number(measured.value),
+            number(lowest),
+            number(highest),
+            measured.verdict(*better),
+            report.experiment,
+            report.commit
+        );
+    }
+    Ok(table)
+}
+
+/// What follows an old result's date.
+pub(crate) const OLD: &str = " (old)";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Row;
+
+    fn lines(rows: Vec<Row>, commits: u32) -> anyhow::Result<String> {
+        table(&crate::results::tests::results(rows), &Ages::given(&[("queue", commits)]))
+    }
+
+    #[test]
+    fn a_headline_has_its_ratio_verdict_command_date_and_commit() {
+        let row = |values: &[f64]| {
+            vec![Row::new("queue to bare ring", &[("frame_bytes", 64.0)], "ratio", values)]
+        };
+        let ratio = [0.8732, 0.8621, 0.9108, 0.87, 0.88];
+        let text = lines(row(&ratio), 50).unwrap();
+        let expected = "64 B | higher | 0.873 | 0.862 to 0.911 | **loss** | `towpath-lab queue` \
+                        | 2026-01-02 | abc |\n";
+        assert!(text.ends_with(expected), "{text}");
+        assert_eq!(text.lines().count(), 3, "experiments without results are left out");
+        assert!(lines(row(&ratio), 51).unwrap().contains("| 2026-01-02 (old) | abc |"));
+        assert!(lines(row(&[1.2; 5]), 0).unwrap().contains("| **gain** |"));
+        assert!(
+            lines(row(&[0.9, 0.9, 0.9, 0.9, 1.1]), 0).unwrap().contains("| **no difference** |")
+        );
+    }
+
+    #[test]
+    fn a_headline_without_a_row_is_an_error_that_names_it() {
+        let error = lines(Vec::new(), 0).unwrap_err().to_string();
+        assert_eq!(error, "queue; queue to bare ring; frame_bytes=64: there is no such row");
+    }
+}
