@@ -1,6 +1,6 @@
-//! How much is sent in a time: seconds of the wall clock, of a machine that has them to give. `make
-//! test-slow` runs it. The server's tests cover the scheduler's use of any given time, since time
-//! is an argument there.
+//! How much is sent in a time: seconds of the wall clock, of a machine that has them to give.
+//! `make test-slow` runs it. The server's tests cover the scheduler's use of any given time, since
+//! time is an argument there.
 
 mod senders;
 

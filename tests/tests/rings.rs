@@ -152,8 +152,8 @@ fn a_time_alone_puts_a_ring_off() {
     assert_eq!(world.counter("rings_merged"), 3);
 }
 
-/// Buffers are used up one after another; the count of used ones starts again when the application
-/// provides some.
+/// The application uses up buffers one after another. A notification depends on whether it provided
+/// them again since, not on how many were used.
 #[test]
 fn who_provides_its_frames_again_is_rung_for_no_half_of_them() {
     for provided in [SLOTS, SLOTS / 4] {

@@ -25,14 +25,14 @@ const IFADDRMSG_BYTES: usize = 8;
 pub struct Address {
     /// The interface's number.
     pub index: u32,
-    /// The address, and its network.
+    /// The address, with its network's prefix.
     pub prefix: Prefix,
     /// Not usable yet: the kernel is still asking whether another host has it (RFC 4862).
     pub tentative: bool,
 }
 
 impl Netlink {
-    /// All IPv4 and IPv6 addresses of the namespace.
+    /// Returns all IPv4 and IPv6 addresses of the namespace.
     ///
     /// # Errors
     /// As [`Error`] says.
@@ -46,8 +46,7 @@ impl Netlink {
         )
     }
 
-    /// Gives an interface an address, to be used at once: IPv6 without duplicate address
-    /// detection.
+    /// Gives an interface an address, usable at once: IPv6 without duplicate address detection.
     ///
     /// # Errors
     /// As [`Error`] says; `EEXIST` when the interface has it.
@@ -94,7 +93,7 @@ fn write_address(request: &mut Request, index: u32, prefix: Prefix) {
     }
 }
 
-/// An address out of an `RTM_NEWADDR` message.
+/// Reads an address out of an `RTM_NEWADDR` message.
 pub(crate) fn read_address(body: &[u8]) -> Result<Option<Address>, Malformed> {
     let (Some(len_bits), Some(flags), Some(index)) =
         (u8_at(body, 1), u8_at(body, 2), u32_at(body, 4))

@@ -1,38 +1,38 @@
-//! What went wrong, of which operation, on which interface.
+//! Errors, with the operation and the interface.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Why a request did nothing. Whatever is not [`Error::Refused`] was not decided by the kernel.
+/// The reason why a request did nothing. Only [`Error::Refused`] is the kernel's decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The socket itself could not be opened, written or read.
     #[error("netlink: {operation}: {}", io::Error::from(*errno))]
     Socket {
-        /// What was tried.
+        /// The attempted operation.
         operation: &'static str,
-        /// What the kernel answered.
+        /// The kernel's error.
         errno: Errno,
     },
     /// The kernel did not answer in time.
     #[error("{operation} {subject}: no answer from the kernel")]
     NoAnswer {
-        /// What was asked for.
+        /// The requested operation.
         operation: &'static str,
-        /// Of which interface, address or route.
+        /// The interface, address or route.
         subject: String,
     },
-    /// The kernel said no.
+    /// The kernel refused.
     #[error("{operation} {subject}: {}{}{}", io::Error::from(*errno), said(detail), hint(*errno))]
     Refused {
-        /// What was asked for.
+        /// The requested operation.
         operation: &'static str,
-        /// Of which interface, address or route.
+        /// The interface, address or route.
         subject: String,
         /// The error of the acknowledgement.
         errno: Errno,
-        /// The kernel's own words, where it has any (`NLMSGERR_ATTR_MSG`).
+        /// The kernel's own message, where it has any (`NLMSGERR_ATTR_MSG`).
         detail: Option<String>,
     },
     /// There is no such interface in this network namespace.
@@ -41,34 +41,34 @@ pub enum Error {
         /// Its name.
         name: String,
     },
-    /// No interface can be called so.
+    /// No interface can have this name.
     #[error("{name:?} cannot be an interface's name: {cause}")]
     BadName {
-        /// What was given.
+        /// The given name.
         name: String,
-        /// What is wrong with it.
+        /// Its defect.
         cause: &'static str,
     },
     /// A value that no kernel takes, such as a prefix of 33 bits.
     #[error("{what}: {value:?} is not possible")]
     BadValue {
-        /// Of what.
+        /// The kind of value.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
     },
-    /// An answer that does not hold together, or more of it than any host has.
+    /// An inconsistent answer, or a longer one than any host has.
     #[error("{operation}: unreadable answer: {cause}")]
     Malformed {
-        /// What was asked for.
+        /// The requested operation.
         operation: &'static str,
-        /// What is wrong with it.
+        /// Its defect.
         cause: &'static str,
     },
 }
 
 impl Error {
-    /// The kernel's error number, where there is one.
+    /// Returns the kernel's error number, where there is one.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -78,13 +78,13 @@ impl Error {
         }
     }
 
-    /// Whether what was to be made is there already.
+    /// Returns `true` if the object to be made exists already.
     #[must_use]
     pub fn already_exists(&self) -> bool {
         self.errno() == Some(Errno::EXIST)
     }
 
-    /// Whether what was to be changed or taken away is not there.
+    /// Returns `true` if the object to be changed or removed does not exist.
     #[must_use]
     pub fn not_found(&self) -> bool {
         matches!(
@@ -93,7 +93,7 @@ impl Error {
         )
     }
 
-    /// Whether this process lacks the right to do it.
+    /// Returns `true` if this process lacks the right to do it.
     #[must_use]
     pub fn not_permitted(&self) -> bool {
         matches!(self.errno(), Some(Errno::PERM | Errno::ACCESS))

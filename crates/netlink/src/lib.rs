@@ -13,9 +13,9 @@
 //! # }
 //! ```
 //!
-//! A [`Netlink`] belongs to the network namespace of the thread that opened it, for good; it may
-//! then be used from any thread. Requests are answered before a call returns, within
-//! [`ANSWER_TIMEOUT`]; what a peer in user space sends to the socket is ignored.
+//! A [`Netlink`] belongs to the network namespace of the thread that opened it, for good; any
+//! thread may then use it. Each call waits for the kernel's answer, within [`ANSWER_TIMEOUT`]. It
+//! ignores messages from peers in user space.
 
 mod address;
 mod error;

@@ -52,11 +52,12 @@ pub struct Link {
     pub mtu: u32,
     /// Its Ethernet address; `None` where it has none, as a `tun` interface.
     pub mac: Option<[u8; 6]>,
-    /// Whether it was set up.
+    /// `true` if it was set up.
     pub up: bool,
-    /// Whether there is a carrier: a cable, or the peer of a veth pair that is up, too.
+    /// `true` if there is a carrier: a cable, or the peer of a veth pair that is up, too.
     pub carrier: bool,
-    /// What made it: `veth`, `vlan`, `bridge`, `tun`; `None` for hardware and the loopback.
+    /// The driver that made it: `veth`, `vlan`, `bridge`, `tun`; `None` for hardware and the
+    /// loopback.
     pub kind: Option<String>,
     /// The number of the bridge or bond that it is part of.
     pub master: Option<u32>,
@@ -65,7 +66,7 @@ pub struct Link {
     pub below: Option<u32>,
 }
 
-/// A network namespace, where an interface is to be put.
+/// A network namespace to put an interface in.
 #[derive(Debug, Clone, Copy)]
 pub enum Place<'a> {
     /// That of a descriptor of `/proc/<pid>/ns/net`.
@@ -74,7 +75,7 @@ pub enum Place<'a> {
     Process(u32),
 }
 
-/// A veth pair to be made: what is sent into one end comes out of the other.
+/// A veth pair to be made: packets sent into one end come out of the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Veth<'a> {
     /// The name of the end in this namespace.
@@ -89,12 +90,12 @@ pub struct Veth<'a> {
     pub peer_mac: Option<[u8; 6]>,
     /// The MTU of both ends, in bytes; 1500 if `None`.
     pub mtu: Option<u32>,
-    /// How many transmit and receive queues each end has; the kernel's choice if `None`.
+    /// The number of transmit and receive queues of each end; the kernel's choice if `None`.
     pub queues: Option<u32>,
 }
 
 impl<'a> Veth<'a> {
-    /// A pair with both ends here, and all else as the kernel likes it.
+    /// Describes a pair with both ends here, and the kernel's defaults.
     #[must_use]
     pub fn new(name: &'a str, peer: &'a str) -> Veth<'a> {
         Veth { name, peer, peer_place: None, mac: None, peer_mac: None, mtu: None, queues: None }
@@ -102,7 +103,7 @@ impl<'a> Veth<'a> {
 }
 
 impl Netlink {
-    /// All interfaces of the namespace.
+    /// Returns all interfaces of the namespace.
     ///
     /// # Errors
     /// As [`Error`] says.
@@ -119,7 +120,7 @@ impl Netlink {
         )
     }
 
-    /// The interface of a name.
+    /// Returns the interface of a name.
     ///
     /// # Errors
     /// [`Error::NoSuchLink`], [`Error::BadName`], and as [`Error`] says.
@@ -143,7 +144,7 @@ impl Netlink {
         found.ok_or_else(|| Error::NoSuchLink { name: name.to_owned() })
     }
 
-    /// The number of the interface of a name.
+    /// Returns the number of the interface of a name.
     ///
     /// # Errors
     /// As [`link`](Netlink::link).
@@ -337,7 +338,7 @@ fn ifinfomsg(index: u32, flags: u32, mask: u32) -> [u8; IFINFOMSG_BYTES] {
     part
 }
 
-/// An interface out of an `RTM_NEWLINK` message.
+/// Reads an interface out of an `RTM_NEWLINK` message.
 pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
     let short = Malformed("an interface without index and flags");
     let (Some(index), Some(flags)) = (i32_at(body, 4), u32_at(body, 8)) else {
@@ -376,7 +377,7 @@ pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
     Ok(Some(link))
 }
 
-/// What the kernel's `dev_valid_name` wants, so that the error says what is wrong.
+/// Checks the rules of the kernel's `dev_valid_name`, so that the error names the defect.
 fn check_name(name: &str) -> Result<(), Error> {
     let cause = if name.is_empty() {
         "it is empty"

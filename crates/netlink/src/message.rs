@@ -1,7 +1,7 @@
 //! The form of netlink messages: headers, attributes, acknowledgements (`linux/netlink.h`).
 //!
-//! Everything read here is bounds-checked, so that no bytes whatever make a reader panic, run on
-//! or look outside of what was received.
+//! Every read is bounds-checked, so that no bytes can make a reader panic, run on or look outside
+//! of the received ones.
 #![forbid(unsafe_code)]
 
 use rustix::io::Errno;
@@ -58,7 +58,7 @@ impl Request {
         self.attribute(kind, &value.to_ne_bytes());
     }
 
-    /// A text with its terminating zero.
+    /// Appends a text with its terminating zero.
     pub(crate) fn attribute_text(&mut self, kind: u16, text: &str) {
         self.nested(kind, |request| {
             request.bytes.extend_from_slice(text.as_bytes());
@@ -66,8 +66,8 @@ impl Request {
         });
     }
 
-    /// An attribute whose value is what `fill` writes. Values are names, addresses and numbers,
-    /// a few hundred bytes together, so the length always fits into its 16 bits.
+    /// Appends an attribute whose value `fill` writes. Values are names, addresses and numbers, a
+    /// few hundred bytes together, so the length always fits into its 16 bits.
     pub(crate) fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Request)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
@@ -90,7 +90,7 @@ impl Request {
     }
 }
 
-/// What is wrong with an answer.
+/// The defect of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
@@ -145,7 +145,7 @@ pub(crate) struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// The attributes behind a fixed part of `skip` bytes.
+    /// Returns the attributes behind a fixed part of `skip` bytes.
     pub(crate) fn after(body: &'a [u8], skip: usize) -> Result<Attributes<'a>, Malformed> {
         let rest = body.get(skip..).ok_or(Malformed("a message without its fixed part"))?;
         Ok(Attributes { rest })
@@ -179,7 +179,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// An `NLMSG_ERROR` message: no error means that the request was carried out.
+/// An `NLMSG_ERROR` message: no error means that the kernel carried the request out.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Acknowledgement {
     pub(crate) errno: Option<Errno>,
@@ -212,7 +212,7 @@ impl Acknowledgement {
     }
 }
 
-/// The error of an acknowledgement or of a dump's end: zero, or a negated error number.
+/// Returns the error of an acknowledgement or of a dump's end: zero, or a negated error number.
 pub(crate) fn errno_of(code: i32) -> Result<Option<Errno>, Malformed> {
     match code {
         0 => Ok(None),
@@ -221,7 +221,7 @@ pub(crate) fn errno_of(code: i32) -> Result<Option<Errno>, Malformed> {
     }
 }
 
-/// A text up to its terminating zero, whatever bytes it is made of.
+/// Returns a text of any bytes, up to its terminating zero.
 pub(crate) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|&byte| byte == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()

@@ -1,4 +1,4 @@
-//! Neighbours: which Ethernet address an IP address has (`RTM_NEWNEIGH`, `linux/neighbour.h`).
+//! Neighbours: the Ethernet address of an IP address (`RTM_NEWNEIGH`, `linux/neighbour.h`).
 #![forbid(unsafe_code)]
 
 use std::net::IpAddr;
@@ -31,10 +31,10 @@ impl Netlink {
         self.change_neighbour("add a neighbour to", name, address, Some(mac), RTM_NEWNEIGH, flags)
     }
 
-    /// Forgets a neighbour.
+    /// Removes a neighbour.
     ///
     /// # Errors
-    /// As [`Error`] says; `ENOENT` when it is not known.
+    /// As [`Error`] says; `ENOENT` when there is no such entry.
     pub fn delete_neighbour(&mut self, name: &str, address: IpAddr) -> Result<(), Error> {
         self.change_neighbour("delete a neighbour of", name, address, None, RTM_DELNEIGH, 0)
     }

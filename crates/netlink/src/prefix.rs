@@ -16,15 +16,15 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Everything: where an IPv4 default route leads.
+    /// The destination of an IPv4 default route: every address.
     pub const DEFAULT_V4: Prefix =
         Prefix { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), len_bits: 0 };
 
-    /// Everything: where an IPv6 default route leads.
+    /// The destination of an IPv6 default route: every address.
     pub const DEFAULT_V6: Prefix =
         Prefix { address: IpAddr::V6(Ipv6Addr::UNSPECIFIED), len_bits: 0 };
 
-    /// An address in a network of `len_bits` leading bits.
+    /// Creates an address in a network of `len_bits` leading bits.
     ///
     /// # Errors
     /// [`Error::BadValue`] when the address has fewer bits.
@@ -36,25 +36,25 @@ impl Prefix {
         Ok(Prefix { address, len_bits })
     }
 
-    /// One address alone: `/32` or `/128`.
+    /// Creates a prefix of one address alone: `/32` or `/128`.
     #[must_use]
     pub fn host(address: IpAddr) -> Prefix {
         Prefix { address, len_bits: bits(address) }
     }
 
-    /// The address, host bits included.
+    /// Returns the address, host bits included.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// How many leading bits name the network.
+    /// Returns how many leading bits name the network.
     #[must_use]
     pub fn len_bits(&self) -> u8 {
         self.len_bits
     }
 
-    /// The network: the same, with the host bits zero.
+    /// Returns the network: the same, with the host bits zero.
     #[must_use]
     pub fn network(&self) -> Prefix {
         let host_bits = u32::from(bits(self.address) - self.len_bits);
@@ -71,7 +71,7 @@ impl Prefix {
         Prefix { address, len_bits: self.len_bits }
     }
 
-    /// Whether an address is in this network.
+    /// Returns `true` if an address is in this network.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         self.address.is_ipv4() == address.is_ipv4()
@@ -106,7 +106,7 @@ pub(crate) fn family(address: IpAddr) -> u8 {
     }
 }
 
-/// The address as it stands in a message.
+/// Returns the address as it stands in a message.
 pub(crate) fn octets(address: &IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -114,7 +114,7 @@ pub(crate) fn octets(address: &IpAddr) -> Vec<u8> {
     }
 }
 
-/// An address out of a message: its length says which kind it is.
+/// Reads an address out of a message: its length tells its kind.
 pub(crate) fn read(value: &[u8]) -> Result<IpAddr, Malformed> {
     if let Ok(octets) = <[u8; 4]>::try_from(value) {
         return Ok(IpAddr::from(octets));

@@ -32,17 +32,17 @@ const RTMSG_BYTES: usize = 12;
 /// A unicast route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// Where it leads.
+    /// The destination.
     pub destination: Prefix,
     /// The gateway; `None` for a direct route to the destination.
     pub gateway: Option<IpAddr>,
-    /// Through which interface, by its number; the gateway's if `None`.
+    /// The interface, by its number; the gateway's if `None`.
     pub link: Option<u32>,
-    /// The source address of what is sent from here; the kernel's choice if `None`.
+    /// The source address of packets from here; the kernel's choice if `None`.
     pub source: Option<IpAddr>,
     /// The lowest wins; the kernel's default if `None`.
     pub metric: Option<u32>,
-    /// Which table it stands in.
+    /// The number of its table.
     pub table: u32,
 }
 
@@ -50,8 +50,8 @@ impl Route {
     /// The number of the table that `ip route` shows.
     pub const MAIN_TABLE: u32 = 254;
 
-    /// A route to a network, its host bits ignored, in the main table. It needs at least one of
-    /// [`via`](Route::via) and [`on`](Route::on).
+    /// Creates a route to a network, its host bits ignored, in the main table. It needs at least
+    /// one of [`via`](Route::via) and [`on`](Route::on).
     #[must_use]
     pub fn to(destination: Prefix) -> Route {
         Route {
@@ -64,13 +64,13 @@ impl Route {
         }
     }
 
-    /// Through a gateway.
+    /// Sets the gateway.
     #[must_use]
     pub fn via(self, gateway: IpAddr) -> Route {
         Route { gateway: Some(gateway), ..self }
     }
 
-    /// Through an interface, by its number.
+    /// Sets the interface, by its number.
     #[must_use]
     pub fn on(self, index: u32) -> Route {
         Route { link: Some(index), ..self }
@@ -78,7 +78,7 @@ impl Route {
 }
 
 impl Netlink {
-    /// All unicast routes of the namespace, of all tables, IPv4 and IPv6.
+    /// Returns all unicast routes of the namespace, of all tables, IPv4 and IPv6.
     ///
     /// # Errors
     /// As [`Error`] says.
@@ -95,14 +95,14 @@ impl Netlink {
     /// Adds a route.
     ///
     /// # Errors
-    /// As [`Error`] says; `EEXIST` when it is there, `ENETUNREACH` when nothing leads to the
+    /// As [`Error`] says; `EEXIST` when it is there, `ENETUNREACH` when no route leads to the
     /// gateway.
     pub fn add_route(&mut self, route: &Route) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.change_route("add route", route, RTM_NEWROUTE, flags)
     }
 
-    /// Adds a route, or puts it in the place of one to the same destination.
+    /// Adds a route, or replaces one to the same destination.
     ///
     /// # Errors
     /// As [`Error`] says.
@@ -111,7 +111,7 @@ impl Netlink {
         self.change_route("replace route", route, RTM_NEWROUTE, flags)
     }
 
-    /// Deletes the first route that matches in all that is given.
+    /// Deletes the first route that matches all given fields.
     ///
     /// # Errors
     /// As [`Error`] says; `ESRCH` when there is none.
@@ -149,7 +149,7 @@ fn write_route(request: &mut Request, route: &Route, deleted: bool) {
     // Tables above 255 stand in the attribute alone.
     part[4] = u8::try_from(route.table).unwrap_or(0);
     if deleted {
-        // Whatever its protocol, type and scope.
+        // With any protocol, type and scope.
         part[6] = RT_SCOPE_NOWHERE;
     } else {
         part[5] = RTPROT_STATIC;
@@ -175,7 +175,7 @@ fn write_route(request: &mut Request, route: &Route, deleted: bool) {
     }
 }
 
-/// A route out of an `RTM_NEWROUTE` message; `None` for what is not unicast IPv4 or IPv6.
+/// Reads a route out of an `RTM_NEWROUTE` message; `None` if it is not unicast IPv4 or IPv6.
 pub(crate) fn read_route(body: &[u8]) -> Result<Option<Route>, Malformed> {
     let (Some(family), Some(len_bits), Some(table), Some(kind)) =
         (u8_at(body, 0), u8_at(body, 1), u8_at(body, 4), u8_at(body, 7))

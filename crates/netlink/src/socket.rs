@@ -16,8 +16,8 @@ use crate::message::{
     NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, Request, errno_of, i32_at,
 };
 
-/// How long the kernel has for an answer. Deleting an interface may take some hundred
-/// milliseconds; nothing takes this long.
+/// The time that the kernel has for an answer. Deleting an interface may take some hundred
+/// milliseconds; no request takes this long.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kernel fills datagrams of a dump up to 32 KiB.
@@ -26,7 +26,7 @@ const RECEIVE_BYTES: usize = 64 * 1024;
 /// The longest dump read, in datagrams: 128 MiB, more than a million routes.
 const DUMP_MAX_DATAGRAMS: usize = 4096;
 
-/// How often a dump is asked for again that was overtaken by a change.
+/// The most repetitions of a dump that a change has overtaken.
 const DUMP_MAX_TRIES: usize = 8;
 
 /// An rtnetlink socket of one network namespace.
@@ -37,10 +37,10 @@ pub struct Netlink {
     received: Vec<u8>,
 }
 
-/// How an answer ended.
+/// The end of an answer.
 enum End {
     Done,
-    /// The tables changed while they were dumped: what was read may lack entries.
+    /// The tables changed during the dump: it may lack entries.
     Overtaken,
 }
 
@@ -61,14 +61,14 @@ impl Netlink {
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0)).map_err(failed("bind"))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))
             .map_err(failed("set the timeout"))?;
-        // The kernel's words beside its error numbers (Linux 4.12), and without an echo of the
-        // request in front of them. Without either, an error is a number and that is all.
+        // Requests the kernel's messages beside its error numbers (Linux 4.12), without an echo of
+        // the request in front of them. Without either, an error is a number alone.
         set_flag(socket.as_fd(), libc::NETLINK_EXT_ACK);
         set_flag(socket.as_fd(), libc::NETLINK_CAP_ACK);
         Ok(Netlink { socket, sequence: 0, received: vec![0; RECEIVE_BYTES] })
     }
 
-    /// Has the kernel carry out a request, and waits for its word that it did.
+    /// Makes the kernel carry out a request, and waits for its acknowledgement.
     pub(crate) fn carry_out(
         &mut self,
         operation: &'static str,
@@ -82,7 +82,7 @@ impl Netlink {
         self.exchange(operation, subject, request, &mut |_| Ok(())).map(|_| ())
     }
 
-    /// Asks for one object, and hands each message of the answer to `read`.
+    /// Requests one object, and passes each message of the answer to `read`.
     pub(crate) fn ask(
         &mut self,
         operation: &'static str,
@@ -93,7 +93,7 @@ impl Netlink {
         self.exchange(operation, subject, request, read).map(|_| ())
     }
 
-    /// Lists all objects of a kind: what `read` makes of each message of that kind.
+    /// Lists all objects of a kind: the results of `read` for each message of that kind.
     pub(crate) fn dump<T>(
         &mut self,
         operation: &'static str,
@@ -204,8 +204,8 @@ fn send(socket: BorrowedFd<'_>, request: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// One datagram's length; `None` for one that did not come from the kernel (any process of the
-/// namespace may send to a netlink port), or when a signal came first.
+/// Returns one datagram's length. `None` for one that did not come from the kernel (any process of
+/// the namespace may send to a netlink port), or when a signal came first.
 fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
     match rustix::net::recvfrom(socket, &mut *buffer, RecvFlags::TRUNC) {
         Ok((_, len, Some(from))) => match SocketAddrNetlink::try_from(from) {

@@ -1,5 +1,5 @@
-//! What holds for any bytes. What the kernel makes of our messages is tested in the rig crate,
-//! which has network namespaces to try them in.
+//! Properties that hold for any bytes. The testkit crate tests the kernel's reactions to our
+//! messages, since it has network namespaces for that.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -31,7 +31,8 @@ fn read_all(bytes: &[u8]) {
     let _ = read_route(bytes);
 }
 
-/// Messages that hold together up to some point: random bytes alone seldom get past the header.
+/// Generates messages that are valid up to some point: random bytes alone seldom get past the
+/// header.
 fn near_messages() -> impl Strategy<Value = Vec<u8>> {
     let attribute = (any::<u16>(), prop::collection::vec(any::<u8>(), 0..24));
     let message = (
@@ -141,7 +142,7 @@ fn the_kernels_words_are_read_behind_an_echo() {
     let read = Acknowledgement::read(&message).unwrap();
     assert_eq!((read.errno, read.detail.as_deref()), (Some(Errno::EXIST), Some("taken")));
 
-    // An echo that says it is longer than all there is.
+    // An echo that claims to be longer than the whole message.
     body[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
     let message = Message { kind: NLMSG_ERROR, flags: 0x200, sequence: 3, body: &body };
     assert!(matches!(Acknowledgement::read(&message), Err(Malformed(_))));

@@ -1,5 +1,5 @@
-//! What reading headers and summing costs here, in nanoseconds: context for the benchmarks, no
-//! claim. `cargo run --release -p towpath-packet --example nanoseconds`
+//! Prints the cost of parsing headers and of summing on this machine, in nanoseconds: context for
+//! the benchmarks, no claim. `cargo run --release -p towpath-packet --example nanoseconds`
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::segment::segment_into;
 use towpath_packet::{Headers, Sum};
 
-/// The best of several rounds, so that what else the machine does counts least.
+/// Returns the best of several rounds, so that other work of the machine counts least.
 fn best(mut what: impl FnMut()) -> f64 {
     const TURNS: u32 = 50_000;
     (0..30)

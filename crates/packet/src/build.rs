@@ -40,7 +40,7 @@ pub struct Flow {
     pub destination_port: u16,
 }
 
-/// A TCP header's fields that are not the flow's.
+/// Fields of a TCP header beyond the flow's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tcp<'a> {
     /// The sequence number.
@@ -68,7 +68,7 @@ impl Default for Tcp<'_> {
 }
 
 impl Flow {
-    /// From 192.0.2.1, port 1000, to 192.0.2.2, port 2000; untagged.
+    /// Creates a flow from 192.0.2.1, port 1000, to 192.0.2.2, port 2000; untagged.
     #[must_use]
     pub fn v4() -> Flow {
         Flow {
@@ -82,7 +82,7 @@ impl Flow {
         }
     }
 
-    /// From 2001:db8::1, port 1000, to 2001:db8::2, port 2000; untagged.
+    /// Creates a flow from 2001:db8::1, port 1000, to 2001:db8::2, port 2000; untagged.
     #[must_use]
     pub fn v6() -> Flow {
         Flow {
@@ -92,31 +92,31 @@ impl Flow {
         }
     }
 
-    /// With these hardware addresses.
+    /// Sets the hardware addresses.
     #[must_use]
     pub fn macs(self, source_mac: [u8; 6], destination_mac: [u8; 6]) -> Flow {
         Flow { source_mac, destination_mac, ..self }
     }
 
-    /// With these addresses, of one family.
+    /// Sets the addresses, of one family.
     #[must_use]
     pub fn addresses(self, source: impl Into<IpAddr>, destination: impl Into<IpAddr>) -> Flow {
         Flow { source: source.into(), destination: destination.into(), ..self }
     }
 
-    /// With these ports.
+    /// Sets the ports.
     #[must_use]
     pub fn ports(self, source_port: u16, destination_port: u16) -> Flow {
         Flow { source_port, destination_port, ..self }
     }
 
-    /// With a VLAN tag.
+    /// Sets a VLAN tag.
     #[must_use]
     pub fn vlan(self, tag: u16) -> Flow {
         Flow { tag: Some(tag), ..self }
     }
 
-    /// The other way round.
+    /// Returns the reverse flow.
     #[must_use]
     pub fn reversed(self) -> Flow {
         Flow {
@@ -130,7 +130,7 @@ impl Flow {
         }
     }
 
-    /// Ethernet header, VLAN tag if there is one, and whatever comes after.
+    /// Makes a frame of an Ethernet header, the VLAN tag if there is one, and the given rest.
     #[must_use]
     pub fn ethernet(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         let mut frame = Vec::with_capacity(18 + payload.len());
@@ -145,7 +145,7 @@ impl Flow {
         frame
     }
 
-    /// An IP packet with whatever comes after its header.
+    /// Makes an IP packet with the given payload.
     ///
     /// # Panics
     /// When the addresses are of two families, or the packet is over 65 535 bytes.
@@ -180,7 +180,7 @@ impl Flow {
         }
     }
 
-    /// The pseudo-header of this flow.
+    /// Returns the sum of this flow's pseudo-header.
     ///
     /// # Panics
     /// When the addresses are of two families, or `len` is over 65 535 bytes.
@@ -201,8 +201,8 @@ impl Flow {
         ethernet + if self.source.is_ipv4() { 20 } else { 40 }
     }
 
-    /// An IP packet whose payload's checksum field, at `offset`, is left as a sender with
-    /// checksum offload leaves it.
+    /// Makes an IP packet whose payload's checksum field, at `offset`, holds a partial checksum, as
+    /// from a sender with checksum offload.
     fn unfinished(&self, protocol: u8, mut payload: Vec<u8>, offset: u16) -> (Vec<u8>, Meta) {
         let sum = self.pseudo(protocol, payload.len()).folded();
         let field = usize::from(offset);
@@ -227,7 +227,7 @@ impl Flow {
         datagram
     }
 
-    /// A UDP datagram.
+    /// Makes a UDP datagram.
     ///
     /// # Panics
     /// When it is longer than IP allows.
@@ -236,7 +236,7 @@ impl Flow {
         self.finished(PROTOCOL_UDP, self.udp_datagram(payload), 6)
     }
 
-    /// A UDP datagram whose checksum is left to the device.
+    /// Makes a UDP datagram whose checksum is left to the device.
     ///
     /// # Panics
     /// When it is longer than IP allows.
@@ -261,16 +261,16 @@ impl Flow {
         segment
     }
 
-    /// A TCP segment.
+    /// Makes a TCP segment.
     ///
     /// # Panics
-    /// When it is longer than IP allows, or the options are not as TCP wants them.
+    /// When it is longer than IP allows, or the options have a length that TCP does not allow.
     #[must_use]
     pub fn tcp(&self, tcp: &Tcp<'_>, payload: &[u8]) -> Vec<u8> {
         self.finished(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
     }
 
-    /// A TCP segment whose checksum is left to the device.
+    /// Makes a TCP segment whose checksum is left to the device.
     ///
     /// # Panics
     /// As [`Flow::tcp`].
@@ -279,7 +279,7 @@ impl Flow {
         self.unfinished(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
     }
 
-    /// A large TCP packet, to be cut into segments of `segment_bytes` payload bytes.
+    /// Makes a large TCP packet, to be cut into segments of `segment_bytes` payload bytes.
     ///
     /// # Panics
     /// As [`Flow::tcp`].
@@ -296,7 +296,7 @@ impl Flow {
         (frame, meta)
     }
 
-    /// An echo request or reply: ICMP or ICMPv6, as the addresses are.
+    /// Makes an echo request or reply: ICMP or ICMPv6, depending on the addresses.
     ///
     /// # Panics
     /// When it is longer than IP allows.
@@ -316,7 +316,8 @@ impl Flow {
         self.icmp(message)
     }
 
-    /// An ICMP or ICMPv6 message, as the addresses are. Its bytes 2 and 3 are the checksum's.
+    /// Makes an ICMP or ICMPv6 message, depending on the addresses. Its bytes 2 and 3 are the
+    /// checksum's.
     ///
     /// # Panics
     /// When it is shorter than 4 bytes or longer than IP allows.
@@ -332,7 +333,7 @@ impl Flow {
         self.ip(PROTOCOL_ICMP, &message)
     }
 
-    /// The question for the hardware address of this flow's destination: ARP, or a neighbour
+    /// Makes the request for the hardware address of this flow's destination: ARP, or a neighbour
     /// solicitation.
     ///
     /// # Panics
@@ -357,7 +358,7 @@ impl Flow {
         }
     }
 
-    /// The answer to [`Flow::who_has`], from this flow's source: it has its own address.
+    /// Makes the answer to [`Flow::who_has`], from this flow's source: it has its own address.
     ///
     /// # Panics
     /// When the addresses are of two families.
@@ -372,7 +373,7 @@ impl Flow {
         }
     }
 
-    /// An ARP packet that says whatever it is told to.
+    /// Makes an ARP packet with arbitrary fields.
     #[must_use]
     pub fn arp(
         &self,
@@ -391,8 +392,8 @@ impl Flow {
         self.ethernet(ETHERTYPE_ARP, &packet)
     }
 
-    /// A neighbour solicitation (`kind` 135) or advertisement (136) with the source's hardware
-    /// address in the option `option`: 1 (source's) or 2 (target's).
+    /// Makes a neighbour solicitation (`kind` 135) or advertisement (136) with the source's
+    /// hardware address in the option `option`: 1 (source's) or 2 (target's).
     ///
     /// # Panics
     /// When the addresses are not IPv6.
@@ -403,7 +404,7 @@ impl Flow {
         message.extend_from_slice(&[option, 1]);
         message.extend_from_slice(&self.source_mac);
         let mut frame = self.icmp(message);
-        // The hop limit is outside of the checksum.
+        // The checksum does not cover the hop limit.
         let hops = self.l3_bytes() - 40 + 7;
         frame[hops] = 255;
         frame

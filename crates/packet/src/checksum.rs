@@ -1,4 +1,4 @@
-//! The Internet checksum (RFC 1071): summing, finishing what a sender left unfinished, verifying.
+//! The Internet checksum (RFC 1071): summing, completing partial checksums, verifying.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub struct Sum {
     /// The sum of 16-bit words in this machine's byte order, not folded: less than 2^36 for a
     /// pseudo-header, and 2^16 for each piece, so that it never overflows.
     words: u64,
-    /// An odd number of bytes was added: the next piece's first byte is a word's second.
+    /// `true` after an odd number of bytes: the next piece's first byte is a word's second.
     odd: bool,
 }
 
@@ -48,12 +48,12 @@ const fn fold(words: u64) -> u16 {
     words as u16
 }
 
-/// The sum of the bytes as 32-bit words of this machine's order: since 2^16 is 1 in one's
-/// complement arithmetic of 16 bits, wide words sum to the same, and in whatever byte order
-/// (RFC 1071, section 2).
+/// Returns the sum of the bytes as 32-bit words of this machine's order. Since 2^16 is 1 in one's
+/// complement arithmetic of 16 bits, wide words sum to the same, in any byte order (RFC 1071,
+/// section 2).
 #[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
-    // Four independent sums over 32 bytes a turn, which the compiler makes vector additions of.
+    // Four independent sums over 32 bytes per step, which the compiler turns into vector additions.
     let mut lanes = [0_u64; 8];
     let (blocks, rest) = bytes.as_chunks::<32>();
     for block in blocks {
@@ -81,15 +81,15 @@ impl Sum {
         self.odd ^= bytes.len() % 2 == 1;
     }
 
-    /// Adds one 16-bit word. The bytes added so far are even in number.
+    /// Adds one 16-bit word. The number of bytes added so far must be even.
     #[inline]
     pub fn add_word(&mut self, word: u16) {
         debug_assert!(!self.odd);
         self.words += u64::from(word.to_be());
     }
 
-    /// The pseudo-header of TCP, UDP and so on over IPv4 (RFC 9293, 3.1). `len`: transport header
-    /// and payload, in bytes.
+    /// Returns the sum of the pseudo-header of TCP, UDP and so on over IPv4 (RFC 9293, 3.1). `len`:
+    /// transport header and payload, in bytes.
     #[inline]
     #[must_use]
     pub fn pseudo4(source: u32, destination: u32, protocol: u8, len: u16) -> Sum {
@@ -100,7 +100,8 @@ impl Sum {
         Sum { words, odd: false }
     }
 
-    /// The pseudo-header over IPv6 (RFC 8200, 8.1). `len`: transport header and payload, in bytes.
+    /// Returns the sum of the pseudo-header over IPv6 (RFC 8200, 8.1). `len`: transport header and
+    /// payload, in bytes.
     #[inline]
     #[must_use]
     pub fn pseudo6(source: u128, destination: u128, protocol: u8, len: u32) -> Sum {
@@ -111,22 +112,22 @@ impl Sum {
         sum
     }
 
-    /// The sum, folded into 16 bits: what a sender leaves in the field of an unfinished packet
-    /// when this is its pseudo-header.
+    /// Returns the sum, folded into 16 bits. For a pseudo-header this is the checksum field of a
+    /// packet with a partial checksum.
     #[inline]
     #[must_use]
     pub fn folded(self) -> u16 {
         u16::from_be(fold(self.words))
     }
 
-    /// The checksum as it goes into the header: the sum's complement.
+    /// Returns the checksum for the header: the sum's complement.
     #[inline]
     #[must_use]
     pub fn checksum(self) -> u16 {
         !self.folded()
     }
 
-    /// The checksum as it goes into a TCP, UDP or ICMPv6 header: never 0, which in UDP would say
+    /// Returns the checksum for a TCP, UDP or ICMPv6 header. It is never 0, which in UDP would mean
     /// that there is none (RFC 768), and which 0xffff equals.
     #[inline]
     #[must_use]
@@ -137,7 +138,7 @@ impl Sum {
         }
     }
 
-    /// Whether the bytes added, checksum field and all, sum up as they should.
+    /// Returns `true` if the sum of the added bytes, checksum field included, is right.
     #[inline]
     #[must_use]
     pub fn is_right(self) -> bool {
@@ -151,25 +152,26 @@ impl Sum {
 pub struct OutsidePacket {
     /// Where summing starts.
     pub start: u16,
-    /// Where the sum goes, from there.
+    /// Offset of the checksum field from there.
     pub offset: u16,
-    /// How long the packet is.
+    /// Length of the packet.
     pub len: usize,
 }
 
-/// Checks that a checksum's place is inside a packet of `len` bytes; where the field starts.
+/// Checks that a checksum's place is inside a packet of `len` bytes. Returns where the field
+/// starts.
 ///
 /// # Errors
-/// When it is not.
+/// When it is not inside.
 #[inline]
 pub fn field_at(start: u16, offset: u16, len: usize) -> Result<usize, OutsidePacket> {
     let field = usize::from(start) + usize::from(offset);
     if field + 2 > len { Err(OutsidePacket { start, offset, len }) } else { Ok(field) }
 }
 
-/// Finishes a packet with [`Unfinished`](crate::Checksum::Unfinished) checksum: `start` and
-/// `offset` are its. The field holds the pseudo-header's sum. As every device does, it writes
-/// 0xffff for 0, whatever the protocol: to all but UDP it is the same.
+/// Completes a packet with an [`Unfinished`](crate::Checksum::Unfinished) checksum, with that
+/// variant's `start` and `offset`. The field holds the pseudo-header's sum. As every device does,
+/// the function writes 0xffff for 0 in any protocol: to all but UDP it is the same.
 ///
 /// # Errors
 /// When the field is outside of the packet; nothing was written.
@@ -180,7 +182,7 @@ pub fn finish(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutsidePa
     Ok(())
 }
 
-/// Sums a packet as [`finish`] does, in one part or several, and writes nothing: returns where the
+/// Sums a packet as [`finish`] does, in one part or several, and writes nothing. Returns where the
 /// checksum goes, and its bytes. The field may lie across two of the parts.
 ///
 /// # Errors
@@ -202,7 +204,7 @@ pub fn finished(
     Ok((field, sum.nonzero_checksum().to_be_bytes()))
 }
 
-/// Whether an IPv4 header's own checksum is right. `header`: the header with its options.
+/// Returns `true` if an IPv4 header's own checksum is right. `header`: the header with its options.
 #[inline]
 #[must_use]
 pub fn ipv4_header_is_right(header: &[u8]) -> bool {
@@ -211,22 +213,22 @@ pub fn ipv4_header_is_right(header: &[u8]) -> bool {
     sum.is_right()
 }
 
-/// What looking at a frame's checksums said.
+/// The result of verifying a frame's checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All there are, are right.
+    /// All present checksums are right.
     Right,
     /// The IPv4 header's is wrong.
     WrongHeader,
     /// TCP's, UDP's or ICMP's is wrong.
     WrongTransport,
-    /// Nothing to be said about the transport's: there is none, it is another's protocol, a
-    /// fragment, or mangled. The IPv4 header's, if any, is right.
+    /// The transport's checksum cannot be verified: there is none, the protocol is unknown, or the
+    /// packet is a fragment or malformed. The IPv4 header's, if any, is right.
     NotCovered,
 }
 
-/// Looks at a whole frame's checksums: the IPv4 header's, and TCP's, UDP's and ICMP's.
-/// `headers`: read from this very frame.
+/// Verifies a whole frame's checksums: the IPv4 header's, and TCP's, UDP's and ICMP's. `headers`
+/// must come from this very frame.
 #[must_use]
 pub fn verify(frame: &[u8], headers: &Headers) -> Verdict {
     let (from, pseudo) = match &headers.network {
@@ -263,7 +265,7 @@ pub fn verify(frame: &[u8], headers: &Headers) -> Verdict {
     if sum.is_right() { Verdict::Right } else { Verdict::WrongTransport }
 }
 
-/// The protocol, if it is one whose checksum is known and all of its packet is here.
+/// Returns the protocol, if its checksum is known and the whole packet is here.
 fn covered<Address>(ip: &Ip<Address>) -> Option<u8> {
     let whole = matches!(ip.fragment, Fragment::Whole) && ip.transport != Transport::None;
     let known =

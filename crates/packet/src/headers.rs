@@ -1,9 +1,9 @@
-//! What a frame's headers say: read once, in one pass, from its first bytes.
+//! The headers of a frame: parsed once, in one pass, from its first bytes.
 //!
-//! The bytes are the network's or an application's and may be hostile. Nothing here panics, every
-//! walk is bounded, and what is mangled is told apart so that it can be counted. Each layer stands
-//! by itself: a frame that is mangled at its IP header still has its Ethernet fields, one that is
-//! mangled at its TCP header still has its addresses.
+//! The bytes are the network's or an application's and may be hostile. The parser never panics, and
+//! every walk is bounded. It tells kinds of malformed frames apart so that the caller can count
+//! them. Each layer stands by itself: a frame with a malformed IP header still has its Ethernet
+//! fields, one with a malformed TCP header still has its addresses.
 
 use crate::extension::{Chain, is_extension};
 use crate::transport::{self, Transport};
@@ -11,7 +11,7 @@ use crate::transport::{self, Transport};
 pub use crate::extension::MAX_EXTENSION_HEADERS;
 pub use crate::malformed::Malformed;
 
-/// As many of a frame's first bytes as [`Headers::parse`] ever needs for Ethernet, a VLAN tag,
+/// The most of a frame's first bytes that [`Headers::parse`] ever needs for Ethernet, a VLAN tag,
 /// IPv4 with options and TCP with options, and for all but unusual chains of IPv6 extension
 /// headers.
 pub const PREFIX_BYTES: usize = 256;
@@ -52,16 +52,16 @@ pub struct Headers {
     pub ethertype: u16,
     /// Where the network header starts, in bytes: 14, or 18 after a VLAN tag.
     pub l3_offset: u16,
-    /// What the network header says.
+    /// The network header's fields.
     pub network: Network,
-    /// What is wrong with the frame. Every field read before that place is good.
+    /// The frame's defect, if any. Every field before that place is good.
     pub malformed: Option<Malformed>,
 }
 
-/// What a network header says.
+/// The fields of a network header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// Nothing: another ethertype, a second VLAN tag, or a mangled header.
+    /// Unknown: another ethertype, a second VLAN tag, or a malformed header.
     Other,
     /// ARP about Ethernet and IPv4.
     Arp(Arp),
@@ -71,7 +71,7 @@ pub enum Network {
     Ipv6(Ip<u128>),
 }
 
-/// What an ARP packet says (RFC 826).
+/// The fields of an ARP packet (RFC 826).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arp {
     /// 1: request, 2: reply.
@@ -80,13 +80,13 @@ pub struct Arp {
     pub sender_mac: [u8; 6],
     /// The sender's IPv4 address, as [`std::net::Ipv4Addr::from_bits`] takes it.
     pub sender_ip: u32,
-    /// The target's hardware address; nothing in a request.
+    /// The target's hardware address; without meaning in a request.
     pub target_mac: [u8; 6],
     /// The target's IPv4 address.
     pub target_ip: u32,
 }
 
-/// What an IP header says. Addresses are numbers, as [`std::net::Ipv4Addr::from_bits`] and
+/// The fields of an IP header. Addresses are numbers, as [`std::net::Ipv4Addr::from_bits`] and
 /// [`std::net::Ipv6Addr::from_bits`] take them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ip<Address> {
@@ -94,45 +94,45 @@ pub struct Ip<Address> {
     pub source: Address,
     /// The destination address.
     pub destination: Address,
-    /// What follows: in IPv6 after the extension headers. When the chain of those is mangled, the
-    /// number of the one that could not be read.
+    /// The next protocol, in IPv6 after the extension headers. If their chain is malformed, the
+    /// number of the unreadable one.
     pub protocol: u8,
     /// Time to live, or hop limit. Neighbour discovery demands 255 (RFC 4861, 7.1).
     pub hops: u8,
-    /// Which piece of a packet this is.
+    /// The fragment of a packet that this is.
     pub fragment: Fragment,
-    /// Header and payload, in bytes from the network header's first; never over what the frame
-    /// holds. What follows in the frame is Ethernet's padding.
+    /// Length of header and payload, in bytes from the network header's first; at most the frame's
+    /// content. The rest of the frame is Ethernet's padding.
     pub total_bytes: u16,
-    /// Where the transport header, or a later fragment's piece, starts, in bytes from the frame's
+    /// Start of the transport header, or of a later fragment's payload, in bytes from the frame's
     /// first.
     pub l4_offset: u16,
-    /// What the transport header says.
+    /// The transport header's fields.
     pub transport: Transport,
 }
 
-/// Which piece of an IP packet this is.
+/// The fragment of an IP packet that a frame holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragment {
-    /// All of it.
+    /// The whole packet.
     Whole,
-    /// The first piece: it has the ports.
+    /// The first fragment: it has the ports.
     First {
         /// The packet's identification; 16 bits in IPv4.
         id: u32,
     },
-    /// A later piece: it has no transport header.
+    /// A later fragment: it has no transport header.
     Later {
         /// The packet's identification; 16 bits in IPv4.
         id: u32,
-        /// Where it belongs, in bytes.
+        /// Its position in the packet, in bytes.
         offset: u16,
     },
 }
 
 impl Fragment {
-    /// A piece at `offset` with `payload` bytes, after which there are `more`; and what is wrong
-    /// with that.
+    /// Classifies a fragment at `offset` with `payload` bytes, after which there are `more`.
+    /// Returns its defect, too, if any.
     pub(crate) fn read(
         id: u32,
         offset: u16,
@@ -151,14 +151,14 @@ pub(crate) const fn be16(high: u8, low: u8) -> u16 {
     u16::from_be_bytes([high, low])
 }
 
-/// `N` bytes of a header that has them, read at once.
+/// Reads `N` bytes of a header that has them, in one read.
 #[inline(always)]
 pub(crate) fn piece<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
     header[at..].first_chunk().copied().unwrap_or([0; N])
 }
 
 impl Headers {
-    /// Those of no frame: a place for [`Headers::read`].
+    /// The headers of no frame: an initial value for [`Headers::read`].
     pub const NONE: Headers = Headers {
         destination: [0; 6],
         source: [0; 6],
@@ -169,12 +169,12 @@ impl Headers {
         malformed: None,
     };
 
-    /// Reads the headers of a frame that has `packet_len` bytes, of which `prefix` are the first:
-    /// all of them, or at least [`PREFIX_BYTES`].
+    /// Parses the headers of a frame of `packet_len` bytes, of which `prefix` are the first: all of
+    /// them, or at least [`PREFIX_BYTES`].
     ///
     /// # Errors
-    /// [`Malformed::EthernetShort`] for a frame without so much as an Ethernet header. Whatever
-    /// else is wrong is in [`Headers::malformed`], beside the fields that are good.
+    /// [`Malformed::EthernetShort`] for a frame shorter than an Ethernet header.
+    /// [`Headers::malformed`] has any other defect, beside the fields that are good.
     #[inline]
     pub fn parse(prefix: &[u8], packet_len: usize) -> Result<Headers, Malformed> {
         let mut headers = Headers::NONE;
@@ -222,13 +222,13 @@ impl Headers {
         Ok(())
     }
 
-    /// Whether a VLAN tag is there, be it for its priority alone.
+    /// Returns `true` if there is a VLAN tag, even for its priority alone.
     #[must_use]
     pub fn is_tagged(&self) -> bool {
         self.l3_offset != 14
     }
 
-    /// The IP protocol number, if this is IP.
+    /// Returns the IP protocol number, if this is IP.
     #[must_use]
     pub fn protocol(&self) -> Option<u8> {
         match &self.network {
@@ -238,7 +238,7 @@ impl Headers {
         }
     }
 
-    /// What the transport header says; [`Transport::None`] where there is none.
+    /// Returns the transport header's fields; [`Transport::None`] where there is none.
     #[must_use]
     pub fn transport(&self) -> Transport {
         match &self.network {
@@ -248,15 +248,15 @@ impl Headers {
         }
     }
 
-    /// Source and destination port, if there are any.
+    /// Returns source and destination port, if there are any.
     #[inline]
     #[must_use]
     pub fn ports(&self) -> Option<(u16, u16)> {
         self.transport().ports()
     }
 
-    /// Where the transport header starts, in bytes, if this is IP and no later fragment, and the
-    /// chain of headers before it is in order.
+    /// Returns where the transport header starts, in bytes, if this is IP and no later fragment,
+    /// and the chain of headers before it is valid.
     #[must_use]
     pub fn l4_offset(&self) -> Option<usize> {
         let (reached, fragment, offset) = match &self.network {
@@ -267,7 +267,7 @@ impl Headers {
         (reached && !matches!(fragment, Fragment::Later { .. })).then_some(usize::from(offset))
     }
 
-    /// Where the IP packet ends, in bytes; after it comes nothing but padding.
+    /// Returns where the IP packet ends, in bytes; only padding comes after it.
     #[must_use]
     pub fn ip_end(&self) -> Option<usize> {
         let total = match &self.network {
@@ -279,9 +279,9 @@ impl Headers {
     }
 }
 
-// Each of the following writes what it read to its place, and says what is wrong. Handing the
-// large value back through a tuple would copy it once more, and inlining all three into one
-// function makes it spill its registers: both were slower by a tenth or two.
+// Each of the following functions writes its fields to their place, and returns the defect.
+// Returning the large value through a tuple would copy it once more, and inlining all three into
+// one function makes it spill its registers: both were slower by a tenth or two.
 
 #[inline(never)]
 fn ipv4(network: &mut Network, rest: &[u8], in_packet: usize, l3_offset: u16) -> Option<Malformed> {
@@ -335,8 +335,8 @@ fn ipv6(network: &mut Network, rest: &[u8], in_packet: usize, l3_offset: u16) ->
     if header[0] >> 4 != 6 {
         return Some(Malformed::IpVersion);
     }
-    // A jumbogram (RFC 2675) says 0 here and has no place in a frame of ours: its payload counts
-    // as padding.
+    // A jumbogram (RFC 2675) has 0 here and no place in a frame of ours: its payload counts as
+    // padding.
     let payload = usize::from(be16(header[4], header[5]));
     let total = 40 + payload;
     if total > in_packet || total > 0xffff {

@@ -1,8 +1,8 @@
-//! Frames as bytes: what a frame's header says, what is still to be done to it, and how it is
-//! finished, cut and written to a capture file.
+//! Frames as bytes: parsing headers, checking offloads, completing and segmenting packets, and
+//! writing capture files.
 //!
-//! Nothing here opens a file or a socket, and nothing here is unsafe: every function takes bytes
-//! that may be hostile and answers with a value or an error.
+//! The crate opens no file or socket and has no unsafe code: every function takes bytes that may be
+//! hostile and returns a value or an error.
 #![forbid(unsafe_code)]
 
 pub mod build;

@@ -1,6 +1,6 @@
-//! What can be wrong with a frame, told apart so that it can be counted.
+//! The defects of a frame, told apart so that they can be counted.
 
-/// What is wrong with a frame, at the first place where something is.
+/// The first defect of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[repr(u8)]
 pub enum Malformed {
@@ -19,7 +19,7 @@ pub enum Malformed {
     /// An IP header that is cut off.
     #[error("IP header cut off")]
     IpShort,
-    /// The IP header's version is not what the ethertype says.
+    /// The IP header's version contradicts the ethertype.
     #[error("IP version disagrees with the ethertype")]
     IpVersion,
     /// An IPv4 header length under 20 bytes or over the packet's.
@@ -51,7 +51,7 @@ pub enum Malformed {
 }
 
 impl Malformed {
-    /// All of them, in the order of [`Malformed::index`].
+    /// All variants, in the order of [`Malformed::index`].
     pub const ALL: [Malformed; 14] = [
         Malformed::EthernetShort,
         Malformed::VlanShort,
@@ -69,14 +69,14 @@ impl Malformed {
         Malformed::BeyondPrefix,
     ];
 
-    /// Its place in an array of counters: 0 up to the length of [`Malformed::ALL`].
+    /// Returns its index in an array of counters: 0 up to the length of [`Malformed::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// What is missing from a header that needs `needed` bytes: the packet's own bytes, or those
-    /// that the caller had not copied.
+    /// Returns the defect of a header that needs `needed` bytes: the packet is too short, or the
+    /// caller had not copied enough.
     #[inline]
     pub(crate) const fn missing(self, needed: usize, in_packet: usize) -> Malformed {
         if in_packet < needed { self } else { Malformed::BeyondPrefix }

@@ -1,28 +1,28 @@
-//! What travels beside a frame's bytes: unfinished checksum and segmentation.
+//! Metadata beside a frame's bytes: partial checksum and segmentation.
 //!
 //! The meaning is that of `struct virtio_net_hdr` (virtio 1.2, section 5.1.6), so that a TAP, a
-//! vhost-user peer and an application all speak of the same thing.
+//! vhost-user peer and an application agree on it.
 
 /// The state of a frame's TCP, UDP or ICMPv6 checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// Written by the sender, not looked at since.
+    /// The sender wrote it; not verified since.
     #[default]
     Finished,
-    /// Written by the sender and found right by a device.
+    /// The sender wrote it, and a device verified it.
     Verified,
-    /// Not written: the field holds the pseudo-header's sum. The 16-bit one's complement sum of
-    /// everything from `start` to the end of the packet goes to `start + offset`, in bytes from
-    /// the first byte of the Ethernet header.
+    /// Partial: the field holds the pseudo-header's sum. The device writes the 16-bit one's
+    /// complement sum of everything from `start` to the end of the packet to `start + offset`, in
+    /// bytes from the first byte of the Ethernet header.
     Unfinished {
         /// Where summing starts, in bytes from the Ethernet header's first byte.
         start: u16,
-        /// Where the sum goes, in bytes from `start`.
+        /// Offset of the checksum field, in bytes from `start`.
         offset: u16,
     },
 }
 
-/// What a large packet is to be cut into.
+/// The kind of segments of a large packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentationKind {
     /// TCP segments over IPv4.
@@ -31,10 +31,10 @@ pub enum SegmentationKind {
     Tcp6,
 }
 
-/// A packet larger than the MTU that the device, or software, is to cut.
+/// The segmentation of a packet larger than the MTU, by the device or by software.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
-    /// Into what.
+    /// The kind of segments.
     pub kind: SegmentationKind,
     /// Payload bytes of each segment (the TCP maximum segment size); never 0.
     pub segment_bytes: u16,
@@ -46,26 +46,26 @@ pub struct Segmentation {
     pub ecn: bool,
 }
 
-/// What travels beside a frame's bytes. The default says: finished, not large.
+/// Metadata beside a frame's bytes. The default says: full checksum, not large.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The checksum's state.
     pub checksum: Checksum,
-    /// What is to be cut, if anything. A packet with this always has [`Checksum::Unfinished`].
+    /// The segmentation, if any. A packet with this always has [`Checksum::Unfinished`].
     pub segmentation: Option<Segmentation>,
 }
 
 impl Meta {
-    /// Nothing is left to do: the bytes are what goes on the wire.
+    /// Nothing is left to do: the bytes go on the wire as they are.
     pub const FINISHED: Meta = Meta { checksum: Checksum::Finished, segmentation: None };
 
-    /// Whether the bytes are what goes on the wire.
+    /// Returns `true` if the bytes go on the wire as they are.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.segmentation.is_none() && !matches!(self.checksum, Checksum::Unfinished { .. })
     }
 
-    /// The two words that stand for this in a frame's headroom.
+    /// Encodes this as the two words in a frame's headroom.
     #[must_use]
     pub fn to_words(self) -> [u64; 2] {
         let checksum = match self.checksum {

@@ -1,9 +1,9 @@
-//! Whether what a sender asks a device to do to its packet is what the packet's own headers say.
+//! Checks that a sender's offload request agrees with the packet's own headers.
 //!
 //! The sender is an application, and its [`Meta`] decides where a device, or software, writes a
-//! checksum and what it repeats in every segment. A checksum "to be written" over the source
-//! address would undo the check of that address. So: the place is the one that the transport
-//! protocol has for it, or the packet is refused.
+//! checksum and which bytes it repeats in every segment. A checksum written over the source address
+//! would undo the check of that address. So the place must be the transport protocol's own, or the
+//! packet is refused.
 
 use crate::headers::{
     Fragment, Headers, Network, PREFIX_BYTES, PROTOCOL_ICMPV6, PROTOCOL_TCP, PROTOCOL_UDP,
@@ -11,11 +11,11 @@ use crate::headers::{
 use crate::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 use crate::transport::{Transport, tcp_flags};
 
-/// The least payload bytes of a segment that are accepted (as Linux' `TCP_MIN_MSS`): it bounds
-/// what one large packet can be blown up to.
+/// The least accepted payload bytes of a segment (as Linux' `TCP_MIN_MSS`): it bounds the growth of
+/// one large packet.
 pub const MIN_SEGMENT_BYTES: u16 = 88;
 
-/// The most segments that a large packet is cut into, whatever the network or an application says.
+/// The most segments of a large packet, from the network or from an application.
 pub const MAX_SEGMENTS: usize = 0xffff_usize.div_ceil(MIN_SEGMENT_BYTES as usize);
 
 /// The most segments of a packet that an application sends. Each segment costs the engine a copy of
@@ -24,19 +24,19 @@ pub const MAX_SEGMENTS: usize = 0xffff_usize.div_ceil(MIN_SEGMENT_BYTES as usize
 /// concerns only connections to peers that state less.
 pub const MAX_SENT_SEGMENTS: usize = 128;
 
-/// What a sender asks for and cannot have.
+/// The reason why an offload request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum OffloadError {
-    /// The headers are mangled, or not all among the bytes looked at.
+    /// The headers are malformed, or not all among the bytes looked at.
     #[error("headers that cannot be relied on")]
     Headers,
-    /// A checksum to be finished, but no whole TCP, UDP or ICMPv6 packet over IP.
+    /// A checksum to be completed, but no whole TCP, UDP or ICMPv6 packet over IP.
     #[error("an unfinished checksum, but no TCP, UDP or ICMPv6 packet")]
     Protocol,
-    /// A checksum to be written to where the protocol does not have it.
+    /// A checksum to be written to a place other than the protocol's.
     #[error("an unfinished checksum in the wrong place")]
     ChecksumPlace,
-    /// A packet to be cut into segments whose checksum is not to be finished.
+    /// A packet to be segmented without a partial checksum.
     #[error("a large packet with a finished checksum")]
     NotUnfinished,
     /// Not a large packet at all.
@@ -59,7 +59,7 @@ pub enum OffloadError {
     Length,
 }
 
-/// A TCP packet's shape, found good for cutting.
+/// The shape of a TCP packet that is valid for segmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Large {
     /// Where the IP header starts.
@@ -73,10 +73,11 @@ pub(crate) struct Large {
     pub(crate) segmentation: Segmentation,
 }
 
-/// Checks what is asked for against the headers of the packet, which has `packet_len` bytes. A large
-/// packet has exactly the length that its IP header states: the total length of IPv4 (RFC 791, 3.1), the
-/// payload length of IPv6 (RFC 8200, 3). A large packet that states a length of 0 is refused, although
-/// some stacks make such packets beyond 64 KiB. What passes may be handed to a device as it is, and to [`Segmenter::new`](crate::segment::Segmenter::new) or
+/// Checks a request against the headers of the packet, which has `packet_len` bytes. A large packet
+/// has exactly the length that its IP header states: the total length of IPv4 (RFC 791, 3.1), the
+/// payload length of IPv6 (RFC 8200, 3). A large packet that states a length of 0 is refused,
+/// although some stacks make such packets beyond 64 KiB. A valid packet may go to a device as it
+/// is, and to [`Segmenter::new`](crate::segment::Segmenter::new) or
 /// [`finish`](crate::checksum::finish).
 ///
 /// # Errors
@@ -102,7 +103,7 @@ fn check_place(headers: &Headers, start: u16, offset: u16) -> Result<(), Offload
         Network::Ipv6(ip) => (ip.protocol, ip.fragment, ip.l4_offset, ip.transport),
         Network::Arp(_) | Network::Other => return Err(OffloadError::Protocol),
     };
-    // Without a transport read here (ICMPv6 over IPv4, say) there is no place for its checksum.
+    // Without a known transport (ICMPv6 over IPv4, say) there is no place for its checksum.
     if fragment != Fragment::Whole || transport == Transport::None {
         return Err(OffloadError::Protocol);
     }

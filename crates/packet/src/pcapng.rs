@@ -6,7 +6,7 @@
 
 use std::io::{self, Write};
 
-/// The most bytes of a packet that are kept, whatever an interface's snap length (Wireshark's own
+/// The most bytes of a packet in the file, for any snap length of an interface (Wireshark's own
 /// limit).
 pub const MAX_SNAP_BYTES: u32 = 262_144;
 
@@ -16,7 +16,7 @@ const INTERFACE_STATISTICS: u32 = 5;
 const ENHANCED_PACKET: u32 = 6;
 const LINKTYPE_ETHERNET: u16 = 1;
 
-/// Which way a packet went, seen from the interface.
+/// The direction of a packet, seen from the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// It was received.
@@ -35,17 +35,17 @@ pub struct Writer<W> {
     out: W,
     /// Each interface's snap length.
     snap_bytes: Vec<u32>,
-    /// A write failed: the file may end in the middle of a block, and nothing after that could be
-    /// read.
+    /// `true` after a failed write: the file may end in the middle of a block, and no reader could
+    /// read further blocks.
     failed: bool,
 }
 
-/// An option: its number, and a value padded to 4 bytes.
+/// Returns the length of an option: its number, and a value padded to 4 bytes.
 fn option_bytes(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
 
-/// As [`option_bytes`], of a name.
+/// Returns the length of an option with a name.
 fn name_bytes(name: &str) -> io::Result<usize> {
     if name.len() > 0xffff {
         return Err(invalid("a name of over 65 535 bytes"));
@@ -78,11 +78,11 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Adds an interface. `snap_bytes`: the most bytes of a packet that are kept; 0 for
+    /// Adds an interface. `snap_bytes`: the most bytes of a packet in the file; 0 for
     /// [`MAX_SNAP_BYTES`].
     ///
     /// # Errors
-    /// What writing answers; `InvalidInput` for a name of over 65 535 bytes.
+    /// The writer's error; `InvalidInput` for a name of over 65 535 bytes.
     pub fn interface(&mut self, name: &str, snap_bytes: u32) -> io::Result<InterfaceId> {
         let snap = if snap_bytes == 0 { MAX_SNAP_BYTES } else { snap_bytes.min(MAX_SNAP_BYTES) };
         let total = (20 + name_bytes(name)? + option_bytes(1) + 4) as u32;
@@ -101,11 +101,11 @@ impl<W: Write> Writer<W> {
         Ok(InterfaceId(self.snap_bytes.len() as u32 - 1))
     }
 
-    /// Adds a packet, in as many parts as it has. `time_ns`: since 1970. `original_len`: how long
-    /// the packet was, where the parts are only its first bytes.
+    /// Adds a packet, in any number of parts. `time_ns`: since 1970. `original_len`: the packet's
+    /// length, where the parts are only its first bytes.
     ///
     /// # Errors
-    /// What writing answers (a full disk); `InvalidInput` for an interface of another capture.
+    /// The writer's error (a full disk); `InvalidInput` for an interface of another capture.
     pub fn packet(
         &mut self,
         interface: InterfaceId,
@@ -154,7 +154,7 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Adds what an interface counted: packets seen, and of them those that the capture dropped.
+    /// Adds an interface's counters: packets seen, and of them those that the capture dropped.
     ///
     /// # Errors
     /// As [`Writer::packet`].
@@ -182,10 +182,10 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Hands what was written on to where it goes.
+    /// Flushes the underlying writer.
     ///
     /// # Errors
-    /// What flushing answers.
+    /// The writer's error.
     pub fn flush(&mut self) -> io::Result<()> {
         self.block(|out| out.flush())
     }

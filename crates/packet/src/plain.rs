@@ -43,7 +43,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// The long way, from headers read before: what [`read`] is held to.
+    /// Returns the same from parsed headers: the reference for [`read`].
     #[must_use]
     pub fn of(headers: &Headers) -> Option<Plain> {
         let (Transport::Tcp { source: from, destination: to, .. }
@@ -74,7 +74,7 @@ impl Plain {
         })
     }
 
-    /// Whether it is for a group: broadcast or multicast.
+    /// Returns `true` if it is for a group: broadcast or multicast.
     #[inline]
     #[must_use]
     pub const fn is_for_group(&self) -> bool {
@@ -82,15 +82,15 @@ impl Plain {
     }
 }
 
-/// A number of a header, from a place on that is inside of it.
+/// Reads a number of a header, at an offset inside of it.
 macro_rules! number {
     ($number:ty, $header:expr, $at:literal) => {
         <$number>::from_be_bytes(piece($header, $at))
     };
 }
 
-/// Reads a frame that has `len` bytes, of which `prefix` are the first. Nothing when it is not
-/// plain, when a header is mangled, or when the prefix is too short to tell.
+/// Reads a frame of `len` bytes, of which `prefix` are the first. Returns nothing when the frame is
+/// not plain, when a header is malformed, or when the prefix is too short to tell.
 #[inline]
 #[must_use]
 pub fn read(prefix: &[u8], len: usize) -> Option<Plain> {

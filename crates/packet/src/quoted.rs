@@ -12,7 +12,7 @@ use crate::headers::{
 };
 use crate::transport::Transport;
 
-/// The quoted packet, seen from the one that sent it.
+/// The quoted packet, seen from its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quoted {
     /// IPv4, in an ICMP error.
@@ -21,7 +21,7 @@ pub enum Quoted {
     Ipv6(Quote<u128>),
 }
 
-/// What a quoted packet's headers say.
+/// The fields of a quoted packet's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote<Address> {
     /// Source of the quoted packet.
@@ -30,14 +30,14 @@ pub struct Quote<Address> {
     pub destination: Address,
     /// The IP protocol number, in IPv6 after the extension headers.
     pub protocol: u8,
-    /// What identifies the flow, as far as it is quoted.
+    /// The identification of the flow, as far as it is quoted.
     pub flow: QuotedFlow,
 }
 
-/// What of a quoted transport header identifies its flow.
+/// The part of a quoted transport header that identifies its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotedFlow {
-    /// Nothing: another protocol, a later fragment, or the quote ends before it.
+    /// Unknown: another protocol, a later fragment, or the quote ends before it.
     None,
     /// Source and destination port of TCP, UDP or SCTP.
     Ports(u16, u16),
@@ -46,8 +46,8 @@ pub enum QuotedFlow {
 }
 
 impl Headers {
-    /// What this packet quotes, if it is an ICMP error that quotes enough. `prefix`: the bytes
-    /// that these headers were read from.
+    /// Returns the packet that this one quotes, if it is an ICMP error that quotes enough.
+    /// `prefix`: the bytes that these headers were parsed from.
     #[must_use]
     pub fn quoted(&self, prefix: &[u8]) -> Option<Quoted> {
         let Transport::Icmp { kind, .. } = self.transport() else { return None };
@@ -63,7 +63,7 @@ impl Headers {
     }
 }
 
-// A quote is cut off wherever the router liked, so that lengths in it are over what is there.
+// Routers cut a quote at any place, so that its lengths are larger than the quote.
 
 fn quoted4(quote: &[u8]) -> Option<Quote<u32>> {
     let header = quote.first_chunk::<20>()?;
@@ -90,7 +90,7 @@ fn quoted6(quote: &[u8]) -> Option<Quote<u128>> {
     if is_extension(chain.protocol) {
         chain.walk(quote, quote.len());
     }
-    // Where the last fragment's piece is of no full length, that is no matter here.
+    // The length of the last fragment does not matter here.
     let read = matches!(chain.malformed, None | Some(Malformed::Fragment))
         && !matches!(chain.fragment, Fragment::Later { .. });
     let transport = if read { quote.get(chain.at..).unwrap_or_default() } else { &[] };

@@ -35,24 +35,24 @@ use crate::transport::tcp_flags;
 pub struct Segmenter {
     header: [u8; MAX_HEADER_BYTES],
     large: Large,
-    /// Without the length, which is each segment's own.
+    /// Without the length, which differs by segment.
     pseudo: Sum,
-    /// Where the next segment's payload starts; `None` when all are made.
+    /// Start of the next segment's payload; `None` when all are made.
     at: Option<usize>,
     made: u16,
 }
 
-/// As long as the headers of a segment can be, in bytes.
+/// The longest headers of a segment, in bytes.
 pub const MAX_HEADER_BYTES: usize = PREFIX_BYTES;
 
 const FIELD: usize = 16;
 
-/// A segment whose headers were made but for the TCP checksum.
+/// A segment with complete headers but for the TCP checksum.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// Which of the large packet's bytes follow the header, from its first.
+    /// The range of the large packet's bytes that follow the header.
     pub payload: Range<usize>,
-    /// The sum of pseudo-header and TCP header. The payload is to be added, in as many pieces as
+    /// The sum of pseudo-header and TCP header. The caller adds the payload, in as many pieces as
     /// it has.
     pub sum: Sum,
     /// The sum of the pseudo-header alone.
@@ -62,20 +62,20 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// How long the header is, in bytes: Ethernet, VLAN, IP and TCP.
+    /// Returns the length of the header, in bytes: Ethernet, VLAN, IP and TCP.
     #[must_use]
     pub fn header_bytes(&self) -> usize {
         self.header_bytes
     }
 
-    /// Writes the checksum into the header, now that the payload was added to the sum; the
-    /// header's length. The frame may still have to be padded to Ethernet's 60 bytes.
+    /// Writes the checksum into the header, after the caller added the payload to the sum. Returns
+    /// the header's length. The frame may still need padding to Ethernet's 60 bytes.
     pub fn finish(self, header: &mut [u8; MAX_HEADER_BYTES]) -> usize {
         self.write(header, self.sum.nonzero_checksum())
     }
 
-    /// Leaves the checksum to a device, which gets the answer beside the frame; the header's
-    /// length comes first. The payload need not be added.
+    /// Leaves the checksum to a device. Returns the header's length, and the metadata to give to
+    /// the device beside the frame. The payload need not be added.
     pub fn leave_unfinished(self, header: &mut [u8; MAX_HEADER_BYTES]) -> (usize, Meta) {
         let checksum = Checksum::Unfinished { start: self.l4 as u16, offset: FIELD as u16 };
         (self.write(header, self.pseudo.folded()), Meta { checksum, segmentation: None })
@@ -92,11 +92,11 @@ fn put16(header: &mut [u8; MAX_HEADER_BYTES], at: usize, value: u16) {
 }
 
 impl Segmenter {
-    /// Prepares to cut a packet of `packet_len` bytes of which `prefix` are the first: all of
+    /// Prepares to segment a packet of `packet_len` bytes of which `prefix` are the first: all of
     /// them, or at least [`PREFIX_BYTES`].
     ///
     /// # Errors
-    /// When `meta` asks for something else, or for what the packet's own headers deny.
+    /// When `meta` requests something else, or contradicts the packet's own headers.
     pub fn new(prefix: &[u8], packet_len: usize, meta: &Meta) -> Result<Segmenter, OffloadError> {
         let headers = Headers::parse(prefix, packet_len).map_err(|_| OffloadError::Headers)?;
         let large = check_large(meta, &headers)?;
@@ -106,21 +106,21 @@ impl Segmenter {
             Network::Arp(_) | Network::Other => return Err(OffloadError::Kind),
         };
         let mut header = [0; MAX_HEADER_BYTES];
-        // All of them: a caller may say of a packet what it likes.
+        // All of them: a caller may claim any length of a packet.
         let real = prefix.get(..large.payload).ok_or(OffloadError::Headers)?;
         header[..large.payload].copy_from_slice(real);
         Ok(Segmenter { header, large, pseudo, at: Some(large.payload), made: 0 })
     }
 
-    /// How long the longest segment's frame is, in bytes: what has to fit into the device's MTU
-    /// and an Ethernet header.
+    /// Returns the length of the longest segment's frame, in bytes, which has to fit into the
+    /// device's MTU and an Ethernet header.
     #[must_use]
     pub fn frame_bytes(&self) -> usize {
         let whole = self.large.end - self.large.payload;
         self.large.payload + whole.min(self.large.segmentation.segment_bytes.into())
     }
 
-    /// How many segments are still to be made.
+    /// Returns how many segments are still to be made.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.at.map_or(0, |at| {
@@ -128,8 +128,8 @@ impl Segmenter {
         })
     }
 
-    /// Makes the next segment's header; `None` after the last. What is written after
-    /// [`Segment::header_bytes`] means nothing.
+    /// Makes the next segment's header; `None` after the last. Bytes after
+    /// [`Segment::header_bytes`] mean nothing.
     pub fn next(&mut self, out: &mut [u8; MAX_HEADER_BYTES]) -> Option<Segment> {
         let Large { l3, l4, payload: header_bytes, end, segmentation } = self.large;
         let at = self.at?;
@@ -172,10 +172,10 @@ impl Segmenter {
     }
 }
 
-/// What keeps a packet from being finished.
+/// The reason why a packet cannot be completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FinishError {
-    /// It cannot be cut as asked for.
+    /// The segmentation request is invalid.
     #[error(transparent)]
     Offload(#[from] OffloadError),
     /// The checksum's place is not inside the packet.
@@ -183,14 +183,13 @@ pub enum FinishError {
     Outside(#[from] OutsidePacket),
 }
 
-/// Does whatever is still to be done to a packet that lies in one piece, and hands the finished
-/// frames, one after the other, to `emit`: the packet itself if it is finished; else what was made
-/// of it in `scratch`, which is kept so that nothing is allocated from the second packet on. How
-/// many there were is the answer.
+/// Completes a packet that lies in one piece, and passes the complete frames, one after the other,
+/// to `emit`. That is the packet itself if it is complete, else its result in `scratch`, which is
+/// kept so that nothing is allocated from the second packet on. Returns the number of frames.
 ///
-/// An unfinished checksum is written wherever `meta` says, as long as it is inside the packet:
-/// also those of tunnels, which the kernel hands up. Whether the sender may have it there is for
-/// [`check`](crate::offload::check) to say.
+/// The function writes a partial checksum to any place inside the packet that `meta` names: also
+/// those of tunnels, which the kernel hands up. [`check`](crate::offload::check) decides whether
+/// the sender may choose that place.
 ///
 /// # Errors
 /// When it cannot be done; then `emit` was not called.
@@ -216,10 +215,10 @@ pub fn finish_into(
     }
 }
 
-/// Cuts a large packet that lies in one piece; as [`finish_into`].
+/// Segments a large packet that lies in one piece; as [`finish_into`].
 ///
 /// # Errors
-/// When `meta` asks for something else, or for what the packet's own headers deny; then `emit` was
+/// When `meta` requests something else, or contradicts the packet's own headers; then `emit` was
 /// not called.
 pub fn segment_into(
     packet: &[u8],

@@ -1,13 +1,13 @@
-//! What a transport header says: ports, flags, ICMP's type, a neighbour's address.
+//! Transport headers: ports, flags, ICMP's type, a neighbour's address.
 
 use crate::headers::{
     Malformed, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, be16,
 };
 
-/// What a transport header says.
+/// The fields of a transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Nothing: a later fragment, a protocol that has no ports, or a mangled header.
+    /// None: a later fragment, a protocol without ports, or a malformed header.
     None,
     /// TCP (RFC 9293).
     Tcp {
@@ -78,7 +78,7 @@ pub mod tcp_flags {
 }
 
 impl Transport {
-    /// Source and destination port, if there are any.
+    /// Returns source and destination port, if there are any.
     #[inline]
     #[must_use]
     pub fn ports(self) -> Option<(u16, u16)> {
@@ -93,8 +93,8 @@ impl Transport {
 
 type Read = (Transport, Option<Malformed>);
 
-/// Reads the transport header of an IPv4 packet. `bytes`: those from its start that were copied,
-/// none after the packet's end. `payload`: how many the packet has. `whole`: not a first fragment.
+/// Parses the transport header of an IPv4 packet. `bytes`: the copied bytes from its start, none
+/// after the packet's end. `payload`: their number in the packet. `whole`: not a first fragment.
 #[inline]
 pub(crate) fn read4(bytes: &[u8], payload: usize, protocol: u8, whole: bool) -> Read {
     match protocol {
@@ -106,7 +106,7 @@ pub(crate) fn read4(bytes: &[u8], payload: usize, protocol: u8, whole: bool) -> 
     }
 }
 
-/// As [`read4`], of an IPv6 packet.
+/// Parses as [`read4`] does, for an IPv6 packet.
 #[inline]
 pub(crate) fn read6(bytes: &[u8], payload: usize, protocol: u8, whole: bool) -> Read {
     match protocol {

@@ -9,7 +9,7 @@ use towpath_packet::checksum::{
 };
 use towpath_packet::{Checksum, Headers, Meta};
 
-/// The definition, word by word (RFC 1071, section 1).
+/// Computes the checksum by its definition, word by word (RFC 1071, section 1).
 fn plain(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for pair in bytes.chunks(2) {
@@ -48,7 +48,7 @@ fn known_vectors() {
     let mut wrong = header;
     wrong[8] -= 1;
     assert!(!ipv4_header_is_right(&wrong));
-    // Nothing, and sums that carry all the way.
+    // No bytes, and sums that carry all the way.
     assert_eq!(Sum::default().folded(), 0);
     assert!(!Sum::default().is_right());
     assert_eq!(whole(&[0xff; 65536]).folded(), 0xffff);
@@ -108,7 +108,7 @@ fn zero_is_written_as_all_ones() {
     let udp = flow.udp(&(!sum.folded()).to_be_bytes());
     assert_eq!(&udp[40..42], &[0xff, 0xff]);
     assert_eq!(verdict(&udp), Verdict::Right);
-    // And 0 itself says that there is none.
+    // And 0 itself means that there is none.
     let mut none = udp;
     none[40..42].fill(0);
     assert_eq!(verdict(&none), Verdict::NotCovered);
@@ -141,7 +141,7 @@ fn one_wrong_bit_is_seen() {
         Flow::v6().who_has(),
     ] {
         assert_eq!(verdict(&frame), Verdict::Right, "{frame:x?}");
-        // Every bit of the transport's, after the fields that change how it is read.
+        // Every bit of the transport's, after the fields that change its parsing.
         let headers = Headers::parse(&frame, frame.len()).unwrap();
         for at in headers.l4_offset().unwrap()..frame.len() {
             for bit in 0..8 {

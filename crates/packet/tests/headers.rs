@@ -1,4 +1,4 @@
-//! What `Headers::parse` says, against hand-made frames and against etherparse.
+//! The results of `Headers::parse`, against hand-made frames and against etherparse.
 
 use etherparse::{LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn parse(frame: &[u8]) -> Headers {
     Headers::parse(frame, frame.len()).expect("an Ethernet header")
 }
 
-/// The short way says what the long way says, or, of a prefix, nothing.
+/// Asserts that the fast path returns the full parser's result or, for a prefix, nothing.
 fn plain_agrees(frame: &[u8]) {
     let long = Headers::parse(frame, frame.len()).ok().and_then(|headers| Plain::of(&headers));
     assert_eq!(plain::read(frame, frame.len()), long, "{frame:02x?}");
@@ -34,7 +34,7 @@ fn plain_agrees(frame: &[u8]) {
     }
 }
 
-/// Every kind of frame the builder makes, tagged and not.
+/// Returns every kind of frame the builder makes, tagged and not.
 fn samples() -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for base in [Flow::v4(), Flow::v6(), Flow::v4().vlan(0x6064), Flow::v6().vlan(5)] {
@@ -67,7 +67,7 @@ fn samples() -> Vec<Vec<u8>> {
     all
 }
 
-/// An IPv6 packet with a chain of extension headers (number and length), ended by UDP or TCP.
+/// Makes an IPv6 packet with a chain of extension headers (number and length), ended by UDP or TCP.
 fn extended(chain: &[(u8, usize)]) -> Vec<u8> {
     let mut payload = Vec::new();
     for pair in chain.windows(2) {
@@ -202,7 +202,7 @@ fn extension_headers_are_walked_so_far() {
     assert_eq!((over.malformed, over.l4_offset()), (Some(Malformed::ExtensionHeaders), None));
     assert_eq!(over.transport(), Transport::None);
 
-    // A chain that goes on after what was copied is told apart from one that is cut off.
+    // The parser tells a chain beyond the copied bytes from one that is cut off.
     let deep = extended(&[(60, 400), (17, 0)]);
     let headers = Headers::parse(&deep[..PREFIX_BYTES], deep.len()).unwrap();
     assert_eq!(headers.malformed, Some(Malformed::BeyondPrefix));
@@ -229,16 +229,16 @@ fn fragments_have_ports_in_the_first_alone() {
     assert_eq!(fragment(&fragment6(24, 9)), Fragment::Later { id: 0xdead_beef, offset: 24 });
     assert_eq!(parse(&fragment6(24, 9)).ports(), None);
 
-    // All of its packet, whatever the reserved bits say.
+    // The whole packet, for any value of the reserved bits.
     assert_eq!(fragment(&fragment6(6, 100)), Fragment::Whole);
 
-    // Past 65 535 bytes, and an odd piece in the middle.
+    // Past 65 535 bytes, and an odd fragment in the middle.
     assert_eq!(parse(&fragment4(0x1fff, 24)).malformed, Some(Malformed::Fragment));
     assert_eq!(parse(&fragment4(0x2000, 23)).malformed, Some(Malformed::Fragment));
     assert_eq!(parse(&fragment6(0xfff8, 24)).malformed, Some(Malformed::Fragment));
 }
 
-/// Writes `bytes` at `at` into a frame and says what is wrong with it then.
+/// Writes `bytes` at `at` into a frame and returns its defect then.
 fn mangled(mut frame: Vec<u8>, at: usize, bytes: &[u8]) -> (Option<Malformed>, Headers) {
     frame[at..at + bytes.len()].copy_from_slice(bytes);
     let headers = parse(&frame);
@@ -272,7 +272,7 @@ fn what_is_mangled_is_told_apart() {
         assert_eq!(found, Some(expected), "{at} {bytes:?} {headers:?}");
         assert_eq!((headers.source, headers.transport()), ([2, 0, 0, 0, 0, 1], Transport::None));
     }
-    // The addresses stay good when what is mangled comes after them.
+    // The addresses stay good when the defect comes after them.
     let (_, headers) = mangled(udp(), 38, &[0, 7]);
     assert!(matches!(headers.network, Network::Ipv4(ip) if ip.source == 0xc000_0201));
 }
@@ -295,7 +295,7 @@ fn what_is_cut_off_is_told_apart() {
     assert!(arp[14..42].iter().all(|said| *said == Ok(Some(Malformed::ArpShort))));
     assert_eq!(arp[42], Ok(None));
 
-    // The same cuts in what was copied of a whole packet say something else.
+    // The same cuts in the copied part of a whole packet give another defect.
     for frame in samples() {
         for copied in 14..frame.len() {
             let cut = Headers::parse(&frame[..copied], frame.len()).unwrap();
@@ -324,7 +324,7 @@ fn padding_is_not_read() {
     assert_eq!(headers.ip_end(), Some(40));
 }
 
-/// What an ICMP error that quotes `bytes` bytes of a frame's packet says about it.
+/// Returns the parser's result for an ICMP error that quotes `bytes` bytes of a frame's packet.
 fn quoted(flow: &Flow, packet: &[u8], kind: u8, bytes: usize) -> Option<Quoted> {
     let mut message = vec![kind, 0, 0, 0, 0, 0, 5, 0];
     message.extend_from_slice(packet[14..].get(..bytes).unwrap_or(&packet[14..]));
@@ -388,7 +388,7 @@ fn counters_have_a_place_for_each() {
     }
 }
 
-/// Compares with etherparse wherever both have something to say; says whether they had.
+/// Compares with etherparse wherever both have a result; returns `true` if they had.
 fn agrees(frame: &[u8]) -> bool {
     let ours = match Headers::parse(frame, frame.len()) {
         Ok(ours) => ours,
@@ -398,8 +398,8 @@ fn agrees(frame: &[u8]) -> bool {
         }
     };
     let Ok(theirs) = SlicedPacket::from_ethernet(frame) else {
-        // What etherparse refuses that is in order here: a second VLAN tag, ARP of other lengths,
-        // an authentication header in IPv4, and IPv6 headers out of their usual order.
+        // Valid frames that etherparse refuses: a second VLAN tag, ARP of other lengths, an
+        // authentication header in IPv4, and IPv6 headers out of their usual order.
         let unread = matches!(ours.network, Network::Other | Network::Arp(_));
         let ah = matches!(ours.network, Network::Ipv4(ip) if ip.protocol == 51);
         let six = matches!(ours.network, Network::Ipv6(_));
@@ -409,7 +409,7 @@ fn agrees(frame: &[u8]) -> bool {
     let link = etherparse::Ethernet2Slice::from_slice_without_fcs(frame).unwrap();
     assert_eq!((ours.source, ours.destination), (link.source(), link.destination()));
     let tags: Vec<_> = theirs.link_exts.iter().collect();
-    // 0x9100 is a tag before there was a standard.
+    // 0x9100 is a tag from before there was a standard.
     if tags.len() > 1 || ours.ethertype == 0x9100 {
         assert_eq!(ours.network, Network::Other);
         return true;

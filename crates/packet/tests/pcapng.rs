@@ -20,8 +20,8 @@ fn frames() -> Vec<Vec<u8>> {
     all
 }
 
-/// Every frame inbound on the first interface, then outbound on the second, in two parts, with a
-/// snap length.
+/// Makes a capture with every frame inbound on the first interface, then outbound on the second, in
+/// two parts, with a snap length.
 fn capture() -> Vec<u8> {
     let mut writer = Writer::new(Vec::new(), "towpath").unwrap();
     let first = writer.interface("tap0", 0).unwrap();
@@ -92,7 +92,7 @@ fn pcap_file_reads_it_back() {
     assert_eq!(seen[1], cut);
 }
 
-/// Whether a program that a test needs is here; says so if not.
+/// Returns `true` if a program that a test needs is here; prints a message if not.
 fn have(program: &str) -> bool {
     let there = Command::new(program).arg("--version").output().is_ok();
     if !there {
@@ -156,7 +156,7 @@ fn tshark_reads_it_back() {
     ];
     let found = lines("tshark", &fields, &file);
     assert_eq!(found.len(), 20);
-    // The last digits are those of nanoseconds, and the checksum is found good (1).
+    // The last digits are those of nanoseconds, and the checksum is good (1).
     assert_eq!(found[0], "1800000000.123456789\ttap0\t0x00000001\t42\t42\t1");
     assert_eq!(found[1], "1800000000.123456789\teth17\t0x00000002\t42\t42\t1");
     assert_eq!(found[17], "1800000000.123456797\teth17\t0x00000002\t50\t50\t1");
@@ -225,7 +225,7 @@ fn a_full_disk_is_told_and_stays() {
     assert_eq!(write(needed).unwrap().0, 0);
 }
 
-/// What a writer whose file ended in the middle of a block must answer.
+/// The required answer of a writer whose file ended in the middle of a block.
 trait OutOfRoom {
     fn out_of_room_stays(&mut self, interface: InterfaceId, frame: &[u8]);
 }

@@ -1,4 +1,4 @@
-//! Segmentation, against frames built one by one and against etherparse, and what is refused.
+//! Segmentation, against frames built one by one and against etherparse, and refusals.
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 256) as u8).collect()
 }
 
-/// The segments as a stack that knows no offload would have sent them.
+/// Returns the segments as a stack without offload would have sent them.
 fn oracle(flow: &Flow, tcp: &Tcp<'_>, payload: &[u8], segment_bytes: usize) -> Vec<Vec<u8>> {
     let pieces: Vec<&[u8]> =
         if payload.is_empty() { vec![&[]] } else { payload.chunks(segment_bytes).collect() };
@@ -150,7 +150,7 @@ fn payload_in_pieces_headers_alone_in_the_prefix() {
         let mut frame = header[..segment.header_bytes()].to_vec();
         let bytes = &packet[segment.payload.clone()];
 
-        // Left to a device, which finishes it to the same.
+        // Left to a device, which completes it to the same.
         let (header_bytes, meta) = segment.clone().leave_unfinished(&mut header);
         let mut left = [&header[..header_bytes], bytes].concat();
         let Checksum::Unfinished { start, offset } = meta.checksum else { panic!("{meta:?}") };
@@ -200,7 +200,7 @@ fn finish_into_does_what_is_left() {
     assert!(matches!(all(&packet[..100], &outside), Err(FinishError::Outside(_))));
 }
 
-/// What comes behind a large packet's IP packet would be copied, and never sent.
+/// Bytes behind a large packet's IP packet would be copied, and never sent.
 #[test]
 fn a_large_packet_has_the_length_that_its_ip_header_states() {
     for flow in [Flow::v4(), Flow::v6(), Flow::v6().vlan(7)] {
@@ -219,7 +219,7 @@ fn a_large_packet_has_the_length_that_its_ip_header_states() {
         let at = if flow.source.is_ipv4() { l3 + 2 } else { l3 + 4 };
         less[at] -= 1;
         assert_eq!(checked(&less), Err(OffloadError::Length), "{flow:?}");
-        // No length at all: some stacks say so of what is over 64 KiB.
+        // A length of 0, as some stacks write it beyond 64 KiB.
         less[at..at + 2].fill(0);
         assert_eq!(checked(&less), Err(OffloadError::Headers), "{flow:?}");
     }
@@ -275,7 +275,7 @@ fn what_the_headers_deny_is_refused() {
         }
     }
     assert!(Segmenter::new(&packet, packet.len(), &with(|s| s.header_bytes = 0)).is_ok());
-    // Headers that are longer than is kept of them: 200 bytes of options before TCP's header.
+    // Headers longer than the copied prefix: 200 bytes of options before TCP's header.
     let mut inner = vec![6, 24];
     inner.resize(200, 0);
     inner.extend_from_slice(&Flow::v6().tcp(&Tcp::default(), &pattern(3000))[54..]);
@@ -284,7 +284,7 @@ fn what_the_headers_deny_is_refused() {
     six.checksum = unfinished(254, 16);
     let found = Segmenter::new(&long, long.len(), &six).map(|_| ());
     assert_eq!(found, Err(OffloadError::HeaderBytes));
-    // The flags matter only where they would be repeated.
+    // The flags matter only where segments would repeat them.
     let (one, meta) = flow.tcp_large(&Tcp { flags: SYN, ..Tcp::default() }, &[], 1000);
     assert_eq!(segments(&one, &meta).len(), 1);
 }
@@ -356,7 +356,7 @@ proptest! {
         let mut scratch = Vec::new();
         let made = segment_into(&packet, &meta, &mut scratch, |frame| {
             let headers = Headers::parse(frame, frame.len()).unwrap();
-            // What is cut is right, wherever the IPv4 header's own checksum covers what it did.
+            // Each segment is right, wherever the IPv4 header's own checksum covers it.
             assert_eq!(verify(frame, &headers), Verdict::Right, "{frame:x?}");
             bytes += frame.len();
         });

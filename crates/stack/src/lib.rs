@@ -39,9 +39,9 @@
 //! it in [`Counters`]. It remembers the MTUs of at most 1024 paths, each for ten minutes.
 //!
 //! # ICMP errors
-//! The stack believes an error only if the error quotes a packet that a socket has under way (RFC
-//! 5927). A report of the path's MTU must quote one of three packets: a TCP segment in flight, a
-//! datagram of a connected UDP socket to its peer, or a datagram of another UDP socket to a
+//! The stack believes an error only if the error quotes a packet that a socket has under way
+//! (RFC 5927). A report of the path's MTU must quote one of three packets: a TCP segment in flight,
+//! a datagram of a connected UDP socket to its peer, or a datagram of another UDP socket to a
 //! destination to which that socket sent a large datagram in the last ten seconds. The quoted
 //! packet must also be larger than the reported MTU. All other errors count as
 //! `icmp_errors_unmatched`.
@@ -55,8 +55,8 @@
 //!
 //! # TCP
 //! The state machine is smoltcp's: CUBIC, window scaling, selective acknowledgements as a receiver.
-//! This crate detects losses itself (`tcp/recovery.rs`): NewReno (RFC 6582), and a timeout by RFC
-//! 6298 of at least 200 ms. It also has its own demultiplexer, listeners, timers, TIME-WAIT and
+//! This crate detects losses itself (`tcp/recovery.rs`): NewReno (RFC 6582), and a timeout by
+//! RFC 6298 of at least 200 ms. It also has its own demultiplexer, listeners, timers, TIME-WAIT and
 //! path MTU, so that the cost of an event does not grow with the number of connections.
 
 #![forbid(unsafe_code)]

@@ -40,7 +40,7 @@ Examples:
 /// Options of `towpath serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Read settings from a TOML file; its keys are the options below, which override it
+    /// Read settings from a TOML file; the options below are its keys and override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the settings in effect, as such a file, and exit

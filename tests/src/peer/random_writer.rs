@@ -14,8 +14,8 @@ use crate::hostile::Hostile;
 /// The time that a harmless session may go on.
 const ROUND: Duration = Duration::from_millis(20);
 
-/// Attaches so often, and each time writes in one of several ways while it sends. Prints `rounds N
-/// violated M` at the end.
+/// Attaches so often, and each time writes in one of several ways while it sends. Prints
+/// `rounds N violated M` at the end.
 pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
     let mut random = Random::new(seed);
     let mut ends: BTreeMap<String, u64> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! The neighbour cache: which link address has which IP address. One table serves ARP and NDP (RFC
-//! 826, RFC 4861).
+//! The neighbour cache: which link address has which IP address. One table serves ARP and NDP
+//! (RFC 826, RFC 4861).
 
 //!
 //! A packet, an answer and a timer each cost the same, whether the table holds one neighbour or as

@@ -226,8 +226,8 @@ impl Stack {
     /// Handles an error about a packet of ours.
     fn problem(&mut self, now: Instant, problem: Problem, quoted: &icmp::Quoted) {
         // A forger that does not see our packets could lower every path's MTU. So the stack
-        // believes the message only about a packet that a socket has under way (RFC 5927, 4.1; RFC
-        // 8201, 4). It asks the socket first and changes the path after.
+        // believes the message only about a packet that a socket has under way (RFC 5927, 4.1;
+        // RFC 8201, 4). It asks the socket first and changes the path after.
         let possible = self.host.is_ours(quoted.src) && !problem.contradicts(quoted);
         let known = possible
             && match quoted.protocol {

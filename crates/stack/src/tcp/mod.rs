@@ -280,8 +280,8 @@ impl Tcp {
     }
 
     /// Discards data that the application will never read. When the application has dropped the
-    /// connection, the data is lost, and the stack tells the sender so (RFC 9293, 3.10.7.3 and RFC
-    /// 2525, 2.17).
+    /// connection, the data is lost, and the stack tells the sender so (RFC 9293, 3.10.7.3 and
+    /// RFC 2525, 2.17).
     fn discard(&mut self, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         let lost = connection.socket().recv_queue();

@@ -22,8 +22,8 @@ impl Ready {
     pub(super) fn take(number: Option<i32>) -> Result<Ready, Failure> {
         let Some(number) = number else { return Ok(Ready { to: None }) };
         if number < 3 {
-            // Standard streams stay open: a duplicate is closed in their place. SAFETY: borrowed
-            // for one call; a number that names no open descriptor is an error.
+            // Standard streams stay open: a duplicate is closed in their place.
+            // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
             let stream = unsafe { BorrowedFd::borrow_raw(number) };
             let copy =
                 rustix::io::fcntl_dupfd_cloexec(stream, 3).map_err(|errno| bad(number, errno))?;

@@ -32,7 +32,7 @@ pub(crate) enum Level {
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// TAP interface to serve: used if it exists, and left at the end; else created, and removed
+    /// TAP interface to serve: used and left if it exists; else created, and removed
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tap: Option<String>,
@@ -54,7 +54,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
-    /// The server's own user: changed to, for good, once interface and addresses are there
+    /// The server's own user: changed to, for good, after the interface is set up
     #[arg(long, value_name = "USER[:GROUP]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<Identity>,
@@ -125,7 +125,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
-    /// Packets that the engine sends per poll iteration for each queue pair in line; 64 by default
+    /// Packets sent per poll iteration for each queue pair in line; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
