@@ -56,7 +56,7 @@ pub(crate) struct Connection {
     pub(crate) progress: Progress,
     /// `true` if the connection has ended and its worker has closed it.
     pub(crate) gone: bool,
-    /// The resources of the peer's user and group, all together.
+    /// The user and the group that the connection and its session count against.
     pub(crate) account: Account,
     /// The size of the session, in bytes.
     pub(crate) bytes: usize,

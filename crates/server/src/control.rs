@@ -64,7 +64,7 @@ pub(crate) enum Reply {
 
 /// The parts from which a control thread is made.
 pub(crate) struct Parts {
-    /// The listening socket, if other processes may attach.
+    /// The listening socket, if applications may connect from outside.
     pub(crate) listener: Option<OwnedFd>,
     /// The device.
     pub(crate) info: Info,
@@ -100,7 +100,7 @@ pub(crate) struct Parts {
     pub(crate) engine_epoll: OwnedFd,
     /// `true` if session memory is locked, because there is a swap device.
     pub(crate) locks_memory: bool,
-    /// The descriptors that keep the state page in memory.
+    /// The descriptors that keep the state page in place.
     pub(crate) _state_pins: Descriptors,
 }
 

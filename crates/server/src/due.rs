@@ -8,7 +8,7 @@ const NOWHERE: u32 = u32::MAX;
 /// that moving or removing one needs no search.
 #[derive(Debug, Default)]
 pub(crate) struct DueHeap {
-    /// Deadlines and ids. No entry is due before the one at half its index.
+    /// Deadlines and ids. No entry is due before its parent, the one at `(index - 1) / 2`.
     heap: Vec<(u64, u32)>,
     /// The position of each id.
     at: Vec<u32>,
@@ -70,7 +70,7 @@ impl DueHeap {
         Some(id)
     }
 
-    /// Moves an entry forward until none behind it is due later.
+    /// Moves an entry forward until its parent is not due later.
     fn rise(&mut self, mut index: usize) {
         let one = self.heap[index];
         while index > 0 {
@@ -84,7 +84,7 @@ impl DueHeap {
         self.stand(index, one);
     }
 
-    /// Moves an entry back until none behind it is due earlier.
+    /// Moves an entry back until neither child is due earlier.
     fn sink(&mut self, mut index: usize) {
         let one = self.heap[index];
         loop {

@@ -144,7 +144,7 @@ pub struct Engine {
     /// Endpoints whose settings need the clock; without any, the engine does not read the clock to
     /// send.
     pub(crate) timed: usize,
-    /// The unit of quotas: the clock's ticks, or poll iterations where there is no clock.
+    /// The count of ticks for quotas: those of the clock, or poll iterations without a clock.
     pub(crate) tick: u64,
     /// The clock's ticks that `tick` already counts.
     clock_ticks: u64,
@@ -374,7 +374,7 @@ impl Engine {
         })
     }
 
-    /// Returns the epoll set in which the control thread enters each session's doorbell, with
+    /// Returns the epoll set in which the workers enter each session's `Session::wake`, with
     /// [`wake_data`].
     #[must_use]
     pub fn epoll(&self) -> &OwnedFd {

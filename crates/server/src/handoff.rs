@@ -16,9 +16,9 @@ use towpath_device::{Device, DeviceError, Packet, Spaces};
 use crate::stage::Stage;
 
 /// The number of packets that the engine gives to a device at once. Also the number of waiting
-/// packets from which on the engine takes no more packets from queues. A packet of a higher
-/// priority waits for at most one such batch. All other packets wait in their queues, where the
-/// scheduler still decides their order.
+/// packets from which on the engine takes no more packets from queues. In the backlog, a packet of
+/// a higher priority waits for less than one such batch, and for the segments of at most one large
+/// packet. All other packets wait in their queues, where the scheduler still decides their order.
 pub(crate) const BATCH: usize = 32;
 /// Slots of the backlog: a packet that the engine segments into many (`MAX_SENT_SEGMENTS`) has room
 /// behind those that wait.
@@ -259,8 +259,8 @@ impl Handoff {
         Ok(())
     }
 
-    /// Puts packets that the device returned unsent before all others, in their order. The
-    /// expedited ones among them precede the waiting ones already, so no packet overtakes any of
+    /// Puts packets that the device returned unsent before all others, in their order. The engine
+    /// gave the expedited ones among them before the waiting ones, so no packet overtakes any of
     /// them. There may be more of them than the backlog's usual limit.
     pub(crate) fn again(&mut self, slots: &[u64]) {
         self.counts.queued += slots.len() as u64;

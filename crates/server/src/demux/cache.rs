@@ -145,7 +145,7 @@ impl Last {
         self.forget();
     }
 
-    /// Empties the cache because the rules have changed.
+    /// Empties the cache, for example after the rules have changed.
     pub(super) fn forget(&mut self) {
         self.has = NOTHING;
     }

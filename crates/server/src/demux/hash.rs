@@ -199,7 +199,7 @@ mod tests {
                             hash(seed, &key) & 0xffff
                         })
                         .collect();
-                    // Of 4096 keys in 65536 slots, some 124 share a slot.
+                    // Of 4096 keys in 65536 slots, some 124 meet a slot that an earlier key has.
                     assert!(hashes.len() > 3800, "{seed:x} {chosen:x} {place}: {}", hashes.len());
                 }
             }

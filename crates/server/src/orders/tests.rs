@@ -178,7 +178,7 @@ fn an_order_whose_ring_was_taken_is_not_slept_over() {
     }
 }
 
-/// A stream of commands does not delay the poll iteration beyond the bound on processor time.
+/// A stream of commands does not put off the poll iteration that follows a throttled sleep.
 #[test]
 fn orders_are_heard_a_few_times_while_it_is_throttled() {
     let mut world = World::new(Mode::Auto);
