@@ -126,7 +126,7 @@ impl Engine {
         let mut touched = std::mem::take(&mut self.touched);
         for (place, _) in &touched {
             let Some(session) = &mut self.sessions[*place as usize] else { continue };
-            // An event for one queue pair reports all of the session's queue pairs.
+            // One notification tells the news of all of the session's queue pairs.
             let news = std::mem::take(&mut session.news);
             if news.urgent {
                 session.unrung = 0;
@@ -214,8 +214,9 @@ impl Engine {
     }
 }
 
-/// Reads the buffers that the application has provided since the last look, because the last look
-/// found half of a queue pair's buffers used. Returns `true` if fewer than half are used now.
+/// Reads the buffers that the application has provided since the last look, which the engine took
+/// when it had none left. Only by that look, half of the queue pair's buffers seem used. Returns
+/// `true` if they are not.
 #[cold]
 fn has_provided(set: &mut QueueSet, ledger: &mut Ledger, violated: &mut Option<Violation>) -> bool {
     if let Err(violation) = set.receive.observe(ledger) {

@@ -89,8 +89,9 @@ impl Engine {
     }
 
     /// Delivers each packet and frees its buffer, until the poll iteration reaches its limit
-    /// ([`TURN_BYTES`]). Returns the packets and bytes delivered. The compiler makes one routine
-    /// with captures and one without, so absent captures cost nothing.
+    /// ([`TURN_BYTES`]). Returns the number of these packets, and of their bytes. The compiler
+    /// makes one routine with captures and promiscuous endpoints and one without, so absent ones
+    /// cost nothing.
     fn receive_batch<const TAPS: bool>(&mut self, received: &[Received]) -> (usize, u64) {
         let (mut bytes, mut beyond) = (0, 0);
         let mut waiting = received.iter();
@@ -115,8 +116,8 @@ impl Engine {
     }
 
     /// Handles most packets on the fast path: plain packets for one endpoint. Returns the path that
-    /// the packet needs. As in `pass.rs`, the fast path decides nothing differently from the full
-    /// path.
+    /// the packet took; [`Path::Long`] if it is none of these and still needs the full path. As in
+    /// `pass.rs`, the fast path decides nothing differently from the full path.
     #[inline(always)]
     fn receive_plain(&mut self, received: &Received) -> Path {
         let mut prefix = [0; FIRST_LOOK_BYTES];
@@ -266,7 +267,7 @@ impl Deliverer<'_> {
 }
 
 /// Returns the endpoint's session, unless the endpoint is over its budget for this poll iteration;
-/// and whether the endpoint takes packets with partial checksums.
+/// and whether the endpoint takes large packets and packets with partial checksums.
 #[inline(always)]
 fn admit(
     sessions: &mut [Option<Box<Session>>],

@@ -33,17 +33,17 @@ pub(crate) struct Device {
     pub name: String,
     /// The device's own MAC address.
     pub mac: String,
-    /// The engine's wait strategy.
+    /// The device's MTU, in bytes.
     pub mtu: usize,
-    /// The device's settings, in their text form.
+    /// The engine's wait strategy.
     pub mode: String,
-    /// The identity of this server's run.
+    /// The device's settings, in their text form.
     pub settings: BTreeMap<&'static str, String>,
-    /// Seconds since the server started.
+    /// The identity of this server's run.
     pub epoch: u64,
-    /// Addresses that the subnet has for sessions.
+    /// Seconds since the server started.
     pub uptime_s: u64,
-    /// Addresses that sessions hold.
+    /// Addresses that the subnet has for sessions.
     pub addresses: usize,
     /// Of these, those that sessions have.
     pub addresses_given: usize,

@@ -234,9 +234,9 @@ impl Engine {
         }
     }
 
-    /// Waits for notifications for `timeout`; zero only asks. Edges stay in the epoll set until the
-    /// engine takes them, at most one per session. A client that notifies constantly is therefore
-    /// handled no more often than the others.
+    /// Waits for notifications for at most `timeout`; zero only asks. Edges stay in the epoll set
+    /// until the engine takes them, at most one per session. A client that notifies constantly is
+    /// therefore handled no more often than the others.
     pub(crate) fn hear(&mut self, timeout: Option<&Timespec>) -> Result<(), DeviceError> {
         let mut events = [const { MaybeUninit::uninit() }; RINGS];
         let heard = match epoll::wait(&self.epoll, &mut events[..], timeout) {

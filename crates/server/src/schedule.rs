@@ -52,7 +52,7 @@ pub(crate) struct Schedule {
     /// Units that wait for a time, in nanoseconds, and units that wait for a tick.
     times: DueHeap,
     ticks: DueHeap,
-    /// `true` if the served unit is the only one of its level; the policy then pays no other unit.
+    /// `true` if the served unit is the only one of its level; the policy then does not charge it.
     alone: bool,
     /// `true` if the device had room for the served unit.
     open: bool,

@@ -379,7 +379,8 @@ fn has_swap() -> bool {
     std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().nth(1).is_some())
 }
 
-/// Returns the initial settings, with `rx_batch` limited to the available memory.
+/// Returns the initial settings. A default `rx_batch` is limited to `batch`, for which there is
+/// memory; a larger one that was set is an error.
 fn settings_of(config: &Config) -> Result<Values, StartError> {
     let mut settings = config.settings.clone();
     let (rx_batch, batch) = (settings.get(Setting::RxBatch), config.batch);

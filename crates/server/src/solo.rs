@@ -42,7 +42,7 @@ fn this_thread_cpu_time() -> Duration {
 
 /// Packets per poll iteration.
 const BATCH: usize = Solo::BATCH;
-/// Slots of each queue, and buffers of each memory.
+/// Slots of each queue, and buffers of each buffer pool.
 const SLOTS: u32 = 256;
 /// Endpoints, each with a port.
 const ENDPOINTS: u16 = 8;
@@ -208,8 +208,8 @@ impl Solo {
         Ok(solo)
     }
 
-    /// Selects the routines for captures, although there are none, or those without; see
-    /// [`Engine::assume_taps`].
+    /// Selects the routines for captures and promiscuous endpoints, although there are none, or
+    /// those without; see [`Engine::assume_taps`].
     pub fn assume_taps(&mut self, taps: bool) {
         self.engine.assume_taps(taps);
     }
@@ -330,9 +330,9 @@ pub fn packet_costs() -> Outcome<[f64; 3]> {
 /// Poll iterations with one kind of routines before those with the other.
 const TURNS: usize = 20;
 
-/// Returns the nanoseconds per packet without the routines for captures and with them, while no
-/// capture is open. One engine alternates between both, so that neither its memory's place nor
-/// other work of the machine makes a difference.
+/// Returns the nanoseconds per packet without the routines for captures and promiscuous endpoints
+/// and with them, while none of these is open. One engine alternates between both, so that neither
+/// its memory's place nor other work of the machine makes a difference.
 pub fn without_and_with_taps(solo: &mut Solo, way: Way, packets: usize) -> Outcome<[f64; 2]> {
     let rounds = packets.div_ceil(TURNS * BATCH);
     let mut times = [Duration::ZERO; 2];

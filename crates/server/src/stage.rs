@@ -120,7 +120,7 @@ impl Stage {
         at == len
     }
 
-    /// Fetches more bytes of a packet whose first fetch was too short.
+    /// Fetches a packet's beginning again, and more of it, because the first fetch was too short.
     pub(crate) fn fetch_again(
         &mut self,
         slot: u32,

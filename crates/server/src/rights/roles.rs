@@ -173,9 +173,9 @@ struct Dhcp {
 }
 
 impl Dhcp {
-    /// Returns `true` if only a server or a relay agent sends such a packet. It goes from a
-    /// server's port to a client's, or is a server's answer to a relay agent, which `answers`
-    /// detects. Requests are never fragmented.
+    /// Returns `true` if only a server or a relay agent sends such a packet. It comes from a
+    /// server's port, or goes to a client's, or is a server's answer to a relay agent, which
+    /// `answers` detects. Requests are never fragmented.
     fn is_servers(
         &self,
         fragment: &Fragment,

@@ -5,8 +5,8 @@
 
 use crate::schedule::{Account, Policy};
 
-/// Bytes that each round gives per unit of weight. An endpoint of the default weight, 100, sends 12
-/// 800 bytes before the next one: eight packets of full length. That is long enough for the
+/// Bytes that each round gives per unit of weight. An endpoint of the default weight, 100, sends
+/// 12 800 bytes before the next one: eight packets of full length. That is long enough for the
 /// processor to wait for their memory together, and at 10 Gbit/s a delay of 10 us.
 pub(crate) const QUANTUM_BYTES: i64 = 128;
 

@@ -63,7 +63,7 @@ enum Open {
     Port(u16),
     /// Packets for a port, large ones included.
     Large(u16),
-    /// Packets for every member, beside an address of its own.
+    /// Broadcast packets, and packets for an IP address of its own.
     Member(u8),
 }
 
@@ -263,7 +263,7 @@ fn a_packet_is_cut_into_a_bounded_number_of_segments() {
                 hostile.send(&packet, meta, 0);
             }
         }
-        // These are segments that TCP cannot use, and a large packet for every member.
+        // These are segments that TCP cannot use, and a large broadcast packet.
         let (packet, meta) = here.tcp_large(&Tcp::default(), &[7; 4000], 87);
         hostile.send(&packet, meta, 0);
         let all = to_all(&hostile).ports(PORT, 80);
@@ -308,7 +308,8 @@ fn each_segment_is_a_packet_of_the_receivers_budget() {
     let (packet, meta) = flow.tcp_large(&Tcp::default(), &[7; 45_000], 1000);
     assert!(world.far.send(&packet, meta));
     world.engine.turn().unwrap();
-    // The second packet gets the rest; the third is one packet that the engine does not look at.
+    // Over the budget are the last segments of the second packet, and the third packet, which
+    // counts as one because the engine does not look at it.
     assert_eq!(counted(&world), [100, 5 + 1]);
     // The next poll iteration has a new budget.
     sender.send(&packet, meta, 0);

@@ -127,11 +127,11 @@ fn spawn_workers(socket: OwnedFd, tables: Tables, mut buffer: Box<[u8; MAX_PACKE
     }
 }
 
-/// Waits until the workers have ended, which they do when the server does. The spawner must reap
-/// them. It leaves workers that hang to the process that adopts them.
+/// Waits until the workers have ended, which they do when the server does. Only the spawner, their
+/// parent, can see that. It leaves workers that hang to the process that adopts them.
 fn wait_for_workers() {
     for _ in 0..REAP_TIMEOUT_MS {
-        // SAFETY: the call passes no address and reaps children.
+        // SAFETY: the call passes no address and only takes the ends of children.
         if unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } < 0 {
             return;
         }
@@ -155,7 +155,7 @@ fn be_alone(kept: &[i32]) {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::sigprocmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
-        // The spawner does not wait for workers that end.
+        // The kernel reaps workers that end; the spawner need not wait for each.
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
     }
     let mut from = 0;

@@ -278,7 +278,7 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     let page = [1; 4096];
     for (place, file) in files.iter().enumerate() {
         let is_the_servers = place < 3;
-        // Of the application's file, only the page that keeps it in place is allocated.
+        // Of each of the application's files, only the page that keeps it in place is allocated.
         assert_eq!(blocks(file), if is_the_servers { 16 } else { 8 }, "file {place}");
         assert_eq!(rustix::io::write(file, &page).is_ok(), is_the_servers, "file {place}");
     }

@@ -109,8 +109,8 @@ impl Workers {
         if self.serving.contains_key(&whose) { whose } else { Whose::Refused }
     }
 
-    /// Returns `true` if a worker has too many pending commands. Its user then connects again and
-    /// again, and prolongs each end.
+    /// Returns `true` if a worker has so many pending commands that it should get no more: its user
+    /// connects again and again, and prolongs each end.
     pub(crate) fn is_flooded(&self, id: u64) -> bool {
         self.all.get(&id).is_some_and(|one| one.link.waiting() >= WAITING)
     }
