@@ -179,7 +179,7 @@ pub struct Statistics {
     pub ticks_missed: u64,
     /// Total delay of the ticks kept, in nanoseconds.
     pub ticks_late_ns: u64,
-    /// Delay of the latest tick, in nanoseconds.
+    /// The largest delay of a tick, in nanoseconds.
     pub tick_latest_ns: u64,
 }
 

@@ -257,9 +257,9 @@ impl Session {
     /// its first packet waits for the notification.
     ///
     /// No thread watches the time: the session's first call after it sends the notification, and so
-    /// does each sleep in [`Session::wait`] and [`Session::arm`]. A program that computes meanwhile
-    /// calls `flush_now` first. One packet or no delay: the client notifies at once, as by default.
-    /// (Hennrich calls it producer IPC saving.)
+    /// do [`Session::wait`] and [`Session::arm`] before each sleep. A program that computes
+    /// meanwhile calls `flush_now` first. One packet or no delay: the client notifies at once, as
+    /// by default. (Hennrich calls it producer IPC saving.)
     pub fn put_off_rings(&mut self, packets: u32, delay: Duration) {
         if !self.is_parents() {
             return;

@@ -182,7 +182,7 @@ fn a_tick_takes_all_that_there_is() {
     }
     many.flush().unwrap();
     let until = Instant::now() + Duration::from_secs(30);
-    // The device drops most of them there, and that counts as sent too.
+    // The engine drops most of them at the receiver, and they count as sent too.
     let taken = |many: &Session| {
         endpoints.iter().filter(|one| many.counters(**one).contains(&("tx_packets", 1))).count()
     };

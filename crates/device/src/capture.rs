@@ -51,7 +51,7 @@ struct Shared {
 }
 
 impl CaptureStatus {
-    /// Returns the frames written.
+    /// Returns the number of frames written.
     #[must_use]
     pub fn frames(&self) -> u64 {
         self.shared.frames.load(Ordering::Relaxed)
@@ -64,7 +64,7 @@ impl CaptureStatus {
         self.shared.unfinished.load(Ordering::Relaxed)
     }
 
-    /// Returns the packets that passed and are not in the capture, since it had ended.
+    /// Returns how many packets passed and are not in the capture, since it had ended.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.shared.missed.load(Ordering::Relaxed)

@@ -156,8 +156,8 @@ impl TapDevice {
         }
     }
 
-    /// Reads one packet into a buffer. Returns its bytes and its metadata; `None` for a packet to
-    /// be dropped, whose buffer can be used again.
+    /// Reads one packet into a buffer. Returns its length in bytes and its metadata; `None` for a
+    /// packet to be dropped, whose buffer can be used again.
     fn read_into(
         &mut self,
         spaces: &mut Spaces,

@@ -350,7 +350,7 @@ fn kernel_sends_large() {
     }
 }
 
-/// Returns the bytes that the kernel keeps because they are not acknowledged (tcp(7), SIOCOUTQ).
+/// Returns how many bytes the kernel keeps because they are not acknowledged (tcp(7), SIOCOUTQ).
 fn unacknowledged(stream: &TcpStream) -> i32 {
     use std::os::fd::AsRawFd;
     let mut waiting = 0;

@@ -229,8 +229,8 @@ impl Driver {
     }
 
     fn give_all(&mut self) -> bool {
-        // The device may have room for the packets that it took, but this call gives it none for
-        // them.
+        // The device may now have room for packets that it took before. So it is called at least
+        // once, with no packets if none wait.
         let mut asked = !self.goes_on || self.pending() == 0;
         while !asked || !self.waiting.is_empty() {
             asked = true;

@@ -297,7 +297,7 @@ fn what_is_wrong_is_refused() {
     let most = 1518;
     assert_eq!(driver.send(&[0; 1519]), Err(SendError::TooLong { len: 1519, most }));
     drop(far);
-    // The first thread may enter before the driver notices the failure.
+    // The driver may take the first packet before it notices the failure.
     let _ = driver.send(&packet(0, 0));
     assert_eq!(driver.send(&packet(0, 1)), Err(SendError::Failed));
     assert!(driver.failure().is_some());

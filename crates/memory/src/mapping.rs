@@ -39,7 +39,7 @@ pub struct Mapping {
 // SAFETY: a mapping is an address range of the process, not of a thread.
 unsafe impl Send for Mapping {}
 // SAFETY: no safe method writes through the mapping, and they all read it by the queue crate's
-// copy, beside which other threads may write.
+// copy, beside which other threads and processes may write.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

@@ -122,7 +122,7 @@ pub enum Device {
     TicksMissed,
     /// Total delay of the ticks, in nanoseconds.
     TicksLateNs,
-    /// Delay of the latest tick, in nanoseconds.
+    /// The largest delay of a tick, in nanoseconds.
     TickLatestNs,
     /// Changes of wait strategy that mode=auto made.
     ModeSwitches,

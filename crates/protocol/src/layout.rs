@@ -38,7 +38,7 @@ pub const STATE_COUNTERS_WORD: usize = 2 * LINE_WORDS;
 pub const STATE_WORDS: usize = STATE_COUNTERS_WORD + DEVICE_COUNTERS;
 
 /// The most queue pairs of a session; the policy may set a lower limit. With 10 000 of them, the
-/// smallest queues take less than 64 MiB, and so do their buffers; tests assert both.
+/// smallest queues take at most 64 MiB, and so do their buffers; a test asserts both.
 pub const MAX_QUEUE_SETS: u32 = 16_384;
 /// The most endpoints of a session; the policy may set a lower limit. As many as queue pairs, for
 /// the same reason.
@@ -141,13 +141,13 @@ impl SessionShape {
         self.events
     }
 
-    /// Returns the words of the server pages.
+    /// Returns the number of words of the server pages.
     #[must_use]
     pub fn server_words(&self) -> usize {
         self.server_queues_start() + self.queue_sets as usize * self.queues.server_words()
     }
 
-    /// Returns the words of the application pages.
+    /// Returns the number of words of the application pages.
     #[must_use]
     pub fn application_words(&self) -> usize {
         LINE_WORDS
@@ -156,7 +156,7 @@ impl SessionShape {
             + self.queue_sets as usize * self.queues.application_words()
     }
 
-    /// Returns the words of the ledger.
+    /// Returns the number of words of the ledger.
     #[must_use]
     pub fn ledger_words(&self) -> usize {
         lines(Ledger::words_for(self.transmit_heap.frames()))

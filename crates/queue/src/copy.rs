@@ -9,8 +9,8 @@
 //! bytes arbitrary, and nothing more. Elsewhere, and where a tool has to see each access (loom,
 //! Miri, sanitizers), the copy is atomic loads and stores.
 //!
-//! The copy reads each byte once, in no particular order. Words that decide something are fetched
-//! by [`PeerWords`](crate::PeerWords), not copied.
+//! Bytes are copied in no particular order, and where two moves overlap, twice. Words that decide
+//! something are fetched by [`PeerWords`](crate::PeerWords), not copied.
 //!
 //! Unsafe lives here because the copy works on addresses.
 

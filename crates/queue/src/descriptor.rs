@@ -92,7 +92,7 @@ impl HeapShape {
         self.frame_bytes - HEADROOM_BYTES
     }
 
-    /// Returns the bytes of the whole pool.
+    /// Returns the number of bytes of the whole pool.
     #[must_use]
     pub const fn heap_bytes(&self) -> usize {
         self.frames as usize * self.frame_bytes as usize

@@ -35,13 +35,13 @@ impl EventShape {
         self.queue_sets.next_power_of_two()
     }
 
-    /// Returns the words that the marker writes: a line with its index, then the queue.
+    /// Returns how many words the marker writes: a line with its index, then the queue.
     #[must_use]
     pub const fn marker_words(&self) -> usize {
         lines(LINE_WORDS + self.capacity() as usize)
     }
 
-    /// Returns the words that the acknowledger writes: a line with its index, then one bit per
+    /// Returns how many words the acknowledger writes: a line with its index, then one bit per
     /// queue pair.
     #[must_use]
     pub const fn acknowledger_words(&self) -> usize {

@@ -33,31 +33,31 @@ impl QueueShape {
         if fits(transmit) && fits(receive) { Some(QueueShape { transmit, receive }) } else { None }
     }
 
-    /// Returns the slots of the transmit queue.
+    /// Returns the number of slots of the transmit queue.
     #[must_use]
     pub const fn transmit(&self) -> u32 {
         self.transmit
     }
 
-    /// Returns the slots of the receive queue.
+    /// Returns the number of slots of the receive queue.
     #[must_use]
     pub const fn receive(&self) -> u32 {
         self.receive
     }
 
-    /// Returns the words in the application pages.
+    /// Returns the number of words in the application pages.
     #[must_use]
     pub const fn application_words(&self) -> usize {
         lines(2 * LINE_WORDS + 2 * self.transmit as usize + self.receive as usize)
     }
 
-    /// Returns the words in the server pages.
+    /// Returns the number of words in the server pages.
     #[must_use]
     pub const fn server_words(&self) -> usize {
         lines(2 * LINE_WORDS + 2 * self.receive as usize)
     }
 
-    /// Returns the words in the ledger.
+    /// Returns the number of words in the ledger.
     #[must_use]
     pub const fn ledger_words(&self) -> usize {
         self.transmit.div_ceil(64) as usize

@@ -84,7 +84,7 @@ impl ReceiveConsumer {
         Ok(waiting)
     }
 
-    /// Returns the descriptors that wait, as last observed.
+    /// Returns how many descriptors wait, as last observed.
     #[inline]
     #[must_use]
     pub fn waiting(&self) -> u32 {

@@ -57,7 +57,7 @@ impl TransmitProducer {
         self.capacity
     }
 
-    /// Returns the free slots, as far as known without looking again.
+    /// Returns how many slots are free, as far as known without looking again.
     #[inline]
     #[must_use]
     pub fn room(&self) -> u32 {
@@ -198,7 +198,7 @@ impl TransmitConsumer {
         self.descriptors.prefetch_ring(slot, count, self.capacity as usize * 2);
     }
 
-    /// Returns the descriptors that wait, as last observed.
+    /// Returns how many descriptors wait, as last observed.
     #[inline]
     #[must_use]
     pub fn waiting(&self) -> u32 {
@@ -366,7 +366,7 @@ impl TransmitConsumer {
         wanted & WANTED != 0 && (self.commit.now().wrapping_sub(wanted as u32) as i32) >= 0
     }
 
-    /// Returns the slots taken and not completed.
+    /// Returns how many slots are taken and not completed.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.taken.wrapping_sub(self.commit.now())

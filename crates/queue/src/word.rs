@@ -220,8 +220,8 @@ impl PeerWords {
         true
     }
 
-    /// Fetches as [`PeerWords::fetch_bytes`] does, into memory that other threads may read
-    /// meanwhile.
+    /// Fetches as [`PeerWords::fetch_bytes`] does, into memory that other threads and processes may
+    /// read meanwhile.
     ///
     /// # Safety
     /// `to` is aligned to 8 bytes and writable for `len` bytes during the call. In this process no

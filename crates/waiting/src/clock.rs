@@ -26,7 +26,7 @@ pub struct Ticks {
     pub missed: u64,
     /// Total delay of the ticks kept, in nanoseconds.
     pub late: u64,
-    /// Delay of the latest tick, in nanoseconds.
+    /// The largest delay of a tick, in nanoseconds.
     pub latest: u64,
     /// Ticks kept for which the side stayed awake.
     pub awake: u64,
