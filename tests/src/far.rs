@@ -54,7 +54,8 @@ impl Echo {
         }
     }
 
-    /// Echoes the waiting packets. Returns their number; `None` when the other end is gone.
+    /// Receives packets and echoes the waiting ones. Returns the number of both together; `None`
+    /// when the other end is gone.
     pub fn turn(&mut self) -> Option<usize> {
         self.tokens.clear();
         self.device.tx_return(&mut self.tokens, FRAMES as usize).ok()?;

@@ -136,8 +136,8 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     let mut got = [0u64; 2];
     let last = flows(&to, &from)[0].ports(9, LAST).udp(b"that was all");
     for (before, group) in packets.chunks(24).enumerate() {
-        // From the device as from an application; the device takes frames with a header and of at
-        // most its length.
+        // From the device as from an application; the device takes frames that have a header and
+        // are not too long.
         for (_, frame) in group.iter().filter(|(_, frame)| (14..=1514).contains(&frame.len())) {
             eventually("the far end has room", || far.send(frame, Meta::FINISHED));
         }

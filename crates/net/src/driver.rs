@@ -376,8 +376,7 @@ impl Shared {
         Ok(self.core())
     }
 
-    /// Drives for at most `timeout`, until it did some work. Returns `true` if the link still
-    /// lives.
+    /// Drives for at most `timeout`, until it did some work. Fails if the link is dead.
     pub(crate) fn drive(&self, timeout: Duration) -> std::io::Result<()> {
         let until = StdInstant::now().checked_add(timeout);
         let waiter = Arc::new(Waiter::default());

@@ -225,7 +225,7 @@ impl TcpStream {
         set.map_err(error::socket)
     }
 
-    /// Returns `true` if the handshake is over, and fails if the connection failed with it.
+    /// Returns `true` if the handshake is over, also if it failed and ended the connection.
     ///
     /// # Errors
     /// Never, while the stream lives.

@@ -62,7 +62,7 @@ impl UdpSocket {
         f(&mut self.inner().network.shared().core().stack, self.inner().id).map_err(error::socket)
     }
 
-    /// Sets the only peer to send to and to receive from.
+    /// Sets the peer of [`UdpSocket::send`], from which alone the socket receives from now on.
     ///
     /// # Errors
     /// When no route leads to it.

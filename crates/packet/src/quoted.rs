@@ -90,7 +90,7 @@ fn quoted6(quote: &[u8]) -> Option<Quote<u128>> {
     if is_extension(chain.protocol) {
         chain.walk(quote, quote.len());
     }
-    // The length of the last fragment does not matter here.
+    // A length that no fragment has, from the cut of the quote, does not matter here.
     let read = matches!(chain.malformed, None | Some(Malformed::Fragment))
         && !matches!(chain.fragment, Fragment::Later { .. });
     let transport = if read { quote.get(chain.at..).unwrap_or_default() } else { &[] };

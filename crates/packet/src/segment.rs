@@ -50,7 +50,7 @@ const FIELD: usize = 16;
 /// A segment with complete headers but for the TCP checksum.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// The range of the large packet's bytes that follow the header.
+    /// The range of the large packet's bytes that follow the header, counted from its first byte.
     pub payload: Range<usize>,
     /// The sum of pseudo-header and TCP header. The caller adds the payload, in as many pieces as
     /// it has.

@@ -179,7 +179,7 @@ impl PduEndpoint {
         Ok(Message::new(self, to, channel, len))
     }
 
-    /// Returns the buffers of an unsent message.
+    /// Gives back the buffers of an unsent message.
     pub(crate) fn release_filling(&mut self) {
         for frame in self.filling.drain(..) {
             self.session.release(frame);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 
-/// The most descriptors and mappings that a census reads: more than a process may have of each.
+/// The most descriptors and mappings that a census reads: what a process may have of each.
 const MAX_ENTRIES: usize = 1 << 20;
 
 /// The resources of a process.

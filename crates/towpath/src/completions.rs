@@ -34,9 +34,9 @@ enum Shell {
     Fish,
 }
 
-/// Arguments that are settings. Each entry has the text that the generator for zsh makes of the
-/// argument's words, and the function that completes them. The generator would put a space after
-/// each word, and after a setting's `=` too.
+/// Arguments that are settings. Each entry has the argument's name, the placeholder for its words
+/// in the output of the generator for zsh, and the function that completes them. The generator
+/// itself would put a space after each word, and after a setting's `=` too.
 const SETTINGS_OF_ZSH: [(&str, &str, &str); 2] = [
     ("changes", "_urls", "_towpath_changes"),
     ("set", "_email_addresses", "_towpath_first_values"),

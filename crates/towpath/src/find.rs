@@ -19,7 +19,7 @@ const MOST_ENTRIES: usize = 4096;
 /// Options that name a server.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Target {
-    /// The server of this device; the only one that runs by default
+    /// The server of this device; by default the only one that runs
     #[arg(long, value_name = "NAME", conflicts_with = "socket")]
     device: Option<String>,
     /// The server that listens here

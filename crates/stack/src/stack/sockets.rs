@@ -29,8 +29,8 @@ impl Stack {
         self.udp.close(id)
     }
 
-    /// Sets the peer to which alone the socket sends and from which alone it receives, or removes
-    /// that peer.
+    /// Sets the peer to which the socket sends unless told otherwise, and from which alone it
+    /// receives; or removes that peer.
     ///
     /// # Errors
     /// When the peer is of the other kind of address, has port 0 or cannot be routed to.

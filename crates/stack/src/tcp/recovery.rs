@@ -27,7 +27,7 @@ const DUPLICATES: u8 = 3;
 /// A connection's state of loss detection.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
-    /// Duplicate acknowledgements in a row.
+    /// Duplicate acknowledgements since the last one of new data.
     duplicates: u8,
     /// The window of the last segment, unshifted.
     window: u16,

@@ -38,7 +38,7 @@ pub(super) fn web(network: &Network, file: File) -> io::Result<()> {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let (file, slot) = (file.clone(), slots.clone());
-                // An application that breaks its connection is told nothing more.
+                // A client that breaks its connection is told nothing more.
                 let served = spawn("connection", move || {
                     let _ = serve(&stream, &file);
                     drop(slot);

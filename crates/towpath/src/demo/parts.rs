@@ -1,6 +1,7 @@
 //! The child processes: the driver server and the applications. Each is this program again, with a
-//! part to play. It sends lines of JSON to the demonstration over its standard output, a socket.
-//! When the demonstration ends or is killed, the socket hangs up and the child ends.
+//! part to play. It speaks with the demonstration over its standard output, a socket, and sends its
+//! messages as lines of JSON. When the demonstration ends or is killed, the socket hangs up and the
+//! child ends.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};

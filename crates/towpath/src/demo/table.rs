@@ -30,7 +30,7 @@ pub(super) struct Killed {
 /// All results.
 pub(super) struct Outcome {
     pub(super) report: Value,
-    /// Unsolicited packets before the traffic began: the kernel spoke first.
+    /// Packets without a matching endpoint before the traffic began: the kernel spoke first.
     pub(super) early: u64,
     /// The applications' own counters: web, echo.
     pub(super) statements: [Statement; 2],

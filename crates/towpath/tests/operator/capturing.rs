@@ -143,8 +143,8 @@ fn what_is_read_from_the_pipe_comes_at_once() {
         let directory = Directory::new();
         let server = start(&directory);
         let mut child = capture(&server, &["-w", "-"], Stdio::piped());
-        // As root, tcpdump changes its user. A user namespace with one user forbids that, so the
-        // test runs tcpdump without a user change there.
+        // As root, tcpdump changes its user. A user namespace with one user forbids that, so there
+        // the test runs tcpdump as no user at all.
         let mut command = match users() {
             Some(_) => Command::new("tcpdump"),
             None => {
