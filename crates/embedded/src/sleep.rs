@@ -59,3 +59,38 @@ impl Bell {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_readable(descriptor: &OwnedFd) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&now)).unwrap() > 0
+    }
+
+    #[test]
+    fn the_bell_wakes_a_sleeping_thread_once() {
+        let device = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let (both, mut bell) = over(device.as_fd()).unwrap();
+        bell.ring();
+        assert!(!is_readable(&both), "no thread sleeps");
+        bell.sleeps(true);
+        bell.sent();
+        assert!(!is_readable(&both), "the device wakes it for sent packets");
+        bell.ring();
+        assert!(is_readable(&both));
+        bell.silence();
+        assert!(!is_readable(&both));
+        bell.sleeps(false);
+        bell.sent();
+        assert!(is_readable(&both), "the device does not wake it for sent packets");
+        bell.silence();
+        rustix::io::write(&device, &1_u64.to_ne_bytes()).unwrap();
+        assert!(is_readable(&both), "the device itself wakes it");
+    }
+}
