@@ -314,7 +314,7 @@ impl Drop for Directory {
 }
 
 /// For a tool that counts instructions: moves packets and says how many; with the routines for taps,
-/// which nobody has open, or without.
+/// none of which is open, or without.
 fn count(way: Way, train: usize, packets: usize, taps: bool) -> anyhow::Result<()> {
     let mut solo = Solo::new(&Values::default()).map_err(anyhow::Error::from_boxed)?;
     solo.assume_taps(taps);

@@ -13,7 +13,6 @@ use crate::relays::Relays;
 use crate::rights::{Addresses, Rights};
 use crate::session::{Doorbell, Endpoint, Memories, Session};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
@@ -140,8 +139,7 @@ impl Solo {
             receive_heap: receive_heap.map_writable()?,
             transmit_heap: Arc::new(transmit_heap.map_readable()?),
         };
-        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-        let (_bell, doorbell) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+        let (doorbell, _bell) = towpath_protocol::doorbell::pair()?;
         let session = Session::new(1, shape, memories, Doorbell::direct(doorbell), event()?);
         give(&orders, Order::AddSession(Box::new(session)))?;
         let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC);

@@ -39,7 +39,7 @@ fn echo(socket: &UdpSocket) -> io::Result<()> {
         match sent {
             // The server has gone, and the network with it.
             Err(error) if error.kind() == io::ErrorKind::NetworkDown => return Err(error),
-            // That the peer has closed its socket meanwhile concerns nobody else.
+            // A peer that has closed its socket meanwhile ends no other exchange.
             _ => {}
         }
     }

@@ -237,7 +237,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             Axis::log("second round trip", "us"),
         )
     };
-    let mut sleeping = curves("asleep-awake", "Round trips of 60 bytes: who sleeps, who polls");
+    let mut sleeping = curves("asleep-awake", "Round trips of 60 bytes, asleep and polling");
     let mut switched = curves("techniques", "Round trips of 60 bytes: each technique on and off");
 
     let tap = |waits, letter| {
