@@ -86,7 +86,7 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
         let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
         let row = format!("{name}: {what} p99.9, attacked to undisturbed");
         let row = Row::new(&row, &[], "ratio", &ratios);
-        let baseline = attack.baseline().map(|baseline| baseline.name);
+        let baseline = attack.baseline;
         if let Some(baseline) = baseline
             && let Some(compared) =
                 outcome.context.iter().find(|row| row.name == p999(baseline, what))

@@ -37,6 +37,9 @@ pub struct Attack {
     pub attaches: bool,
     /// The attacker needs a FUSE file system of its own.
     pub needs_fuse: bool,
+    /// The program, by its name, that takes the same from a neighbour without the server; `None` for
+    /// such a program itself.
+    pub baseline: Option<&'static str>,
     act: fn(&Field) -> io::Result<Deeds>,
 }
 
@@ -44,7 +47,7 @@ pub struct Attack {
 pub type Deeds = Vec<(&'static str, u64)>;
 
 const fn attack(name: &'static str, act: fn(&Field) -> io::Result<Deeds>) -> Attack {
-    Attack { name, attaches: true, needs_fuse: false, act }
+    Attack { name, attaches: true, needs_fuse: false, baseline: Some("busy"), act }
 }
 
 impl Attack {
@@ -56,17 +59,26 @@ impl Attack {
         Attack { attaches: false, ..self }
     }
 
+    /// It waits as this program does, and is compared with it.
+    const fn beside(self, baseline: &Attack) -> Attack {
+        Attack { baseline: Some(baseline.name), ..self }
+    }
+
+    /// A program that does not touch the server.
+    const fn alone(name: &'static str, act: fn(&Field) -> io::Result<Deeds>) -> Attack {
+        Attack { baseline: None, ..attack(name, act).as_stranger() }
+    }
+
     /// No attack, but a program that computes as hard as an attacker: it shows the scheduler's
     /// share of a neighbour's loss.
-    pub const BUSY: Attack = attack("busy", busy).as_stranger();
+    pub const BUSY: Attack = Attack::alone("busy", busy);
 
     /// No attack on the server: the program builds the wait queues of `waiters-epoll` on a socket
     /// of its own. It shows the kernel's share of a neighbour's loss.
-    pub const WAITERS_ALONE: Attack = attack("waiters-alone", waiters::alone).as_stranger();
+    pub const WAITERS_ALONE: Attack = Attack::alone("waiters-alone", waiters::alone);
 
     /// No attack on the server: the program builds the wait queues of `waiters-poll` on a socket of its own.
-    pub const POLLERS_ALONE: Attack =
-        attack("waiters-poll-alone", waiters::polls_alone).as_stranger();
+    pub const POLLERS_ALONE: Attack = Attack::alone("waiters-poll-alone", waiters::polls_alone);
 
     /// The programs that do not touch the server. The benchmark compares each attack with one of them.
     pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
@@ -78,11 +90,11 @@ impl Attack {
         attack("doorbell-end-splice", doorbell::end_spliced),
         attack("doorbell-end-read", doorbell::end_read).with_fuse(),
         attack("doorbell-options", doorbell::options),
-        attack("waiters-epoll", waiters::epolls),
-        attack("waiters-poll", waiters::polls),
-        attack("waiters-nested", waiters::nested),
-        attack("waiters-control", waiters::control),
-        attack("waiters-wake", waiters::wake),
+        attack("waiters-epoll", waiters::epolls).beside(&Attack::WAITERS_ALONE),
+        attack("waiters-poll", waiters::polls).beside(&Attack::POLLERS_ALONE),
+        attack("waiters-nested", waiters::nested).beside(&Attack::POLLERS_ALONE),
+        attack("waiters-control", waiters::control).beside(&Attack::WAITERS_ALONE),
+        attack("waiters-wake", waiters::wake).beside(&Attack::WAITERS_ALONE),
         attack("linger", control::linger).as_stranger(),
         attack("linger-granted", control::linger),
         attack("reports", control::reports),
@@ -104,21 +116,6 @@ impl Attack {
     #[must_use]
     pub fn from_name(name: &str) -> Option<Attack> {
         Attack::ALL.into_iter().chain(Attack::BASELINES).find(|one| one.name == name)
-    }
-
-    /// Returns the program that takes the same from a neighbour without the server, or `None` if this is
-    /// such a program itself.
-    #[must_use]
-    pub fn baseline(self) -> Option<Attack> {
-        if Attack::BASELINES.iter().any(|one| one.name == self.name) {
-            return None;
-        }
-        Some(match self.name {
-            // Both attacks wait with `poll`.
-            "waiters-poll" | "waiters-nested" => Attack::POLLERS_ALONE,
-            name if name.starts_with("waiters") => Attack::WAITERS_ALONE,
-            _ => Attack::BUSY,
-        })
     }
 
     /// Attacks until the time is over or the standard input ends, and returns the attack's deeds.
