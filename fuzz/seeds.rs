@@ -67,14 +67,14 @@ fn offloads() -> Vec<(&'static str, (Vec<u8>, Meta))> {
     let last = Tcp { flags: ACK | PSH | FIN | CWR, ..Tcp::default() };
     let payload = [0x5a; 500];
     Vec::from([
-        ("udp4", Flow::v4().udp_unfinished(b"payload")),
-        ("udp6-vlan", Flow::v6().vlan(5).udp_unfinished(b"payload")),
-        ("tcp4", Flow::v4().tcp_unfinished(&last, b"payload")),
+        ("udp4", Flow::v4().udp_partial(b"payload")),
+        ("udp6-vlan", Flow::v6().vlan(5).udp_partial(b"payload")),
+        ("tcp4", Flow::v4().tcp_partial(&last, b"payload")),
         ("large4", Flow::v4().tcp_large(&last, &payload, 200)),
         ("large6", Flow::v6().tcp_large(&last, &payload, 200)),
         ("large4-vlan", Flow::v4().vlan(5).tcp_large(&last, &payload, 100)),
         ("large4-one", Flow::v4().tcp_large(&last, b"x", 1460)),
-        ("finished", (Flow::v4().udp(b"payload"), Meta::FINISHED)),
+        ("finished", (Flow::v4().udp(b"payload"), Meta::FULL)),
         (
             "verified",
             (Flow::v4().udp(b""), Meta { checksum: Checksum::Verified, segmentation: None }),
@@ -185,12 +185,12 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
     let encoded =
         |message: &Message, descriptors: u8| [&[descriptors], message.encode().as_slice()].concat();
     let attach = Attach {
-        queue_sets: 2,
+        queue_pairs: 2,
         endpoints: 3,
         transmit_slots: 8,
         receive_slots: 16,
-        transmit_frame_bytes: 2048,
-        receive_frame_bytes: 2048,
+        transmit_buffer_bytes: 2048,
+        receive_buffer_bytes: 2048,
         name: fixed_name("seed"),
         ipv4: [10, 0, 0, 1],
         reserved: 0,
@@ -212,7 +212,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
     };
     let open = Open {
         given: RULE_ALL,
-        queue_set: 1,
+        queue_pair: 1,
         flags: OPEN_ALL,
         vlan: 5,
         ethertype: 0x0800,
@@ -227,9 +227,9 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
     let refused = Message::Error(Box::new(ErrorBody::new(Refusal::Version, "use matching builds")));
     let mut messages: Vec<_> = [
         ("attach", Message::Attach(attach), 0),
-        ("attach-largest", Message::Attach(Attach { queue_sets: 16_384, ..attach }), 0),
+        ("attach-largest", Message::Attach(Attach { queue_pairs: 16_384, ..attach }), 0),
         ("attach-overflow", Message::Attach(Attach { transmit_slots: 1 << 31, ..attach }), 0),
-        ("attach-frames", Message::Attach(Attach { receive_frame_bytes: 1 << 18, ..attach }), 0),
+        ("attach-frames", Message::Attach(Attach { receive_buffer_bytes: 1 << 18, ..attach }), 0),
         ("attached", Message::Attached(attached), 7),
         ("mapped", Message::Mapped, 0),
         ("open", Message::Open(open), 0),

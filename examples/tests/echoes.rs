@@ -69,8 +69,8 @@ fn packet_socket() -> OwnedFd {
 }
 
 #[test]
-fn frames_come_back() {
-    if !possible("frames_come_back", &[]) {
+fn raw_packets_come_back() {
+    if !possible("raw_packets_come_back", &[]) {
         return;
     }
     isolated!(|| {

@@ -39,8 +39,8 @@ fn scan(commands: &[&str]) {
 }
 
 #[test]
-fn scans_do_not_upset_it() {
-    if !possible("scans_do_not_upset_it", &["curl", "nmap"]) {
+fn port_scans_do_not_disturb_the_web_example() {
+    if !possible("port_scans_do_not_disturb_the_web_example", &["curl", "nmap"]) {
         return;
     }
     isolated!(|| {
@@ -63,8 +63,8 @@ fn scans_do_not_upset_it() {
 }
 
 #[test]
-fn floods_do_not_upset_it() {
-    if !possible("floods_do_not_upset_it", &["curl", "hping3"]) {
+fn floods_do_not_disturb_the_web_example() {
+    if !possible("floods_do_not_disturb_the_web_example", &["curl", "hping3"]) {
         return;
     }
     isolated!(|| {

@@ -11,8 +11,8 @@ fn status(arguments: &str) -> String {
 }
 
 #[test]
-fn a_browser_gets_what_it_asks_for() {
-    if !possible("a_browser_gets_what_it_asks_for", &["curl"]) {
+fn http_requests_get_the_expected_answers() {
+    if !possible("http_requests_get_the_expected_answers", &["curl"]) {
         return;
     }
     isolated!(|| {

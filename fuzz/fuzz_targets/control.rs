@@ -20,7 +20,7 @@ use towpath_memory::{Region, own_words, peer_words};
 use towpath_protocol::VERSION;
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::layout::{
-    MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_SETS, SessionShape, ShapeError,
+    MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_PAIRS, SessionShape, ShapeError,
 };
 use towpath_protocol::message::{
     Attach, MAGIC, MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError, Refusal, shown_name,
@@ -104,48 +104,49 @@ fn printable(name: &[u8]) {
 fn attached(attach: &Attach) {
     printable(&attach.name);
     let shape = SessionShape::new(
-        attach.queue_sets,
+        attach.queue_pairs,
         attach.endpoints,
         attach.transmit_slots,
         attach.receive_slots,
-        attach.transmit_frame_bytes,
-        attach.receive_frame_bytes,
+        attach.transmit_buffer_bytes,
+        attach.receive_buffer_bytes,
     );
-    let sets_fit = (1..=MAX_QUEUE_SETS).contains(&attach.queue_sets);
+    let sets_fit = (1..=MAX_QUEUE_PAIRS).contains(&attach.queue_pairs);
     let endpoints_fit = (1..=MAX_ENDPOINTS).contains(&attach.endpoints);
     let shape = match shape {
         Ok(shape) => shape,
         Err(error) => {
             match error {
-                ShapeError::QueueSets(sets) => {
-                    assert_eq!((sets, sets_fit), (attach.queue_sets, false))
+                ShapeError::QueuePairs(sets) => {
+                    assert_eq!((sets, sets_fit), (attach.queue_pairs, false))
                 }
                 ShapeError::Endpoints(all) => {
                     assert_eq!((all, endpoints_fit), (attach.endpoints, false));
                 }
                 ShapeError::Memory(bytes) => assert!(bytes > MAX_MEMORY_BYTES),
-                ShapeError::Queues(..) | ShapeError::Frames(..) => {}
+                ShapeError::Queues(..) | ShapeError::Buffers(..) => {}
             }
             assert!(!error.to_string().is_empty());
             return;
         }
     };
     assert!(sets_fit && endpoints_fit);
-    for (heap, slots, data_bytes) in [
-        (&shape.transmit_heap, attach.transmit_slots, attach.transmit_frame_bytes),
-        (&shape.receive_heap, attach.receive_slots, attach.receive_frame_bytes),
+    for (pool, slots, data_bytes) in [
+        (&shape.transmit_pool, attach.transmit_slots, attach.transmit_buffer_bytes),
+        (&shape.receive_pool, attach.receive_slots, attach.receive_buffer_bytes),
     ] {
         assert!(slots.is_power_of_two());
-        assert_eq!(u64::from(heap.frames()), u64::from(slots) * u64::from(attach.queue_sets));
-        assert!(heap.data_bytes() >= data_bytes);
-        assert!(heap.heap_bytes() <= MAX_MEMORY_BYTES);
-        assert!(heap.frame_offset(heap.frames() - 1) < heap.heap_bytes());
+        assert_eq!(u64::from(pool.buffers()), u64::from(slots) * u64::from(attach.queue_pairs));
+        assert!(pool.data_bytes() >= data_bytes);
+        assert!(pool.pool_bytes() <= MAX_MEMORY_BYTES);
+        assert!(pool.buffer_offset(pool.buffers() - 1) < pool.pool_bytes());
     }
     let words = [shape.server_words(), shape.application_words(), shape.ledger_words()];
     assert!(words[..2].iter().all(|words| words * 8 <= MAX_MEMORY_BYTES));
-    // A bit for each frame of either heap and each transmit slot, and lines not quite full.
-    let frames = shape.transmit_heap.frames() as usize * 2 + shape.receive_heap.frames() as usize;
-    assert!(words[2] <= frames / 64 + 64 * (shape.queue_sets as usize + 2));
+    // A bit for each frame of either pool and each transmit slot, and lines not quite full.
+    let buffers =
+        shape.transmit_pool.buffers() as usize * 2 + shape.receive_pool.buffers() as usize;
+    assert!(words[2] <= buffers / 64 + 64 * (shape.queue_pairs as usize + 2));
     if words.iter().sum::<usize>() <= MOST_WORDS {
         taken_apart(&shape);
     }
@@ -154,27 +155,27 @@ fn attached(attach: &Attach) {
 /// Whether both sides find the same parts in the session's memories: what one writes at the end of
 /// the last one, the other reads there.
 fn taken_apart(shape: &SessionShape) {
-    let sets = shape.queue_sets as usize;
+    let sets = shape.queue_pairs as usize;
     let server = Region::private(shape.server_words() * 8).expect("memory");
     let peer = shape.server_peer(&peer_words(server.mapping()));
     let mut own = shape.server_own(own_words(server));
     let last = shape.queues.server_words() - 1;
-    own.queue_sets[sets - 1].store(last, 1);
+    own.queue_pairs[sets - 1].store(last, 1);
     own.header.store(0, 2);
-    assert_eq!((peer.queue_sets[sets - 1].fetch(last), peer.header.fetch(0)), (1, 2));
-    assert_eq!((own.queue_sets.len(), peer.queue_sets.len()), (sets, sets));
+    assert_eq!((peer.queue_pairs[sets - 1].fetch(last), peer.header.fetch(0)), (1, 2));
+    assert_eq!((own.queue_pairs.len(), peer.queue_pairs.len()), (sets, sets));
 
     let application = Region::private(shape.application_words() * 8).expect("memory");
     let peer = shape.application_peer(&peer_words(application.mapping()));
     let mut own = shape.application_own(own_words(application));
     let last = shape.queues.application_words() - 1;
-    own.queue_sets[sets - 1].store(last, 3);
+    own.queue_pairs[sets - 1].store(last, 3);
     own.header.store(0, 4);
-    assert_eq!((peer.queue_sets[sets - 1].fetch(last), peer.header.fetch(0)), (3, 4));
-    assert_eq!((own.queue_sets.len(), peer.queue_sets.len()), (sets, sets));
+    assert_eq!((peer.queue_pairs[sets - 1].fetch(last), peer.header.fetch(0)), (3, 4));
+    assert_eq!((own.queue_pairs.len(), peer.queue_pairs.len()), (sets, sets));
 
     let ledger = Region::private(shape.ledger_words() * 8).expect("memory");
-    assert_eq!(shape.ledger(own_words(ledger)).queue_sets.len(), sets);
+    assert_eq!(shape.ledger(own_words(ledger)).queue_pairs.len(), sets);
 }
 
 /// A peer's end, from which anything may come, and ours.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use towpath_packet::checksum::{field_at, finish, finished};
+use towpath_packet::checksum::{complete, completed, field_at};
 use towpath_packet::{Checksum, Meta};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -13,14 +13,14 @@ fuzz_target!(|bytes: &[u8]| {
     let Some(meta) = Meta::from_words(words) else { return };
     assert_eq!(meta.to_words(), words);
     if meta.segmentation.is_some() {
-        assert!(!meta.is_finished());
+        assert!(!meta.is_full());
     }
-    let Checksum::Unfinished { start, offset } = meta.checksum else { return };
+    let Checksum::Partial { start, offset } = meta.checksum else { return };
     let mut whole = frame.to_vec();
-    let done = finish(&mut whole, start, offset);
+    let done = complete(&mut whole, start, offset);
     assert_eq!(done.is_ok(), field_at(start, offset, frame.len()).is_ok());
     let (left, right) = frame.split_at(frame.len() / 3);
-    match finished(&[left, right], start, offset) {
+    match completed(&[left, right], start, offset) {
         Ok((field, value)) => assert_eq!(whole[field..field + 2], value),
         Err(outside) => assert_eq!(done, Err(outside)),
     }

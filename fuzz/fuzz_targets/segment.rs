@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::offload::{MAX_SEGMENTS, OffloadError, check};
-use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter, finish_into};
+use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter, complete_into};
 use towpath_packet::{Headers, Meta};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
     let good = matches!(checked, Ok(Ok(())));
     let mut scratch = Vec::new();
     let mut frames = 0;
-    let made = finish_into(packet, &meta, &mut scratch, |frame| {
+    let made = complete_into(packet, &meta, &mut scratch, |frame| {
         frames += 1;
         // What was cut is right on the wire, whatever the sender left in it. (What is only
         // finished is as right as the pseudo-header's sum that the sender wrote.)

@@ -10,7 +10,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((words, packet)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return };
     let Some(read) = meta(*words, packet.len()) else { return };
     assert_eq!(meta(header(read), packet.len()), Some(read));
-    if let Checksum::Unfinished { start, offset } = read.checksum {
+    if let Checksum::Partial { start, offset } = read.checksum {
         assert!(usize::from(start) + usize::from(offset) + 2 <= packet.len());
     }
     if let Ok(headers) = Headers::parse(packet, packet.len()) {

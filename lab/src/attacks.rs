@@ -18,8 +18,8 @@ use towpath_testkit::{Executable, User, Users};
 
 use crate::Settings;
 use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell};
+use crate::process::Serving;
 use crate::report::{Outcome, Row};
-use crate::station::Serving;
 
 /// What the 99.9th percentile may become, as a multiple of the undisturbed one.
 const AT_MOST: f64 = 2.0;

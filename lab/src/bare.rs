@@ -14,7 +14,7 @@ pub(crate) const SLOTS: usize = 256;
 pub(crate) const BATCH: usize = 64;
 
 /// Distance between frames, in bytes: as in heaps, an odd number of line pairs.
-pub(crate) fn frame_stride(frame_bytes: usize) -> usize {
+pub(crate) fn buffer_stride(frame_bytes: usize) -> usize {
     ((frame_bytes + 128).div_ceil(128) | 1) * 128
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn run(
     frame_bytes: usize,
     window: Duration,
 ) -> anyhow::Result<f64> {
-    let stride = frame_stride(frame_bytes);
+    let stride = buffer_stride(frame_bytes);
     let mut here = Region::private(SLOTS * stride)?;
     let (mut producer, mut consumer) = rtrb::RingBuffer::<[u64; 2]>::new(SLOTS);
     let payload = vec![0x5a; frame_bytes];

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::station::Serving;
+use crate::process::Serving;
 use towpath_server::Values;
 use towpath_server::internals::{Solo, Way};
 
@@ -134,7 +134,7 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         }
         Role::Serve { serving, socket } => {
             let _directory = Directory::of(&socket)?;
-            crate::station::serve(&serving, socket)
+            crate::process::serve(&serving, socket)
         }
         Role::Echo { interface, ethertype, cpu } => crate::echo::serve(&interface, ethertype, cpu),
         Role::Counted { serving, socket } => {
@@ -317,7 +317,7 @@ impl Drop for Directory {
 /// none of which is open, or without.
 fn count(way: Way, train: usize, packets: usize, taps: bool) -> anyhow::Result<()> {
     let mut solo = Solo::new(&Values::default()).map_err(anyhow::Error::from_boxed)?;
-    solo.assume_taps(taps);
+    solo.assume_captures(taps);
     let turns = packets.div_ceil(Solo::BATCH);
     let moved = solo.run(way, turns, train.max(1)).map_err(anyhow::Error::from_boxed)?;
     println!("{moved} packets");

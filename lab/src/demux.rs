@@ -14,7 +14,7 @@ use towpath_packet::headers::Headers;
 use towpath_packet::plain::{self, Plain};
 use towpath_server::internals::{
     Destination, FlowCounts, FlowTable, LookupWay, REST, Rule, Solo, Vlan, WINDOW, Way,
-    without_and_with_taps,
+    without_and_with_captures,
 };
 use towpath_server::{FlowCache, Values};
 use towpath_testkit::{pin, this_thread_cpu_time};
@@ -40,9 +40,9 @@ const AT_LEAST_IN_TRAINS_MORE_SETS: f64 = 2.0;
 /// Group endpoints that a frame is not for may cost it the cache's misses, and no more.
 const AT_LEAST_BESIDE_OTHERS: f64 = 0.5;
 /// Routines without what taps need are no slower than those with it,
-const AT_LEAST_WITHOUT_TAPS: f64 = 1.0;
+const AT_LEAST_WITHOUT_CAPTURES: f64 = 1.0;
 /// but to the device, where they look in vain whether a packet may go the short way first.
-const AT_LEAST_WITHOUT_TAPS_TO_DEVICE: f64 = 0.93;
+const AT_LEAST_WITHOUT_CAPTURES_TO_DEVICE: f64 = 0.93;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
@@ -261,9 +261,10 @@ fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Re
     for way in Way::ALL {
         let mut all = [Vec::new(), Vec::new()];
         // Caches are cold in the first.
-        without_and_with_taps(&mut solo, way, packets / 10).map_err(anyhow::Error::from_boxed)?;
+        without_and_with_captures(&mut solo, way, packets / 10)
+            .map_err(anyhow::Error::from_boxed)?;
         for _ in 0..settings.pairs() {
-            let ns = without_and_with_taps(&mut solo, way, packets / 10)
+            let ns = without_and_with_captures(&mut solo, way, packets / 10)
                 .map_err(anyhow::Error::from_boxed)?;
             for (all, ns) in all.iter_mut().zip(ns) {
                 all.push(ns);
@@ -273,8 +274,8 @@ fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Re
         let name = format!("{}: without taps' routines to with, speed", way.name());
         let row = Row::new(&name, &[], "ratio", &ratios(with, without));
         outcome.rows.push(row.at_least(match way {
-            Way::Receive | Way::Pass => AT_LEAST_WITHOUT_TAPS,
-            Way::Send => AT_LEAST_WITHOUT_TAPS_TO_DEVICE,
+            Way::Receive | Way::Pass => AT_LEAST_WITHOUT_CAPTURES,
+            Way::Send => AT_LEAST_WITHOUT_CAPTURES_TO_DEVICE,
         }));
         let name = |which: &str| format!("{}: a packet, {which}", way.name());
         outcome.context.push(Row::new(&name("without taps' routines"), &[], "ns", without));

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_does_not_differ() {
+    fn written_documents_do_not_differ() {
         let (_socket, root) = repository();
         let documents = Documents::read(&root).unwrap();
         assert_eq!((documents.differences.len(), documents.figures), (0, 1));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, Meta, Options, Rule, Session, Waiting};
+use towpath_client::{Endpoint, Meta, Options, Rule, Session, WaitStrategy};
 use towpath_testkit::{PacketSocket, pin};
 
 use crate::child::{is_over, tell};
@@ -91,12 +91,14 @@ impl Initiator {
         waits: Waits,
         small: bool,
     ) -> anyhow::Result<Initiator> {
-        let waiting = if waits == Waits::Spins { Waiting::Spin } else { Waiting::Block };
+        let waiting =
+            if waits == Waits::Spins { WaitStrategy::SpinThenBlock } else { WaitStrategy::Block };
         ensure!(
             waits != Waits::Spins || echo.is_none(),
             "who spins for its own frames cannot send them back"
         );
-        let options = Options { name: "initiator".into(), waiting, ..Options::default() };
+        let options =
+            Options { name: "initiator".into(), wait_strategy: waiting, ..Options::default() };
         let mut session = Session::attach(socket, &options)?;
         let from = session.info().mac;
         let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
@@ -129,12 +131,12 @@ impl Initiator {
         let start = Instant::now();
         match &mut self.near {
             Near::Session(session, endpoint) if self.small => {
-                session.send_small(*endpoint, &self.frame)?;
+                session.send_expedited(*endpoint, &self.frame)?;
                 session.flush()?;
             }
             Near::Session(session, endpoint) => {
                 let frame = &self.frame;
-                session.send(*endpoint, FRAME_BYTES, Meta::FINISHED, |parts| {
+                session.send(*endpoint, FRAME_BYTES, Meta::FULL, |parts| {
                     if let [part] = parts {
                         part.copy_from_slice(frame);
                     }
@@ -209,7 +211,7 @@ impl Initiator {
         drop(heard);
         if let Near::Session(session, _) = &mut self.near {
             session.disarm();
-            session.take_rings();
+            session.take_notifications();
         }
         ensure!(count > 0, "frame {} is not back after {PATIENCE:?}", self.number);
         Ok(())

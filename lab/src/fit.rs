@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_apart_is_not_guessed() {
+    fn underdetermined_fits_give_no_result() {
         let twins = [vec![1.0, 2.0], vec![2.0, 4.0], vec![3.0, 6.0]];
         assert_eq!(least_squares(&twins, &[1.0, 2.0, 3.0]), None);
         assert_eq!(least_squares(&[vec![1.0, 2.0]], &[1.0]), None, "fewer rows than things");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_together() {
+    fn correlation_of_known_series() {
         assert!(near(correlation(&[1.0, 2.0, 3.0], &[5.0, 7.0, 9.0]), 1.0));
         assert!(near(correlation(&[1.0, 2.0, 3.0], &[3.0, 2.0, 1.0]), -1.0));
         assert!(correlation(&[1.0, 2.0, 3.0, 4.0], &[1.0, -1.0, -1.0, 1.0]).abs() < 1e-9);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line() {
+    fn a_line_is_fitted() {
         let (offset, slope, explained) = line(&[[0.0, 100.0], [10.0, 80.0], [20.0, 60.0]]).unwrap();
         assert!(near(offset, 100.0) && near(slope, -2.0) && near(explained, 1.0));
         assert_eq!(line(&[[1.0, 1.0]]), None);

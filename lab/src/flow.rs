@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_those_of_the_payload_and_no_checksum_is_claimed() {
+    fn lengths_match_the_payload_and_no_checksum_is_set() {
         let headers = headers(&Flow::v4().ports(1, 2), 100).unwrap();
         assert_eq!(headers[CHECKSUM], [0, 0]);
         assert_eq!(u16::from_be_bytes([headers[16], headers[17]]), 128, "IPv4");

@@ -113,12 +113,12 @@ const HEADLINES: [Headline; 27] = [
         Higher,
     ),
     headline(
-        "`mode=auto` within 1 ms, 10 000 packets/s, to kernel sockets: processor time per packet",
+        "`wait=auto` within 1 ms, 10 000 packets/s, to kernel sockets: processor time per packet",
         "waiting; processor time a frame, to the kernel's; bound_us=1000, frames_per_s=10000",
         Lower,
     ),
     headline(
-        "`mode=auto` within 0.1 ms, 10 000 packets/s, to kernel sockets: processor time per packet",
+        "`wait=auto` within 0.1 ms, 10 000 packets/s, to kernel sockets: processor time per packet",
         "waiting; processor time a frame, to the kernel's; bound_us=100, frames_per_s=10000",
         Lower,
     ),

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_says_what_it_is() {
+    fn this_machine_is_described() {
         let machine = Machine::this().unwrap();
         assert_eq!(machine.core_map.split(' ').count(), machine.cores);
         assert!(machine.cores > 0 && !machine.cpu.is_empty() && machine.memory_bytes > 0);

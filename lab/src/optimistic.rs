@@ -351,7 +351,7 @@ impl Sink {
                 name: "sink".to_owned(),
                 mac: [2, 0, 0, 0, 0, 1],
                 mtu: 1500,
-                rx_frame_bytes: 2048,
+                rx_buffer_bytes: 2048,
                 rx_queue_packets: 0,
                 can: Capabilities::default(),
             },
@@ -371,11 +371,11 @@ impl Device for Sink {
         Ok(())
     }
 
-    fn rx_provide(&mut self, _: &Spaces, _: SpaceId, _: &[u32]) -> usize {
+    fn rx_fill(&mut self, _: &Spaces, _: SpaceId, _: &[u32]) -> usize {
         0
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         _: &mut Spaces,
         _: &mut Vec<Received>,
@@ -384,7 +384,7 @@ impl Device for Sink {
         Ok(0)
     }
 
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
@@ -411,7 +411,7 @@ impl Device for Sink {
         Ok(packets.len())
     }
 
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         let count = self.done.len().min(budget);
         out.extend(self.done.drain(..count));
         Ok(count)

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn each_form() {
+    fn each_figure_form_is_written() {
         for (meant, expected) in [
             ("queue; ratio; n=1; value", "0.915"),
             ("queue; ratio; n=1;", "0.915 (0.898 to 0.919)"),

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_memory::{Mapping, Region, SharedFile, own_words, peer_words};
+use towpath_queue::buffers::{FreeBuffers, Ledger};
 use towpath_queue::descriptor::{
-    Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN, prefetch_distance,
+    Descriptor, HEADROOM_BYTES, MAX_CHAIN, PoolShape, prefetch_distance,
 };
-use towpath_queue::frames::{FreeFrames, Ledger};
 use towpath_queue::layout::QueueShape;
 use towpath_queue::receive::{application_side, server_side};
 use towpath_queue::transmit::{TransmitConsumer, TransmitProducer};
@@ -37,13 +37,13 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ..Outcome::default()
     };
     let window = Duration::from_millis(if settings.quick { 100 } else { 400 });
-    for frame_bytes in [64, 1500] {
+    for buffer_bytes in [64, 1500] {
         let pairs = Pairs::measure(
             settings.pairs(),
-            || run(cores, frame_bytes, window),
-            || bare::run(cores, frame_bytes, window),
+            || run(cores, buffer_bytes, window),
+            || bare::run(cores, buffer_bytes, window),
         )?;
-        let parameters = [("frame_bytes", frame_bytes as f64)];
+        let parameters = [("frame_bytes", buffer_bytes as f64)];
         outcome.rows.push(
             Row::new("queue to bare ring", &parameters, "ratio", &pairs.ratios())
                 .at_least(AT_LEAST),
@@ -57,24 +57,24 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
 /// The two sides of a queue in shared memory, each with mappings of its own.
 struct Sides {
     producer: TransmitProducer,
-    producer_heap: Region,
+    producer_pool: Region,
     consumer: TransmitConsumer,
-    consumer_heap: Mapping,
+    consumer_pool: Mapping,
     ledger: Ledger,
-    heap: HeapShape,
+    heap: PoolShape,
 }
 
 impl Sides {
-    fn new(frame_bytes: usize) -> anyhow::Result<Sides> {
+    fn new(buffer_bytes: usize) -> anyhow::Result<Sides> {
         let slots = SLOTS as u32;
         let (Some(shape), Some(heap)) =
-            (QueueShape::new(slots, slots), HeapShape::new(slots, frame_bytes as u32))
+            (QueueShape::new(slots, slots), PoolShape::new(slots, buffer_bytes as u32))
         else {
             anyhow::bail!("no queue has such a shape");
         };
         let application = SharedFile::create("bench-application", shape.application_words() * 8)?;
         let server = SharedFile::create("bench-server", shape.server_words() * 8)?;
-        let frames = SharedFile::create("bench-heap", heap.heap_bytes())?;
+        let buffers = SharedFile::create("bench-heap", heap.pool_bytes())?;
         let mut ledger_words = own_words(Region::private(
             (shape.ledger_words() + Ledger::words_for(slots)).next_multiple_of(8) * 8,
         )?);
@@ -94,9 +94,9 @@ impl Sides {
         );
         Ok(Sides {
             producer,
-            producer_heap: frames.map_writable()?,
+            producer_pool: buffers.map_writable()?,
             consumer,
-            consumer_heap: frames.map_readable()?,
+            consumer_pool: buffers.map_readable()?,
             ledger: Ledger::new(ledger_words, slots),
             heap,
         })
@@ -104,35 +104,35 @@ impl Sides {
 }
 
 /// One run, in millions of packets a second.
-fn run(cores: (usize, usize), frame_bytes: usize, window: Duration) -> anyhow::Result<f64> {
-    let Sides { mut producer, mut producer_heap, mut consumer, consumer_heap, mut ledger, heap } =
-        Sides::new(frame_bytes)?;
-    let payload = vec![0x5a; frame_bytes];
-    let mut into = vec![0; frame_bytes];
-    let mut free = FreeFrames::new(0, SLOTS as u32);
+fn run(cores: (usize, usize), buffer_bytes: usize, window: Duration) -> anyhow::Result<f64> {
+    let Sides { mut producer, mut producer_pool, mut consumer, consumer_pool, mut ledger, heap } =
+        Sides::new(buffer_bytes)?;
+    let payload = vec![0x5a; buffer_bytes];
+    let mut into = vec![0; buffer_bytes];
+    let mut free = FreeBuffers::new(0, SLOTS as u32);
     let produce = move || {
         if free.len() < BATCH {
-            let reclaimed = producer.reclaim(|frame| free.give_back(frame));
+            let reclaimed = producer.reclaim(|buffer| free.release(buffer));
             reclaimed.expect("the consumer is correct");
             if free.len() < BATCH {
                 return 0;
             }
         }
         for _ in 0..BATCH {
-            let Some(frame) = free.take() else { break };
+            let Some(buffer) = free.take() else { break };
             // As the client library does.
-            if let Some(frame) = free.next(prefetch_distance(frame_bytes) as usize) {
-                let start = heap.frame_offset(frame) + HEADROOM_BYTES as usize;
-                producer_heap.prefetch_to_write(start, frame_bytes);
+            if let Some(buffer) = free.next(prefetch_distance(buffer_bytes) as usize) {
+                let start = heap.buffer_offset(buffer) + HEADROOM_BYTES as usize;
+                producer_pool.prefetch_to_write(start, buffer_bytes);
             }
             let descriptor = Descriptor {
-                frame,
+                buffer,
                 start: HEADROOM_BYTES,
-                len: frame_bytes as u32,
+                len: buffer_bytes as u32,
                 endpoint: 0,
                 flags: 0,
             };
-            write_frame(&mut producer_heap, descriptor.heap_offset(&heap), &payload);
+            write_frame(&mut producer_pool, descriptor.pool_offset(&heap), &payload);
             assert!(producer.push(&[descriptor]), "there are as many slots as frames");
         }
         producer.publish();
@@ -149,7 +149,7 @@ fn run(cores: (usize, usize), frame_bytes: usize, window: Duration) -> anyhow::R
                 let Some((count, at)) = taken.expect("the producer is correct") else { break };
                 for descriptor in &packet[..count] {
                     let len = descriptor.len as usize;
-                    read_frame(&consumer_heap, descriptor.heap_offset(&heap), &mut into[..len]);
+                    read_frame(&consumer_pool, descriptor.pool_offset(&heap), &mut into[..len]);
                 }
                 if slots == 0 {
                     first = at;
@@ -178,11 +178,11 @@ mod tests {
             return;
         }
         let cores = two_cores().unwrap();
-        for frame_bytes in [64, 1500] {
+        for buffer_bytes in [64, 1500] {
             let window = Duration::from_millis(20);
             for mpps in [
-                run(cores, frame_bytes, window).unwrap(),
-                bare::run(cores, frame_bytes, window).unwrap(),
+                run(cores, buffer_bytes, window).unwrap(),
+                bare::run(cores, buffer_bytes, window).unwrap(),
             ] {
                 assert!(mpps.is_finite() && mpps > 0.0, "{mpps}");
             }

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_fields_that_readers_look_for() {
+    fn json_has_the_fields_that_readers_need() {
         let report = report();
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["experiment"], "queue");
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_run_says_so_and_an_old_one_is_read() {
+    fn quick_runs_are_marked_and_old_reports_are_read() {
         let mut report = report();
         assert!(report.to_string().contains("; a short run (--quick); commit "));
         let mut json = serde_json::to_value(&report).unwrap();

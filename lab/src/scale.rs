@@ -20,8 +20,8 @@ use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::raise_file_limit;
 use crate::machine::two_cores;
+use crate::process::Process;
 use crate::report::{Outcome, Row};
-use crate::station::Station;
 use crate::statistics::{Pairs, Summary};
 
 /// Queue sets that are busy.
@@ -90,34 +90,34 @@ fn row(outcome: &mut Outcome, what: &str, idle: usize, unit: &str, pairs: &Pairs
 
 /// A server and the busy session at it. It runs only while it is measured.
 struct Side {
-    station: Station,
+    process: Process,
     busy: Busy,
     idle: Vec<Session>,
 }
 
 impl Side {
     fn new(cpu: usize, idle_endpoints: u32) -> anyhow::Result<Side> {
-        let station = Station::start_switch(cpu)?;
-        let busy = Busy::new(&station.socket(), idle_endpoints)?;
-        station.pause()?;
-        Ok(Side { station, busy, idle: Vec::new() })
+        let process = Process::start_switch(cpu)?;
+        let busy = Busy::new(&process.socket(), idle_endpoints)?;
+        process.pause()?;
+        Ok(Side { process, busy, idle: Vec::new() })
     }
 
     fn attach_idle(&mut self, count: usize) -> anyhow::Result<()> {
-        self.station.resume()?;
+        self.process.resume()?;
         while self.idle.len() < count {
-            let mut session = Session::attach(self.station.socket(), &options("idle", 1))?;
+            let mut session = Session::attach(self.process.socket(), &options("idle", 1))?;
             session.open(&Rule::new().udp(1))?;
             self.idle.push(session);
         }
-        self.station.pause()?;
+        self.process.pause()?;
         Ok(())
     }
 
     fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
-        self.station.resume()?;
+        self.process.resume()?;
         let rate = self.busy.run(window);
-        self.station.pause()?;
+        self.process.pause()?;
         rate
     }
 }
@@ -148,15 +148,15 @@ fn engine(
     Ok(())
 }
 
-fn options(name: &str, queue_sets: u32) -> Options {
+fn options(name: &str, queue_pairs: u32) -> Options {
     Options {
         name: name.into(),
-        queue_sets,
-        endpoints: queue_sets,
+        queue_pairs,
+        endpoints: queue_pairs,
         transmit_slots: SLOTS,
         receive_slots: SLOTS,
-        transmit_frame_bytes: 128,
-        receive_frame_bytes: 128,
+        transmit_buffer_bytes: 128,
+        receive_buffer_bytes: 128,
         ..Options::default()
     }
 }
@@ -175,14 +175,14 @@ impl Busy {
         let flow = Flow::v4().macs(mac, mac).addresses(ip, ip);
         let mut endpoints = Vec::new();
         // Those that are busy stand behind half of the idle ones.
-        for queue_set in 0..BUSY + idle {
+        for queue_pair in 0..BUSY + idle {
             let port = |number: u32| 1000 + number as u16;
-            let rule = Rule::new().udp(port(queue_set)).queue_set(queue_set);
+            let rule = Rule::new().udp(port(queue_pair)).queue_pair(queue_pair);
             let endpoint = session.open(&rule)?;
             let first = idle / 2;
-            if (first..first + BUSY).contains(&queue_set) {
-                let next = first + (queue_set - first + 1) % BUSY;
-                let packet = flow.ports(port(queue_set), port(next)).udp(&[0; 22]);
+            if (first..first + BUSY).contains(&queue_pair) {
+                let next = first + (queue_pair - first + 1) % BUSY;
+                let packet = flow.ports(port(queue_pair), port(next)).udp(&[0; 22]);
                 endpoints.push((endpoint, packet));
             }
         }
@@ -216,9 +216,9 @@ impl Busy {
         self.session.flush()?;
         while got < sent {
             while self.session.wait(Some(Duration::ZERO))?
-                && let Some(queue_set) = self.session.ready()?
+                && let Some(queue_pair) = self.session.ready()?
             {
-                got += self.session.receive(queue_set, SLOTS as usize, |_| {})?;
+                got += self.session.receive(queue_pair, SLOTS as usize, |_| {})?;
             }
             if began.elapsed() > Duration::from_secs(5) {
                 bail!("{got} of {sent} packets came in 5 s");

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_one() {
+    fn the_summary_has_the_median() {
         let one = Summary::of(&[3.0, 1.0, 2.0]);
         assert_eq!((one.lowest, one.median, one.highest), (1.0, 2.0, 3.0));
         assert_eq!(Summary::of(&[4.0, 1.0]).median, 2.5);

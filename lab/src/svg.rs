@@ -328,7 +328,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_drawn_is_left_out() {
+    fn points_that_cannot_be_drawn_are_left_out() {
         let odd = vec![[0.0, 1.0], [f64::NAN, 1.0], [10.0, f64::INFINITY], [10.0, 2.0]];
         let figure = Figure::new("f", "t", Axis::log("x", ""), Axis::log("y", ""));
         for figure in [

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_device::loopback;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Policy, Server, Subnets};
+use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::pin;
 
 use crate::Settings;
@@ -41,7 +41,7 @@ pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
     let (near, _far) = loopback::pair(&loopback::Config::default())?;
     let config = Config {
         socket: Some(socket),
-        settings: Mode::Poll.into(),
+        settings: EngineStrategy::Poll.into(),
         engine_cpu: Some(engine_cpu),
         subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 16)), ipv6: None },
         policy: Policy { sessions_per_user: 2000, ..Policy::default() },
@@ -195,7 +195,7 @@ impl Load {
         for _ in 0..BATCH {
             let (endpoint, headers) = &self.from[self.next];
             let fill = self.sent as u8;
-            let sent = self.sender.send(*endpoint, self.frame_bytes, Meta::FINISHED, |parts| {
+            let sent = self.sender.send(*endpoint, self.frame_bytes, Meta::FULL, |parts| {
                 if let [part] = parts
                     && let Some((start, payload)) = part.split_at_mut_checked(HEADER_BYTES)
                 {

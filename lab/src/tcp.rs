@@ -15,7 +15,7 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_net::Network;
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::{End, Namespace, connect};
 
 use crate::Settings;
@@ -41,7 +41,7 @@ pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
     netlink.set_up(TAP)?;
     let config = Config {
         socket: Some(socket),
-        settings: Mode::Interrupt.into(),
+        settings: EngineStrategy::Block.into(),
         subnets: Subnets { ipv4: Some((KERNEL, 24)), ipv6: None },
         ..Config::default()
     };

@@ -2,7 +2,7 @@
 
 use towpath_client::{Endpoint, Kind, Scope, Session, Setting};
 
-use crate::station::{Serving, Station, Wire};
+use crate::process::{Process, Serving, Wire};
 
 /// How an application waits for what comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub(crate) enum Waits {
     Polls,
     /// It sleeps, and is woken.
     Blocks,
-    /// It looks for as long as that is likely to be worth it, and sleeps (`Waiting::Spin`).
+    /// It looks for as long as that is likely to be worth it, and sleeps (`WaitStrategy::SpinThenBlock`).
     Spins,
 }
 
@@ -40,16 +40,16 @@ impl Way {
     /// Applies the settings of the device and of an endpoint.
     pub(crate) fn apply(
         &self,
-        station: &Station,
+        process: &Process,
         session: &mut Session,
         endpoint: Endpoint,
     ) -> anyhow::Result<()> {
         for &(setting, value) in &self.settings {
             match setting.spec().scope {
-                Scope::Device => station.set(setting, value)?,
+                Scope::Device => process.set(setting, value)?,
                 Scope::Endpoint | Scope::OwnEndpoint => {
                     let of = Some((session.info().session, endpoint.number()));
-                    towpath_client::set(station.socket(), of, setting, value)?;
+                    towpath_client::set(process.socket(), of, setting, value)?;
                 }
             }
         }
@@ -75,7 +75,7 @@ impl Technique {
 }
 
 /// The word of `mode` by which the engine looks so many times a second.
-const CLOCKED: u64 = 3;
+const TIMER_DRIVEN: u64 = 3;
 /// A rate at which a frame of 60 bytes has passed in half a microsecond.
 const FAST_BPS: u64 = 1_000_000_000;
 
@@ -121,7 +121,7 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
         ),
     ];
     techniques.push(Technique::new(
-        "a small message goes past the others (send_small)",
+        "a small message goes past the others (send_expedited)",
         Way { small: true, ..both_poll.clone() },
         base.clone(),
     ));
@@ -133,17 +133,18 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
         rung_too,
     ));
     // A timer ends each sleep of an engine that looks by the clock.
-    let clocked =
-        |serving: &Serving| Way::new(serving.clone(), Waits::Polls).with(Setting::Mode, CLOCKED);
+    let clocked = |serving: &Serving| {
+        Way::new(serving.clone(), Waits::Polls).with(Setting::Wait, TIMER_DRIVEN)
+    };
     techniques.push(Technique::new(
-        "timer_slack_us=500, not 5, with mode=clocked",
+        "timer_slack_us=500, not 5, with wait=timer-driven",
         clocked(&asleep).with(Setting::TimerSlackUs, 500),
         clocked(&other).with(Setting::TimerSlackUs, 5),
     ));
     techniques.push(Technique {
         echo_cpu: Some(engine_cpu),
         ..Technique::new(
-            "the application spins before it sleeps (Waiting::Spin), sent back by a process",
+            "the application spins before it sleeps (WaitStrategy::SpinThenBlock), sent back by a process",
             Way::new(asleep.clone(), Waits::Spins),
             Way::new(other.clone(), Waits::Blocks),
         )
@@ -153,11 +154,11 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
         for (value, against) in compared(words, spec.default) {
             let (on, off) = (setting.show(value), setting.show(against));
             // The mode has rows of its own above; its other words are compared with sleeping.
-            let known = *setting == Setting::Mode && ["poll", "interrupt"].contains(&on.as_str());
+            let known = *setting == Setting::Wait && ["poll", "block"].contains(&on.as_str());
             if known {
                 continue;
             }
-            let (near, far) = if *setting == Setting::Mode {
+            let (near, far) = if *setting == Setting::Wait {
                 (Way::new(asleep.clone(), Waits::Polls), Way::new(other.clone(), Waits::Polls))
             } else if *setting == Setting::Pacing {
                 // Without a rate there is nothing to spread; this one holds no frame of a round trip up.
@@ -192,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn on_is_compared_with_off_whatever_stands() {
+    fn on_is_compared_with_off_for_any_default() {
         for default in 0..2 {
             assert_eq!(compared(&["off", "on"], default), [(1, 0)]);
         }
@@ -200,8 +201,8 @@ mod tests {
     }
 
     #[test]
-    fn clocked_is_that_word() {
-        assert_eq!(Setting::Mode.show(CLOCKED), "clocked");
+    fn timer_driven_is_the_value_of_that_word() {
+        assert_eq!(Setting::Wait.show(TIMER_DRIVEN), "timer-driven");
     }
 
     #[test]
@@ -227,7 +228,7 @@ mod tests {
             assert!(differs, "{} compares like with like", one.name);
         }
         for (setting, spec) in Setting::ALL {
-            if *setting != Setting::Mode && matches!(spec.kind, Kind::Word(_)) {
+            if *setting != Setting::Wait && matches!(spec.kind, Kind::Word(_)) {
                 let named = |one: &&Technique| one.name.starts_with(&format!("{}=", spec.name));
                 assert!(all.iter().find(named).is_some(), "{} has no row", spec.name);
             }

@@ -14,7 +14,7 @@ use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::loopback;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::internals::{Arming, Verdict, Watchdog};
-use towpath_server::{Config, Mode, Server, Values};
+use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
 
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
@@ -42,9 +42,10 @@ fn alone(arming: Arming, batch: u64, turns: u64) -> anyhow::Result<f64> {
     let (mut returned, mut fine) = (0, true);
     let start = Instant::now();
     for _ in 0..turns {
-        fine &= dog.after_turn(std::hint::black_box(batch), returned, clock_ns) == Verdict::Fine;
+        fine &=
+            dog.after_iteration(std::hint::black_box(batch), returned, clock_ns) == Verdict::Fine;
         returned += batch;
-        fine &= dog.after_turn(std::hint::black_box(0), returned, clock_ns) == Verdict::Fine;
+        fine &= dog.after_iteration(std::hint::black_box(0), returned, clock_ns) == Verdict::Fine;
     }
     let took = start.elapsed();
     ensure!(fine, "a device that gives back all was taken for stalled");
@@ -64,7 +65,7 @@ impl Whole {
     fn new() -> anyhow::Result<Whole> {
         let config = loopback::Config { tx_asynchronous: true, ..loopback::Config::default() };
         let (near, far) = loopback::pair(&config)?;
-        let settings: Values = Mode::Poll.into();
+        let settings: Values = EngineStrategy::Poll.into();
         let config = Config { settings, ..Config::default() };
         let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default())?;
         let mut session = Session::attach_over(server.connect()?, &Options::default())?;
@@ -95,7 +96,7 @@ impl Whole {
             }
             self.session.flush()?;
             while let Some((_, meta)) = self.far.receive() {
-                ensure!(meta == Meta::FINISHED, "a frame that is unfinished");
+                ensure!(meta == Meta::FULL, "a frame that is unfinished");
                 seen += 1;
             }
         }
@@ -121,7 +122,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         }
         for (((name, _), values), curve) in ARMINGS.iter().zip(&values).zip(&mut curves) {
             curve.push([batch as f64, Summary::of(values).median]);
-            let parameters = [("frames_per_turn", batch as f64)];
+            let parameters = [("frames_per_iteration", batch as f64)];
             let name = format!("watchdog {name}, alone");
             outcome.rows.push(Row::new(&name, &parameters, "ns a frame", values));
         }

@@ -10,9 +10,9 @@ use towpath_testkit::{check_tun, skip};
 use crate::experiment::{Directory, LIMIT, NOTHING, alone, bench, end_of, files_of, start};
 
 #[test]
-fn ended_before_its_time_it_leaves_nothing() {
+fn an_experiment_ended_early_leaves_nothing() {
     if let Err(why) = check_tun() {
-        skip("ended_before_its_time_it_leaves_nothing", &why);
+        skip("an_experiment_ended_early_leaves_nothing", &why);
         return;
     }
     let _alone = alone();

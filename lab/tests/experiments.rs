@@ -13,7 +13,7 @@ fn notre_dame() {
         &[
             "Towpath to AF_PACKET on both sides, all sleep",
             "on to off: both poll, neither sleeps",
-            "on to off: mode=clocked, not interrupt",
+            "on to off: wait=timer-driven, not block",
             "on to off: a small message goes past the others",
             "on to off: rx_frames=16 rx_usecs=50",
             "on to off: timer_slack_us=500, not 5",
@@ -57,7 +57,7 @@ fn karlsruhe() {
             "sending: a frame costs, by least squares",
             "receiving: idle time lost by a thousand switches",
             "on to off: one ring for 16 frames",
-            "on to off: mode=adaptive, not interrupt",
+            "on to off: wait=spin-then-block, not block",
             "on to off: a ring after 16 frames or 1 ms",
             "TCP receiving, idle time, Towpath to Linux",
         ],

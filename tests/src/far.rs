@@ -11,7 +11,7 @@ pub struct Echo {
     device: Box<dyn Device>,
     spaces: Spaces,
     pool: SpaceId,
-    frame_bytes: u32,
+    buffer_bytes: u32,
     received: Vec<Received>,
     tokens: Vec<u64>,
     /// Buffers back from the device, to be provided again.
@@ -37,15 +37,15 @@ impl Echo {
     pub fn new(mut device: Box<dyn Device>) -> Echo {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).expect("the far end starts");
-        let frame_bytes = device.info().rx_frame_bytes.next_multiple_of(128) as u32;
-        let memory = Region::private((FRAMES * frame_bytes) as usize).expect("memory");
+        let buffer_bytes = device.info().rx_buffer_bytes.next_multiple_of(128) as u32;
+        let memory = Region::private((FRAMES * buffer_bytes) as usize).expect("memory");
         let pool = spaces.add(Space::writable(memory));
-        let empty = (0..FRAMES).map(|index| index * frame_bytes).collect();
+        let empty = (0..FRAMES).map(|index| index * buffer_bytes).collect();
         Echo {
             device,
             spaces,
             pool,
-            frame_bytes,
+            buffer_bytes,
             received: Vec::with_capacity(64),
             tokens: Vec::with_capacity(FRAMES as usize),
             empty,
@@ -58,12 +58,12 @@ impl Echo {
     /// when the other end is gone.
     pub fn turn(&mut self) -> Option<usize> {
         self.tokens.clear();
-        self.device.tx_return(&mut self.tokens, FRAMES as usize).ok()?;
+        self.device.tx_complete(&mut self.tokens, FRAMES as usize).ok()?;
         self.empty.extend(self.tokens.iter().map(|token| *token as u32));
-        let taken = self.device.rx_provide(&self.spaces, self.pool, &self.empty);
+        let taken = self.device.rx_fill(&self.spaces, self.pool, &self.empty);
         self.empty.drain(..taken);
         self.received.clear();
-        self.device.rx_return(&mut self.spaces, &mut self.received, 64).ok()?;
+        self.device.rx_poll(&mut self.spaces, &mut self.received, 64).ok()?;
         let mut work = self.received.len();
         for one in &self.received {
             let mut addresses = [0; 12];
@@ -74,9 +74,9 @@ impl Echo {
         }
         while let Some(one) = self.waiting.front() {
             let parts = [Part { space: self.pool, offset: one.offset, len: one.len }];
-            let token = u64::from(one.frame / self.frame_bytes * self.frame_bytes);
-            let packet = Packet { parts: &parts, meta: Meta::FINISHED, token };
-            if self.device.tx_provide(&mut self.spaces, &[packet]).ok()? == 0 {
+            let token = u64::from(one.buffer / self.buffer_bytes * self.buffer_bytes);
+            let packet = Packet { parts: &parts, meta: Meta::FULL, token };
+            if self.device.tx_submit(&mut self.spaces, &[packet]).ok()? == 0 {
                 break;
             }
             self.echoed += 1;

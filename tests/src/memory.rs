@@ -87,14 +87,14 @@ pub struct Places {
     /// Events to the server: a line with the index, then the queue.
     pub events: usize,
     /// The queue pairs.
-    pub queue_sets: Vec<QueueSetPlaces>,
+    pub queue_pairs: Vec<QueuePairOffsets>,
     /// All words.
     pub all: Range<usize>,
 }
 
 /// The layout of a queue pair's words in the application pages.
 #[derive(Clone, Copy, Debug)]
-pub struct QueueSetPlaces {
+pub struct QueuePairOffsets {
     /// The transmit queue's head.
     pub transmit_head: usize,
     /// The receive queue's head.
@@ -112,10 +112,10 @@ impl Places {
         let acknowledgements = LINE_WORDS;
         let events = acknowledgements + shape.events().acknowledger_words();
         let first = events + shape.events().marker_words();
-        let queue_sets = (0..shape.queue_sets as usize).map(|set| {
+        let queue_pairs = (0..shape.queue_pairs as usize).map(|set| {
             let start = first + set * shape.queues.application_words();
             let descriptors = start + 2 * LINE_WORDS;
-            QueueSetPlaces {
+            QueuePairOffsets {
                 transmit_head: start,
                 receive_head: start + LINE_WORDS,
                 descriptors,
@@ -125,7 +125,7 @@ impl Places {
         Places {
             acknowledgements,
             events,
-            queue_sets: queue_sets.collect(),
+            queue_pairs: queue_pairs.collect(),
             all: 0..shape.application_words(),
         }
     }

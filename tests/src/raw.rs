@@ -37,12 +37,12 @@ pub struct Raw {
 #[must_use]
 pub fn attach(name: &str) -> Attach {
     Attach {
-        queue_sets: 1,
+        queue_pairs: 1,
         endpoints: 4,
         transmit_slots: 8,
         receive_slots: 8,
-        transmit_frame_bytes: 2048,
-        receive_frame_bytes: 2048,
+        transmit_buffer_bytes: 2048,
+        receive_buffer_bytes: 2048,
         name: fixed_name(name),
         ipv4: [0; 4],
         reserved: 0,

@@ -23,7 +23,7 @@ pub struct Holdings {
     /// Sessions in its report.
     pub sessions: usize,
     /// Addresses of sessions, by its report.
-    pub addresses_given: usize,
+    pub addresses_in_use: usize,
     /// Threads.
     pub threads: usize,
 }
@@ -134,7 +134,7 @@ impl Served {
     pub fn holdings(&mut self) -> Holdings {
         let report = self.report();
         let sessions = report["sessions"].as_array().map_or(0, Vec::len);
-        let given = report["device"]["addresses_given"].as_u64().expect("a number");
+        let given = report["device"]["addresses_in_use"].as_u64().expect("a number");
         let stored = self.process.ask("stored").parse().expect("a number");
         let census = Census::of(self.pid()).expect("it lives");
         let mut descriptors = census.descriptors;
@@ -149,7 +149,7 @@ impl Served {
             mapped_files: maps.lines().filter(|line| line.contains("/memfd:")).count(),
             stored,
             sessions,
-            addresses_given: given as usize,
+            addresses_in_use: given as usize,
             threads: census.threads,
         }
     }

@@ -6,7 +6,7 @@ use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
 use towpath_device::loopback;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::{Allocations, CountingAllocator};
 use towpath_tests::far::Echo;
 use towpath_tests::{PATIENCE, frames};
@@ -28,7 +28,7 @@ impl Bench {
     fn send(&mut self, to: [u8; 6], number: u64) {
         let own = self.a.info().mac;
         self.a
-            .send(self.of_a, frames::len(1, number), Meta::FINISHED, |parts| {
+            .send(self.of_a, frames::len(1, number), Meta::FULL, |parts| {
                 frames::write(parts[0], to, own, 1, number);
             })
             .expect("there is room");
@@ -78,7 +78,7 @@ impl Bench {
     }
 }
 
-fn of_packets(mode: Mode) -> Allocations {
+fn of_packets(mode: EngineStrategy) -> Allocations {
     let (near, far) = loopback::pair(&loopback::Config::default()).expect("a loopback");
     let subnets = Subnets {
         ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
@@ -118,7 +118,7 @@ fn of_packets(mode: Mode) -> Allocations {
 #[test]
 fn no_allocation_for_any_packet() {
     assert!(CountingAllocator::is_installed());
-    for mode in [Mode::Poll, Mode::Interrupt] {
+    for mode in [EngineStrategy::Poll, EngineStrategy::Block] {
         let counted = of_packets(mode);
         assert_eq!(counted.calls(), 0, "{mode:?}: {counted:?}");
     }

@@ -205,9 +205,9 @@ fn a_doorbell_with_many_polling_threads() {
 }
 
 #[test]
-fn a_doorbell_whose_waiters_come_after_it_was_fast() {
+fn a_doorbell_that_gets_waiters_after_it_was_fast() {
     stands_and_did(
-        "a_doorbell_whose_waiters_come_after_it_was_fast",
+        "a_doorbell_that_gets_waiters_after_it_was_fast",
         "waiters-nested",
         &[],
         "entries",

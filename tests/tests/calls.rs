@@ -44,7 +44,7 @@ fn watched(test: &str, threads: &[u32], then: impl FnOnce()) -> Option<Vec<Sysca
 
 #[test]
 fn no_system_call_from_application_to_application() {
-    let server = Served::start(&PEER, &["mode=poll", "far=none"]);
+    let server = Served::start(&PEER, &["wait=poll", "far=none"]);
     let mut pair = PEER.start(&["pair", server.path(), "1", "spin"]);
     pair.expect("running");
     let threads = [server.thread("engine"), pair.pid()];
@@ -63,7 +63,7 @@ fn no_system_call_from_application_to_application() {
 
 #[test]
 fn no_system_call_of_the_engine_over_a_device_in_memory() {
-    let server = Served::start(&PEER, &["mode=poll", "far=echo"]);
+    let server = Served::start(&PEER, &["wait=poll", "far=echo"]);
     let mut echoed = PEER.start(&["echoed", server.path(), "1"]);
     echoed.expect("running");
     // An application's first sleeps are those beside an engine without history of it.
@@ -76,9 +76,9 @@ fn no_system_call_of_the_engine_over_a_device_in_memory() {
         let packets = count(&mut echoed) - before;
         assert!(packets > 200, "{packets} packets");
         // Waking a sleeping application is the only system call.
-        let rings = counts[0].number(libc::SYS_sendto);
-        assert_eq!(counts[0].total(), rings, "engine, {packets} packets: {}", counts[0]);
-        assert!(rings <= packets, "{rings} rings for {packets} packets");
+        let notifications = counts[0].number(libc::SYS_sendto);
+        assert_eq!(counts[0].total(), notifications, "engine, {packets} packets: {}", counts[0]);
+        assert!(notifications <= packets, "{notifications} notifications for {packets} packets");
     }
     echoed.finish();
     server.stop();
@@ -91,7 +91,7 @@ fn over_a_tap_only_its_reads_and_writes() {
         if let Err(why) = towpath_testkit::check_tun() {
             return skip(test, &why);
         }
-        let server = Served::start(&PEER, &["mode=poll", "tap=calls0"]);
+        let server = Served::start(&PEER, &["wait=poll", "tap=calls0"]);
         let mut netlink = Netlink::open().unwrap();
         std::fs::write("/proc/sys/net/ipv6/conf/calls0/disable_ipv6", "1").unwrap();
         netlink.set_up("calls0").unwrap();
@@ -152,7 +152,7 @@ fn one_doorbell_a_batch_at_most() {
     };
     let ((mut a, of_a), (mut b, _of_b)) = (attach(), attach());
     let (from, to) = (a.info().mac, b.info().mac);
-    let rings = server.device_counter("rings");
+    let notifications = server.device_counter("notifications");
     let got = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
@@ -170,7 +170,7 @@ fn one_doorbell_a_batch_at_most() {
         });
         for batch in 0..BATCHES {
             for number in batch * BATCH..(batch + 1) * BATCH {
-                a.send(of_a, frames::len(1, number), Meta::FINISHED, |parts| {
+                a.send(of_a, frames::len(1, number), Meta::FULL, |parts| {
                     frames::write(parts[0], to, from, 1, number);
                 })
                 .unwrap();
@@ -184,14 +184,19 @@ fn one_doorbell_a_batch_at_most() {
             a.unsent(0).unwrap();
         }
         let of_b = receiver.join().unwrap();
-        let (of_a, rings) = (a.statistics(), server.device_counter("rings") - rings);
-        println!("sender {of_a:?}, receiver {of_b:?}, the server rang {rings} times");
+        let (of_a, notifications) =
+            (a.statistics(), server.device_counter("notifications") - notifications);
+        println!("sender {of_a:?}, receiver {of_b:?}, the server rang {notifications} times");
         assert_eq!(of_a.batches, BATCHES);
-        assert!(of_a.rings <= BATCHES, "{} rings for {BATCHES} batches", of_a.rings);
-        assert!(rings <= BATCHES, "{rings} rings for {BATCHES} batches");
+        assert!(
+            of_a.notifications <= BATCHES,
+            "{} notifications for {BATCHES} batches",
+            of_a.notifications
+        );
+        assert!(notifications <= BATCHES, "{notifications} notifications for {BATCHES} batches");
         assert!(of_b.wake_ups <= BATCHES, "{} wake-ups for {BATCHES} batches", of_b.wake_ups);
         // They did sleep, or this would prove nothing.
-        assert!(of_a.rings > BATCHES / 2 && rings > BATCHES / 2);
+        assert!(of_a.notifications > BATCHES / 2 && notifications > BATCHES / 2);
     });
     drop((a, b));
     server.stop();

@@ -44,7 +44,7 @@ fn serves(server: &Served) {
 }
 
 #[test]
-fn what_is_no_message_is_refused_and_cut_off() {
+fn malformed_messages_are_refused_and_cut_off() {
     let mut server = Served::start(&PEER, &[]);
     let before = server.settled();
     let mut wrong_length = Vec::new();
@@ -95,7 +95,7 @@ fn what_is_no_message_is_refused_and_cut_off() {
 }
 
 #[test]
-fn random_bytes_harm_nobody() {
+fn random_control_bytes_harm_no_session() {
     let mut random = Random::new(seed(0xb17e5));
     let mut server = Served::start(&PEER, &[]);
     let before = server.settled();
@@ -125,7 +125,7 @@ fn random_bytes_harm_nobody() {
 }
 
 #[test]
-fn another_version_is_told_both() {
+fn a_version_refusal_names_both_versions() {
     let server = Served::start(&PEER, &[]);
     for version in [0, VERSION + 1, 0x7fff, u16::MAX] {
         for message in [
@@ -149,7 +149,7 @@ fn another_version_is_told_both() {
 }
 
 #[test]
-fn what_is_the_servers_to_send_or_out_of_order_is_refused() {
+fn server_messages_and_messages_out_of_order_are_refused() {
     let mut server = Served::start(&PEER, &[]);
     let before = server.settled();
     let raw = connect(&server);
@@ -200,9 +200,9 @@ fn each_field_of_attach_has_its_range() {
     let good = raw::attach("fields");
     let [many, huge] = [u32::MAX, 1 << 30];
     let malformed: Vec<Attach> = vec![
-        Attach { queue_sets: 0, ..good },
-        Attach { queue_sets: 16_385, ..good },
-        Attach { queue_sets: many, ..good },
+        Attach { queue_pairs: 0, ..good },
+        Attach { queue_pairs: 16_385, ..good },
+        Attach { queue_pairs: many, ..good },
         Attach { endpoints: 0, ..good },
         Attach { endpoints: 16_385, ..good },
         Attach { endpoints: many, ..good },
@@ -213,14 +213,14 @@ fn each_field_of_attach_has_its_range() {
         Attach { receive_slots: 0, ..good },
         Attach { receive_slots: 12, ..good },
         Attach { receive_slots: 1 << 31, ..good },
-        Attach { transmit_frame_bytes: 0, ..good },
-        Attach { transmit_frame_bytes: 63, ..good },
-        Attach { transmit_frame_bytes: 1 << 18, ..good },
-        Attach { transmit_frame_bytes: many, ..good },
-        Attach { receive_frame_bytes: 1, ..good },
-        Attach { receive_frame_bytes: many, ..good },
-        Attach { queue_sets: 16_384, transmit_slots: 1 << 20, ..good },
-        Attach { transmit_slots: 1 << 20, transmit_frame_bytes: 1 << 17, ..good },
+        Attach { transmit_buffer_bytes: 0, ..good },
+        Attach { transmit_buffer_bytes: 63, ..good },
+        Attach { transmit_buffer_bytes: 1 << 18, ..good },
+        Attach { transmit_buffer_bytes: many, ..good },
+        Attach { receive_buffer_bytes: 1, ..good },
+        Attach { receive_buffer_bytes: many, ..good },
+        Attach { queue_pairs: 16_384, transmit_slots: 1 << 20, ..good },
+        Attach { transmit_slots: 1 << 20, transmit_buffer_bytes: 1 << 17, ..good },
         Attach { reserved: 1, ..good },
     ];
     let raw = connect(&server);
@@ -273,8 +273,8 @@ fn each_field_of_open_has_its_range() {
         (Open { given: u32::MAX, ..good }, Refusal::Malformed),
         (Open { flags: 16, ..good }, Refusal::Malformed),
         (Open { flags: u32::MAX, ..good }, Refusal::Malformed),
-        (Open { queue_set: 1, ..good }, Refusal::NotFound),
-        (Open { queue_set: u32::MAX, ..good }, Refusal::NotFound),
+        (Open { queue_pair: 1, ..good }, Refusal::NotFound),
+        (Open { queue_pair: u32::MAX, ..good }, Refusal::NotFound),
         (Open { flags: 12, ..good }, Refusal::Malformed),
         (Open { flags: 4, given: message::RULE_VLAN, vlan: 5, ..good }, Refusal::Malformed),
         (Open { flags: 8, given: ip, ip_version: 4, ..good }, Refusal::Malformed),
@@ -349,14 +349,14 @@ fn settings_that_are_none_are_refused() {
     assert!(matches!(opened, Reply::Message(Message::Opened(Opened { endpoint: 0 }), _)));
     let session = attached.session;
     // A setting that can be lost.
-    let clock = set(Setting::ClockHz as u32, 300);
+    let clock = set(Setting::TickHz as u32, 300);
     let weight = Set { session, ..set(Setting::Weight as u32, 7) };
     for one in [clock, weight] {
         let done = raw.ask(&Message::Set(one)).unwrap();
         assert!(matches!(done, Reply::Message(Message::Done, _)), "{done:?}");
     }
     let before = settings(&server);
-    assert_eq!((before[0]["clock_hz"].as_str(), before[1]["weight"].as_str()), {
+    assert_eq!((before[0]["tick_hz"].as_str(), before[1]["weight"].as_str()), {
         (Some("300"), Some("7"))
     });
     let none = Setting::ALL.len() as u32;
@@ -409,7 +409,7 @@ fn settings_that_are_none_are_refused() {
     let (refusal, _) = refused(raw.ask(&Message::Set(odd)).unwrap());
     assert_eq!(refusal, Refusal::Malformed);
     assert_eq!(settings(&server), before);
-    assert_eq!(server.report()["device"]["mode"], "interrupt");
+    assert_eq!(server.report()["device"]["wait"], "block");
     drop(raw);
     server.stop();
 }
@@ -456,16 +456,16 @@ fn flood(all: &[Raw], messages: &[Vec<u8>; 2], over: &AtomicBool) -> usize {
 /// A client that sets without end, with the maximum of queue pairs, delays no packets of others.
 /// The server cuts it off when it does not read its answers.
 #[test]
-fn who_floods_settings_holds_up_nobody() {
+fn a_flood_of_settings_delays_no_other_client() {
     let mut server = Served::start(&PEER, &[]);
     let mut neighbour = PEER.start(&["pair", server.path(), "7"]);
     neighbour.expect("running");
     let before = server.settled();
     let raw = connect(&server);
     let attach = Attach {
-        queue_sets: 16_384,
-        transmit_frame_bytes: 128,
-        receive_frame_bytes: 128,
+        queue_pairs: 16_384,
+        transmit_buffer_bytes: 128,
+        receive_buffer_bytes: 128,
         ..raw::attach("flood")
     };
     let (attached, files) = raw.live(attach).unwrap();
@@ -505,7 +505,7 @@ fn who_floods_settings_holds_up_nobody() {
 }
 
 #[test]
-fn who_floods_or_never_reads_is_cut_off_and_holds_up_nobody() {
+fn clients_that_flood_or_never_read_are_cut_off() {
     let mut server = Served::start(&PEER, &[]);
     let mut neighbour = PEER.start(&["pair", server.path(), "6"]);
     neighbour.expect("running");

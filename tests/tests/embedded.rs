@@ -19,12 +19,12 @@ use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
-use towpath_server::{Config, Mode, Server};
+use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::memory::Places;
 use towpath_tests::raw::{self, Raw, Reply};
 use towpath_tests::{PATIENCE, eventually, frames};
 
-fn serve(device: Box<dyn Device>, mode: Mode) -> Server {
+fn serve(device: Box<dyn Device>, mode: EngineStrategy) -> Server {
     let config = Config { settings: mode.into(), ..Config::default() };
     Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
 }
@@ -42,27 +42,27 @@ impl Device for Breaks {
     fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
         self.inner.start(spaces)
     }
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.inner.rx_provide(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.inner.rx_fill(spaces, space, frames)
     }
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
         assert!(!self.now.load(Ordering::Relaxed), "the test's device breaks here");
-        self.inner.rx_return(spaces, out, budget)
+        self.inner.rx_poll(spaces, out, budget)
     }
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
-        self.inner.tx_provide(spaces, packets)
+        self.inner.tx_submit(spaces, packets)
     }
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
-        self.inner.tx_return(out, budget)
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        self.inner.tx_complete(out, budget)
     }
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.sleep_fd()
@@ -80,7 +80,7 @@ impl Device for Breaks {
 
 #[test]
 fn an_engine_that_breaks_ends_the_server_and_applications_are_told() {
-    for mode in [Mode::Poll, Mode::Interrupt] {
+    for mode in [EngineStrategy::Poll, EngineStrategy::Block] {
         let now = Arc::new(AtomicBool::new(false));
         let (inner, far) = loopback::pair(&loopback::Config::default()).unwrap();
         let server = serve(Box::new(Breaks { inner, now: now.clone() }), mode);
@@ -92,7 +92,7 @@ fn an_engine_that_breaks_ends_the_server_and_applications_are_told() {
         let mut session = attach(&server).unwrap();
         session.open(&Rule::new()).unwrap();
         now.store(true, Ordering::Relaxed);
-        far.send(&[0; 60], Meta::FINISHED);
+        far.send(&[0; 60], Meta::FULL);
         assert_eq!(session.wait(Some(PATIENCE)), Err(Lost::ServerGone));
         let mut heard = [rustix::event::PollFd::new(server.over(), rustix::event::PollFlags::IN)];
         let timeout = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
@@ -147,7 +147,7 @@ impl Hand {
 
     /// Writes a descriptor, and does not announce it.
     fn put(&mut self, words: [u64; 2]) {
-        let set = self.places.queue_sets[0];
+        let set = self.places.queue_pairs[0];
         let slot = (self.head & 7) as usize * 2;
         self.pages.store(set.descriptors + slot, words[0]);
         self.pages.store(set.descriptors + slot + 1, words[1]);
@@ -157,7 +157,7 @@ impl Hand {
     /// Puts a descriptor into the transmit queue, and announces it.
     fn push(&mut self, words: [u64; 2]) {
         self.put(words);
-        self.pages.publish(self.places.queue_sets[0].transmit_head, self.head);
+        self.pages.publish(self.places.queue_pairs[0].transmit_head, self.head);
         self.pages.publish(self.places.events + LINE_WORDS, 0);
         let events = self.pages.get(self.places.events);
         self.pages.publish(self.places.events, events + 1);
@@ -171,12 +171,12 @@ impl Hand {
 
     fn send(&mut self, frame: u32, bytes: &[u8]) {
         let descriptor = Descriptor {
-            frame,
+            buffer: frame,
             start: HEADROOM_BYTES,
             len: bytes.len() as u32,
             ..Descriptor::default()
         };
-        assert!(self.heap.copy_in(descriptor.heap_offset(&self.shape.transmit_heap), bytes));
+        assert!(self.heap.copy_in(descriptor.pool_offset(&self.shape.transmit_pool), bytes));
         self.push(descriptor.to_words());
     }
 }
@@ -184,10 +184,10 @@ impl Hand {
 /// A session closed for a violation stays until its packets in flight come back from the device.
 /// Its requests in the meantime must have no effect after it has gone.
 #[test]
-fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
+fn requests_of_a_closing_session_misroute_no_packets() {
     let config = loopback::Config { ring_packets: 4, tx_asynchronous: true, ..Default::default() };
     let (near, far) = loopback::pair(&config).unwrap();
-    let server = serve(Box::new(near), Mode::Interrupt);
+    let server = serve(Box::new(near), EngineStrategy::Block);
     let mut far = DeviceFarEnd::new(Box::new(far));
     let mut hand = Hand::attach(&server);
     let mac = hand.attached.mac;
@@ -225,7 +225,7 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
         frame
     };
     for ethertype in [0x88b5, 0x88b6, 0x88b7] {
-        assert!(far.send(&to(ethertype), Meta::FINISHED));
+        assert!(far.send(&to(ethertype), Meta::FULL));
     }
     assert!(next.wait(Some(PATIENCE)).unwrap());
     assert_eq!(next.receive_one(0).unwrap().unwrap(), to(0x88b7), "only what it asked for");
@@ -246,7 +246,7 @@ fn what_a_closing_session_opens_leads_nobody_elses_packets_astray() {
 fn a_device_that_sends_out_of_one_memory_is_served() {
     let config = loopback::Config { tx_in_place: false, offloads: false, ..Default::default() };
     let (near, far) = loopback::pair(&config).unwrap();
-    let server = serve(Box::new(near), Mode::Interrupt);
+    let server = serve(Box::new(near), EngineStrategy::Block);
     let mut far = DeviceFarEnd::new(Box::new(far));
     let mut session = Session::attach_over(server.connect().unwrap(), &Options::default()).unwrap();
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
@@ -257,7 +257,7 @@ fn a_device_that_sends_out_of_one_memory_is_served() {
         session.flush().unwrap();
         eventually("it leaves", || far.receive().is_some_and(|(seen, _)| seen == sent));
         let back = frames::frame(mac, frames::ELSEWHERE, 6, number);
-        assert!(far.send(&back, Meta::FINISHED));
+        assert!(far.send(&back, Meta::FULL));
         assert!(session.wait(Some(PATIENCE)).unwrap());
         assert_eq!(session.receive_one(0).unwrap().unwrap(), back);
     }
@@ -266,9 +266,9 @@ fn a_device_that_sends_out_of_one_memory_is_served() {
 /// A session's deeds in the poll iteration of its end do not count for its successor under the same
 /// key.
 #[test]
-fn nothing_of_a_session_that_ended_in_the_middle_of_a_turn_is_left_to_the_next() {
+fn a_session_that_ends_mid_iteration_leaves_nothing_behind() {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
-    let server = serve(Box::new(near), Mode::Interrupt);
+    let server = serve(Box::new(near), EngineStrategy::Block);
     for round in 0..20 {
         let mut hand = Hand::attach(&server);
         let mac = hand.attached.mac;
@@ -277,12 +277,12 @@ fn nothing_of_a_session_that_ended_in_the_middle_of_a_turn_is_left_to_the_next()
         for frame in 0..round % 5 {
             let bytes = frames::frame(mac, frames::ELSEWHERE, 3, 0);
             let one = Descriptor {
-                frame,
+                buffer: frame,
                 start: HEADROOM_BYTES,
                 len: bytes.len() as u32,
                 ..Descriptor::default()
             };
-            assert!(hand.heap.copy_in(one.heap_offset(&hand.shape.transmit_heap), &bytes));
+            assert!(hand.heap.copy_in(one.pool_offset(&hand.shape.transmit_pool), &bytes));
             hand.put(one.to_words());
         }
         hand.push([0xff_ffff, 0]);
@@ -306,8 +306,8 @@ fn nothing_of_a_session_that_ended_in_the_middle_of_a_turn_is_left_to_the_next()
 /// A device that takes a packet now and then serves two senders, one of large packets and one of
 /// expedited ones that may have the last places.
 #[test]
-fn a_slow_device_starves_neither_large_nor_small() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+fn a_slow_device_starves_neither_large_nor_short_packets() {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let config = loopback::Config { ring_packets: 4, ..Default::default() };
         let (near, far) = loopback::pair(&config).unwrap();
         let server = serve(Box::new(near), mode);

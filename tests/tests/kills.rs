@@ -104,10 +104,10 @@ fn a_change_of_mode_under_load_loses_nothing() {
     let mut pair = start("pair", &server, "6");
     let mut echoed = start("echoed", &server, "7");
     for round in 0..300 {
-        let mode = if round % 2 == 0 { "poll" } else { "interrupt" };
-        let value = Setting::Mode.parse(mode).unwrap();
-        towpath_client::set(server.socket(), None, Setting::Mode, value).unwrap();
-        let shown = server.report()["device"]["mode"].as_str().unwrap().to_owned();
+        let mode = if round % 2 == 0 { "poll" } else { "block" };
+        let value = Setting::Wait.parse(mode).unwrap();
+        towpath_client::set(server.socket(), None, Setting::Wait, value).unwrap();
+        let shown = server.report()["device"]["wait"].as_str().unwrap().to_owned();
         assert_eq!(shown, mode);
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         if round % 30 == 0 {

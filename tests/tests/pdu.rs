@@ -87,8 +87,8 @@ impl Bench {
         Some(Bench { server, wire: Wire::open("pdu0").unwrap() })
     }
 
-    fn open(&self, transmit_frame_bytes: u32) -> PduEndpoint {
-        let options = Options { receive_slots: 1024, transmit_frame_bytes, ..Options::default() };
+    fn open(&self, transmit_buffer_bytes: u32) -> PduEndpoint {
+        let options = Options { receive_slots: 1024, transmit_buffer_bytes, ..Options::default() };
         let session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
         PduEndpoint::open(session, &towpath_pdu::Options::default()).unwrap()
     }
@@ -110,10 +110,10 @@ impl Bench {
 }
 
 /// Exchanges each length once, both ways; a fragment has `chunk` bytes.
-fn every_length(mtu: u32, transmit_frame_bytes: u32, chunk: usize) {
+fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
     let Some(mut bench) = Bench::new("pdu", mtu) else { return };
     let mut random = Random::new(seed(u64::from(mtu)));
-    let mut endpoint = bench.open(transmit_frame_bytes);
+    let mut endpoint = bench.open(transmit_buffer_bytes);
     assert_eq!(endpoint.chunk_bytes(), chunk);
     let own = endpoint.session().info().mac;
     let lengths =
@@ -189,13 +189,13 @@ fn every_length_at_mtu_9000() {
 }
 
 #[test]
-fn a_frame_shorter_than_the_mtu_sets_the_length() {
+fn a_buffer_shorter_than_the_mtu_sets_the_fragment_length() {
     isolated!(|| {
         // Chains of buffers are for packets that nothing cuts.
         let frame_bytes = {
             let Some(bench) = Bench::new("pdu", 9000) else { return };
             let endpoint = bench.open(2048);
-            let bytes = endpoint.session().transmit_frame_bytes();
+            let bytes = endpoint.session().transmit_buffer_bytes();
             drop(endpoint);
             bench.server.stop().unwrap();
             bytes
@@ -205,7 +205,7 @@ fn a_frame_shorter_than_the_mtu_sets_the_length() {
 }
 
 #[test]
-fn what_is_wrong_on_the_wire_is_counted_and_not_delivered() {
+fn damaged_fragments_are_counted_and_not_delivered() {
     isolated!(|| {
         let Some(bench) = Bench::new("pdu", 1500) else { return };
         let mut endpoint = bench.open(2048);

@@ -7,16 +7,16 @@ mod senders;
 use std::time::{Duration, Instant};
 
 use towpath_client::Setting;
-use towpath_server::Mode;
+use towpath_server::WaitStrategy as EngineStrategy;
 use towpath_tests::eventually;
 
 use crate::senders::world;
 
 #[test]
-fn a_rate_is_kept_by_whatever_queue_and_with_whatever_flags() {
-    let mut world = world(Mode::Interrupt);
+fn a_rate_holds_for_every_queue_and_flag() {
+    let mut world = world(EngineStrategy::Block);
     let mut sender = world.sender("limited");
-    sender.set(Setting::RateFps, 200);
+    sender.set(Setting::RatePps, 200);
     sender.set(Setting::Pacing, 1);
     let start = Instant::now();
     let mut came = 0u32;
@@ -37,7 +37,7 @@ fn a_rate_is_kept_by_whatever_queue_and_with_whatever_flags() {
     let ahead = 65_536 / 60 + 2;
     assert!(f64::from(came) <= most + f64::from(ahead), "{came} in {most}");
     // And without messages there is nothing ahead.
-    sender.set(Setting::MaxRunBytes, 0);
+    sender.set(Setting::MaxMessageBytes, 0);
     eventually("all is sent, and paid", || {
         while world.receive().is_some() {}
         sender.session.unsent(0).unwrap() + sender.session.unsent(1).unwrap() == 0
@@ -60,7 +60,7 @@ fn a_rate_is_kept_by_whatever_queue_and_with_whatever_flags() {
 
 #[test]
 fn ten_megabits_are_ten_megabits() {
-    let mut world = world(Mode::Interrupt);
+    let mut world = world(EngineStrategy::Block);
     let mut sender = world.sender("limited");
     sender.set(Setting::RateBps, 10_000_000);
     // Busy seconds of this machine are not all.

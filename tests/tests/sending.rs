@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Rule, SMALL_BYTES, Setting};
+use towpath_client::{EXPEDITED_BYTES, Rule, Setting};
 use towpath_device::conformance::DeviceFarEnd;
 use towpath_device::{
     Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces, loopback,
 };
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Values};
+use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::{PATIENCE, eventually, frames};
 
@@ -22,7 +22,7 @@ use crate::senders::{RING, Sender, World, world};
 /// Packets that the server may have taken and not given to the device: docs/scheduling.md.
 const BACKLOG: usize = 32;
 /// Expedited packets that may wait for the device.
-const SMALL_PLACES: usize = 32;
+const EXPEDITED_SLOTS: usize = 32;
 /// Bounce buffers of the server for packets in flight, and how many of them are for those being
 /// checked.
 const STAGE: usize = 1024;
@@ -30,7 +30,7 @@ const CHECKED: usize = 32;
 
 #[test]
 fn weights_share_a_device_in_bytes() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let mut world = world(mode);
         let mut senders = [world.sender("light"), world.sender("heavy")];
         senders[1].set(Setting::Weight, 300);
@@ -63,7 +63,7 @@ fn weights_share_a_device_in_bytes() {
 
 #[test]
 fn a_flood_delays_a_higher_priority_by_a_batch_at_most() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let mut world = world(mode);
         let (mut flood, mut urgent) = (world.sender("flood"), world.sender("urgent"));
         urgent.set(Setting::Priority, 7);
@@ -98,8 +98,8 @@ fn a_flood_delays_a_higher_priority_by_a_batch_at_most() {
 }
 
 #[test]
-fn what_is_for_this_host_does_not_wait_for_the_device() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+fn local_packets_do_not_wait_for_a_full_device() {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let world = world(mode);
         let mut floods = [world.sender("flood"), world.sender("another")];
         let (mut near, mut to) = (world.sender("near"), world.sender("to"));
@@ -118,23 +118,23 @@ fn what_is_for_this_host_does_not_wait_for_the_device() {
 }
 
 #[test]
-fn small_messages_for_this_host_do_not_wait_for_the_device() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+fn local_expedited_packets_do_not_wait_for_a_full_device() {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let mut world = world(mode);
         let mut floods = [world.sender("flood"), world.sender("another")];
         let (mut near, mut to) = (world.sender("near"), world.sender("to"));
         // More than the device holds and expedited ones have places for.
         for flood in &mut floods {
-            (0..RING + SMALL_PLACES).for_each(|_| assert!(flood.small(100)));
+            (0..RING + EXPEDITED_SLOTS).for_each(|_| assert!(flood.small(100)));
             flood.session.flush().unwrap();
         }
         eventually("the device and the places are full", || {
             let taken: u64 = floods.iter().map(|flood| flood.counter("tx_packets")).sum();
-            taken == (RING + SMALL_PLACES) as u64
+            taken == (RING + EXPEDITED_SLOTS) as u64
         });
         for number in 0..300 {
             let frame = near.frame(to.mac, 100);
-            near.session.send_small(near.endpoint, &frame).unwrap();
+            near.session.send_expedited(near.endpoint, &frame).unwrap();
             near.session.flush().unwrap();
             assert!(to.session.wait(Some(PATIENCE)).unwrap(), "{mode:?}: number {number}");
             assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
@@ -163,24 +163,24 @@ impl Device for Keeps {
         self.0.start(spaces)
     }
 
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.0.rx_provide(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.0.rx_fill(spaces, space, frames)
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
-        self.0.rx_return(spaces, out, budget)
+        self.0.rx_poll(spaces, out, budget)
     }
 
-    fn tx_provide(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
+    fn tx_submit(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
         Ok(packets.len())
     }
 
-    fn tx_return(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
         Ok(0)
     }
 
@@ -205,8 +205,8 @@ impl Device for Keeps {
 /// packets for this host, however small the packets are. A client that waits for the device lets
 /// the server sleep.
 #[test]
-fn a_device_that_keeps_all_leaves_places_for_this_host() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let (inner, far) = loopback::pair(&loopback::Config::default()).unwrap();
         let mut settings: Values = mode.into();
         settings.set(Setting::Watchdog, 0).unwrap();
@@ -220,17 +220,17 @@ fn a_device_that_keeps_all_leaves_places_for_this_host() {
         let sent = |floods: &[Sender]| -> usize {
             floods.iter().map(|flood| flood.counter("tx_packets") as usize).sum()
         };
-        let most = STAGE - CHECKED - SMALL_PLACES;
+        let most = STAGE - CHECKED - EXPEDITED_SLOTS;
         for flood in &mut floods {
             (0..most / 5).for_each(|_| assert!(flood.send(60)));
             flood.session.flush().unwrap();
         }
         eventually("as much is sent as ordinary packets may take", || sent(&floods) == most);
         for flood in &mut floods {
-            (0..SMALL_PLACES / 2).for_each(|_| assert!(flood.small(60)));
+            (0..EXPEDITED_SLOTS / 2).for_each(|_| assert!(flood.small(60)));
             flood.session.flush().unwrap();
         }
-        let taken = most + SMALL_PLACES;
+        let taken = most + EXPEDITED_SLOTS;
         eventually("small ones have their places", || sent(&floods) == taken);
         let sleeps = world.counter("sleeps");
         // A batch at a time, as each packet of it needs a bounce buffer.
@@ -248,7 +248,7 @@ fn a_device_that_keeps_all_leaves_places_for_this_host() {
         }
         assert_eq!(sent(&floods), taken, "and no more than these");
         // The engine was notified of those, and sleeps again although expedited ones wait.
-        if mode == Mode::Interrupt {
+        if mode == EngineStrategy::Block {
             eventually("the server sleeps", || world.counter("sleeps") > sleeps);
         }
     }
@@ -258,8 +258,8 @@ fn a_device_that_keeps_all_leaves_places_for_this_host() {
 /// the head, even its endpoint's own packets that wait for the device. Those behind it go on in
 /// their order.
 #[test]
-fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+fn expedited_packets_at_the_queue_head_overtake_waiting_ones() {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let mut world = world(mode);
         let mut sender = world.sender_with("sender", None);
         // The packets in the device, and some that wait for it.
@@ -281,7 +281,7 @@ fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
             let numbers = came.iter().filter(|one| (one.2 == 100) == small).map(|one| one.1);
             assert!(numbers.is_sorted(), "{mode:?}: {came:?}");
         }
-        eventually("they are counted", || world.counter("tx_small") == 5);
+        eventually("they are counted", || world.counter("tx_expedited") == 5);
         // Within a message no other packet comes.
         for _ in 0..3 {
             assert!(sender.send_more(1000));
@@ -294,16 +294,16 @@ fn small_messages_at_the_head_of_their_endpoints_queue_go_past_what_waits() {
             numbers.len() == 6
         });
         assert!(numbers[..4].is_sorted(), "{numbers:?}");
-        eventually("it is counted", || world.counter("tx_small") == 6);
+        eventually("it is counted", || world.counter("tx_expedited") == 6);
     }
 }
 
 /// A client that sends small messages between others on one queue pair keeps its priority.
 #[test]
-fn what_is_behind_a_small_message_has_its_endpoints_priority() {
-    let mut world = world(Mode::Clocked);
+fn packets_behind_an_expedited_one_keep_their_priority() {
+    let mut world = world(EngineStrategy::TimerDriven);
     // The clock is so slow that one look finds packets sent together, but for a few times.
-    world.set(Setting::ClockHz, 50);
+    world.set(Setting::TickHz, 50);
     let (mut flood, mut urgent) = (world.sender("flood"), world.sender_with("urgent", None));
     let mut to = world.sender("to");
     flood.set(Setting::Priority, 5);
@@ -334,12 +334,12 @@ fn what_is_behind_a_small_message_has_its_endpoints_priority() {
 
 #[test]
 fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let mut world = world(mode);
         let (mut whole, mut other) = (world.sender("whole"), world.sender("other"));
         let (mut order, mut bytes) = (Vec::new(), [0usize; 2]);
         // Every packet belongs to the same message as the next: only the longest run ends it.
-        whole.set(Setting::MaxRunBytes, 30_000);
+        whole.set(Setting::MaxMessageBytes, 30_000);
         eventually("four megabytes", || {
             while whole.send_more(1500) {}
             whole.session.flush().unwrap();
@@ -353,7 +353,7 @@ fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
         let share = bytes[1] as f64 / (bytes[0] + bytes[1]) as f64;
         assert!((share - 0.5).abs() < 0.05, "{mode:?}: {share}");
         // Messages of 12 stay whole, where all of each is there.
-        whole.set(Setting::MaxRunBytes, 65_536);
+        whole.set(Setting::MaxMessageBytes, 65_536);
         eventually("all is sent", || {
             while world.receive().is_some() {}
             whole.session.unsent(0).unwrap() + other.session.unsent(0).unwrap() == 0
@@ -386,8 +386,8 @@ fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
 }
 
 #[test]
-fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+fn expedited_packets_overtake_in_order_and_starve_no_sender() {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let mut world = world(mode);
         let (mut flood, mut small) = (world.sender("flood"), world.sender("small"));
         flood.set(Setting::Priority, 7);
@@ -396,7 +396,7 @@ fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
         // Of its own, too: 100 packets wait, and then come five expedited ones.
         (0..100).for_each(|_| assert!(small.send(1500)));
         small.session.flush().unwrap();
-        (0..5).for_each(|_| assert!(small.small(SMALL_BYTES as usize)));
+        (0..5).for_each(|_| assert!(small.small(EXPEDITED_BYTES as usize)));
         small.session.flush().unwrap();
         eventually("they are taken", || small.counter("tx_packets") >= 5);
         let mut came = Vec::new();
@@ -408,7 +408,7 @@ fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
         assert!(came.len() <= RING + 5 + 1, "{mode:?}: {} came before the last", came.len());
         let numbers: Vec<u64> = came.iter().filter(|one| one.2 == 128).map(|one| one.1).collect();
         assert_eq!(numbers, [100, 101, 102, 103, 104]);
-        eventually("they are counted", || world.counter("tx_small") >= 5);
+        eventually("they are counted", || world.counter("tx_expedited") >= 5);
 
         // A flood of expedited ones leaves most of the device to the others.
         let (mut of_small, mut others, mut last) = (0u64, 0u64, 104);
@@ -434,10 +434,10 @@ fn small_messages_go_past_all_that_waits_in_order_and_starve_nobody() {
 
 #[test]
 fn a_burst_of_packets_goes_at_once() {
-    let mut world = world(Mode::Interrupt);
+    let mut world = world(EngineStrategy::Block);
     let mut sender = world.sender("bursts");
-    sender.set(Setting::RateFps, 1);
-    sender.set(Setting::BurstFrames, 30);
+    sender.set(Setting::RatePps, 1);
+    sender.set(Setting::BurstPackets, 30);
     let start = Instant::now();
     (0..60).for_each(|_| assert!(sender.send(100)));
     sender.session.flush().unwrap();
@@ -451,10 +451,10 @@ fn a_burst_of_packets_goes_at_once() {
 }
 
 #[test]
-fn what_would_be_too_late_is_dropped_and_counted() {
-    let mut world = world(Mode::Interrupt);
+fn late_packets_are_dropped_and_counted() {
+    let mut world = world(EngineStrategy::Block);
     let mut sender = world.sender("live");
-    sender.set(Setting::RateFps, 100);
+    sender.set(Setting::RatePps, 100);
     sender.set(Setting::Pacing, 1);
     sender.set(Setting::MaxDelayUs, 55_000);
     (0..200).for_each(|_| assert!(sender.send(100)));
@@ -473,7 +473,12 @@ fn what_would_be_too_late_is_dropped_and_counted() {
 
 #[test]
 fn a_quota_counts_ticks_and_loses_nothing() {
-    for mode in [Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
+    for mode in [
+        EngineStrategy::Block,
+        EngineStrategy::SpinThenBlock,
+        EngineStrategy::TimerDriven,
+        EngineStrategy::Auto,
+    ] {
         let mut world = world(mode);
         let mut sender = world.sender("quota");
         sender.set(Setting::Quota, 2);
@@ -501,10 +506,10 @@ fn a_quota_counts_ticks_and_loses_nothing() {
 /// A queue pair for expedited packets may wait for the rate of an endpoint that uses another one.
 /// Without the rate, the wait ends too.
 #[test]
-fn small_packets_wait_for_no_rate_that_is_gone() {
+fn expedited_packets_do_not_wait_for_a_removed_rate() {
     const OTHER: u16 = frames::ETHERTYPE + 1;
     for close in [true, false] {
-        let mut world = world(Mode::Interrupt);
+        let mut world = world(EngineStrategy::Block);
         let mut sender = world.sender("limited");
         let other = sender.session.open(&Rule::new().ethertype(OTHER)).unwrap();
         sender.set(Setting::RateBps, 8);
@@ -523,7 +528,7 @@ fn small_packets_wait_for_no_rate_that_is_gone() {
             let sleeps = world.counter("sleeps");
             let mut frame = sender.frame(frames::ELSEWHERE, 60);
             frame[12..14].copy_from_slice(&OTHER.to_be_bytes());
-            sender.session.send_small(other, &frame).unwrap();
+            sender.session.send_expedited(other, &frame).unwrap();
             sender.session.flush().unwrap();
             sender.next += 1;
             let mut before = 0;
@@ -544,22 +549,22 @@ fn small_packets_wait_for_no_rate_that_is_gone() {
 fn switching_while_packets_move_loses_and_reorders_nothing() {
     let seed = seed(0x5c4ed);
     let mut random = Random::new(seed);
-    for mode in [Mode::Interrupt, Mode::Poll] {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let mut world = world(mode);
         let mut senders = [world.sender("one"), world.sender("two"), world.sender("three")];
         let mut expected: BTreeMap<[u8; 6], u64> = senders.iter().map(|one| (one.mac, 0)).collect();
-        let device = [Setting::Handoff, Setting::Scheduler, Setting::Mode];
+        let device = [Setting::Handoff, Setting::Scheduler, Setting::Wait];
         let own = [
             (Setting::Weight, 1, 10_000),
             (Setting::Priority, 0, 7),
             (Setting::Pacing, 0, 1),
             (Setting::RateBps, 0, 0),
             (Setting::RateBps, 500_000_000, 1_000_000_000),
-            (Setting::RateFps, 0, 0),
-            (Setting::RateFps, 200_000, 300_000),
+            (Setting::RatePps, 0, 0),
+            (Setting::RatePps, 200_000, 300_000),
             (Setting::BurstBytes, 0, 100_000),
-            (Setting::BurstFrames, 0, 100),
-            (Setting::MaxRunBytes, 0, 100_000),
+            (Setting::BurstPackets, 0, 100),
+            (Setting::MaxMessageBytes, 0, 100_000),
             (Setting::Quota, 0, 3),
             (Setting::TickMultiple, 1, 4),
         ];
@@ -628,9 +633,9 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
 /// A full device is back pressure, in both ways of handing off: the queue fills, and the engine
 /// wakes a client that waits for room when there is some.
 #[test]
-fn a_full_device_is_back_pressure_in_both_ways() {
+fn a_full_device_is_back_pressure_in_both_handoff_modes() {
     for way in [0, 1] {
-        let mut world = world(Mode::Interrupt);
+        let mut world = world(EngineStrategy::Block);
         world.set(Setting::Handoff, way);
         let mut sender = world.sender("sender");
         eventually("nothing is taken any more", || {
@@ -655,7 +660,7 @@ fn a_full_device_is_back_pressure_in_both_ways() {
 
 #[test]
 fn an_endpoints_settings_are_shown_and_wrong_ones_change_nothing() {
-    let world = world(Mode::Interrupt);
+    let world = world(EngineStrategy::Block);
     let mut sender = world.sender("shown");
     sender.set(Setting::Weight, 250);
     sender.set(Setting::RateBps, 1_000_000);

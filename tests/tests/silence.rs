@@ -14,7 +14,7 @@ fn connect(server: &Served) -> Raw {
 }
 
 #[test]
-fn who_does_not_go_on_is_cut_off_after_five_seconds() {
+fn a_silent_handshake_is_cut_off_after_five_seconds() {
     let mut server = Served::start(&PEER, &[]);
     let before = server.settled();
     let start = Instant::now();

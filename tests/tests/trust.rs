@@ -45,16 +45,16 @@ fn every_violation(mode: &str) {
 
 #[test]
 fn every_violation_ends_its_session_alone_asleep() {
-    every_violation("mode=interrupt");
+    every_violation("wait=block");
 }
 
 #[test]
 fn every_violation_ends_its_session_alone_polling() {
-    every_violation("mode=poll");
+    every_violation("wait=poll");
 }
 
 #[test]
-fn anything_written_anywhere_harms_nobody_else() {
+fn arbitrary_writes_harm_no_other_session() {
     let seed = seed(0x7e57);
     let mut server = Served::start(&PEER, &["late=yes"]);
     let mut neighbour = neighbour(&server);
@@ -298,7 +298,7 @@ fn applications_of_several_users_are_notified_by_their_workers() {
         pair
     };
     let count = |pair: &mut Process| pair.ask("count").parse::<u64>().unwrap();
-    let relayed = || server.device_counter("rings_relayed");
+    let relayed = || server.device_counter("notifications_relayed");
     let mut alone = pair(first, "1");
     let begun = count(&mut alone);
     eventually("packets of one user alone", || count(&mut alone) > begun + 500);
@@ -319,7 +319,7 @@ fn applications_of_several_users_are_notified_by_their_workers() {
 
 /// Asserts the same where the setting demands it, for any user.
 #[test]
-fn workers_notify_where_that_is_set() {
+fn workers_notify_if_the_setting_demands_it() {
     let server = Served::start(&PEER, &[]);
     let value = Setting::Notify.parse("worker").unwrap();
     towpath_client::set(server.socket(), None, Setting::Notify, value).unwrap();
@@ -328,9 +328,9 @@ fn workers_notify_where_that_is_set() {
     let begun = count(&mut pair);
     eventually("packets", || count(&mut pair) > begun + 1000);
     // In this order: both go on.
-    let relayed = server.device_counter("rings_relayed");
-    let rings = server.device_counter("rings");
-    assert!(relayed > 0 && rings >= relayed, "{relayed} of {rings}");
+    let relayed = server.device_counter("notifications_relayed");
+    let notifications = server.device_counter("notifications");
+    assert!(relayed > 0 && notifications >= relayed, "{relayed} of {notifications}");
     went_on(pair, begun);
     server.stop();
 }
@@ -398,8 +398,8 @@ fn only_administrators_play_a_part_in_the_network() {
 }
 
 #[test]
-fn who_is_not_named_is_refused_with_the_remedy() {
-    let Some(users) = two_users("who_is_not_named_is_refused_with_the_remedy") else { return };
+fn an_unlisted_user_is_refused_with_the_remedy() {
+    let Some(users) = two_users("an_unlisted_user_is_refused_with_the_remedy") else { return };
     let [granted, stranger] = users.applications;
     let option = format!("users={}", granted.uid);
     let server = Served::start_as(&PEER, &[&option], Some(users.server));
@@ -436,15 +436,15 @@ fn an_application_lowers_its_own_priority_and_takes_no_larger_share() {
         for (setting, value) in [
             (Setting::Weight, 200),
             (Setting::RateBps, 0),
-            (Setting::RateFps, 0),
+            (Setting::RatePps, 0),
             (Setting::BurstBytes, 1 << 20),
-            (Setting::BurstFrames, 1000),
-            (Setting::MaxRunBytes, 1 << 20),
+            (Setting::BurstPackets, 1000),
+            (Setting::MaxMessageBytes, 1 << 20),
             (Setting::Quota, 0),
             (Setting::TickMultiple, 1),
             (Setting::Scheduler, 0),
             (Setting::Handoff, 0),
-            (Setting::Small, 32),
+            (Setting::Expedited, 32),
         ] {
             let refused = set(setting, value).unwrap_err();
             let name = setting.spec().name;

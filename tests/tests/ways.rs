@@ -10,7 +10,7 @@ use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::{eventually, frames};
 
@@ -82,7 +82,7 @@ const LAST: u16 = 9999;
 fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let config = Config {
-        settings: Mode::Interrupt.into(),
+        settings: EngineStrategy::Block.into(),
         subnets: Subnets {
             ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
             ipv6: Some(("fd77::1".parse().unwrap(), 64)),
@@ -139,10 +139,10 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
         // From the device as from an application; the device takes frames that have a header and
         // are not too long.
         for (_, frame) in group.iter().filter(|(_, frame)| (14..=1514).contains(&frame.len())) {
-            eventually("the far end has room", || far.send(frame, Meta::FINISHED));
+            eventually("the far end has room", || far.send(frame, Meta::FULL));
         }
         // Received in order: with this one all are.
-        eventually("the far end has room", || far.send(&last, Meta::FINISHED));
+        eventually("the far end has room", || far.send(&last, Meta::FULL));
         eventually("all that came is received", || {
             count(&from, &senders[4..], "rx_packets") == before as u64 + 1
         });
@@ -187,7 +187,7 @@ fn count(session: &Session, endpoints: &[Endpoint], name: &str) -> u64 {
 }
 
 #[test]
-fn both_ways_lead_to_the_same() {
+fn fast_and_full_path_have_the_same_outcome() {
     let seed = seed(0x5407);
     let short = go(None, seed);
     println!("{} received, {} left", short.received.len(), short.left.len());

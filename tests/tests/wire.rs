@@ -301,7 +301,7 @@ fn vlans_are_apart_on_the_wire() {
         }
         // Packets of another VLAN match no endpoint, and no client sends into another's VLAN.
         wire.send(&flow.vlan(7).udp(b"7")).unwrap();
-        eventually("it is counted", || bench.device()["rx_dropped_nobody"] == 1);
+        eventually("it is counted", || bench.device()["rx_dropped_no_match"] == 1);
         nothing(&mut session, "VLAN 7");
         send(&mut session, endpoints[1].1, &flow.reversed().vlan(6).udp(b"6"));
         send(&mut session, endpoints[0].1, &flow.reversed().vlan(5).udp(b"5"));
@@ -319,7 +319,7 @@ fn vlans_are_apart_on_the_wire() {
 }
 
 #[test]
-fn mangled_frames_are_counted_and_nothing_else() {
+fn mangled_packets_are_counted_and_not_delivered() {
     isolated!(|| {
         let Some(mut bench) = Bench::new("mangled", 1500, false) else { return };
         let mut session = bench.attach();
@@ -431,7 +431,7 @@ fn mangled_frames_are_counted_and_nothing_else() {
         println!("{sent} sent, {delivered} delivered, {dropped} dropped: {device:?}");
         assert_eq!(own["rx_packets"], delivered);
         assert_eq!(
-            grown("rx_dropped_malformed") + grown("rx_dropped_nobody") + delivered + dropped,
+            grown("rx_dropped_malformed") + grown("rx_dropped_no_match") + delivered + dropped,
             sent
         );
         assert!(delivered > 100 && grown("rx_dropped_malformed") > 100);
@@ -449,7 +449,7 @@ fn mangled_frames_are_counted_and_nothing_else() {
 }
 
 #[test]
-fn what_is_not_ones_own_does_not_reach_the_wire() {
+fn forged_packets_do_not_reach_the_wire() {
     isolated!(|| {
         let Some(bench) = Bench::new("sources", 1500, false) else { return };
         let (mut session, other) = (bench.attach(), bench.attach());
@@ -600,7 +600,7 @@ fn what_is_not_ones_own_does_not_reach_the_wire() {
 /// The kernel's TCP, which leaves segmentation and checksums to the device, sends to an endpoint
 /// without large packets and partial checksums.
 #[test]
-fn what_the_kernel_leaves_undone_arrives_done() {
+fn endpoints_without_offload_get_completed_packets() {
     isolated!(|| {
         let Some(mut bench) = Bench::new("offload", 1500, true) else { return };
         let mut session = bench.attach();
@@ -664,7 +664,7 @@ fn stream(
             })
             .unwrap();
         for (frame, meta) in packets {
-            let headers = if meta.is_finished() {
+            let headers = if meta.is_full() {
                 right(&frame)
             } else {
                 Headers::parse(&frame, frame.len()).unwrap()
@@ -709,7 +709,7 @@ fn stream(
 
 /// A datagram whose checksum the kernel left to the device.
 #[test]
-fn an_unfinished_checksum_arrives_finished() {
+fn a_partial_checksum_arrives_completed() {
     isolated!(|| {
         let Some(mut bench) = Bench::new("checksum", 1500, true) else { return };
         let mut session = bench.attach();
@@ -728,7 +728,7 @@ fn an_unfinished_checksum_arrives_finished() {
             let mut meta = None;
             session.receive(0, 1, |packet| meta = Some(packet.meta())).unwrap();
             // It was partial, so that the first one proves something.
-            assert!(meta.is_some_and(|meta| !meta.is_finished()), "{meta:?}");
+            assert!(meta.is_some_and(|meta| !meta.is_full()), "{meta:?}");
         }
         bench.server.stop().unwrap();
     });

@@ -131,13 +131,13 @@ pub enum SendError {
     },
     /// The endpoint belongs to another session: this one has no such queue pair.
     #[error(
-        "an endpoint of queue set {queue_set}, and this session has {queue_sets}: it is another's"
+        "an endpoint of queue set {queue_pair}, and this session has {queue_pairs}: it is another's"
     )]
-    NoQueueSet {
+    NoQueuePair {
         /// The endpoint's queue pair.
-        queue_set: u32,
+        queue_pair: u32,
         /// How many there are.
-        queue_sets: u32,
+        queue_pairs: u32,
     },
     /// The buffer is not reserved: it was sent or released, or belongs to another session.
     #[error("a frame that is not reserved in this session: it was sent, released, or another's")]

@@ -21,7 +21,7 @@
 //!         match session.send_bytes(endpoint, frame) {
 //!             Err(SendError::Full) => {
 //!                 session.flush()?;
-//!                 session.want_room(endpoint.queue_set())?;
+//!                 session.want_room(endpoint.queue_pair())?;
 //!                 session.wait(None)?;
 //!             }
 //!             sent => return sent,
@@ -42,8 +42,8 @@
 mod control;
 mod error;
 mod fork;
-mod heap;
 mod options;
+mod pool;
 mod receive;
 mod report;
 mod reserved;
@@ -53,13 +53,13 @@ mod session;
 mod wait;
 
 pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
-pub use heap::{Parts, Received};
-pub use options::{Endpoint, Info, Options, Statistics, Waiting};
+pub use options::{Endpoint, Info, Options, Statistics, WaitStrategy};
+pub use pool::{Parts, Received};
 pub use report::{default_socket, report, report_over, set, set_over};
-pub use reserved::Frame;
+pub use reserved::TransmitBuffer;
 pub use rule::Rule;
 pub use session::Session;
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use towpath_protocol::settings::{Kind, Scope, Setting, SettingError, Spec, Values};
 pub use towpath_queue::Violation;
-pub use towpath_queue::descriptor::SMALL_BYTES;
+pub use towpath_queue::descriptor::EXPEDITED_BYTES;

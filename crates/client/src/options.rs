@@ -7,13 +7,13 @@ use std::time::Duration;
 use towpath_protocol::message::{self, Attached};
 
 /// The parts of a session. Its memory is about
-/// `queue_sets * (transmit_slots * transmit_frame_bytes + receive_slots * receive_frame_bytes)`.
+/// `queue_pairs * (transmit_slots * transmit_buffer_bytes + receive_slots * receive_buffer_bytes)`.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The application's own name; shown by `towpath ls`. Up to 32 bytes count.
     pub name: String,
     /// Queue pairs, 1 to 16 384.
-    pub queue_sets: u32,
+    pub queue_pairs: u32,
     /// Endpoints at most, 1 to 16 384.
     pub endpoints: u32,
     /// Slots of each transmit queue: a power of two from 8.
@@ -21,19 +21,19 @@ pub struct Options {
     /// Slots of each receive queue: a power of two from 8.
     pub receive_slots: u32,
     /// Data bytes of a transmit buffer. Longer packets become chains of up to 48 buffers.
-    pub transmit_frame_bytes: u32,
+    pub transmit_buffer_bytes: u32,
     /// Data bytes of a receive buffer.
-    pub receive_frame_bytes: u32,
+    pub receive_buffer_bytes: u32,
     /// Receive buffers that the server has at a time; fewer stay in the processor's caches, more
     /// take longer bursts. `None`: all.
     pub provided: Option<u32>,
     /// The IPv4 address wanted, if it matters.
     pub ipv4: Option<Ipv4Addr>,
     /// How [`crate::Session::wait`] waits.
-    pub waiting: Waiting,
-    /// The queue pair for the expedited messages of all endpoints ([`crate::Session::send_small`]),
-    /// and for no others; below `queue_sets`. `None`: each endpoint's own.
-    pub small_queue_set: Option<u32>,
+    pub wait_strategy: WaitStrategy,
+    /// The queue pair for the expedited messages of all endpoints ([`crate::Session::send_expedited`]),
+    /// and for no others; below `queue_pairs`. `None`: each endpoint's own.
+    pub expedited_queue_pair: Option<u32>,
     /// How long the client waits for the server when it attaches, and for each later request of the
     /// session (open, close, set). Default 10 s. A request that gets no answer in time ends the
     /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires.
@@ -43,7 +43,7 @@ pub struct Options {
 /// How [`crate::Session::wait`] waits. It does not concern a program that sleeps in an epoll of its
 /// own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaitStrategy {
     /// The client sleeps until the server notifies it.
     #[default]
     Block,
@@ -52,23 +52,23 @@ pub enum Waiting {
     /// The client spins, then sleeps. It spins only if packets are likely to come so soon, and at
     /// most as long as a wake-up takes. The first such session of a process measures that time,
     /// within a tenth of a second.
-    Spin,
+    SpinThenBlock,
     /// Timer-driven: the client looks this many times a second, 1 to 100 000, and the server does
     /// not notify it unless half of the receive buffers are used. Between ticks the client sleeps,
     /// or where sleep takes longer than that, stays awake; [`Statistics`] counts the ticks. The
     /// first wait of a process at more than 10 000 measures how long sleep takes, within a tenth of
     /// a second.
-    Clocked(u32),
+    TimerDriven(u32),
 }
 
 /// Ticks a second that a session's clock may have.
 const CLOCK_HZ: std::ops::RangeInclusive<u32> = 1..=100_000;
 
-impl Waiting {
+impl WaitStrategy {
     /// Checks the value, and returns its fault.
     pub(crate) fn check(self) -> Result<(), String> {
         match self {
-            Waiting::Clocked(hz) if !CLOCK_HZ.contains(&hz) => {
+            WaitStrategy::TimerDriven(hz) if !CLOCK_HZ.contains(&hz) => {
                 let (least, most) = (CLOCK_HZ.start(), CLOCK_HZ.end());
                 Err(format!("a clock of {hz} Hz; {least} to {most} are possible"))
             }
@@ -86,16 +86,16 @@ impl Default for Options {
                     Path::new(&path).file_name().map(|name| name.to_string_lossy().into_owned())
                 })
                 .unwrap_or_default(),
-            queue_sets: 1,
+            queue_pairs: 1,
             endpoints: 16,
             transmit_slots: 256,
             receive_slots: 256,
-            transmit_frame_bytes: 2048,
-            receive_frame_bytes: 2048,
+            transmit_buffer_bytes: 2048,
+            receive_buffer_bytes: 2048,
             provided: None,
             ipv4: None,
-            waiting: Waiting::default(),
-            small_queue_set: None,
+            wait_strategy: WaitStrategy::default(),
+            expedited_queue_pair: None,
             answer_timeout: crate::control::ANSWER_TIMEOUT,
         }
     }
@@ -134,7 +134,7 @@ pub struct Info {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     pub(crate) number: u32,
-    pub(crate) queue_set: u32,
+    pub(crate) queue_pair: u32,
 }
 
 impl Endpoint {
@@ -146,8 +146,8 @@ impl Endpoint {
 
     /// Returns its queue pair.
     #[must_use]
-    pub fn queue_set(&self) -> u32 {
-        self.queue_set
+    pub fn queue_pair(&self) -> u32 {
+        self.queue_pair
     }
 }
 
@@ -163,17 +163,17 @@ pub struct Statistics {
     /// Times that the server woke the client.
     pub wake_ups: u64,
     /// Times that the client notified the server.
-    pub rings: u64,
+    pub notifications: u64,
     /// Notifications that the client suppressed: it had news, and the server was awake, had its
     /// notification already, or is timer-driven.
-    pub rings_saved: u64,
+    pub notifications_suppressed: u64,
     /// Notifications that the client deferred.
-    pub rings_put_off: u64,
+    pub notifications_deferred: u64,
     /// Times that the client notified the server because half of a queue was in flight.
-    pub rings_half: u64,
+    pub notifications_early: u64,
     /// Times that the client published packets to the server.
     pub batches: u64,
-    /// Ticks of [`Waiting::Clocked`] that the client kept.
+    /// Ticks of [`WaitStrategy::Clocked`] that the client kept.
     pub ticks: u64,
     /// Ticks that passed while there was work, or for which sleep took too long.
     pub ticks_missed: u64,

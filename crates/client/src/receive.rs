@@ -4,18 +4,18 @@
 use towpath_queue::descriptor::prefetch_distance;
 
 use crate::error::Lost;
-use crate::heap::Received;
+use crate::pool::Received;
 use crate::session::Session;
 
 impl Session {
     /// Provides empty buffers up to the number that the server is to have.
-    pub(crate) fn provide(&mut self, queue_set: u32) {
-        let set = &mut self.queue_sets[queue_set as usize];
+    pub(crate) fn provide(&mut self, queue_pair: u32) {
+        let set = &mut self.queue_pairs[queue_pair as usize];
         let limit = self.provided;
         while set.receive.in_flight() < limit {
-            let Some(frame) = self.receive_free.take() else { break };
-            if !set.receive.provide(frame) {
-                self.receive_free.give_back(frame);
+            let Some(buffer) = self.receive_free.take() else { break };
+            if !set.receive.provide(buffer) {
+                self.receive_free.release(buffer);
                 break;
             }
         }
@@ -31,24 +31,24 @@ impl Session {
     /// When there is no such queue pair.
     pub fn receive(
         &mut self,
-        queue_set: u32,
+        queue_pair: u32,
         budget: usize,
         mut each: impl FnMut(Received<'_>),
     ) -> Result<usize, Lost> {
         self.check()?;
         let mut got = 0;
         while got < budget {
-            let set = &mut self.queue_sets[queue_set as usize];
+            let set = &mut self.queue_pairs[queue_pair as usize];
             let mut looked = Ok(0);
             if set.receive.waiting() == 0 {
                 looked = set.receive.observe();
                 let first = prefetch_distance(self.length);
-                for frame in (0..first).map_while(|ahead| set.receive.waiting_frame(ahead)) {
-                    self.receive_heap.prefetch(frame, self.length);
+                for buffer in (0..first).map_while(|ahead| set.receive.waiting_buffer(ahead)) {
+                    self.receive_pool.prefetch(buffer, self.length);
                 }
             }
-            if let Some(frame) = set.receive.waiting_frame(prefetch_distance(self.length)) {
-                self.receive_heap.prefetch(frame, self.length);
+            if let Some(buffer) = set.receive.waiting_buffer(prefetch_distance(self.length)) {
+                self.receive_pool.prefetch(buffer, self.length);
             }
             let taken = looked.and_then(|_| set.receive.take(&mut self.packet));
             let count = match taken {
@@ -60,9 +60,9 @@ impl Session {
             }
             // The next packet is mostly as long as this one.
             self.length = self.packet[0].len as usize;
-            each(Received::new(&self.receive_heap, &self.packet[..count]));
+            each(Received::new(&self.receive_pool, &self.packet[..count]));
             for descriptor in &self.packet[..count] {
-                self.receive_free.give_back(descriptor.frame);
+                self.receive_free.release(descriptor.buffer);
             }
             got += 1;
         }
@@ -71,8 +71,8 @@ impl Session {
         }
         if got > 0 {
             self.statistics.received += got as u64;
-            self.provide(queue_set);
-            self.queue_sets[queue_set as usize].receive.publish();
+            self.provide(queue_pair);
+            self.queue_pairs[queue_pair as usize].receive.publish();
         }
         Ok(got)
     }
@@ -81,9 +81,9 @@ impl Session {
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn receive_one(&mut self, queue_set: u32) -> Result<Option<Vec<u8>>, Lost> {
+    pub fn receive_one(&mut self, queue_pair: u32) -> Result<Option<Vec<u8>>, Lost> {
         let mut packet = None;
-        self.receive(queue_set, 1, |received| {
+        self.receive(queue_pair, 1, |received| {
             let mut bytes = Vec::new();
             received.append_to(&mut bytes);
             packet = Some(bytes);

@@ -13,7 +13,7 @@ use crate::session::Session;
 /// [`Session::release`], the session has one buffer less.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "a frame that is neither sent nor released is lost to its session"]
-pub struct Frame(u32);
+pub struct TransmitBuffer(u32);
 
 impl Session {
     /// Returns how many transmit buffers are free, as far as known: [`Session::unsent`] looks
@@ -21,47 +21,47 @@ impl Session {
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn free_frames(&self) -> Result<usize, Lost> {
+    pub fn free_buffers(&self) -> Result<usize, Lost> {
         self.check()?;
         Ok(self.transmit_free.len())
     }
 
     /// Returns how many data bytes a transmit buffer has.
     #[must_use]
-    pub fn transmit_frame_bytes(&self) -> usize {
-        self.transmit_heap.data_bytes()
+    pub fn transmit_buffer_bytes(&self) -> usize {
+        self.transmit_pool.data_bytes()
     }
 
     /// Returns how many buffers an endpoint's transmit queue holds; 0 for another session's
     /// endpoint whose queue pair this session does not have.
     #[must_use]
     pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
-        self.queue_sets.get(endpoint.queue_set as usize).map_or(0, |set| set.transmit.capacity())
+        self.queue_pairs.get(endpoint.queue_pair as usize).map_or(0, |set| set.transmit.capacity())
     }
 
     /// Takes a free transmit buffer, if one is known to be free.
-    pub fn reserve(&mut self) -> Option<Frame> {
-        let frame = self.transmit_free.take()?;
-        self.reserved[frame as usize] = true;
-        Some(Frame(frame))
+    pub fn reserve(&mut self) -> Option<TransmitBuffer> {
+        let buffer = self.transmit_free.take()?;
+        self.reserved[buffer as usize] = true;
+        Some(TransmitBuffer(buffer))
     }
 
     /// Gives a reserved buffer back, unsent.
-    pub fn release(&mut self, frame: Frame) {
-        if self.is_reserved(&frame) {
-            self.reserved[frame.0 as usize] = false;
-            self.transmit_free.give_back(frame.0);
+    pub fn release(&mut self, buffer: TransmitBuffer) {
+        if self.is_reserved(&buffer) {
+            self.reserved[buffer.0 as usize] = false;
+            self.transmit_free.release(buffer.0);
         }
     }
 
     /// Returns the first `len` bytes of a reserved buffer, in place; they hold the bytes that this
     /// session wrote there last. `None` when the buffer is not reserved or not so long.
     #[must_use]
-    pub fn reserved(&mut self, frame: &Frame, len: usize) -> Option<&mut [u8]> {
-        if self.check().is_err() || !self.is_reserved(frame) {
+    pub fn reserved(&mut self, buffer: &TransmitBuffer, len: usize) -> Option<&mut [u8]> {
+        if self.check().is_err() || !self.is_reserved(buffer) {
             return None;
         }
-        self.transmit_heap.bytes_mut(frame.0, len)
+        self.transmit_pool.bytes_mut(buffer.0, len)
     }
 
     /// Puts the finished packet in the first `len` bytes of a reserved buffer into the transmit
@@ -73,45 +73,45 @@ impl Session {
     pub fn send_reserved(
         &mut self,
         endpoint: Endpoint,
-        frame: &Frame,
+        buffer: &TransmitBuffer,
         len: usize,
     ) -> Result<(), SendError> {
         self.check()?;
-        let max = self.transmit_heap.data_bytes();
+        let max = self.transmit_pool.data_bytes();
         if len == 0 || len > max {
             return Err(SendError::Length { len, max });
         }
-        if !self.is_reserved(frame) {
+        if !self.is_reserved(buffer) {
             return Err(SendError::NotReserved);
         }
-        let (queue_set, queue_sets) = (endpoint.queue_set, self.queue_sets.len() as u32);
-        if queue_set >= queue_sets {
-            return Err(SendError::NoQueueSet { queue_set, queue_sets });
+        let (queue_pair, queue_pairs) = (endpoint.queue_pair, self.queue_pairs.len() as u32);
+        if queue_pair >= queue_pairs {
+            return Err(SendError::NoQueuePair { queue_pair, queue_pairs });
         }
         let descriptor = Descriptor {
-            frame: frame.0,
+            buffer: buffer.0,
             start: HEADROOM_BYTES,
             len: len as u32,
             endpoint: endpoint.number,
             flags: 0,
         };
-        if self.queue_sets[endpoint.queue_set as usize].transmit.room() == 0 {
-            self.unsent(endpoint.queue_set)?;
+        if self.queue_pairs[endpoint.queue_pair as usize].transmit.room() == 0 {
+            self.unsent(endpoint.queue_pair)?;
         }
-        let set = &mut self.queue_sets[endpoint.queue_set as usize];
+        let set = &mut self.queue_pairs[endpoint.queue_pair as usize];
         if !set.transmit.push(&[descriptor]) {
             return Err(SendError::Full);
         }
-        self.reserved[frame.0 as usize] = false;
+        self.reserved[buffer.0 as usize] = false;
         if !set.dirty {
             set.dirty = true;
-            self.dirty.push(endpoint.queue_set);
+            self.dirty.push(endpoint.queue_pair);
         }
         self.statistics.sent += 1;
         Ok(())
     }
 
-    fn is_reserved(&self, frame: &Frame) -> bool {
-        self.reserved.get(frame.0 as usize) == Some(&true)
+    fn is_reserved(&self, buffer: &TransmitBuffer) -> bool {
+        self.reserved.get(buffer.0 as usize) == Some(&true)
     }
 }

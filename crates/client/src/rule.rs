@@ -28,7 +28,7 @@ pub struct Rule {
     remote_port: Option<u16>,
     any: u32,
     flags: u32,
-    queue_set: u32,
+    queue_pair: u32,
 }
 
 impl Rule {
@@ -141,18 +141,18 @@ impl Rule {
 
     /// Uses this queue pair of the session; 0 by default.
     #[must_use]
-    pub fn queue_set(self, queue_set: u32) -> Rule {
-        Rule { queue_set, ..self }
+    pub fn queue_pair(self, queue_pair: u32) -> Rule {
+        Rule { queue_pair, ..self }
     }
 
     pub(crate) fn uses(&self) -> u32 {
-        self.queue_set
+        self.queue_pair
     }
 
     pub(crate) fn to_message(self) -> Open {
         let mut open = Open {
             given: self.any,
-            queue_set: self.queue_set,
+            queue_pair: self.queue_pair,
             flags: self.flags,
             vlan: self.vlan.unwrap_or(0),
             ethertype: self.ethertype.unwrap_or(0),

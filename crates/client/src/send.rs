@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 
 use towpath_packet::Meta;
-use towpath_queue::descriptor::{MAX_CHAIN, SMALL, SMALL_BYTES, TOGETHER, prefetch_distance};
+use towpath_queue::descriptor::{
+    EXPEDITED, EXPEDITED_BYTES, MAX_CHAIN, TOGETHER, prefetch_distance,
+};
 use towpath_queue::doorbell::{self, Due};
 use towpath_queue::events;
 
@@ -28,7 +30,7 @@ pub(crate) struct DoorbellHold {
     /// `true` if it is urgent because half of a queue is in flight.
     half: bool,
     /// `true` if a half-full queue causes a notification.
-    rings_half: bool,
+    notifications_early: bool,
     /// `true` if notifications to an awake server are suppressed.
     saves: bool,
 }
@@ -42,7 +44,7 @@ impl Default for DoorbellHold {
             sent: 0,
             urgent: false,
             half: false,
-            rings_half: true,
+            notifications_early: true,
             saves: true,
         }
     }
@@ -62,12 +64,12 @@ impl Session {
         meta: Meta,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
-        self.put(endpoint, endpoint.queue_set, len, meta, 0, fill)
+        self.put(endpoint, endpoint.queue_pair, len, meta, 0, fill)
     }
 
     /// Queues a packet as [`Session::send`] does; the next packet on this queue pair belongs to the
     /// same message. No other packet comes between the two on the device, as long as both are there
-    /// when it is their turn, and up to the endpoint's setting `max_run_bytes`.
+    /// when it is their turn, and up to the endpoint's setting `max_message_bytes`.
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued then.
@@ -78,17 +80,17 @@ impl Session {
         meta: Meta,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
-        self.put(endpoint, endpoint.queue_set, len, meta, TOGETHER, fill)
+        self.put(endpoint, endpoint.queue_pair, len, meta, TOGETHER, fill)
     }
 
-    /// Queues a finished, expedited packet of at most [`SMALL_BYTES`] bytes, Ethernet header
+    /// Queues a finished, expedited packet of at most [`EXPEDITED_BYTES`] bytes, Ethernet header
     /// included. The engine sends it ahead of the backlog and of every scheduled packet, to the
     /// device or to an endpoint of this host. In each poll iteration the engine expedites at most
     /// as many of all applications together as the device's setting `small` allows, and sends the
     /// rest after them. The endpoint's rights, rates and quotas apply.
     ///
     /// The packet goes by the queue pair of
-    /// [`Options::small_queue_set`](crate::Options::small_queue_set), where only other expedited
+    /// [`Options::expedited_queue_pair`](crate::Options::expedited_queue_pair), where only other expedited
     /// packets wait before it. Without one it waits in the endpoint's own queue pair for earlier
     /// packets. Once it is at the head, it overtakes the packets that wait for the device. In the
     /// middle of a message of several packets it comes with that message. Either way it may
@@ -98,13 +100,14 @@ impl Session {
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued then.
-    pub fn send_small(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
-        let (len, max) = (packet.len(), self.transmit_heap.data_bytes().min(SMALL_BYTES as usize));
+    pub fn send_expedited(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
+        let (len, max) =
+            (packet.len(), self.transmit_pool.data_bytes().min(EXPEDITED_BYTES as usize));
         if len > max {
             return Err(SendError::Length { len, max });
         }
-        let queue_set = self.small_queue_set.unwrap_or(endpoint.queue_set);
-        self.put(endpoint, queue_set, len, Meta::FINISHED, SMALL, |parts| {
+        let queue_pair = self.expedited_queue_pair.unwrap_or(endpoint.queue_pair);
+        self.put(endpoint, queue_pair, len, Meta::FULL, EXPEDITED, |parts| {
             if let [part] = parts {
                 part.copy_from_slice(packet);
             }
@@ -115,19 +118,19 @@ impl Session {
     fn put(
         &mut self,
         endpoint: Endpoint,
-        queue_set: u32,
+        queue_pair: u32,
         len: usize,
         meta: Meta,
         flags: u16,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
         self.check()?;
-        let data_bytes = self.transmit_heap.data_bytes();
+        let data_bytes = self.transmit_pool.data_bytes();
         let needed =
             if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
-        let queue_sets = self.queue_sets.len() as u32;
-        let Some(set) = self.queue_sets.get_mut(queue_set as usize) else {
-            return Err(SendError::NoQueueSet { queue_set, queue_sets });
+        let queue_pairs = self.queue_pairs.len() as u32;
+        let Some(set) = self.queue_pairs.get_mut(queue_pair as usize) else {
+            return Err(SendError::NoQueuePair { queue_pair, queue_pairs });
         };
         if needed == 0 || needed > MAX_CHAIN.min(set.transmit.capacity() as usize) {
             let max = MAX_CHAIN.min(set.transmit.capacity() as usize) * data_bytes;
@@ -135,7 +138,7 @@ impl Session {
         }
         if (set.transmit.room() as usize) < needed || self.transmit_free.len() < needed {
             let free = &mut self.transmit_free;
-            if let Err(violation) = set.transmit.reclaim(|frame| free.give_back(frame)) {
+            if let Err(violation) = set.transmit.reclaim(|buffer| free.release(buffer)) {
                 return Err(self.wrong(violation).into());
             }
             if (set.transmit.room() as usize) < needed || self.transmit_free.len() < needed {
@@ -143,28 +146,28 @@ impl Session {
             }
         }
         // There are enough buffers, as just checked.
-        if let Some(frame) = self.transmit_free.next(prefetch_distance(len) as usize) {
-            self.transmit_heap.prefetch(frame, len);
+        if let Some(buffer) = self.transmit_free.next(prefetch_distance(len) as usize) {
+            self.transmit_pool.prefetch(buffer, len);
         }
-        let pushed = if needed == 1 && meta.is_finished() {
-            let frame = self.transmit_free.take().unwrap_or(0);
-            let mut descriptor = self.transmit_heap.write_one(frame, len, endpoint.number, fill);
+        let pushed = if needed == 1 && meta.is_full() {
+            let buffer = self.transmit_free.take().unwrap_or(0);
+            let mut descriptor = self.transmit_pool.write_one(buffer, len, endpoint.number, fill);
             descriptor.flags |= flags;
             set.transmit.push(&[descriptor])
         } else {
-            let mut frames = [0; MAX_CHAIN];
-            for frame in &mut frames[..needed] {
-                *frame = self.transmit_free.take().unwrap_or(0);
+            let mut buffers = [0; MAX_CHAIN];
+            for buffer in &mut buffers[..needed] {
+                *buffer = self.transmit_free.take().unwrap_or(0);
             }
             let (mut descriptors, count) =
-                self.transmit_heap.write(&frames[..needed], len, meta, endpoint.number, fill);
+                self.transmit_pool.write(&buffers[..needed], len, meta, endpoint.number, fill);
             descriptors[count - 1].flags |= flags;
             set.transmit.push(&descriptors[..count])
         };
         debug_assert!(pushed, "there was room");
         if !set.dirty {
             set.dirty = true;
-            self.dirty.push(queue_set);
+            self.dirty.push(queue_pair);
         }
         self.statistics.sent += 1;
         Ok(())
@@ -172,16 +175,16 @@ impl Session {
 
     /// `true` if [`Session::send`] would take a packet of `len` bytes now.
     pub fn has_room(&mut self, endpoint: Endpoint, len: usize) -> bool {
-        let needed = len.div_ceil(self.transmit_heap.data_bytes());
+        let needed = len.div_ceil(self.transmit_pool.data_bytes());
         let fits = |session: &Session| {
-            let set = &session.queue_sets[endpoint.queue_set as usize];
+            let set = &session.queue_pairs[endpoint.queue_pair as usize];
             set.transmit.room() as usize >= needed && session.transmit_free.len() >= needed
         };
-        let is_there = (endpoint.queue_set as usize) < self.queue_sets.len();
+        let is_there = (endpoint.queue_pair as usize) < self.queue_pairs.len();
         if self.check().is_err() || !is_there || needed == 0 || needed > MAX_CHAIN {
             return false;
         }
-        fits(self) || (self.unsent(endpoint.queue_set).is_ok() && fits(self))
+        fits(self) || (self.unsent(endpoint.queue_pair).is_ok() && fits(self))
     }
 
     /// Puts a finished packet into the transmit queue of an endpoint.
@@ -189,7 +192,7 @@ impl Session {
     /// # Errors
     /// [`SendError`]; nothing was queued then.
     pub fn send_bytes(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
-        self.send(endpoint, packet.len(), Meta::FINISHED, |parts| {
+        self.send(endpoint, packet.len(), Meta::FULL, |parts| {
             let mut rest = packet;
             for part in parts {
                 let (now, later) = rest.split_at(part.len());
@@ -209,24 +212,24 @@ impl Session {
             return Ok(());
         }
         let mut outcome = Ok(());
-        for queue_set in &self.dirty {
-            let transmit = &mut self.queue_sets[*queue_set as usize].transmit;
+        for queue_pair in &self.dirty {
+            let transmit = &mut self.queue_pairs[*queue_pair as usize].transmit;
             transmit.publish();
             let half = transmit.capacity() / 2;
-            if transmit.in_flight() < half || !self.doorbell_hold.rings_half {
+            if transmit.in_flight() < half || !self.doorbell_hold.notifications_early {
                 continue;
             }
             // By the completions that the client has seen so far.
             let free = &mut self.transmit_free;
-            outcome = outcome.and(transmit.reclaim(|frame| free.give_back(frame)).map(|_| ()));
+            outcome = outcome.and(transmit.reclaim(|buffer| free.release(buffer)).map(|_| ()));
             // The queue is soon full, so the server should look now, whatever its wait strategy.
             self.doorbell_hold.half |= transmit.in_flight() >= half;
         }
         self.doorbell_hold.urgent |= self.doorbell_hold.half;
         let fenced = events::fence();
-        for queue_set in &self.dirty {
-            self.queue_sets[*queue_set as usize].dirty = false;
-            outcome = outcome.and(self.marker.mark(fenced, *queue_set).map(|_| ()));
+        for queue_pair in &self.dirty {
+            self.queue_pairs[*queue_pair as usize].dirty = false;
+            outcome = outcome.and(self.marker.mark(fenced, *queue_pair).map(|_| ()));
         }
         self.dirty.clear();
         if let Err(violation) = outcome {
@@ -234,7 +237,7 @@ impl Session {
         }
         self.statistics.batches += 1;
         let new = self.marker.publish();
-        self.ring_for(new);
+        self.notify_for(new);
         Ok(())
     }
 
@@ -246,7 +249,7 @@ impl Session {
     pub fn flush_now(&mut self) -> Result<(), Lost> {
         self.doorbell_hold.urgent = true;
         self.flush()?;
-        self.ring_held();
+        self.notify_deferred();
         Ok(())
     }
 
@@ -260,33 +263,33 @@ impl Session {
     /// do [`Session::wait`] and [`Session::arm`] before each sleep. A program that computes
     /// meanwhile calls `flush_now` first. One packet or no delay: the client notifies at once, as
     /// by default. (Hennrich calls it producer IPC saving.)
-    pub fn put_off_rings(&mut self, packets: u32, delay: Duration) {
+    pub fn defer_notifications(&mut self, packets: u32, delay: Duration) {
         if !self.is_parents() {
             return;
         }
         self.doorbell_hold.packets = if delay.is_zero() { 1 } else { packets.max(1) };
         self.doorbell_hold.delay = delay;
-        self.ring_held();
+        self.notify_deferred();
     }
 
     /// Sets whether the client notifies the server when half of a queue is in flight, whatever it
     /// defers, and also if the server is timer-driven; on by default. If off, a full queue waits
     /// for its time.
-    pub fn set_ring_half(&mut self, on: bool) {
-        self.doorbell_hold.rings_half = on;
+    pub fn set_early_notification(&mut self, on: bool) {
+        self.doorbell_hold.notifications_early = on;
     }
 
     /// Sets whether the client suppresses notifications to a server that is awake, timer-driven or
     /// notified already; on by default. If off, the client notifies it for each batch, to measure
-    /// what the suppression saves. The device's setting `ring_saving` does the same in the other
+    /// what the suppression saves. The device's setting `notification_suppression` does the same in the other
     /// direction.
-    pub fn set_ring_saving(&mut self, on: bool) {
+    pub fn set_notification_suppression(&mut self, on: bool) {
         self.doorbell_hold.saves = on;
     }
 
     /// Notifies the server, now or later, after packets were published. `new`: the server has had
     /// no notification of them.
-    fn ring_for(&mut self, new: bool) {
+    fn notify_for(&mut self, new: bool) {
         let hold = &mut self.doorbell_hold;
         if !new && !hold.urgent && hold.since.is_none() && hold.saves {
             // The server was notified already, and has yet to look.
@@ -302,12 +305,12 @@ impl Session {
         if now {
             self.ring();
         } else {
-            self.statistics.rings_put_off += 1;
+            self.statistics.notifications_deferred += 1;
         }
     }
 
     /// Sends a deferred notification if its time has come.
-    pub(crate) fn ring_if_due(&mut self) {
+    pub(crate) fn notify_if_due(&mut self) {
         if self.doorbell_hold.since.is_some_and(|since| since.elapsed() >= self.doorbell_hold.delay)
         {
             self.ring();
@@ -315,7 +318,7 @@ impl Session {
     }
 
     /// Sends a deferred notification.
-    pub(crate) fn ring_held(&mut self) {
+    pub(crate) fn notify_deferred(&mut self) {
         if self.doorbell_hold.since.is_some() || self.doorbell_hold.urgent {
             self.ring();
         }
@@ -328,15 +331,15 @@ impl Session {
         let (half, saves) = (std::mem::take(&mut hold.half), hold.saves);
         (hold.since, hold.sent) = (None, self.statistics.sent);
         let fenced = doorbell::fence();
-        let asleep = self.ringer.must_ring(fenced, urgent);
+        let asleep = self.notifier.must_notify(fenced, urgent);
         // A server that has parked this session has no clock for it.
-        let rests = self.rest_ringer.must_ring(fenced, true);
+        let rests = self.parked_notifier.must_notify(fenced, true);
         if asleep == Due::Now || rests == Due::Now || !saves {
-            self.statistics.rings += 1;
-            self.statistics.rings_half += u64::from(half);
+            self.statistics.notifications += 1;
+            self.statistics.notifications_early += u64::from(half);
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         } else {
-            self.statistics.rings_saved += 1;
+            self.statistics.notifications_suppressed += 1;
         }
     }
 
@@ -348,26 +351,26 @@ impl Session {
     ///
     /// # Panics
     /// When there is no such queue pair.
-    pub fn want_room(&mut self, queue_set: u32) -> Result<(), Lost> {
+    pub fn want_room(&mut self, queue_pair: u32) -> Result<(), Lost> {
         self.check()?;
-        let set = &mut self.queue_sets[queue_set as usize];
+        let set = &mut self.queue_pairs[queue_pair as usize];
         let half = set.transmit.in_flight().div_ceil(2);
         set.transmit.want(half);
         set.wants = true;
         // One look, now that the wish is written: later completions come with an event.
-        self.look_for_room(queue_set)
+        self.poll_for_room(queue_pair)
     }
 
     /// Looks whether a queue pair has the room that the application asked for.
-    pub(crate) fn look_for_room(&mut self, queue_set: u32) -> Result<(), Lost> {
-        self.unsent(queue_set)?;
-        let set = &mut self.queue_sets[queue_set as usize];
+    pub(crate) fn poll_for_room(&mut self, queue_pair: u32) -> Result<(), Lost> {
+        self.unsent(queue_pair)?;
+        let set = &mut self.queue_pairs[queue_pair as usize];
         if set.transmit.has_what_it_wanted() {
             // Reported again, though the application never asked for the last report.
             (set.wants, set.room, set.room_told) = (false, true, false);
             if !set.ready {
                 set.ready = true;
-                self.ready.push_back(queue_set);
+                self.ready.push_back(queue_pair);
             }
         }
         Ok(())
@@ -380,11 +383,11 @@ impl Session {
     ///
     /// # Panics
     /// When there is no such queue pair.
-    pub fn unsent(&mut self, queue_set: u32) -> Result<u32, Lost> {
+    pub fn unsent(&mut self, queue_pair: u32) -> Result<u32, Lost> {
         self.check()?;
-        let set = &mut self.queue_sets[queue_set as usize];
+        let set = &mut self.queue_pairs[queue_pair as usize];
         let free = &mut self.transmit_free;
-        let outcome = set.transmit.reclaim(|frame| free.give_back(frame));
+        let outcome = set.transmit.reclaim(|buffer| free.release(buffer));
         match outcome {
             Ok(_) => Ok(set.transmit.in_flight()),
             Err(violation) => Err(self.wrong(violation)),

@@ -12,14 +12,14 @@ use towpath_memory::{Mapping, Region, SharedFile, own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
 use towpath_protocol::layout::{
-    CLOSED_WORD, ENDPOINT_COUNTERS, REST_WORD, STATE_SLEEP_WORD, SessionShape,
+    CLOSED_WORD, ENDPOINT_COUNTERS, PARKED_WORD, STATE_SLEEP_WORD, SessionShape,
 };
 use towpath_protocol::message::{self, Attach, Message};
 use towpath_protocol::settings::Setting;
+use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
-use towpath_queue::doorbell::{Ringer, Sleeper};
+use towpath_queue::doorbell::{Notifier, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
-use towpath_queue::frames::FreeFrames;
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 use towpath_queue::{PeerWords, Violation};
@@ -27,13 +27,13 @@ use towpath_queue::{PeerWords, Violation};
 use crate::control::{Answer, Deadline, ask, connect};
 use crate::error::{AttachError, Lost, OpenError};
 use crate::fork::ForkGuard;
-use crate::heap::{ReceiveHeap, TransmitHeap};
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
+use crate::pool::{ReceivePool, TransmitPool};
 use crate::rule::Rule;
 use crate::send::DoorbellHold;
 use crate::wait::Waiter;
 
-pub(crate) struct QueueSet {
+pub(crate) struct QueuePair {
     pub(crate) transmit: TransmitProducer,
     pub(crate) receive: ReceiveConsumer,
     /// `true` if it is in `ready`.
@@ -55,14 +55,14 @@ pub struct Session {
     answer_timeout: Duration,
     pub(crate) doorbell: OwnedFd,
     pub(crate) wake: OwnedFd,
-    pub(crate) queue_sets: Vec<QueueSet>,
-    pub(crate) transmit_heap: TransmitHeap,
-    pub(crate) receive_heap: ReceiveHeap,
-    pub(crate) transmit_free: FreeFrames,
+    pub(crate) queue_pairs: Vec<QueuePair>,
+    pub(crate) transmit_pool: TransmitPool,
+    pub(crate) receive_pool: ReceivePool,
+    pub(crate) transmit_free: FreeBuffers,
     /// `true` for the transmit buffers that the application has, neither free nor in a queue.
     pub(crate) reserved: Box<[bool]>,
-    pub(crate) small_queue_set: Option<u32>,
-    pub(crate) receive_free: FreeFrames,
+    pub(crate) expedited_queue_pair: Option<u32>,
+    pub(crate) receive_free: FreeBuffers,
     pub(crate) provided: u32,
     pub(crate) events: Acknowledger,
     pub(crate) marker: Marker,
@@ -70,10 +70,10 @@ pub struct Session {
     pub(crate) waiter: Waiter,
     pub(crate) doorbell_hold: DoorbellHold,
     /// Reads whether the engine sleeps.
-    pub(crate) ringer: Ringer,
+    pub(crate) notifier: Notifier,
     /// Reads whether the engine has parked this session: awake or not, it looks at it only after a
     /// notification.
-    pub(crate) rest_ringer: Ringer,
+    pub(crate) parked_notifier: Notifier,
     header: PeerWords,
     counters: PeerWords,
     pub(crate) ready: VecDeque<u32>,
@@ -125,54 +125,56 @@ impl Session {
     ) -> Result<Session, AttachError> {
         let channel = Channel::new(socket);
         let attach = Attach {
-            queue_sets: options.queue_sets,
+            queue_pairs: options.queue_pairs,
             endpoints: options.endpoints,
             transmit_slots: options.transmit_slots,
             receive_slots: options.receive_slots,
-            transmit_frame_bytes: options.transmit_frame_bytes,
-            receive_frame_bytes: options.receive_frame_bytes,
+            transmit_buffer_bytes: options.transmit_buffer_bytes,
+            receive_buffer_bytes: options.receive_buffer_bytes,
             name: message::fixed_name(&options.name),
             ipv4: options.ipv4.map_or([0; 4], |ip| ip.octets()),
             reserved: 0,
         };
         let shape = SessionShape::new(
-            attach.queue_sets,
+            attach.queue_pairs,
             attach.endpoints,
             attach.transmit_slots,
             attach.receive_slots,
-            attach.transmit_frame_bytes,
-            attach.receive_frame_bytes,
+            attach.transmit_buffer_bytes,
+            attach.receive_buffer_bytes,
         )
         .map_err(|error| AttachError::Refused {
             refusal: message::Refusal::Malformed,
             text: format!("attach: {error}"),
         })?;
-        options.waiting.check().map_err(|wrong| AttachError::Refused {
+        options.wait_strategy.check().map_err(|wrong| AttachError::Refused {
             refusal: message::Refusal::Malformed,
             text: format!("attach: {wrong}"),
         })?;
-        if let Some(small) = options.small_queue_set
-            && small >= options.queue_sets
+        if let Some(small) = options.expedited_queue_pair
+            && small >= options.queue_pairs
         {
-            let sets = options.queue_sets;
+            let sets = options.queue_pairs;
             return Err(AttachError::Refused {
                 refusal: message::Refusal::Malformed,
-                text: format!("attach: small_queue_set={small}, and there are {sets} queue sets"),
+                text: format!(
+                    "attach: expedited_queue_pair={small}, and there are {sets} queue sets"
+                ),
             });
         }
         let (attached, descriptors) = match ask(&channel, &Message::Attach(attach), deadline) {
             Answer::Message(Message::Attached(attached), descriptors) => (attached, descriptors),
             other => return Err(other.into_attach_error()),
         };
-        let Ok([server, receive_heap, state, application, transmit_heap, doorbell, wake]) =
+        let Ok([server, receive_pool, state, application, transmit_pool, doorbell, wake]) =
             <[OwnedFd; 7]>::try_from(descriptors)
         else {
             return Err(AttachError::Protocol("the memory came without its descriptors".into()));
         };
         let (server, state) = (Arc::new(map_readable(server)?), Arc::new(map_readable(state)?));
-        let receive_heap = map_readable(receive_heap)?;
+        let receive_pool = map_readable(receive_pool)?;
         let application = map_writable(application)?;
-        let transmit_heap = map_writable(transmit_heap)?;
+        let transmit_pool = map_writable(transmit_pool)?;
         if server.len() < shape.server_words() * 8
             || application.len() < shape.application_words() * 8
             || state.len() < towpath_protocol::layout::STATE_WORDS * 8
@@ -186,14 +188,14 @@ impl Session {
         let small = || AttachError::Protocol("a heap is too small".into());
         let pages = shape.server_peer(&peer_words(&server));
         let own = shape.application_own(own_words(application));
-        let queue_sets: Vec<QueueSet> = own
-            .queue_sets
+        let queue_pairs: Vec<QueuePair> = own
+            .queue_pairs
             .into_iter()
-            .zip(&pages.queue_sets)
+            .zip(&pages.queue_pairs)
             .map(|(own, peer)| {
                 let (transmit, receive) =
-                    application_side(&shape.queues, shape.receive_heap, own, peer);
-                QueueSet {
+                    application_side(&shape.queues, shape.receive_pool, own, peer);
+                QueuePair {
                     transmit,
                     receive,
                     ready: false,
@@ -209,26 +211,26 @@ impl Session {
             answer_timeout: options.answer_timeout,
             doorbell,
             wake,
-            queue_sets,
-            transmit_heap: TransmitHeap::new(transmit_heap, shape.transmit_heap)
+            queue_pairs,
+            transmit_pool: TransmitPool::new(transmit_pool, shape.transmit_pool)
                 .ok_or_else(small)?,
-            receive_heap: ReceiveHeap::new(receive_heap, shape.receive_heap).ok_or_else(small)?,
-            small_queue_set: options.small_queue_set,
-            transmit_free: FreeFrames::new(0, shape.transmit_heap.frames()),
-            reserved: vec![false; shape.transmit_heap.frames() as usize].into_boxed_slice(),
-            receive_free: FreeFrames::new(0, shape.receive_heap.frames()),
+            receive_pool: ReceivePool::new(receive_pool, shape.receive_pool).ok_or_else(small)?,
+            expedited_queue_pair: options.expedited_queue_pair,
+            transmit_free: FreeBuffers::new(0, shape.transmit_pool.buffers()),
+            reserved: vec![false; shape.transmit_pool.buffers() as usize].into_boxed_slice(),
+            receive_free: FreeBuffers::new(0, shape.receive_pool.buffers()),
             provided: options.provided.unwrap_or(u32::MAX).clamp(1, shape.queues.receive()),
             events: Acknowledger::new(shape.events(), own.acknowledgements, &pages.events),
             marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
             sleeper: Sleeper::new(own.header),
-            waiter: Waiter::new(options.waiting),
+            waiter: Waiter::new(options.wait_strategy),
             doorbell_hold: DoorbellHold::default(),
-            ringer: Ringer::new(peer_words(&state).part(STATE_SLEEP_WORD, 1)),
-            rest_ringer: Ringer::new(pages.header.part(REST_WORD, 1)),
+            notifier: Notifier::new(peer_words(&state).part(STATE_SLEEP_WORD, 1)),
+            parked_notifier: Notifier::new(pages.header.part(PARKED_WORD, 1)),
             header: pages.header,
             counters: pages.counters,
-            ready: VecDeque::with_capacity(shape.queue_sets as usize),
-            dirty: Vec::with_capacity(shape.queue_sets as usize),
+            ready: VecDeque::with_capacity(shape.queue_pairs as usize),
+            dirty: Vec::with_capacity(shape.queue_pairs as usize),
             packet: [Descriptor::default(); MAX_CHAIN],
             length: 64,
             statistics: Statistics::default(),
@@ -238,9 +240,9 @@ impl Session {
             guard: ForkGuard::new()?,
             _one_thread: PhantomData,
         };
-        for queue_set in 0..shape.queue_sets {
-            session.provide(queue_set);
-            session.queue_sets[queue_set as usize].receive.publish();
+        for queue_pair in 0..shape.queue_pairs {
+            session.provide(queue_pair);
+            session.queue_pairs[queue_pair as usize].receive.publish();
         }
         Ok(session)
     }
@@ -283,7 +285,7 @@ impl Session {
         self.check()?;
         match self.ask(&Message::Open(rule.to_message()))? {
             Message::Opened(opened) => {
-                Ok(Endpoint { number: opened.endpoint, queue_set: rule.uses() })
+                Ok(Endpoint { number: opened.endpoint, queue_pair: rule.uses() })
             }
             _ => Err(Lost::ServerGone.into()),
         }

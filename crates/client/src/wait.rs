@@ -9,7 +9,7 @@ use towpath_waiting::clock::Ticks;
 use towpath_waiting::{Clock, Costs, Spinner, Step};
 
 use crate::error::{Lost, OpenError, Refusal};
-use crate::options::Waiting;
+use crate::options::WaitStrategy;
 use crate::session::Session;
 
 /// Looks without news after which a spinning client checks whether the server lives. Each takes
@@ -36,7 +36,7 @@ enum Way {
     Block,
     Poll,
     Spin(Spinner),
-    Clocked(Clock),
+    TimerDriven(Clock),
     /// A clock so fast that its first wait measures the shortest sleep, in ticks a second.
     NotMeasured(u64),
 }
@@ -49,17 +49,19 @@ fn least_sleep() -> u64 {
 }
 
 impl Waiter {
-    pub(crate) fn new(waiting: Waiting) -> Waiter {
+    pub(crate) fn new(waiting: WaitStrategy) -> Waiter {
         let way = match waiting {
-            Waiting::Block => Way::Block,
-            Waiting::Poll => Way::Poll,
-            Waiting::Spin => Way::Spin(Spinner::new(Costs::of_this_machine().wake_up)),
-            Waiting::Clocked(hz) => {
+            WaitStrategy::Block => Way::Block,
+            WaitStrategy::Poll => Way::Poll,
+            WaitStrategy::SpinThenBlock => {
+                Way::Spin(Spinner::new(Costs::of_this_machine().wake_up))
+            }
+            WaitStrategy::TimerDriven(hz) => {
                 let clock = Clock::new(u64::from(hz), 0, 0);
                 if clock.period() < ALWAYS_SLEPT {
                     Way::NotMeasured(u64::from(hz))
                 } else {
-                    Way::Clocked(clock)
+                    Way::TimerDriven(clock)
                 }
             }
         };
@@ -68,7 +70,7 @@ impl Waiter {
 
     /// Returns the counts of the clock's ticks.
     pub(crate) fn ticks(&self) -> Ticks {
-        if let Way::Clocked(clock) = &self.way { clock.counts } else { Ticks::default() }
+        if let Way::TimerDriven(clock) = &self.way { clock.counts } else { Ticks::default() }
     }
 
     /// Returns the time on the waiter's own clock, in nanoseconds.
@@ -78,33 +80,33 @@ impl Waiter {
 
     fn idle(&mut self) -> Step {
         if matches!(self.way, Way::Block) {
-            return Step::Rung;
+            return Step::Block;
         }
         if let Way::NotMeasured(hz) = self.way {
             self.measured(hz, least_sleep());
         }
         let now = if matches!(self.way, Way::Poll) { 0 } else { self.now() };
         match &mut self.way {
-            Way::Block | Way::NotMeasured(_) => Step::Rung,
-            Way::Poll => Step::Look,
+            Way::Block | Way::NotMeasured(_) => Step::Block,
+            Way::Poll => Step::Poll,
             Way::Spin(spinner) => {
-                if spinner.look_again(now) {
+                if spinner.poll_again(now) {
                     Step::Spin { until: now }
                 } else {
-                    Step::Rung
+                    Step::Block
                 }
             }
-            Way::Clocked(clock) => clock.step(now),
+            Way::TimerDriven(clock) => clock.step(now),
         }
     }
 
     /// Starts the clock, once the shortest sleep is known.
     fn measured(&mut self, hz: u64, least_sleep: u64) {
-        self.way = Way::Clocked(Clock::new(hz, least_sleep, self.now()));
+        self.way = Way::TimerDriven(Clock::new(hz, least_sleep, self.now()));
     }
 
-    fn is_clocked(&self) -> bool {
-        matches!(self.way, Way::Clocked(_))
+    fn is_timer_driven(&self) -> bool {
+        matches!(self.way, Way::TimerDriven(_))
     }
 
     fn found(&mut self, slept: bool) {
@@ -118,12 +120,12 @@ impl Waiter {
 
     fn woke(&mut self) {
         let now = self.now();
-        if let Way::Clocked(clock) = &mut self.way {
+        if let Way::TimerDriven(clock) = &mut self.way {
             clock.woke(now);
         }
     }
 
-    fn is_time_to_look(&mut self) -> bool {
+    fn is_time_to_poll(&mut self) -> bool {
         self.looks = self.looks.wrapping_add(1);
         self.looks.is_multiple_of(LOOKS)
     }
@@ -161,16 +163,16 @@ impl Session {
                 return Ok(false);
             }
             let step =
-                if timeout == Some(Duration::ZERO) { Step::Rung } else { self.waiter.idle() };
+                if timeout == Some(Duration::ZERO) { Step::Block } else { self.waiter.idle() };
             match step {
-                Step::Look => self.look_whether_it_lives()?,
-                Step::Spin { until } if self.waiter.is_clocked() => {
+                Step::Poll => self.check_server()?,
+                Step::Spin { until } if self.waiter.is_timer_driven() => {
                     self.spin_to_the_tick(until, left)?;
                 }
                 // The thread that would send the awaited packet may want this very processor.
                 Step::Spin { .. } => rustix::thread::sched_yield(),
-                Step::Unrung { until } => self.sleep_by_the_clock(until, left)?,
-                Step::Rung => {
+                Step::SleepUntil { until } => self.sleep_by_the_clock(until, left)?,
+                Step::Block => {
                     if self.arm()? {
                         self.waiter.found(slept);
                         return Ok(true);
@@ -190,11 +192,11 @@ impl Session {
     ///
     /// # Errors
     /// [`OpenError`], for example for a clock out of its range; the old way stands then.
-    pub fn set_waiting(&mut self, waiting: Waiting) -> Result<(), OpenError> {
+    pub fn set_wait_strategy(&mut self, waiting: WaitStrategy) -> Result<(), OpenError> {
         self.check()?;
         waiting.check().map_err(|wrong| OpenError::Refused {
             refusal: Refusal::Malformed,
-            text: format!("set_waiting: {wrong}"),
+            text: format!("set_wait_strategy: {wrong}"),
         })?;
         // The counts of the old clock stay.
         self.statistics = self.statistics();
@@ -204,9 +206,9 @@ impl Session {
     }
 
     /// Checks now and then whether the server lives, for a client that spins.
-    fn look_whether_it_lives(&mut self) -> Result<(), Lost> {
+    fn check_server(&mut self) -> Result<(), Lost> {
         std::hint::spin_loop();
-        if self.waiter.is_time_to_look() {
+        if self.waiter.is_time_to_poll() {
             self.sleep(Some(Duration::ZERO))?;
         }
         Ok(())
@@ -214,7 +216,7 @@ impl Session {
 
     /// Stays awake until the tick, or for `left`, where sleep would take longer than that.
     fn spin_to_the_tick(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
-        self.ring_held();
+        self.notify_deferred();
         let left = left.map_or(u64::MAX, |left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
         let until = until.min(self.waiter.now().saturating_add(left));
         while self.waiter.now() < until {
@@ -232,15 +234,15 @@ impl Session {
     /// buffers are used.
     fn sleep_by_the_clock(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
         self.flush()?;
-        self.ring_held();
+        self.notify_deferred();
         let to_tick = Duration::from_nanos(until.saturating_sub(self.waiter.now()));
-        let must_look = self.sleeper.prepare_by_the_clock();
+        let must_look = self.sleeper.prepare_timer_driven();
         let woken = if !must_look || self.events.is_idle().unwrap_or(false) {
             self.sleep(Some(left.map_or(to_tick, |left| left.min(to_tick))))
         } else {
             Ok(false)
         };
-        self.sleeper.awake_by_the_clock();
+        self.sleeper.awake_timer_driven();
         self.waiter.woke();
         woken.map(|_| ())
     }
@@ -262,26 +264,26 @@ impl Session {
     pub fn ready(&mut self) -> Result<Option<u32>, Lost> {
         self.check()?;
         let first = self.first_ready()?;
-        if let Some(queue_set) = first {
-            let set = &mut self.queue_sets[queue_set as usize];
+        if let Some(queue_pair) = first {
+            let set = &mut self.queue_pairs[queue_pair as usize];
             (set.room, set.room_told) = (false, false);
         }
         Ok(first)
     }
 
     fn first_ready(&mut self) -> Result<Option<u32>, Lost> {
-        while let Some(queue_set) = self.ready.front().copied() {
-            if self.queue_sets[queue_set as usize].wants {
-                self.look_for_room(queue_set)?;
+        while let Some(queue_pair) = self.ready.front().copied() {
+            if self.queue_pairs[queue_pair as usize].wants {
+                self.poll_for_room(queue_pair)?;
             }
-            let set = &mut self.queue_sets[queue_set as usize];
+            let set = &mut self.queue_pairs[queue_pair as usize];
             // This look follows the acknowledgement of the event: later packets are a new event.
             match set.receive.observe() {
                 Ok(0) if !set.room => {
                     set.ready = false;
                     self.ready.pop_front();
                 }
-                Ok(_) => return Ok(Some(queue_set)),
+                Ok(_) => return Ok(Some(queue_pair)),
                 Err(violation) => return Err(self.wrong(violation)),
             }
         }
@@ -300,7 +302,7 @@ impl Session {
             return if self.has_news()? { Ok(true) } else { Err(self.over()) };
         }
         self.flush()?;
-        self.ring_held();
+        self.notify_deferred();
         self.sleeper.prepare();
         let idle = match self.events.is_idle() {
             Ok(idle) => idle,
@@ -323,14 +325,14 @@ impl Session {
     /// Takes events. Returns whether any queue pair has news, new or left over.
     fn has_news(&mut self) -> Result<bool, Lost> {
         self.check()?;
-        self.ring_if_due();
-        let (sets, ready) = (&mut self.queue_sets, &mut self.ready);
+        self.notify_if_due();
+        let (sets, ready) = (&mut self.queue_pairs, &mut self.ready);
         let budget = sets.len() as u32;
-        let outcome = self.events.take(budget, |queue_set| {
-            let set = &mut sets[queue_set as usize];
+        let outcome = self.events.take(budget, |queue_pair| {
+            let set = &mut sets[queue_pair as usize];
             if !set.ready {
                 set.ready = true;
-                ready.push_back(queue_set);
+                ready.push_back(queue_pair);
             }
         });
         if let Err(violation) = outcome {
@@ -338,31 +340,31 @@ impl Session {
         }
         // Free space is reported once, even if the caller never asks which queue pair has it.
         if let Some(first) = self.ready.front() {
-            let set = &mut self.queue_sets[*first as usize];
+            let set = &mut self.queue_pairs[*first as usize];
             set.room &= !std::mem::take(&mut set.room_told);
         }
         let first = self.first_ready()?;
-        if let Some(queue_set) = first {
-            let set = &mut self.queue_sets[queue_set as usize];
+        if let Some(queue_pair) = first {
+            let set = &mut self.queue_pairs[queue_pair as usize];
             set.room_told = set.room;
         }
         Ok(first.is_some())
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
-        let is_look = timeout == Some(Duration::ZERO);
+        let is_poll = timeout == Some(Duration::ZERO);
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
-        self.statistics.sleeps += u64::from(!is_look);
+        self.statistics.sleeps += u64::from(!is_poll);
         let mut heard = [PollFd::new(&self.doorbell, PollFlags::IN)];
         // An interrupted sleep is one without news.
         let count = poll(&mut heard, timeout.as_ref()).unwrap_or(0);
         if count == 0 {
             return Ok(false);
         }
-        self.take_rings();
+        self.take_notifications();
         if self.hung_up {
             self.sleeper.awake();
             if self.has_news()? {
@@ -375,7 +377,7 @@ impl Session {
     }
 
     /// Empties the doorbell; for the caller's epoll, after it became readable.
-    pub fn take_rings(&mut self) {
+    pub fn take_notifications(&mut self) {
         if !self.is_parents() {
             return;
         }
@@ -407,25 +409,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_clock_that_sleep_cannot_hold_spins() {
+    fn only_a_clock_faster_than_sleep_spins() {
         for (hz, least_sleep, spins) in [
             (100_000, 10_001, true),
             (100_000, 10_000, false),
             (20_000, 60_000, true),
             (20_000, 40_000, false),
         ] {
-            let mut waiter = Waiter::new(Waiting::Clocked(hz));
+            let mut waiter = Waiter::new(WaitStrategy::TimerDriven(hz));
             assert!(matches!(waiter.way, Way::NotMeasured(_)), "attaching measures nothing");
             waiter.measured(u64::from(hz), least_sleep);
             let step = waiter.idle();
             assert_eq!(matches!(step, Step::Spin { .. }), spins, "{hz} Hz: {step:?}");
-            assert_eq!(matches!(step, Step::Unrung { .. }), !spins, "{hz} Hz: {step:?}");
+            assert_eq!(matches!(step, Step::SleepUntil { .. }), !spins, "{hz} Hz: {step:?}");
         }
         // The longest time for which a client ever spins.
         for hz in [1, 1000, 10_000] {
-            let mut waiter = Waiter::new(Waiting::Clocked(hz));
-            assert!(matches!(waiter.way, Way::Clocked(_)), "{hz} Hz needs no measuring");
-            assert!(matches!(waiter.idle(), Step::Unrung { .. }), "{hz} Hz");
+            let mut waiter = Waiter::new(WaitStrategy::TimerDriven(hz));
+            assert!(matches!(waiter.way, Way::TimerDriven(_)), "{hz} Hz needs no measuring");
+            assert!(matches!(waiter.idle(), Step::SleepUntil { .. }), "{hz} Hz");
         }
         assert!((10_000..=ALWAYS_SLEPT).contains(&least_sleep()));
     }

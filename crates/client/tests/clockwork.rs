@@ -9,12 +9,12 @@ use towpath_client::{Endpoint, Options, Rule, SendError, Session, Setting};
 use towpath_device::loopback;
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Policy, Server, Subnets};
+use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
 use towpath_waiting::Costs;
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
-fn serve(mode: Mode) -> (Server, loopback::LoopbackDevice) {
+fn serve(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None };
     let policy = Policy { sessions_per_user: 100, connections: 200, ..Policy::default() };
@@ -60,7 +60,7 @@ fn engines() -> Vec<String> {
 }
 
 /// Starts a server, and returns where the account of its engine is.
-fn serve_alone(mode: Mode) -> (Server, loopback::LoopbackDevice, String) {
+fn serve_alone(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice, String) {
     static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE_AT_A_TIME.lock().unwrap();
     let before = engines();
@@ -110,7 +110,7 @@ fn flood(from: &mut Session, by: Endpoint, packet: &[u8], over: &AtomicBool) {
 #[test]
 fn the_bound_on_processor_time_holds_under_a_flood() {
     const BOUND: f64 = 0.075;
-    let (server, _far, account) = serve_alone(Mode::Auto);
+    let (server, _far, account) = serve_alone(EngineStrategy::Auto);
     let ((mut a, by_a), (b, _)) = (attach(&server, "floods"), attach(&server, "flooded"));
     let ((mut c, by_c), (mut d, _)) = (attach(&server, "c"), attach(&server, "d"));
     // More than the engine keeps active in any case: it parks some.
@@ -151,17 +151,17 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
 /// More queue pairs have a packet each than the engine hears of in one poll iteration: all leave in
 /// the tick that finds them, instead of a part of them in each tick.
 #[test]
-fn a_tick_takes_all_that_there_is() {
+fn one_tick_takes_packets_of_all_queue_pairs() {
     const SETS: u32 = 3000;
-    let (server, _far) = serve(Mode::Clocked);
+    let (server, _far) = serve(EngineStrategy::TimerDriven);
     let options = Options {
         name: "many".into(),
-        queue_sets: SETS,
+        queue_pairs: SETS,
         endpoints: SETS,
         transmit_slots: 8,
         receive_slots: 8,
-        transmit_frame_bytes: 128,
-        receive_frame_bytes: 128,
+        transmit_buffer_bytes: 128,
+        receive_buffer_bytes: 128,
         ..Options::default()
     };
     let mut many = Session::attach_over(server.connect().unwrap(), &options).unwrap();
@@ -171,11 +171,11 @@ fn a_tick_takes_all_that_there_is() {
     let flow =
         Flow::v4().macs(many.info().mac, b.info().mac).addresses(address(&many), address(&b));
     let endpoints: Vec<_> = (0..SETS)
-        .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_set(number)).unwrap())
+        .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_pair(number)).unwrap())
         .collect();
-    set(&server, Setting::ClockHz, 4);
+    set(&server, Setting::TickHz, 4);
     let ticks = || counter(&server, "ticks") + counter(&server, "ticks_missed");
-    let turns = || counter(&server, "busy_turns");
+    let turns = || counter(&server, "busy_iterations");
     let (before, busy) = (ticks(), turns());
     for (number, endpoint) in endpoints.iter().enumerate() {
         many.send_bytes(*endpoint, &flow.ports(number as u16 + 1, 7).udp(&[1])).unwrap();
@@ -199,9 +199,9 @@ fn a_tick_takes_all_that_there_is() {
 /// A clock that no sleep keeps up with shows this by its ticks, and the engine finds parked
 /// sessions' notifications at each of them.
 #[test]
-fn who_stays_awake_between_ticks_counts_them_and_hears_rings() {
+fn awake_ticks_are_counted_and_check_for_notifications() {
     const HZ: u64 = 100_000;
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut all: Vec<_> = (0..20).map(|_| attach(&server, "one of many")).collect();
     // Enough poll iterations to park the others.
     let [(a, by_a), (b, _)] = all.get_disjoint_mut([0, 1]).unwrap();
@@ -211,21 +211,21 @@ fn who_stays_awake_between_ticks_counts_them_and_hears_rings() {
         assert!(b.wait(PATIENCE).unwrap());
         assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 1);
     }
-    assert!(counter(&server, "session_rests") > 0);
-    set(&server, Setting::Mode, Mode::Clocked as u64);
+    assert!(counter(&server, "sessions_parked") > 0);
+    set(&server, Setting::Wait, EngineStrategy::TimerDriven as u64);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(counter(&server, "ticks_awake"), 0, "1000 a second are slept for");
     let spins = 1_000_000_000 / HZ < Costs::of_this_machine().least_sleep();
     let until = Instant::now() + PATIENCE.unwrap_or_default();
     loop {
-        let before = (counter(&server, "rings_asked"), counter(&server, "ticks_awake"));
-        set(&server, Setting::ClockHz, HZ);
+        let before = (counter(&server, "doorbell_polls"), counter(&server, "ticks_awake"));
+        set(&server, Setting::TickHz, HZ);
         std::thread::sleep(Duration::from_millis(200));
         // The engine publishes its counters with the next sleep.
         let sleeps = counter(&server, "sleeps");
-        set(&server, Setting::ClockHz, 1000);
+        set(&server, Setting::TickHz, 1000);
         comes("it sleeps", || counter(&server, "sleeps") > sleeps + 1);
-        let after = (counter(&server, "rings_asked"), counter(&server, "ticks_awake"));
+        let after = (counter(&server, "doorbell_polls"), counter(&server, "ticks_awake"));
         let (asked, ticks) = (after.0 - before.0, after.1 - before.1);
         if !spins {
             assert_eq!(ticks, 0);
@@ -242,8 +242,8 @@ fn who_stays_awake_between_ticks_counts_them_and_hears_rings() {
 /// A sleep that could end only at whole milliseconds would miss every other tick.
 #[test]
 fn a_fast_clock_keeps_most_of_its_ticks() {
-    let (server, _far) = serve(Mode::Clocked);
-    set(&server, Setting::ClockHz, 2000);
+    let (server, _far) = serve(EngineStrategy::TimerDriven);
+    set(&server, Setting::TickHz, 2000);
     let ticks = || (counter(&server, "ticks"), counter(&server, "ticks_missed"));
     let keeps_most = (0..50).any(|_| {
         let before = ticks();
@@ -267,9 +267,9 @@ fn comes(what: &str, mut there: impl FnMut() -> bool) {
 
 /// The engine sends later deferred notifications of near deadlines together with the first.
 #[test]
-fn slack_of_timers_brings_rings_together() {
+fn timer_slack_sends_deferred_notifications_together() {
     const ROUNDS: usize = 10;
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, by_a) = attach(&server, "a");
     let mut others = [("b", 20_000), ("c", 100_000)].map(|(name, us)| {
         let (mut session, endpoint) = attach(&server, name);
@@ -279,18 +279,18 @@ fn slack_of_timers_brings_rings_together() {
     let mut together = |slack_us| {
         set(&server, Setting::TimerSlackUs, slack_us);
         let rounds = (0..ROUNDS).filter(|_| {
-            let before = counter(&server, "rings");
+            let before = counter(&server, "notifications");
             for other in &mut others {
                 assert!(!other.arm().unwrap());
                 a.send_bytes(by_a, &frame(other, &a, 1)).unwrap();
             }
             a.flush().unwrap();
-            comes("the first is rung", || counter(&server, "rings") > before);
-            let rung = counter(&server, "rings") - before;
-            comes("both are rung", || counter(&server, "rings") == before + 2);
+            comes("the first is rung", || counter(&server, "notifications") > before);
+            let rung = counter(&server, "notifications") - before;
+            comes("both are rung", || counter(&server, "notifications") == before + 2);
             for other in &mut others {
                 other.disarm();
-                other.take_rings();
+                other.take_notifications();
                 assert!(other.look().unwrap());
                 assert_eq!(other.receive(0, 9, |_| ()).unwrap(), 1);
                 while other.look().unwrap() {}
@@ -308,34 +308,36 @@ fn slack_of_timers_brings_rings_together() {
 
 /// Notifications to an awake side are suppressed, unless that is switched off.
 #[test]
-fn rings_are_saved_or_not() {
+fn notifications_to_an_awake_side_can_be_suppressed() {
     const PACKETS: u64 = 10;
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let ((mut a, by_a), (b, _)) = (attach(&server, "a"), attach(&server, "b"));
     let packet = frame(&b, &a, 1);
-    let mut rings = |saving: u64| {
-        set(&server, Setting::RingSaving, saving);
+    let mut notifications = |saving: u64| {
+        set(&server, Setting::NotificationSuppression, saving);
         let of = |name| counter(&server, name);
-        let (rings, saved) = (of("rings"), of("rings_saved") + of("rings_merged"));
+        let (notifications, saved) =
+            (of("notifications"), of("notifications_suppressed") + of("notifications_merged"));
         for _ in 0..PACKETS {
             let local = of("local_packets");
             a.send_bytes(by_a, &packet).unwrap();
             a.flush().unwrap();
             comes("the packet", || of("local_packets") > local);
         }
-        comes("what became of the rings", || {
-            of("rings") + of("rings_saved") + of("rings_merged") > rings + saved
+        comes("what became of the notifications", || {
+            of("notifications") + of("notifications_suppressed") + of("notifications_merged")
+                > notifications + saved
         });
-        of("rings") - rings
+        of("notifications") - notifications
     };
-    assert_eq!(rings(1), 0, "it never slept");
-    assert!(rings(0) >= PACKETS - 1, "one for each batch");
+    assert_eq!(notifications(1), 0, "it never slept");
+    assert!(notifications(0) >= PACKETS - 1, "one for each batch");
     server.stop().unwrap();
 }
 
 #[test]
 fn how_late_ticks_are_is_counted() {
-    let (server, _far) = serve(Mode::Clocked);
+    let (server, _far) = serve(EngineStrategy::TimerDriven);
     let of = |name| counter(&server, name);
     comes("ticks that are late", || of("ticks") >= 20 && of("ticks_late_ns") > 0);
     let (ticks, late, latest) = (of("ticks"), of("ticks_late_ns"), of("tick_latest_ns"));
@@ -347,18 +349,18 @@ fn how_late_ticks_are_is_counted() {
 }
 
 #[test]
-fn what_the_controller_does_is_counted() {
-    let (server, _far) = serve(Mode::Auto);
+fn controller_decisions_are_counted() {
+    let (server, _far) = serve(EngineStrategy::Auto);
     let ((mut a, by_a), (b, _)) = (attach(&server, "a"), attach(&server, "b"));
     let of = |name| counter(&server, name);
     assert_eq!(of("late_packets") + of("throttled"), 0);
     // No wake-up is so short: the engine stays awake, and sleeps again.
-    let switches = of("mode_switches");
+    let switches = of("wait_switches");
     set(&server, Setting::LatencyUs, 1);
-    comes("it stays awake", || of("mode_switches") > switches);
-    let switches = of("mode_switches");
+    comes("it stays awake", || of("wait_switches") > switches);
+    let switches = of("wait_switches");
     set(&server, Setting::LatencyUs, 1_000_000);
-    comes("it sleeps again", || of("mode_switches") > switches);
+    comes("it sleeps again", || of("wait_switches") > switches);
     // A bound that the engine cannot keep at so little processor time.
     set(&server, Setting::LatencyUs, 1000);
     set(&server, Setting::CpuPercent, 1);

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use towpath_client::{
-    AttachError, Lost, Meta, Options, Rule, SendError, Session, Setting, Waiting,
+    AttachError, Lost, Meta, Options, Rule, SendError, Session, Setting, WaitStrategy,
 };
 use towpath_device::conformance::DeviceFarEnd;
 use towpath_device::loopback;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
 
-fn serve(mode: Mode) -> (Server, loopback::LoopbackDevice) {
+fn serve(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let subnets = Subnets {
         ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
@@ -23,11 +23,11 @@ fn serve(mode: Mode) -> (Server, loopback::LoopbackDevice) {
 }
 
 fn attach(server: &Server, name: &str) -> Session {
-    attach_waiting(server, name, Waiting::Block)
+    attach_waiting(server, name, WaitStrategy::Block)
 }
 
-fn attach_waiting(server: &Server, name: &str, waiting: Waiting) -> Session {
-    let options = Options { name: name.into(), waiting, ..Options::default() };
+fn attach_waiting(server: &Server, name: &str, waiting: WaitStrategy) -> Session {
+    let options = Options { name: name.into(), wait_strategy: waiting, ..Options::default() };
     Session::attach_over(server.connect().unwrap(), &options).unwrap()
 }
 
@@ -48,7 +48,7 @@ fn is_woken(session: &mut Session) -> bool {
     session.wait(Some(limit)).unwrap() && start.elapsed() < limit
 }
 
-fn exchange(mode: Mode, waiting: Waiting, rounds: u32) {
+fn exchange(mode: EngineStrategy, waiting: WaitStrategy, rounds: u32) {
     let (server, _far) = serve(mode);
     let mut a = attach_waiting(&server, "a", waiting);
     let mut b = attach_waiting(&server, "b", waiting);
@@ -79,12 +79,12 @@ fn exchange(mode: Mode, waiting: Waiting, rounds: u32) {
 
 #[test]
 fn endpoint_to_endpoint_asleep() {
-    exchange(Mode::Interrupt, Waiting::Block, 5000);
+    exchange(EngineStrategy::Block, WaitStrategy::Block, 5000);
 }
 
 #[test]
 fn endpoint_to_endpoint_polling() {
-    exchange(Mode::Poll, Waiting::Block, 5000);
+    exchange(EngineStrategy::Poll, WaitStrategy::Block, 5000);
 }
 
 /// Sends as the crate's first example does, and counts the times that the queue is full.
@@ -95,7 +95,7 @@ fn send_all(a: &mut Session, from: towpath_client::Endpoint, frames: u32, to: [u
             assert_eq!(error, SendError::Full);
             full += 1;
             a.flush().unwrap();
-            a.want_room(from.queue_set()).unwrap();
+            a.want_room(from.queue_pair()).unwrap();
             assert!(a.wait(Some(Duration::from_secs(10))).unwrap(), "frame {number}: no room");
         }
     }
@@ -105,7 +105,7 @@ fn send_all(a: &mut Session, from: towpath_client::Endpoint, frames: u32, to: [u
 
 #[test]
 fn a_full_queue_is_flushed_waited_for_and_tried_again() {
-    for mode in [Mode::Interrupt, Mode::Poll] {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let (server, _far) = serve(mode);
         let options = Options { transmit_slots: 8, ..Options::default() };
         let mut a = Session::attach_over(server.connect().unwrap(), &options).unwrap();
@@ -127,9 +127,20 @@ fn a_full_queue_is_flushed_waited_for_and_tried_again() {
 
 /// No side waits in vain, whatever the wait strategies.
 #[test]
-fn endpoint_to_endpoint_in_every_way() {
-    for mode in [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
-        for waiting in [Waiting::Block, Waiting::Poll, Waiting::Spin, Waiting::Clocked(5000)] {
+fn endpoint_to_endpoint_with_every_wait_strategy() {
+    for mode in [
+        EngineStrategy::Poll,
+        EngineStrategy::Block,
+        EngineStrategy::SpinThenBlock,
+        EngineStrategy::TimerDriven,
+        EngineStrategy::Auto,
+    ] {
+        for waiting in [
+            WaitStrategy::Block,
+            WaitStrategy::Poll,
+            WaitStrategy::SpinThenBlock,
+            WaitStrategy::TimerDriven(5000),
+        ] {
             exchange(mode, waiting, 100);
         }
     }
@@ -147,16 +158,16 @@ fn device_counter(server: &Server, name: &str) -> u64 {
 /// The mode, and its further settings, change all the time under one packet at a time.
 #[test]
 fn every_change_of_mode_loses_no_wake_up() {
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let (mac_a, mac_b) = (a.info().mac, b.info().mac);
     let modes = 5;
     for change in 0..modes * modes * 2 {
-        set(&server, Setting::Mode, change / modes % modes);
-        set(&server, Setting::Mode, change % modes);
-        set(&server, Setting::ClockHz, [1000, 20_000, 60_000][change as usize % 3]);
+        set(&server, Setting::Wait, change / modes % modes);
+        set(&server, Setting::Wait, change % modes);
+        set(&server, Setting::TickHz, [1000, 20_000, 60_000][change as usize % 3]);
         set(&server, Setting::LatencyUs, [1, 100, 5000][change as usize % 3]);
         for number in 0..8 {
             let packet = frame(mac_b, mac_a, number);
@@ -172,25 +183,29 @@ fn every_change_of_mode_loses_no_wake_up() {
 /// A clock ticks as often as it is set to, and urgent work does not wait for it.
 #[test]
 fn by_the_clock() {
-    let (server, _far) = serve(Mode::Clocked);
+    let (server, _far) = serve(EngineStrategy::TimerDriven);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
     let before = std::time::Instant::now();
-    set(&server, Setting::ClockHz, 1);
+    set(&server, Setting::TickHz, 1);
     // The engine replies before its poll iteration ends, and looks once more before it sleeps.
     std::thread::sleep(Duration::from_millis(100));
-    let rings = a.statistics().rings;
+    let notifications = a.statistics().notifications;
     a.send_bytes(from_a, &packet).unwrap();
     a.flush().unwrap();
     let heard = b.wait(Some(Duration::from_millis(50))).unwrap();
     assert!(!heard || before.elapsed() > Duration::from_millis(900), "before the tick");
-    assert_eq!(a.statistics().rings, rings, "a side that looks by itself is not rung");
+    assert_eq!(
+        a.statistics().notifications,
+        notifications,
+        "a side that looks by itself is not rung"
+    );
     // The sender of a burst can mark its last packet as urgent.
     a.send_bytes(from_a, &packet).unwrap();
     a.flush_now().unwrap();
-    assert_eq!(a.statistics().rings, rings + 1);
+    assert_eq!(a.statistics().notifications, notifications + 1);
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
     assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 2);
     // A half-full queue causes a notification.
@@ -199,12 +214,12 @@ fn by_the_clock() {
     }
     a.flush().unwrap();
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
-    assert_eq!(a.statistics().rings_half, 1);
+    assert_eq!(a.statistics().notifications_early, 1);
     // Half means half of the packets that the server has left to send. A client that sends a little
     // at a time sends no notification for any of it, though it looks for completions only when it
     // must.
-    set(&server, Setting::ClockHz, 2000);
-    let rings = a.statistics().rings;
+    set(&server, Setting::TickHz, 2000);
+    let notifications = a.statistics().notifications;
     for _ in 0..40 {
         for _ in 0..16 {
             a.send_bytes(from_a, &packet).unwrap();
@@ -214,17 +229,17 @@ fn by_the_clock() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    assert_eq!(a.statistics().rings, rings, "the server looks by itself");
+    assert_eq!(a.statistics().notifications, notifications, "the server looks by itself");
     server.stop().unwrap();
 }
 
 /// The engine notifies a timer-driven application when half of its buffers are used, though the
 /// engine notified it of the first of them long before and it has not looked.
 #[test]
-fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn timer_driven_client_is_notified_at_half_used_buffers() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach(&server, "a");
-    let mut b = attach_waiting(&server, "b", Waiting::Clocked(1));
+    let mut b = attach_waiting(&server, "b", WaitStrategy::TimerDriven(1));
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
@@ -246,7 +261,7 @@ fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
     assert!(took >= Duration::from_millis(140), "rung for few: {took:?}");
     // The notification wakes the application, not the tick.
     let until = std::time::Instant::now() + Duration::from_secs(5);
-    while device_counter(&server, "rings_half") == 0 {
+    while device_counter(&server, "notifications_early") == 0 {
         assert!(std::time::Instant::now() < until, "nobody rang for half");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -257,24 +272,25 @@ fn who_looks_by_the_clock_is_rung_before_its_frames_are_used_up() {
 /// Both ways of asking for a clock refuse one out of its range, and the earlier choice stands.
 #[test]
 fn a_clock_out_of_its_range_is_refused() {
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach(&server, "a");
     for hz in [0, 100_001, 1_000_000, u32::MAX] {
-        let options = Options { waiting: Waiting::Clocked(hz), ..Options::default() };
+        let options =
+            Options { wait_strategy: WaitStrategy::TimerDriven(hz), ..Options::default() };
         let refused = Session::attach_over(server.connect().unwrap(), &options).unwrap_err();
         assert!(matches!(refused, AttachError::Refused { .. }), "{refused}");
         let said = refused.to_string();
         let part = format!("a clock of {hz} Hz; 1 to 100000");
         assert!(said.starts_with("attach: ") && said.contains(&part), "{said}");
-        let said = a.set_waiting(options.waiting).unwrap_err().to_string();
-        assert!(said.starts_with("set_waiting: ") && said.contains(&part), "{said}");
+        let said = a.set_wait_strategy(options.wait_strategy).unwrap_err().to_string();
+        assert!(said.starts_with("set_wait_strategy: ") && said.contains(&part), "{said}");
     }
     assert!(!a.wait(Some(Duration::from_millis(20))).unwrap());
     let statistics = a.statistics();
     assert_eq!((statistics.sleeps, statistics.ticks), (1, 0), "it still blocks: {statistics:?}");
     for hz in [1, 100_000] {
-        let _ = attach_waiting(&server, "b", Waiting::Clocked(hz));
-        a.set_waiting(Waiting::Clocked(hz)).unwrap();
+        let _ = attach_waiting(&server, "b", WaitStrategy::TimerDriven(hz));
+        a.set_wait_strategy(WaitStrategy::TimerDriven(hz)).unwrap();
     }
     server.stop().unwrap();
 }
@@ -282,9 +298,9 @@ fn a_clock_out_of_its_range_is_refused() {
 /// Where sleep takes longer than a tick, a clocked client stays awake; else it sleeps once a tick.
 /// It counts its ticks, also over a change of the way.
 #[test]
-fn a_clock_that_sleep_cannot_hold_stays_awake() {
-    let (server, _far) = serve(Mode::Interrupt);
-    let mut a = attach_waiting(&server, "a", Waiting::Clocked(100_000));
+fn a_client_stays_awake_if_sleep_exceeds_its_tick() {
+    let (server, _far) = serve(EngineStrategy::Block);
+    let mut a = attach_waiting(&server, "a", WaitStrategy::TimerDriven(100_000));
     // The first wait measures, and takes longer for it.
     assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
     assert!(!a.wait(Some(Duration::from_millis(50))).unwrap());
@@ -293,7 +309,7 @@ fn a_clock_that_sleep_cannot_hold_stays_awake() {
     // be late by 50.
     assert_eq!(fast.sleeps, 0, "{fast:?}");
     assert!(fast.ticks > 0 && fast.ticks_late_ns >= fast.tick_latest_ns, "{fast:?}");
-    a.set_waiting(Waiting::Clocked(1000)).unwrap();
+    a.set_wait_strategy(WaitStrategy::TimerDriven(1000)).unwrap();
     assert_eq!(a.statistics(), fast, "what was counted stays");
     let start = std::time::Instant::now();
     while a.statistics().ticks < fast.ticks + 10 {
@@ -314,10 +330,10 @@ fn a_clock_that_sleep_cannot_hold_stays_awake() {
 
 /// A client that stays awake between ticks notices the server's end, and arriving packets.
 #[test]
-fn a_clock_that_stays_awake_hears_all() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn a_client_awake_between_ticks_notices_packets_and_the_end() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach(&server, "a");
-    let mut b = attach_waiting(&server, "b", Waiting::Clocked(100_000));
+    let mut b = attach_waiting(&server, "b", WaitStrategy::TimerDriven(100_000));
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
@@ -336,8 +352,8 @@ fn a_clock_that_stays_awake_hears_all() {
 /// The engine defers notifications to an application until enough packets have come, and at most
 /// for the time that was set.
 #[test]
-fn rings_are_put_off_for_several_packets() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn notifications_to_the_client_are_deferred() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, to_b) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
@@ -370,7 +386,7 @@ fn rings_are_put_off_for_several_packets() {
     assert_eq!(got + b.receive(0, 99, |_| ()).unwrap(), 10);
     let wake_ups = b.statistics().wake_ups;
     assert!(wake_ups <= 2, "{wake_ups} wake-ups for 10 packets");
-    assert!(device_counter(&server, "rings_merged") >= 8);
+    assert!(device_counter(&server, "notifications_merged") >= 8);
     // The time causes the notification, where fewer packets come.
     b.set(to_b, Setting::RxUsecs, 30_000).unwrap();
     let sender = std::thread::spawn(move || {
@@ -385,7 +401,7 @@ fn rings_are_put_off_for_several_packets() {
     assert!(start.elapsed() >= Duration::from_millis(25), "{:?}", start.elapsed());
     assert_eq!(b.receive(0, 99, |_| ()).unwrap(), 1);
     // An application sets only its own endpoints, not another's.
-    let other = b.set(to_b, Setting::Mode, 0).unwrap_err().to_string();
+    let other = b.set(to_b, Setting::Wait, 0).unwrap_err().to_string();
     assert!(other.contains("it is the device's"), "{other}");
     let wrong = b.set(to_b, Setting::RxFrames, 65_536).unwrap_err().to_string();
     assert!(wrong.contains("0 to 65535"), "{wrong}");
@@ -395,23 +411,23 @@ fn rings_are_put_off_for_several_packets() {
 /// The client wakes the server once for several flushes, and in any case before the application
 /// sleeps.
 #[test]
-fn rings_to_the_server_are_put_off() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn notifications_to_the_server_are_deferred() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
-    a.put_off_rings(10, Duration::from_secs(10));
+    a.defer_notifications(10, Duration::from_secs(10));
     std::thread::sleep(Duration::from_millis(50));
     for number in 1..=20 {
         a.send_bytes(from_a, &packet).unwrap();
         a.flush().unwrap();
         if number == 9 {
-            assert_eq!(a.statistics().rings, 0);
+            assert_eq!(a.statistics().notifications, 0);
             assert!(!b.wait(Some(Duration::from_millis(50))).unwrap(), "nobody was woken");
         }
         if number == 10 {
-            assert_eq!(a.statistics().rings, 1);
+            assert_eq!(a.statistics().notifications, 1);
         }
     }
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
@@ -425,10 +441,10 @@ fn rings_to_the_server_are_put_off() {
         got += b.receive(0, 99, |_| ()).unwrap();
     }
     let statistics = a.statistics();
-    assert!(statistics.rings + statistics.rings_saved <= 4, "{statistics:?}");
-    assert!(statistics.rings_put_off >= 9, "{statistics:?}");
+    assert!(statistics.notifications + statistics.notifications_suppressed <= 4, "{statistics:?}");
+    assert!(statistics.notifications_deferred >= 9, "{statistics:?}");
     // After its time, the next call sends the notification.
-    a.put_off_rings(10, Duration::from_millis(5));
+    a.defer_notifications(10, Duration::from_millis(5));
     a.send_bytes(from_a, &packet).unwrap();
     a.flush().unwrap();
     std::thread::sleep(Duration::from_millis(10));
@@ -439,28 +455,28 @@ fn rings_to_the_server_are_put_off() {
 
 /// Each suppression of notifications to the server can be switched off, to measure what it saves.
 #[test]
-fn rings_to_the_server_are_saved_by_choice() {
-    let (server, _far) = serve(Mode::Poll);
+fn suppression_of_notifications_to_the_server_is_optional() {
+    let (server, _far) = serve(EngineStrategy::Poll);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
     let mut send = |saving: bool| {
-        a.set_ring_saving(saving);
-        let before = a.statistics().rings;
+        a.set_notification_suppression(saving);
+        let before = a.statistics().notifications;
         for _ in 0..50 {
             a.send_bytes(from_a, &packet).unwrap();
             a.flush().unwrap();
         }
-        a.statistics().rings - before
+        a.statistics().notifications - before
     };
     // At most one, if the engine had parked the session.
     assert!(send(true) <= 1, "a server that never sleeps");
     assert_eq!(send(false), 50);
     // No time is too long for a full queue, where a full queue causes no notification.
-    set(&server, Setting::Mode, Mode::Interrupt as u64);
-    a.set_ring_saving(true);
-    a.put_off_rings(1000, Duration::from_secs(100));
+    set(&server, Setting::Wait, EngineStrategy::Block as u64);
+    a.set_notification_suppression(true);
+    a.defer_notifications(1000, Duration::from_secs(100));
     eventually_sent(&mut a);
     let fill = |a: &mut Session| {
         for _ in 0..200 {
@@ -468,17 +484,17 @@ fn rings_to_the_server_are_saved_by_choice() {
         }
         a.flush().unwrap();
     };
-    a.set_ring_half(false);
+    a.set_early_notification(false);
     let before = a.statistics();
     fill(&mut a);
     let now = a.statistics();
-    assert_eq!((now.rings, now.rings_half), (before.rings, 0));
-    assert_eq!(now.rings_put_off, before.rings_put_off + 1);
+    assert_eq!((now.notifications, now.notifications_early), (before.notifications, 0));
+    assert_eq!(now.notifications_deferred, before.notifications_deferred + 1);
     a.flush_now().unwrap();
     eventually_sent(&mut a);
-    a.set_ring_half(true);
+    a.set_early_notification(true);
     fill(&mut a);
-    assert_eq!(a.statistics().rings_half, 1);
+    assert_eq!(a.statistics().notifications_early, 1);
     server.stop().unwrap();
 }
 
@@ -495,7 +511,7 @@ fn eventually_sent(session: &mut Session) {
 #[test]
 fn to_the_far_end_and_back() {
     use towpath_device::conformance::FarEnd;
-    let (server, far) = serve(Mode::Interrupt);
+    let (server, far) = serve(EngineStrategy::Block);
     let mut far = DeviceFarEnd::new(Box::new(far));
     let mut a = attach(&server, "a");
     let endpoint = a.open(&Rule::new().ethertype(0x88b5).with_group()).unwrap();
@@ -513,7 +529,7 @@ fn to_the_far_end_and_back() {
         };
         assert_eq!(seen, frame(other, mac, number));
         for to in [mac, [0xff; 6]] {
-            assert!(far.send(&frame(to, other, number), Meta::FINISHED));
+            assert!(far.send(&frame(to, other, number), Meta::FULL));
             assert!(a.wait(Some(Duration::from_secs(5))).unwrap());
             assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(to, other, number));
         }
@@ -522,10 +538,10 @@ fn to_the_far_end_and_back() {
 }
 
 #[test]
-fn an_administrators_wildcards_receive_what_no_closer_rule_takes() {
+fn wildcard_rules_receive_packets_without_a_closer_rule() {
     use towpath_device::conformance::FarEnd;
     use towpath_packet::build::Flow;
-    let (server, far) = serve(Mode::Interrupt);
+    let (server, far) = serve(EngineStrategy::Block);
     let mut far = DeviceFarEnd::new(Box::new(far));
     let mut a = attach(&server, "a");
     let mac = a.info().mac;
@@ -552,7 +568,7 @@ fn an_administrators_wildcards_receive_what_no_closer_rule_takes() {
         if packet[0] & 1 != 0 {
             packet[..6].copy_from_slice(&mac);
         }
-        assert!(far.send(&packet, Meta::FINISHED));
+        assert!(far.send(&packet, Meta::FULL));
         assert!(a.wait(Some(Duration::from_secs(5))).unwrap());
         let mut got = None;
         a.receive(0, 1, |packet| got = Some(packet.endpoint())).unwrap();
@@ -573,7 +589,7 @@ fn an_administrators_wildcards_receive_what_no_closer_rule_takes() {
 
 #[test]
 fn a_full_queue_is_back_pressure_and_room_wakes() {
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let rule = Rule::new().ethertype(0x88b5);
     let endpoint = a.open(&rule).unwrap();
@@ -601,15 +617,15 @@ fn a_full_queue_is_back_pressure_and_room_wakes() {
     // No application read: the receiver's buffers are full, and the engine dropped and counted the
     // rest there.
     let received = b.counters(theirs).into_iter().collect::<std::collections::BTreeMap<_, _>>();
-    assert_eq!(received["rx_packets"] + received["rx_dropped_no_frames"], sent);
+    assert_eq!(received["rx_packets"] + received["rx_dropped_no_buffers"], sent);
     assert_eq!(received["rx_packets"], 256);
     server.stop().unwrap();
 }
 
 /// A report of room that the application did not ask for does not suppress the next one.
 #[test]
-fn room_is_told_again_to_who_wants_it_again() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn each_request_for_room_is_answered() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach(&server, "a");
     for _ in 0..3 {
         a.want_room(0).unwrap();
@@ -620,9 +636,14 @@ fn room_is_told_again_to_who_wants_it_again() {
 
 /// A wait flushes the packets that the application queued before it, whatever its wait strategy.
 #[test]
-fn what_is_queued_leaves_before_a_wait() {
-    for waiting in [Waiting::Block, Waiting::Poll, Waiting::Spin, Waiting::Clocked(1000)] {
-        let (server, _far) = serve(Mode::Interrupt);
+fn queued_packets_are_flushed_before_a_wait() {
+    for waiting in [
+        WaitStrategy::Block,
+        WaitStrategy::Poll,
+        WaitStrategy::SpinThenBlock,
+        WaitStrategy::TimerDriven(1000),
+    ] {
+        let (server, _far) = serve(EngineStrategy::Block);
         let (mut a, mut b) = (attach_waiting(&server, "a", waiting), attach(&server, "b"));
         let rule = Rule::new().ethertype(0x88b5);
         let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
@@ -635,9 +656,14 @@ fn what_is_queued_leaves_before_a_wait() {
 
 /// A deadline beyond the clock's range never expires.
 #[test]
-fn the_longest_times_are_waited_for() {
-    let (server, _far) = serve(Mode::Interrupt);
-    for waiting in [Waiting::Block, Waiting::Poll, Waiting::Spin, Waiting::Clocked(50_000)] {
+fn deadlines_beyond_the_clocks_range_never_expire() {
+    let (server, _far) = serve(EngineStrategy::Block);
+    for waiting in [
+        WaitStrategy::Block,
+        WaitStrategy::Poll,
+        WaitStrategy::SpinThenBlock,
+        WaitStrategy::TimerDriven(50_000),
+    ] {
         let mut b = attach_waiting(&server, "b", waiting);
         for longest in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_secs(1 << 62)]
         {
@@ -654,7 +680,7 @@ fn the_longest_times_are_waited_for() {
 
 #[test]
 fn the_servers_end_is_noticed_at_once() {
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach(&server, "a");
     a.open(&Rule::new()).unwrap();
     // Only the server's end can end this wait.
@@ -665,8 +691,8 @@ fn the_servers_end_is_noticed_at_once() {
 }
 
 #[test]
-fn who_forges_is_counted_and_not_sent() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn forged_packets_are_counted_and_not_sent() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let rule = Rule::new().ethertype(0x88b5);
     let endpoint = a.open(&rule).unwrap();
@@ -688,8 +714,8 @@ fn who_forges_is_counted_and_not_sent() {
 }
 
 #[test]
-fn rules_belong_to_one() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn a_flow_rule_belongs_to_one_endpoint() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach(&server, "a");
     let rule = Rule::new().udp(53);
     let endpoint = a.open(&rule).unwrap();
@@ -709,19 +735,19 @@ fn rules_belong_to_one() {
 /// A session refuses another session's endpoint whose queue pair it does not have.
 #[test]
 fn another_sessions_endpoint_is_refused() {
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach(&server, "a");
-    let options = Options { queue_sets: 4, endpoints: 64, ..Options::default() };
+    let options = Options { queue_pairs: 4, endpoints: 64, ..Options::default() };
     let mut b = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     // The last endpoint's number is more than the other session has endpoints, too.
-    let opened = (0..40).map(|port| b.open(&Rule::new().udp(port + 1).queue_set(3)).unwrap());
+    let opened = (0..40).map(|port| b.open(&Rule::new().udp(port + 1).queue_pair(3)).unwrap());
     let theirs = opened.last().unwrap();
-    assert!(theirs.queue_set() == 3 && theirs.number() >= 16, "{theirs:?}");
-    let refused = Err(SendError::NoQueueSet { queue_set: 3, queue_sets: 1 });
+    assert!(theirs.queue_pair() == 3 && theirs.number() >= 16, "{theirs:?}");
+    let refused = Err(SendError::NoQueuePair { queue_pair: 3, queue_pairs: 1 });
     let packet = frame([2, 9, 9, 9, 9, 9], a.info().mac, 1);
     assert_eq!(a.send_bytes(theirs, &packet), refused);
-    assert_eq!(a.send_more(theirs, 60, Meta::FINISHED, |_| ()), refused);
-    assert_eq!(a.send_small(theirs, &packet[..60]), refused);
+    assert_eq!(a.send_more(theirs, 60, Meta::FULL, |_| ()), refused);
+    assert_eq!(a.send_expedited(theirs, &packet[..60]), refused);
     let frame = a.reserve().unwrap();
     assert_eq!(a.send_reserved(theirs, &frame, 60), refused);
     assert!(a.reserved(&frame, 60).is_some(), "the frame stays reserved");
@@ -732,23 +758,23 @@ fn another_sessions_endpoint_is_refused() {
     assert!(a.set(theirs, Setting::RxFrames, 2).is_err() && a.close(theirs).is_err());
     // Nothing was queued, and the session goes on.
     assert_eq!((a.statistics().sent, a.unsent(0).unwrap()), (0, 0));
-    assert_eq!(a.free_frames().unwrap(), 256);
+    assert_eq!(a.free_buffers().unwrap(), 256);
     a.wait(Some(Duration::ZERO)).unwrap();
     server.stop().unwrap();
 }
 
 #[test]
-fn reserved_frames_are_sent_when_it_is_their_turn() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn reserved_buffers_are_sent_in_any_order_and_freed_once() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let rule = Rule::new().ethertype(0x88b5);
     let endpoint = a.open(&rule).unwrap();
     b.open(&rule).unwrap();
     let slots = a.transmit_slots(endpoint) as usize;
-    let bytes = a.transmit_frame_bytes();
-    assert_eq!((a.free_frames().unwrap(), slots, bytes >= 1514), (slots, 256, true));
+    let bytes = a.transmit_buffer_bytes();
+    assert_eq!((a.free_buffers().unwrap(), slots, bytes >= 1514), (slots, 256, true));
     let mut frames: Vec<_> = std::iter::from_fn(|| a.reserve()).collect();
-    assert_eq!((frames.len(), a.free_frames().unwrap()), (slots, 0));
+    assert_eq!((frames.len(), a.free_buffers().unwrap()), (slots, 0));
     let packets: Vec<Vec<u8>> =
         (0..slots).map(|number| frame(b.info().mac, a.info().mac, number as u32)).collect();
     for (frame, packet) in frames.iter().zip(&packets) {
@@ -782,12 +808,12 @@ fn reserved_frames_are_sent_when_it_is_their_turn() {
     while a.unsent(0).unwrap() > 0 {
         assert!(std::time::Instant::now() < until);
     }
-    assert_eq!(a.free_frames().unwrap(), slots);
+    assert_eq!(a.free_buffers().unwrap(), slots);
     // Another session's name for a buffer names none here, unless this session has reserved the
     // same one.
     let theirs = b.reserve().unwrap();
     assert!(a.reserved(&theirs, 60).is_none());
     a.release(theirs);
-    assert_eq!(a.free_frames().unwrap(), slots);
+    assert_eq!(a.free_buffers().unwrap(), slots);
     server.stop().unwrap();
 }

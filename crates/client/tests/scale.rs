@@ -15,7 +15,7 @@ use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Message};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Policy, Server, Subnets};
+use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 /// Descriptors that a session and its application take in one process, with room to spare.
@@ -38,7 +38,7 @@ fn sessions() -> usize {
     count
 }
 
-fn serve(mode: Mode) -> (Server, loopback::LoopbackDevice) {
+fn serve(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 16)), ipv6: None };
     let policy = Policy { sessions_per_user: 2000, connections: 4000, ..Policy::default() };
@@ -58,8 +58,8 @@ fn small(name: &str) -> Options {
         endpoints: 4,
         transmit_slots: 8,
         receive_slots: 8,
-        transmit_frame_bytes: 128,
-        receive_frame_bytes: 128,
+        transmit_buffer_bytes: 128,
+        receive_buffer_bytes: 128,
         ..Options::default()
     }
 }
@@ -125,8 +125,8 @@ impl Numbers {
 }
 
 #[test]
-fn idle_sessions_are_not_looked_at() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn parked_sessions_are_not_polled() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut all: Vec<_> = (0..sessions()).map(|_| attach(&server, "one of many")).collect();
     let count = all.len() as u64;
     // Enough poll iterations to park the others.
@@ -134,29 +134,35 @@ fn idle_sessions_are_not_looked_at() {
         between(&mut all, 0, 1, number);
     }
     let before = counters(&server);
-    assert!(before("session_rests") >= count - 10, "{} rest", before("session_rests"));
+    assert!(before("sessions_parked") >= count - 10, "{} rest", before("sessions_parked"));
     for number in 0..500 {
         between(&mut all, 0, 1, number);
     }
     let after = counters(&server);
     let since = |name: &str| after(name) - before(name);
     // Each busy poll iteration is followed by one that is not, and by the look before a sleep.
-    let chances = 3 * (since("busy_turns") + since("sleeps") + 10);
-    let looks = since("session_looks");
+    let chances = 3 * (since("busy_iterations") + since("sleeps") + 10);
+    let looks = since("session_polls");
     assert!(looks <= chances * 10, "{looks} looks in {chances} turns, with {count} sessions");
     server.stop().unwrap();
 }
 
 #[test]
-fn those_that_rest_are_heard_in_every_mode() {
+fn parked_sessions_are_found_with_every_wait_strategy() {
     let seed = 0x5ca1e;
     println!("seed {seed}");
     let mut numbers = Numbers(seed);
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let mut all: Vec<_> = (0..sessions()).map(|_| attach(&server, "one of many")).collect();
-    for mode in [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
-        set(&server, Setting::Mode, mode as u64);
-        set(&server, Setting::ClockHz, 20_000);
+    for mode in [
+        EngineStrategy::Poll,
+        EngineStrategy::Block,
+        EngineStrategy::SpinThenBlock,
+        EngineStrategy::TimerDriven,
+        EngineStrategy::Auto,
+    ] {
+        set(&server, Setting::Wait, mode as u64);
+        set(&server, Setting::TickHz, 20_000);
         for number in 0..80 {
             between(&mut all, 0, 1, number);
         }
@@ -167,7 +173,7 @@ fn those_that_rest_are_heard_in_every_mode() {
             between(&mut all, from, to, number);
         }
         comes("hundred that begin to rest", || {
-            counters(&server)("session_rests") >= before("session_rests") + 100
+            counters(&server)("sessions_parked") >= before("sessions_parked") + 100
         });
     }
     server.stop().unwrap();
@@ -175,8 +181,8 @@ fn those_that_rest_are_heard_in_every_mode() {
 
 /// A busy engine finds several parked sessions that send notifications at once.
 #[test]
-fn those_that_rest_are_heard_by_a_busy_engine() {
-    for mode in [Mode::Poll, Mode::Interrupt, Mode::Clocked] {
+fn parked_sessions_are_found_by_a_busy_engine() {
+    for mode in [EngineStrategy::Poll, EngineStrategy::Block, EngineStrategy::TimerDriven] {
         let (server, _far) = serve(mode);
         let mut all: Vec<_> = (0..sessions().min(300)).map(|_| attach(&server, "one")).collect();
         let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
@@ -211,8 +217,8 @@ fn those_that_rest_are_heard_by_a_busy_engine() {
 }
 
 #[test]
-fn sessions_that_rest_end_and_come_again() {
-    let (server, _far) = serve(Mode::Poll);
+fn parked_sessions_end_and_new_ones_attach() {
+    let (server, _far) = serve(EngineStrategy::Poll);
     let mut all: Vec<_> = (0..sessions().min(400)).map(|_| attach(&server, "one")).collect();
     let count = all.len();
     let living = || {
@@ -257,12 +263,12 @@ fn raw(server: &Server) -> Raw {
     let channel = Channel::new(socket);
     let options = small("hostile");
     let attach = Attach {
-        queue_sets: 1,
+        queue_pairs: 1,
         endpoints: 1,
         transmit_slots: options.transmit_slots,
         receive_slots: options.receive_slots,
-        transmit_frame_bytes: options.transmit_frame_bytes,
-        receive_frame_bytes: options.receive_frame_bytes,
+        transmit_buffer_bytes: options.transmit_buffer_bytes,
+        receive_buffer_bytes: options.receive_buffer_bytes,
         name: message::fixed_name("hostile"),
         ipv4: [0; 4],
         reserved: 0,
@@ -272,8 +278,8 @@ fn raw(server: &Server) -> Raw {
         1,
         attach.transmit_slots,
         attach.receive_slots,
-        attach.transmit_frame_bytes,
-        attach.receive_frame_bytes,
+        attach.transmit_buffer_bytes,
+        attach.receive_buffer_bytes,
     )
     .unwrap();
     channel.send(&Message::Attach(attach), &[]).unwrap();
@@ -295,24 +301,24 @@ fn raw(server: &Server) -> Raw {
 /// notification, one lies. The others go on, and the notifications that the engine takes bound its
 /// looks.
 #[test]
-fn who_rings_in_vain_or_never_holds_up_nobody() {
-    let (server, _far) = serve(Mode::Poll);
+fn misbehaving_notifiers_hold_up_no_other_session() {
+    let (server, _far) = serve(EngineStrategy::Poll);
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let _others: Vec<_> = (0..10).map(|_| attach(&server, "quiet")).collect();
-    let ringers: Vec<_> = (0..20).map(|_| raw(&server)).collect();
+    let notifiers: Vec<_> = (0..20).map(|_| raw(&server)).collect();
     let mut silent = raw(&server);
     let mut liar = raw(&server);
     for number in 0..300 {
         pass(&mut a, &mut b, number);
     }
-    comes("twenty that rest", || counters(&server)("session_rests") >= 20);
+    comes("twenty that rest", || counters(&server)("sessions_parked") >= 20);
     let before = counters(&server);
     // An event that the session publishes, and never sends a notification for: only this session
     // loses by it.
     silent.application.events.store(16, 0);
     silent.application.events.publish(0, 1);
     let over = AtomicBool::new(false);
-    let wakes: Vec<_> = ringers.iter().map(|one| &one.wake).collect();
+    let wakes: Vec<_> = notifiers.iter().map(|one| &one.wake).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
@@ -326,7 +332,9 @@ fn who_rings_in_vain_or_never_holds_up_nobody() {
         }
         over.store(true, Ordering::Relaxed);
     });
-    comes("somebody asks for rings", || counters(&server)("rings_asked") > before("rings_asked"));
+    comes("somebody asks for notifications", || {
+        counters(&server)("doorbell_polls") > before("doorbell_polls")
+    });
     assert_eq!(counters(&server)("violations"), before("violations"));
     // An impossible index with a notification: the engine finds it although it did not poll the
     // session.
@@ -344,13 +352,13 @@ fn ten_thousand_endpoints_in_one_session() {
     let seed = 0xe2d;
     println!("seed {seed}");
     let mut numbers = Numbers(seed);
-    let (server, _far) = serve(Mode::Interrupt);
-    let options = Options { queue_sets: ENDPOINTS, endpoints: ENDPOINTS, ..small("many") };
+    let (server, _far) = serve(EngineStrategy::Block);
+    let options = Options { queue_pairs: ENDPOINTS, endpoints: ENDPOINTS, ..small("many") };
     let mut many = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let from = a.session.open(&Rule::new().udp(7)).unwrap();
     let endpoints: Vec<_> = (0..ENDPOINTS)
-        .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_set(number)).unwrap())
+        .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_pair(number)).unwrap())
         .collect();
     let address = |session: &Session| session.info().ipv4.unwrap().0;
     let flow = Flow::v4()
@@ -370,16 +378,16 @@ fn ten_thousand_endpoints_in_one_session() {
         let mut heard = BTreeSet::new();
         while heard.len() < CHOSEN {
             assert!(many.wait(PATIENCE).unwrap(), "round {round}: {heard:?} of {chosen:?}");
-            let queue_set = many.ready().unwrap().unwrap();
-            let packet = many.receive_one(queue_set).unwrap().unwrap();
-            assert_eq!(packet[36..38], (queue_set as u16 + 1).to_be_bytes());
-            assert!(heard.insert(queue_set));
+            let queue_pair = many.ready().unwrap().unwrap();
+            let packet = many.receive_one(queue_pair).unwrap().unwrap();
+            assert_eq!(packet[36..38], (queue_pair as u16 + 1).to_be_bytes());
+            assert!(heard.insert(queue_pair));
         }
         assert_eq!(heard, chosen);
-        for queue_set in heard {
-            let answer = flow.ports(7, queue_set as u16 + 1).reversed().udp(&[round]);
-            many.send_bytes(endpoints[queue_set as usize], &answer).unwrap();
-            many.want_room(queue_set).unwrap();
+        for queue_pair in heard {
+            let answer = flow.ports(7, queue_pair as u16 + 1).reversed().udp(&[round]);
+            many.send_bytes(endpoints[queue_pair as usize], &answer).unwrap();
+            many.want_room(queue_pair).unwrap();
         }
         many.flush().unwrap();
         let mut answers = BTreeSet::new();
@@ -407,7 +415,7 @@ fn ten_thousand_endpoints_in_one_session() {
         let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
         // The server gives the addresses back when it has unmapped the session, a little later.
         report["sessions"].as_array().unwrap().len() == 2
-            && report["device"]["addresses_given"] == 2
+            && report["device"]["addresses_in_use"] == 2
     });
     // Its addresses and its rules belong to another session now.
     let mut again = Session::attach_over(server.connect().unwrap(), &options).unwrap();

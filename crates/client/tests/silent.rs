@@ -12,7 +12,7 @@ use towpath_device::loopback;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::Message;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server};
+use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -134,7 +134,7 @@ fn relay(
 #[test]
 fn a_late_answer_is_no_other_requests_answer() {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
-    let config = Config { settings: Mode::Interrupt.into(), ..Config::default() };
+    let config = Config { settings: EngineStrategy::Block.into(), ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
     let connection = server.connect().unwrap();
     let (client, relayed) = pair();

@@ -12,16 +12,22 @@ use towpath_device::{
     Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces, loopback,
 };
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Values};
+use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
 
 const WINDOW: Duration = Duration::from_millis(60);
 /// Longer than any of these tests may wait, and shorter than a stall without a reset.
 const PATIENCE: Duration = Duration::from_secs(8);
 const OTHER: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const ARMINGS: [(&str, u64); 2] = [("lazy", 1), ("eager", 2)];
-const MODES: [Mode; 5] = [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto];
+const MODES: [EngineStrategy; 5] = [
+    EngineStrategy::Poll,
+    EngineStrategy::Block,
+    EngineStrategy::SpinThenBlock,
+    EngineStrategy::TimerDriven,
+    EngineStrategy::Auto,
+];
 
-fn serve(mode: Mode, arming: u64, device: Box<dyn Device>) -> Server {
+fn serve(mode: EngineStrategy, arming: u64, device: Box<dyn Device>) -> Server {
     let mut settings: Values = mode.into();
     settings.set(Setting::Watchdog, arming).unwrap();
     settings.set(Setting::WatchdogMs, WINDOW.as_millis() as u64).unwrap();
@@ -93,7 +99,7 @@ fn stalls_end_in_every_mode() {
                 a.flush_now().unwrap();
                 assert_eq!(next(&mut far, &what), frame(OTHER, mac, number), "{what}");
                 // The receive buffers came back from each reset, too.
-                assert!(far.send(&frame(mac, OTHER, number), Meta::FINISHED));
+                assert!(far.send(&frame(mac, OTHER, number), Meta::FULL));
                 assert!(a.wait(Some(PATIENCE)).unwrap(), "{what}");
                 assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac, OTHER, number));
             }
@@ -117,14 +123,14 @@ fn stalls_end_in_every_mode() {
             wait_for(&what, || {
                 let counted = counters(&server);
                 counted["device_resets"] == stalls
-                    && counted["tx_packets"] == 40 + counted["tx_sent_again"]
+                    && counted["tx_packets"] == 40 + counted["tx_resubmitted"]
             });
             let counted = counters(&server);
             assert!((1..=stalls).contains(&counted["device_stalls"]), "{what}: {counted:?}");
-            assert!(counted["tx_sent_again"] >= stalls, "{what}: {counted:?}");
+            assert!(counted["tx_resubmitted"] >= stalls, "{what}: {counted:?}");
             assert!(counted["watchdog_arms"] > 0 && counted["watchdog_checks"] >= stalls);
             // All packets are back: an engine that may sleep does.
-            if mode == Mode::Interrupt {
+            if mode == EngineStrategy::Block {
                 let sleeps = || counters(&server)["sleeps"];
                 wait_for("sleep", || {
                     let before = sleeps();
@@ -140,7 +146,7 @@ fn stalls_end_in_every_mode() {
 /// A far end that takes nothing looks like a stall: one stall, however many resets. No packet is
 /// lost, doubled or out of order when the far end takes them.
 #[test]
-fn what_waits_long_is_sent_once() {
+fn stalled_packets_are_sent_once_and_in_order() {
     for (name, arming) in ARMINGS {
         let config = loopback::Config {
             ring_packets: 32,
@@ -148,7 +154,7 @@ fn what_waits_long_is_sent_once() {
             ..loopback::Config::default()
         };
         let (near, far) = loopback::pair(&config).unwrap();
-        let server = serve(Mode::Interrupt, arming, Box::new(near));
+        let server = serve(EngineStrategy::Block, arming, Box::new(near));
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..200 {
@@ -171,7 +177,7 @@ fn what_waits_long_is_sent_once() {
 /// The engine submits expedited packets that a device kept again before those that waited
 /// meanwhile, and those before later ones.
 #[test]
-fn small_packets_that_wait_long_stay_in_order() {
+fn stalled_expedited_packets_stay_in_order() {
     for (name, arming) in ARMINGS {
         let config = loopback::Config {
             ring_packets: 32,
@@ -179,7 +185,7 @@ fn small_packets_that_wait_long_stay_in_order() {
             ..loopback::Config::default()
         };
         let (near, far) = loopback::pair(&config).unwrap();
-        let server = serve(Mode::Interrupt, arming, Box::new(near));
+        let server = serve(EngineStrategy::Block, arming, Box::new(near));
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         let small = |number: u32| {
@@ -189,12 +195,12 @@ fn small_packets_that_wait_long_stay_in_order() {
         };
         // 32 are in the ring, the device keeps 32, and the others wait for it.
         for number in 0..72 {
-            a.send_small(endpoint, &small(number)).unwrap();
+            a.send_expedited(endpoint, &small(number)).unwrap();
         }
         a.flush().unwrap();
         wait_for("a reset", || counters(&server)["device_resets"] >= 1);
         for number in 72..100 {
-            a.send_small(endpoint, &small(number)).unwrap();
+            a.send_expedited(endpoint, &small(number)).unwrap();
         }
         a.flush().unwrap();
         wait_for("another one", || counters(&server)["device_resets"] >= 3);
@@ -210,9 +216,9 @@ fn small_packets_that_wait_long_stay_in_order() {
 
 /// The engine resets nothing while the watchdog is off; an administrator may switch it on later.
 #[test]
-fn it_can_be_switched_on_later() {
+fn the_watchdog_can_be_switched_on_later() {
     let (device, injected, mut far) = stalling(1.0, 3);
-    let server = serve(Mode::Interrupt, 0, Box::new(device));
+    let server = serve(EngineStrategy::Block, 0, Box::new(device));
     let (mut a, endpoint) = attach(&server);
     let mac = a.info().mac;
     a.send_bytes(endpoint, &frame(OTHER, mac, 1)).unwrap();
@@ -241,7 +247,7 @@ fn it_can_be_switched_on_later() {
 fn a_session_ends_on_a_stalled_device() {
     for (name, arming) in ARMINGS {
         let (device, injected, _far) = stalling(1.0, 5);
-        let server = serve(Mode::Interrupt, arming, Box::new(device));
+        let server = serve(EngineStrategy::Block, arming, Box::new(device));
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..7 {
@@ -286,24 +292,24 @@ impl Device for Stuck {
         self.inner.start(spaces)
     }
 
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.inner.rx_provide(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.inner.rx_fill(spaces, space, frames)
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
-        self.inner.rx_return(spaces, out, budget)
+        self.inner.rx_poll(spaces, out, budget)
     }
 
-    fn tx_provide(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
+    fn tx_submit(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
         Ok(packets.len())
     }
 
-    fn tx_return(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
         Ok(0)
     }
 
@@ -342,7 +348,7 @@ fn a_reset_that_fails_ends_the_device() {
         ),
     ] {
         let (inner, _far) = loopback::pair(&loopback::Config::default()).unwrap();
-        let server = serve(Mode::Interrupt, 1, Box::new(Stuck { inner, reset }));
+        let server = serve(EngineStrategy::Block, 1, Box::new(Stuck { inner, reset }));
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..3 {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
-use towpath_packet::segment::finish_into;
+use towpath_packet::segment::complete_into;
 
 use crate::wire::Assembly;
 use crate::{
@@ -45,7 +45,7 @@ pub struct CaptureStatus {
 #[derive(Debug, Default)]
 struct Shared {
     frames: AtomicU64,
-    unfinished: AtomicU64,
+    partial: AtomicU64,
     missed: AtomicU64,
     failure: Mutex<Option<io::Error>>,
 }
@@ -60,8 +60,8 @@ impl CaptureStatus {
     /// Returns how many of those packets the wrapper could not finish or segment, and wrote
     /// unchanged.
     #[must_use]
-    pub fn unfinished(&self) -> u64 {
-        self.shared.unfinished.load(Ordering::Relaxed)
+    pub fn partial(&self) -> u64 {
+        self.shared.partial.load(Ordering::Relaxed)
     }
 
     /// Returns how many packets passed and are not in the capture, since it had ended.
@@ -155,9 +155,9 @@ impl<W: Write + Send> CaptureDevice<W> {
                 }
             }
         };
-        if finish_into(packet, &meta, &mut self.scratch, &mut put).is_err() {
+        if complete_into(packet, &meta, &mut self.scratch, &mut put).is_err() {
             put(packet);
-            CaptureStatus::count(&shared.unfinished);
+            CaptureStatus::count(&shared.partial);
         }
         self.unflushed = true;
         if let Err(error) = outcome {
@@ -198,18 +198,18 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         self.inner.start(spaces)
     }
 
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.inner.rx_provide(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        self.inner.rx_fill(spaces, space, buffers)
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
         let before = out.len();
-        let returned = self.inner.rx_return(spaces, out, budget)?;
+        let returned = self.inner.rx_poll(spaces, out, budget)?;
         if returned > 0 {
             let time_ns = now_ns();
             for got in &out[before..] {
@@ -220,12 +220,12 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         Ok(returned)
     }
 
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
-        let taken = self.inner.tx_provide(spaces, packets)?;
+        let taken = self.inner.tx_submit(spaces, packets)?;
         if taken > 0 {
             let time_ns = now_ns();
             // Their tokens have not been fetched yet, so the parts are unchanged.
@@ -236,8 +236,8 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         Ok(taken)
     }
 
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
-        self.inner.tx_return(out, budget)
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        self.inner.tx_complete(out, budget)
     }
 
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -251,8 +251,8 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         self.inner.arm(tx_waiting)
     }
 
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
-        self.inner.reset(frames)
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.inner.reset(buffers)
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

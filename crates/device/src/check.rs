@@ -34,7 +34,7 @@ impl Limits {
     }
 
     fn metadata_fits(&self, len: usize, meta: Meta) -> bool {
-        if let Checksum::Unfinished { start, offset } = meta.checksum {
+        if let Checksum::Partial { start, offset } = meta.checksum {
             // The checksum's two bytes lie inside.
             if !self.can.tx_checksum || usize::from(start) + usize::from(offset) + 2 > len {
                 return false;
@@ -44,7 +44,7 @@ impl Limits {
             self.can.tx_segmentation
                 && segmentation.segment_bytes > 0
                 && usize::from(segmentation.header_bytes) <= len
-                && matches!(meta.checksum, Checksum::Unfinished { .. })
+                && matches!(meta.checksum, Checksum::Partial { .. })
         })
     }
 }
@@ -54,8 +54,8 @@ mod tests {
     use super::*;
     use crate::{Segmentation, SegmentationKind};
 
-    const UNFINISHED: Meta =
-        Meta { checksum: Checksum::Unfinished { start: 34, offset: 16 }, segmentation: None };
+    const PARTIAL: Meta =
+        Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation: None };
 
     fn limits() -> Limits {
         let can = Capabilities { tx_in_place: true, tx_checksum: true, ..Default::default() };
@@ -69,13 +69,13 @@ mod tests {
     #[test]
     fn lengths() {
         let limits = limits();
-        assert_eq!(limits.packet_len(&[part(1000), part(518)], Meta::FINISHED), Some(1518));
-        assert_eq!(limits.packet_len(&[part(1000), part(519)], Meta::FINISHED), None);
-        assert_eq!(limits.packet_len(&[part(u32::MAX); 3], Meta::FINISHED), None);
-        assert_eq!(limits.packet_len(&[], Meta::FINISHED), None);
-        assert_eq!(limits.packet_len(&[part(0)], Meta::FINISHED), None);
-        assert_eq!(limits.packet_len(&[part(1); MAX_PARTS], Meta::FINISHED), Some(MAX_PARTS));
-        assert_eq!(limits.packet_len(&[part(1); MAX_PARTS + 1], Meta::FINISHED), None);
+        assert_eq!(limits.packet_len(&[part(1000), part(518)], Meta::FULL), Some(1518));
+        assert_eq!(limits.packet_len(&[part(1000), part(519)], Meta::FULL), None);
+        assert_eq!(limits.packet_len(&[part(u32::MAX); 3], Meta::FULL), None);
+        assert_eq!(limits.packet_len(&[], Meta::FULL), None);
+        assert_eq!(limits.packet_len(&[part(0)], Meta::FULL), None);
+        assert_eq!(limits.packet_len(&[part(1); MAX_PARTS], Meta::FULL), Some(MAX_PARTS));
+        assert_eq!(limits.packet_len(&[part(1); MAX_PARTS + 1], Meta::FULL), None);
     }
 
     #[test]
@@ -87,24 +87,24 @@ mod tests {
             header_bytes: 54,
             ecn: false,
         };
-        let large = Meta { segmentation: Some(segmentation), ..UNFINISHED };
-        assert_eq!(limits.packet_len(&[part(52)], UNFINISHED), Some(52));
-        assert_eq!(limits.packet_len(&[part(51)], UNFINISHED), None, "checksum outside");
+        let large = Meta { segmentation: Some(segmentation), ..PARTIAL };
+        assert_eq!(limits.packet_len(&[part(52)], PARTIAL), Some(52));
+        assert_eq!(limits.packet_len(&[part(51)], PARTIAL), None, "checksum outside");
         assert_eq!(limits.packet_len(&[part(9000)], large), None, "not offered");
         limits.can.tx_segmentation = true;
         assert_eq!(limits.packet_len(&[part(9000)], large), Some(9000));
-        let finished = Meta { checksum: Checksum::Finished, ..large };
+        let finished = Meta { checksum: Checksum::Full, ..large };
         assert_eq!(limits.packet_len(&[part(9000)], finished), None, "nothing to finish");
         limits.can.tx_checksum = false;
-        assert_eq!(limits.packet_len(&[part(52)], UNFINISHED), None, "not offered");
+        assert_eq!(limits.packet_len(&[part(52)], PARTIAL), None, "not offered");
     }
 
     #[test]
     fn the_pool_alone() {
         let mut limits = limits();
         limits.can.tx_in_place = false;
-        assert_eq!(limits.packet_len(&[part(60)], Meta::FINISHED), None);
+        assert_eq!(limits.packet_len(&[part(60)], Meta::FULL), None);
         limits.pool = Some(SpaceId(0));
-        assert_eq!(limits.packet_len(&[part(60)], Meta::FINISHED), Some(60));
+        assert_eq!(limits.packet_len(&[part(60)], Meta::FULL), Some(60));
     }
 }

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use towpath_memory::Region;
 use towpath_packet::offload::MAX_SEGMENTS;
-use towpath_packet::segment::finish_into;
+use towpath_packet::segment::complete_into;
 
 use crate::check::Limits;
 use crate::sleeper::Sleeper;
@@ -38,14 +38,14 @@ pub use spec::{Faults, MAX_TIME_US, Spec, SpecError};
 /// again.
 const PLACES: usize = 4 * MAX_SEGMENTS;
 /// Pool buffers kept for sending, where the device sends from its pool alone.
-const POOL_PLACES: usize = 64;
+const POOL_SLOTS: usize = 64;
 /// Pool buffers kept for the segments of large packets, where the device receives such packets.
-const SPARE_FRAMES: usize = 64;
+const SPARE_BUFFERS: usize = 64;
 /// The wrapper keeps one of this many provided pool buffers, until it has enough.
 const KEPT_SHARE: usize = 4;
 /// Frames fetched from the device in one batch.
 const BATCH: usize = 64;
-/// Tokens kept for `tx_return`; the wrapper takes no more packets before some were fetched.
+/// Tokens kept for `tx_complete`; the wrapper takes no more packets before some were fetched.
 const TX_TOKENS: usize = 1024;
 
 /// Reads from any thread the faults that the frames met.
@@ -83,7 +83,7 @@ pub struct FaultDevice {
     /// How many of those the wrapper keeps though no frame waits for them.
     spare: usize,
     /// Pool buffers that serve as places of `tx`.
-    pool_places: usize,
+    pool_slots: usize,
     in_flight: InFlight,
     tokens: VecDeque<u64>,
     /// Tokens of packets that the wrapper took while sending stood still, and has not sent since:
@@ -125,7 +125,7 @@ impl FaultDevice {
             place_bytes,
             empty: VecDeque::new(),
             spare: 0,
-            pool_places: 0,
+            pool_slots: 0,
             in_flight: InFlight::default(),
             tokens: VecDeque::with_capacity(TX_TOKENS),
             kept: VecDeque::with_capacity(TX_TOKENS),
@@ -168,11 +168,11 @@ impl FaultDevice {
                 batch = 1;
             }
             self.received.clear();
-            let got = self.inner.rx_return(spaces, &mut self.received, batch)?;
+            let got = self.inner.rx_poll(spaces, &mut self.received, batch)?;
             left -= got.min(left);
             for received in self.received.drain(..) {
-                let Received { space, frame, offset, len, meta } = received;
-                self.empty.push_back((space, frame));
+                let Received { space, buffer, offset, len, meta } = received;
+                self.empty.push_back((space, buffer));
                 let rx = &mut self.rx;
                 let part = Part { space, offset, len };
                 let Some(packet) = self.assembly.assemble(spaces, &[part]) else {
@@ -180,7 +180,7 @@ impl FaultDevice {
                     continue;
                 };
                 let mut fits = true;
-                let finished = finish_into(packet, &meta, &mut self.scratch, |bytes| {
+                let finished = complete_into(packet, &meta, &mut self.scratch, |bytes| {
                     fits &= rx.admit(spaces, bytes, now);
                 });
                 if finished.is_err() || !fits {
@@ -194,11 +194,11 @@ impl FaultDevice {
         Ok(())
     }
 
-    /// Gives the device the empty buffers that no waiting frame needs.
-    fn give_back(&mut self, spaces: &Spaces) {
+    /// Gives the device the empty buffers that no waiting buffer needs.
+    fn release(&mut self, spaces: &Spaces) {
         while self.empty.len() > self.rx.waiting().max(self.spare) {
-            let Some(&(space, frame)) = self.empty.back() else { return };
-            if self.inner.rx_provide(spaces, space, &[frame]) == 0 {
+            let Some(&(space, buffer)) = self.empty.back() else { return };
+            if self.inner.rx_fill(spaces, space, &[buffer]) == 0 {
                 return;
             }
             self.empty.pop_back();
@@ -239,7 +239,7 @@ impl FaultDevice {
             return true;
         };
         let (tx, mut fits) = (&mut self.tx, true);
-        let finished = finish_into(bytes, &packet.meta, &mut self.scratch, |bytes| {
+        let finished = complete_into(bytes, &packet.meta, &mut self.scratch, |bytes| {
             fits &= tx.admit(spaces, bytes, now);
         });
         if finished.is_err() || !fits {
@@ -275,38 +275,38 @@ impl Device for FaultDevice {
         Ok(())
     }
 
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         let inner = self.inner.info().can;
         let mut taken = 0;
-        while taken < frames.len() {
-            let keeps_place = !inner.tx_in_place && self.pool_places < POOL_PLACES;
-            let keeps_spare = inner.rx_offload && self.spare < SPARE_FRAMES;
+        while taken < buffers.len() {
+            let keeps_place = !inner.tx_in_place && self.pool_slots < POOL_SLOTS;
+            let keeps_spare = inner.rx_offload && self.spare < SPARE_BUFFERS;
             let keeps = keeps_place || keeps_spare;
             let is_share = taken % KEPT_SHARE == KEPT_SHARE - 1;
             let is_missing = self.empty.len() < self.rx.waiting();
             if (keeps && is_share) || is_missing {
-                let frame = frames[taken];
-                if !spaces.is_writable(space, frame, self.info.rx_frame_bytes as u32) {
+                let buffer = buffers[taken];
+                if !spaces.is_writable(space, buffer, self.info.rx_buffer_bytes as u32) {
                     break;
                 }
                 if keeps_place && !is_missing {
-                    let offset = frame + POOL_HEADROOM_BYTES as u32;
+                    let offset = buffer + POOL_HEADROOM_BYTES as u32;
                     self.tx.free.push(Place { space, offset });
-                    self.pool_places += 1;
+                    self.pool_slots += 1;
                 } else {
                     self.spare += usize::from(keeps_spare && !is_missing);
-                    self.empty.push_back((space, frame));
+                    self.empty.push_back((space, buffer));
                 }
                 taken += 1;
                 continue;
             }
             // All up to the next buffer to be kept go to the device at once.
             let end = if keeps {
-                (taken - taken % KEPT_SHARE + KEPT_SHARE - 1).min(frames.len())
+                (taken - taken % KEPT_SHARE + KEPT_SHARE - 1).min(buffers.len())
             } else {
-                frames.len()
+                buffers.len()
             };
-            let accepted = self.inner.rx_provide(spaces, space, &frames[taken..end]);
+            let accepted = self.inner.rx_fill(spaces, space, &buffers[taken..end]);
             taken += accepted;
             if taken < end {
                 break;
@@ -315,7 +315,7 @@ impl Device for FaultDevice {
         taken
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
@@ -329,7 +329,7 @@ impl Device for FaultDevice {
         let mut returned = 0;
         while returned < budget {
             let Some(frame) = self.rx.next() else { break };
-            let Some((space, pool_frame)) = self.empty.pop_front() else { break };
+            let Some((space, pool_buffer)) = self.empty.pop_front() else { break };
             self.rx.gone(1);
             let bytes = self
                 .assembly
@@ -342,7 +342,7 @@ impl Device for FaultDevice {
                     }],
                 )
                 .unwrap_or_default();
-            let offset = pool_frame + POOL_HEADROOM_BYTES as u32;
+            let offset = pool_buffer + POOL_HEADROOM_BYTES as u32;
             let copied = spaces.copy_in(space, offset, bytes);
             self.rx.free.push(frame.place);
             if copied.is_err() {
@@ -350,15 +350,15 @@ impl Device for FaultDevice {
                 self.counters.rx_dropped += 1;
                 continue;
             }
-            let meta = Meta::FINISHED;
-            out.push(Received { space, frame: pool_frame, offset, len: frame.len, meta });
+            let meta = Meta::FULL;
+            out.push(Received { space, buffer: pool_buffer, offset, len: frame.len, meta });
             returned += 1;
         }
-        self.give_back(spaces);
+        self.release(spaces);
         Ok(returned)
     }
 
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
@@ -385,7 +385,7 @@ impl Device for FaultDevice {
         }
     }
 
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         self.in_flight.collect(&mut *self.inner, &mut self.tx)?;
         let count = self.tokens.len().min(budget);
         out.extend(self.tokens.drain(..count));
@@ -427,17 +427,17 @@ impl Device for FaultDevice {
         if time_alone { Ok(Armed::Sleep) } else { self.inner.arm(sends) }
     }
 
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
-        let outcome = self.inner.reset(frames);
-        frames.extend(self.empty.drain(..).map(|(_, frame)| frame));
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
+        let outcome = self.inner.reset(buffers);
+        buffers.extend(self.empty.drain(..).map(|(_, buffer)| buffer));
         self.rx.clear();
         self.tx.clear();
         // The device returns every token after a reset, so every place is free afterwards.
         let collected = self.in_flight.collect(&mut *self.inner, &mut self.tx);
         if !self.inner.info().can.tx_in_place {
             let offset = |place: Place| place.offset - POOL_HEADROOM_BYTES as u32;
-            frames.extend(self.tx.free.drain(..).map(offset));
-            self.pool_places = 0;
+            buffers.extend(self.tx.free.drain(..).map(offset));
+            self.pool_slots = 0;
         }
         self.spare = 0;
         // The engine is to send all kept packets again.

@@ -5,10 +5,10 @@
 //!
 //! | verb | direction | what moves |
 //! |---|---|---|
-//! | [`rx_provide`](Device::rx_provide) | toward the device | empty pool buffers |
-//! | [`rx_return`](Device::rx_return) | toward the applications | filled pool buffers |
-//! | [`tx_provide`](Device::tx_provide) | toward the device | packets to send |
-//! | [`tx_return`](Device::tx_return) | toward the applications | completed packets |
+//! | [`rx_fill`](Device::rx_fill) | toward the device | empty pool buffers |
+//! | [`rx_poll`](Device::rx_poll) | toward the applications | filled pool buffers |
+//! | [`tx_submit`](Device::tx_submit) | toward the device | packets to send |
+//! | [`tx_complete`](Device::tx_complete) | toward the applications | completed packets |
 
 pub mod capture;
 mod check;
@@ -59,8 +59,8 @@ pub struct Info {
     pub can: Capabilities,
     /// The size each pool buffer needs to hold the largest packet that the device may receive,
     /// headroom included, in bytes.
-    pub rx_frame_bytes: usize,
-    /// The most packets that wait until `rx_return` takes them, before the device loses more; 0:
+    pub rx_buffer_bytes: usize,
+    /// The most packets that wait until `rx_poll` takes them, before the device loses more; 0:
     /// not known. A clock must tick before half of them have come.
     pub rx_queue_packets: usize,
 }
@@ -71,15 +71,15 @@ pub struct Capabilities {
     /// The device sends straight out of any data space. Otherwise it sends from its own pool alone:
     /// the space that its receive buffers are provided from.
     pub tx_in_place: bool,
-    /// The device takes packets with [`Checksum::Unfinished`].
+    /// The device takes packets with [`Checksum::Partial`].
     pub tx_checksum: bool,
     /// The device takes packets with [`Segmentation`].
     pub tx_segmentation: bool,
     /// The device hands up packets that are large or have a partial checksum, with metadata.
     pub rx_offload: bool,
-    /// The device keeps packets after `tx_provide` and returns their tokens later. Otherwise it
-    /// completes each packet before `tx_provide` returns, and the packet still comes back through
-    /// `tx_return`.
+    /// The device keeps packets after `tx_submit` and returns their tokens later. Otherwise it
+    /// completes each packet before `tx_submit` returns, and the packet still comes back through
+    /// `tx_complete`.
     pub tx_asynchronous: bool,
 }
 
@@ -101,7 +101,7 @@ pub struct Packet<'a> {
     pub parts: &'a [Part],
     /// The offload work that is left to the device. Within the device's capabilities.
     pub meta: Meta,
-    /// The token that comes back through `tx_return` when the device has completed the packet.
+    /// The token that comes back through `tx_complete` when the device has completed the packet.
     pub token: u64,
 }
 
@@ -111,7 +111,7 @@ pub struct Received {
     /// The memory: the space that the buffer was provided from.
     pub space: SpaceId,
     /// The buffer, as it was provided.
-    pub frame: u32,
+    pub buffer: u32,
     /// Where its data starts, in bytes from the space's start.
     pub offset: u32,
     /// How many bytes were received.
@@ -195,16 +195,16 @@ pub trait Device: Send {
     fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError>;
 
     /// Gives empty buffers to the device: offsets in `space` at which a buffer of
-    /// [`Info::rx_frame_bytes`] starts. The device takes as many as it has room for, from the
+    /// [`Info::rx_buffer_bytes`] starts. The device takes as many as it has room for, from the
     /// front, and none from the first on that is not writable there. Returns how many it took.
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize;
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize;
 
     /// Appends at most `budget` filled buffers to `out`, oldest first; returns how many. A driver
     /// that fetches packets from the sender's memory late does it here, too.
     ///
     /// # Errors
     /// When the device as a whole fails.
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
@@ -221,7 +221,7 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// When the device as a whole fails and nothing was taken by this call.
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
@@ -231,7 +231,7 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// When the device as a whole fails.
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError>;
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError>;
 
     /// Returns the descriptor that becomes readable when there is work; `None` for a device that
     /// must be polled.
@@ -248,7 +248,7 @@ pub trait Device: Send {
 
     /// Brings a stalled device back to life. The interface, its addresses and the kernel's
     /// connections stay. Every buffer provided and every token not yet returned comes back: buffers
-    /// through `frames`, tokens through the next `tx_return`, in the order in which the device took
+    /// through `buffers`, tokens through the next `tx_complete`, in the order in which the device took
     /// their packets.
     ///
     /// The engine submits the packets of tokens that come back by a reset again. So the driver
@@ -258,7 +258,7 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// When the driver cannot bring the device back.
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError>;
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError>;
 
     /// Returns the descriptors that must outlive this process for the interface, its addresses and
     /// its routes to live on, under the names by which a successor finds them. None for a device

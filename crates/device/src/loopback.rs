@@ -110,7 +110,7 @@ pub struct LoopbackDevice {
     peer: Arc<Bell>,
     /// The space of receive buffers, once some were provided.
     pool: Option<SpaceId>,
-    frames: VecDeque<(SpaceId, u32)>,
+    buffers: VecDeque<(SpaceId, u32)>,
     held: VecDeque<Held>,
     held_parts: VecDeque<Part>,
     /// One packet's parts in one piece, while it is fetched.
@@ -144,7 +144,7 @@ impl LoopbackDevice {
             mac: [0x02, b'l', b'o', b'o', b'p', letter],
             mtu: config.mtu,
             can,
-            rx_frame_bytes: (POOL_HEADROOM_BYTES + longest).next_multiple_of(64),
+            rx_buffer_bytes: (POOL_HEADROOM_BYTES + longest).next_multiple_of(64),
             rx_queue_packets: config.ring_packets,
         };
         LoopbackDevice {
@@ -156,7 +156,7 @@ impl LoopbackDevice {
             own,
             peer,
             pool: None,
-            frames: VecDeque::with_capacity(config.ring_packets),
+            buffers: VecDeque::with_capacity(config.ring_packets),
             held: VecDeque::new(),
             held_parts: VecDeque::new(),
             scratch: Vec::with_capacity(crate::MAX_PARTS),
@@ -230,17 +230,17 @@ impl Device for LoopbackDevice {
         Ok(())
     }
 
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.pool = Some(space);
-        let room = (self.ring_packets - self.frames.len()).min(frames.len());
-        let len = self.info.rx_frame_bytes as u32;
-        let good = |frame: &&u32| spaces.is_writable(space, **frame, len);
-        let before = self.frames.len();
-        self.frames.extend(frames[..room].iter().take_while(good).map(|frame| (space, *frame)));
-        self.frames.len() - before
+        let room = (self.ring_packets - self.buffers.len()).min(buffers.len());
+        let len = self.info.rx_buffer_bytes as u32;
+        let good = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
+        let before = self.buffers.len();
+        self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
+        self.buffers.len() - before
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
@@ -254,7 +254,7 @@ impl Device for LoopbackDevice {
         if waiting == 0 && gone {
             return Err(self.gone());
         }
-        let count = waiting.min(budget).min(self.frames.len());
+        let count = waiting.min(budget).min(self.buffers.len());
         if count == 0 {
             return Ok(0);
         }
@@ -267,8 +267,8 @@ impl Device for LoopbackDevice {
         let mut returned = 0;
         for boundary in near.iter().chain(far) {
             let end = at + boundary.len as usize;
-            let Some((space, frame)) = self.frames.pop_front() else { break };
-            let offset = frame + POOL_HEADROOM_BYTES as u32;
+            let Some((space, buffer)) = self.buffers.pop_front() else { break };
+            let offset = buffer + POOL_HEADROOM_BYTES as u32;
             let head = &first[at.min(first.len())..end.min(first.len())];
             let tail = &second[at.saturating_sub(first.len())..end.saturating_sub(first.len())];
             at = end;
@@ -286,7 +286,7 @@ impl Device for LoopbackDevice {
             self.counters.rx_packets += 1;
             self.counters.rx_bytes += u64::from(boundary.len);
             returned += 1;
-            out.push(Received { space, frame, offset, len: boundary.len, meta: boundary.meta });
+            out.push(Received { space, buffer, offset, len: boundary.len, meta: boundary.meta });
         }
         bytes.commit(at);
         packets.commit_all();
@@ -294,7 +294,7 @@ impl Device for LoopbackDevice {
         Ok(returned)
     }
 
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
@@ -342,7 +342,7 @@ impl Device for LoopbackDevice {
         Ok(taken)
     }
 
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         let count = self.done.len().min(budget);
         out.extend(self.done.drain(..count));
         Ok(count)
@@ -358,7 +358,7 @@ impl Device for LoopbackDevice {
         let _ = rustix::io::read(fd, &mut [0; 8]);
         self.counters.system_calls += 1;
         let room_wanted = tx_waiting || !self.held.is_empty();
-        let receives = !self.frames.is_empty();
+        let receives = !self.buffers.is_empty();
         let wants =
             if receives { WANTS_PACKETS } else { 0 } | if room_wanted { WANTS_ROOM } else { 0 };
         self.own.wants.store(wants, Ordering::Relaxed);
@@ -375,9 +375,9 @@ impl Device for LoopbackDevice {
         Ok(Armed::Sleep)
     }
 
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
         self.counters.resets += 1;
-        frames.extend(self.frames.drain(..).map(|(_, frame)| frame));
+        buffers.extend(self.buffers.drain(..).map(|(_, buffer)| buffer));
         // The device forgets packets not fetched yet, as a card does that is reset, but keeps their
         // tokens.
         self.done.extend(self.held.drain(..).map(|held| held.token));
@@ -395,7 +395,7 @@ impl Drop for LoopbackDevice {
         // Published packets stay readable; the flag comes after them, and the notification after
         // the flag.
         self.peer.closed.store(true, Ordering::Release);
-        let _ = self.peer.ring_always();
+        let _ = self.peer.notify_always();
     }
 }
 
@@ -412,62 +412,62 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_crosses() {
+    fn a_packet_crosses() {
         let (mut a, mut b) = pair(&Config::default()).unwrap();
-        let frame = b.info().rx_frame_bytes as u32;
+        let buffer = b.info().rx_buffer_bytes as u32;
         let (mut sender, from) = spaces(4096);
-        let (mut receiver, pool) = spaces(2 * frame as usize);
+        let (mut receiver, pool) = spaces(2 * buffer as usize);
         sender.copy_in(from, 100, b"hello").unwrap();
-        assert_eq!(b.rx_provide(&receiver, pool, &[0, frame]), 2);
+        assert_eq!(b.rx_fill(&receiver, pool, &[0, buffer]), 2);
         assert_eq!(b.arm(false).unwrap(), Armed::Sleep);
         let parts = [2u32, 3].map(|len| Part { space: from, offset: 98 + len, len });
-        let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
-        assert_eq!(a.tx_provide(&mut sender, &[packet]).unwrap(), 1);
+        let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+        assert_eq!(a.tx_submit(&mut sender, &[packet]).unwrap(), 1);
         assert_eq!(b.arm(false).unwrap(), Armed::Work);
         let (mut tokens, mut got) = (Vec::new(), Vec::new());
-        assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 1);
-        assert_eq!(b.rx_return(&mut receiver, &mut got, 9).unwrap(), 1);
+        assert_eq!(a.tx_complete(&mut tokens, 9).unwrap(), 1);
+        assert_eq!(b.rx_poll(&mut receiver, &mut got, 9).unwrap(), 1);
         assert_eq!(tokens, [7]);
         let mut text = [0; 5];
         receiver.copy_out(pool, got[0].offset, &mut text).unwrap();
-        assert_eq!((got[0].frame, got[0].len, &text), (0, 5, b"heell"));
+        assert_eq!((got[0].buffer, got[0].len, &text), (0, 5, b"heell"));
     }
 
     #[test]
-    fn a_dropped_end_is_told_after_what_it_sent() {
+    fn a_dropped_end_is_reported_after_its_last_packets() {
         let (mut a, mut b) = pair(&Config::default()).unwrap();
-        let frame = b.info().rx_frame_bytes as u32;
-        let (mut receiver, pool) = spaces(frame as usize);
-        b.rx_provide(&receiver, pool, &[0]);
+        let buffer = b.info().rx_buffer_bytes as u32;
+        let (mut receiver, pool) = spaces(buffer as usize);
+        b.rx_fill(&receiver, pool, &[0]);
         let parts = [Part { space: pool, offset: 0, len: 60 }];
-        let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
-        a.tx_provide(&mut receiver, &[packet]).unwrap();
+        let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+        a.tx_submit(&mut receiver, &[packet]).unwrap();
         drop(a);
         let mut got = Vec::new();
-        assert_eq!(b.rx_return(&mut receiver, &mut got, 9).unwrap(), 1);
-        assert!(matches!(b.rx_return(&mut receiver, &mut got, 9), Err(DeviceError::Gone { .. })));
-        assert!(matches!(b.tx_provide(&mut receiver, &[packet]), Err(DeviceError::Gone { .. })));
+        assert_eq!(b.rx_poll(&mut receiver, &mut got, 9).unwrap(), 1);
+        assert!(matches!(b.rx_poll(&mut receiver, &mut got, 9), Err(DeviceError::Gone { .. })));
+        assert!(matches!(b.tx_submit(&mut receiver, &[packet]), Err(DeviceError::Gone { .. })));
     }
 
     #[test]
     fn asynchronous_packets_are_fetched_later() {
         let config = Config { tx_asynchronous: true, ..Config::default() };
         let (mut a, mut b) = pair(&config).unwrap();
-        let frame = b.info().rx_frame_bytes as u32;
-        let (mut memory, pool) = spaces(2 * frame as usize);
-        b.rx_provide(&memory, pool, &[0]);
-        memory.copy_in(pool, frame, b"early").unwrap();
-        let parts = [Part { space: pool, offset: frame, len: 5 }];
-        let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
-        assert_eq!(a.tx_provide(&mut memory, &[packet]).unwrap(), 1);
+        let buffer = b.info().rx_buffer_bytes as u32;
+        let (mut memory, pool) = spaces(2 * buffer as usize);
+        b.rx_fill(&memory, pool, &[0]);
+        memory.copy_in(pool, buffer, b"early").unwrap();
+        let parts = [Part { space: pool, offset: buffer, len: 5 }];
+        let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+        assert_eq!(a.tx_submit(&mut memory, &[packet]).unwrap(), 1);
         let mut tokens = Vec::new();
-        assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 0);
+        assert_eq!(a.tx_complete(&mut tokens, 9).unwrap(), 0);
         assert_eq!(a.arm(false).unwrap(), Armed::Work);
-        memory.copy_in(pool, frame, b"later").unwrap();
-        a.rx_return(&mut memory, &mut Vec::new(), 9).unwrap();
-        assert_eq!(a.tx_return(&mut tokens, 9).unwrap(), 1);
+        memory.copy_in(pool, buffer, b"later").unwrap();
+        a.rx_poll(&mut memory, &mut Vec::new(), 9).unwrap();
+        assert_eq!(a.tx_complete(&mut tokens, 9).unwrap(), 1);
         let mut got = Vec::new();
-        b.rx_return(&mut memory, &mut got, 9).unwrap();
+        b.rx_poll(&mut memory, &mut got, 9).unwrap();
         let mut text = [0; 5];
         memory.copy_out(pool, got[0].offset, &mut text).unwrap();
         assert_eq!(&text, b"later");
@@ -477,20 +477,20 @@ mod tests {
     fn the_bytes_wrap() {
         let config = Config { mtu: 1000, ring_packets: 3, offloads: false, ..Config::default() };
         let (mut a, mut b) = pair(&config).unwrap();
-        let frame = b.info().rx_frame_bytes as u32;
-        let (mut memory, pool) = spaces(3 * frame as usize);
+        let buffer = b.info().rx_buffer_bytes as u32;
+        let (mut memory, pool) = spaces(3 * buffer as usize);
         let mut tokens = Vec::new();
         for round in 0..500u32 {
             let len = 1 + round * 37 % 1000;
             let sent: Vec<u8> = (0..len).map(|at| (at * 7 + round) as u8).collect();
-            memory.copy_in(pool, 2 * frame, &sent).unwrap();
-            b.rx_provide(&memory, pool, &[0]);
-            let parts = [Part { space: pool, offset: 2 * frame, len }];
-            let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 7 };
-            assert_eq!(a.tx_provide(&mut memory, &[packet]).unwrap(), 1);
-            a.tx_return(&mut tokens, 9).unwrap();
+            memory.copy_in(pool, 2 * buffer, &sent).unwrap();
+            b.rx_fill(&memory, pool, &[0]);
+            let parts = [Part { space: pool, offset: 2 * buffer, len }];
+            let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+            assert_eq!(a.tx_submit(&mut memory, &[packet]).unwrap(), 1);
+            a.tx_complete(&mut tokens, 9).unwrap();
             let mut got = Vec::new();
-            assert_eq!(b.rx_return(&mut memory, &mut got, 9).unwrap(), 1);
+            assert_eq!(b.rx_poll(&mut memory, &mut got, 9).unwrap(), 1);
             let mut seen = vec![0; len as usize];
             memory.copy_out(pool, got[0].offset, &mut seen).unwrap();
             assert_eq!((got[0].len, seen), (len, sent));

@@ -83,7 +83,7 @@ impl SlowDevice {
             && first.due <= now
         {
             let packet = Packet { parts: &first.parts, meta: first.meta, token: first.token };
-            if self.inner.tx_provide(spaces, &[packet])? == 0 {
+            if self.inner.tx_submit(spaces, &[packet])? == 0 {
                 self.blocked = true;
                 return Ok(());
             }
@@ -101,7 +101,7 @@ impl SlowDevice {
 
     /// Takes completions from the device behind.
     fn collect(&mut self) -> Result<(), DeviceError> {
-        self.inner.tx_return(&mut self.fetched, usize::MAX)?;
+        self.inner.tx_complete(&mut self.fetched, usize::MAX)?;
         self.done.extend(self.fetched.drain(..));
         Ok(())
     }
@@ -116,11 +116,11 @@ impl Device for SlowDevice {
         self.inner.start(spaces)
     }
 
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.inner.rx_provide(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        self.inner.rx_fill(spaces, space, buffers)
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
@@ -129,10 +129,10 @@ impl Device for SlowDevice {
         if !self.waiting.is_empty() {
             self.advance(spaces, Instant::now())?;
         }
-        self.inner.rx_return(spaces, out, budget)
+        self.inner.rx_poll(spaces, out, budget)
     }
 
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
@@ -155,7 +155,7 @@ impl Device for SlowDevice {
         Ok(taken)
     }
 
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         self.collect()?;
         let count = self.done.len().min(budget);
         out.extend(self.done.drain(..count));
@@ -183,8 +183,8 @@ impl Device for SlowDevice {
         self.inner.arm(self.blocked)
     }
 
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
-        let outcome = self.inner.reset(frames);
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
+        let outcome = self.inner.reset(buffers);
         // The device behind took its packets before those that wait here.
         let collected = self.collect();
         while let Some(token) = self.forget_first() {

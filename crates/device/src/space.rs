@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_the_region() {
+    fn only_the_region_itself_is_writable() {
         let mut spaces = Spaces::default();
         let mut region = Region::private(4096).unwrap();
         let before = region.split_off_front(1024);

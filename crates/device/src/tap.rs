@@ -30,8 +30,8 @@ use crate::{
 pub use open::TapError;
 
 /// Empty buffers that the driver takes at once.
-const RX_FRAMES: usize = 512;
-/// Tokens kept for `tx_return`; the driver takes no more packets before some were fetched.
+const RX_BUFFERS: usize = 512;
+/// Tokens kept for `tx_complete`; the driver takes no more packets before some were fetched.
 const TX_TOKENS: usize = 1024;
 /// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2); the
 /// driver pads shorter ones with zeros.
@@ -68,7 +68,7 @@ pub struct TapDevice {
     sleep: OwnedFd,
     /// The events that `sleep` waits for.
     waits_for: epoll::EventFlags,
-    frames: VecDeque<(SpaceId, u32)>,
+    buffers: VecDeque<(SpaceId, u32)>,
     tokens: VecDeque<u64>,
     /// The last read found nothing.
     drained: bool,
@@ -129,7 +129,7 @@ impl TapDevice {
                 tx_asynchronous: false,
             },
             // At least one byte more than the longest packet, so that a longer one shows.
-            rx_frame_bytes: (POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256),
+            rx_buffer_bytes: (POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256),
             rx_queue_packets: interface.queue_packets,
         };
         Ok(TapDevice {
@@ -137,7 +137,7 @@ impl TapDevice {
             fd,
             sleep,
             waits_for,
-            frames: VecDeque::with_capacity(RX_FRAMES),
+            buffers: VecDeque::with_capacity(RX_BUFFERS),
             tokens: VecDeque::with_capacity(TX_TOKENS),
             drained: false,
             full: false,
@@ -162,10 +162,10 @@ impl TapDevice {
         &mut self,
         spaces: &mut Spaces,
         space: SpaceId,
-        frame: u32,
+        buffer: u32,
     ) -> io::Result<Option<(usize, crate::Meta)>> {
-        let start = frame + (POOL_HEADROOM_BYTES - HEADER_BYTES) as u32;
-        let room = self.info.rx_frame_bytes - (POOL_HEADROOM_BYTES - HEADER_BYTES);
+        let start = buffer + (POOL_HEADROOM_BYTES - HEADER_BYTES) as u32;
+        let room = self.info.rx_buffer_bytes - (POOL_HEADROOM_BYTES - HEADER_BYTES);
         let to = spaces
             .writable(space, start, room as u32)
             .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
@@ -243,16 +243,16 @@ impl Device for TapDevice {
         Ok(())
     }
 
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        let room = (RX_FRAMES - self.frames.len()).min(frames.len());
-        let len = self.info.rx_frame_bytes as u32;
-        let good = |frame: &&u32| spaces.is_writable(space, **frame, len);
-        let before = self.frames.len();
-        self.frames.extend(frames[..room].iter().take_while(good).map(|frame| (space, *frame)));
-        self.frames.len() - before
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        let room = (RX_BUFFERS - self.buffers.len()).min(buffers.len());
+        let len = self.info.rx_buffer_bytes as u32;
+        let good = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
+        let before = self.buffers.len();
+        self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
+        self.buffers.len() - before
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
@@ -262,14 +262,14 @@ impl Device for TapDevice {
         // Dropped packets count against the budget too, so that bad packets cannot prolong this
         // loop.
         for _ in 0..budget {
-            let Some(&(space, frame)) = self.frames.front() else { break };
-            match self.read_into(spaces, space, frame) {
+            let Some(&(space, buffer)) = self.buffers.front() else { break };
+            match self.read_into(spaces, space, buffer) {
                 Ok(Some((len, meta))) => {
-                    self.frames.pop_front();
+                    self.buffers.pop_front();
                     self.counters.rx_packets += 1;
                     self.counters.rx_bytes += len as u64;
-                    let offset = frame + POOL_HEADROOM_BYTES as u32;
-                    out.push(Received { space, frame, offset, len: len as u32, meta });
+                    let offset = buffer + POOL_HEADROOM_BYTES as u32;
+                    out.push(Received { space, buffer, offset, len: len as u32, meta });
                     returned += 1;
                 }
                 Ok(None) => self.counters.rx_dropped += 1,
@@ -282,7 +282,7 @@ impl Device for TapDevice {
                     // The buffer's memory was taken away since it was provided; the driver drops
                     // the buffer with it.
                     Some(libc::EFAULT) => {
-                        self.frames.pop_front();
+                        self.buffers.pop_front();
                         self.counters.rx_dropped += 1;
                     }
                     _ if returned > 0 => break,
@@ -294,7 +294,7 @@ impl Device for TapDevice {
         Ok(returned)
     }
 
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
@@ -334,7 +334,7 @@ impl Device for TapDevice {
         Ok(taken)
     }
 
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         let count = self.tokens.len().min(budget);
         out.extend(self.tokens.drain(..count));
         Ok(count)
@@ -347,7 +347,7 @@ impl Device for TapDevice {
     /// Arms the sleep. The descriptor is level-triggered: work that comes between the last look and
     /// the sleep makes it readable, so no further look is necessary.
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        let receives = !self.frames.is_empty();
+        let receives = !self.buffers.is_empty();
         let room_came = tx_waiting && !self.full;
         if !self.tokens.is_empty() || room_came || (receives && !self.drained) {
             return Ok(Armed::Work);
@@ -375,9 +375,9 @@ impl Device for TapDevice {
         Ok(Armed::Sleep)
     }
 
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
         self.counters.resets += 1;
-        frames.extend(self.frames.drain(..).map(|(_, frame)| frame));
+        buffers.extend(self.buffers.drain(..).map(|(_, buffer)| buffer));
         self.drained = false;
         self.full = false;
         self.counters.system_calls += 2;
@@ -424,13 +424,13 @@ mod tests {
                 mac: [0; 6],
                 mtu: 1500,
                 can,
-                rx_frame_bytes: 2048,
+                rx_buffer_bytes: 2048,
                 rx_queue_packets: 0,
             },
             fd,
             sleep,
             waits_for,
-            frames: VecDeque::new(),
+            buffers: VecDeque::new(),
             tokens: VecDeque::new(),
             drained: false,
             full: false,
@@ -450,14 +450,14 @@ mod tests {
         let (mut device, other) = on_sockets();
         let mut spaces = Spaces::default();
         let memory = spaces.add(Space::writable(Region::private(8192).unwrap()));
-        assert_eq!(device.rx_provide(&spaces, memory, &[0]), 1);
-        assert_eq!(device.rx_return(&mut spaces, &mut Vec::new(), 9).unwrap(), 0);
+        assert_eq!(device.rx_fill(&spaces, memory, &[0]), 1);
+        assert_eq!(device.rx_poll(&mut spaces, &mut Vec::new(), 9).unwrap(), 0);
         let parts = [Part { space: memory, offset: 4096, len: 1000 }];
-        let packets = [Packet { parts: &parts, meta: Meta::FINISHED, token: 1 }; 32];
+        let packets = [Packet { parts: &parts, meta: Meta::FULL, token: 1 }; 32];
         let mut sent = 0;
         while !device.full {
-            sent += device.tx_provide(&mut spaces, &packets).unwrap();
-            while device.tx_return(&mut Vec::new(), 32).unwrap() > 0 {}
+            sent += device.tx_submit(&mut spaces, &packets).unwrap();
+            while device.tx_complete(&mut Vec::new(), 32).unwrap() > 0 {}
             assert!(sent < 10_000, "never full");
         }
         let counters = device.counters();
@@ -470,15 +470,15 @@ mod tests {
             assert_eq!(rustix::io::read(&other, &mut packet[..]).unwrap(), 1012);
         }
         assert!(wakes(&device), "not woken by room");
-        assert_eq!(device.tx_provide(&mut spaces, &packets[..3]).unwrap(), 3);
-        device.tx_return(&mut Vec::new(), 9).unwrap();
+        assert_eq!(device.tx_submit(&mut spaces, &packets[..3]).unwrap(), 3);
+        device.tx_complete(&mut Vec::new(), 9).unwrap();
 
         // No packet waits for room: room does not wake.
         assert_eq!(device.arm(false).unwrap(), Armed::Sleep);
         assert!(!wakes(&device), "woken by room that nobody waits for");
         rustix::io::write(&other, &[0; 100]).unwrap();
         assert!(wakes(&device), "not woken by a packet");
-        assert_eq!(device.rx_return(&mut spaces, &mut Vec::new(), 9).unwrap(), 1);
+        assert_eq!(device.rx_poll(&mut spaces, &mut Vec::new(), 9).unwrap(), 1);
     }
 
     #[test]
@@ -487,10 +487,10 @@ mod tests {
         let mut spaces = Spaces::default();
         let memory = spaces.add(Space::writable(Region::private(4096).unwrap()));
         let parts = [Part { space: memory, offset: 0, len: 60 }];
-        let packets = [Packet { parts: &parts, meta: Meta::FINISHED, token: 1 }; 32];
+        let packets = [Packet { parts: &parts, meta: Meta::FULL, token: 1 }; 32];
         let (mut sent, mut packet) = (0, [0; 128]);
         loop {
-            let taken = device.tx_provide(&mut spaces, &packets).unwrap();
+            let taken = device.tx_submit(&mut spaces, &packets).unwrap();
             sent += taken;
             for _ in 0..taken {
                 rustix::io::read(&other, &mut packet[..]).unwrap();

@@ -25,9 +25,9 @@ const GSO_ECN: u8 = 0x80;
 pub fn header(meta: Meta) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     match meta.checksum {
-        Checksum::Finished => {}
+        Checksum::Full => {}
         Checksum::Verified => header[0] = DATA_VALID,
-        Checksum::Unfinished { start, offset } => {
+        Checksum::Partial { start, offset } => {
             header[0] = NEEDS_CHECKSUM;
             header[6..8].copy_from_slice(&start.to_ne_bytes());
             header[8..10].copy_from_slice(&offset.to_ne_bytes());
@@ -54,11 +54,11 @@ pub fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
         if usize::from(start) + usize::from(offset) + 2 > len {
             return None;
         }
-        Checksum::Unfinished { start, offset }
+        Checksum::Partial { start, offset }
     } else if header[0] & DATA_VALID != 0 {
         Checksum::Verified
     } else {
-        Checksum::Finished
+        Checksum::Full
     };
     let kind = match header[1] & !GSO_ECN {
         GSO_NONE => return Some(Meta { checksum, segmentation: None }),
@@ -67,7 +67,7 @@ pub fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
         _ => return None,
     };
     let segment_bytes = field(4);
-    if segment_bytes == 0 || !matches!(checksum, Checksum::Unfinished { .. }) {
+    if segment_bytes == 0 || !matches!(checksum, Checksum::Partial { .. }) {
         return None;
     }
     // The driver ignores the header's length: the kernel puts there how much of its buffer was in
@@ -85,16 +85,16 @@ mod tests {
 
     #[test]
     fn there_and_back() {
-        let unfinished = Checksum::Unfinished { start: 34, offset: 16 };
+        let partial = Checksum::Partial { start: 34, offset: 16 };
         for kind in [SegmentationKind::Tcp4, SegmentationKind::Tcp6] {
             for ecn in [false, true] {
                 let segmentation =
                     Some(Segmentation { kind, segment_bytes: 1448, header_bytes: 0, ecn });
-                let large = Meta { checksum: unfinished, segmentation };
+                let large = Meta { checksum: partial, segmentation };
                 assert_eq!(meta(header(large), 9000), Some(large));
             }
         }
-        for checksum in [Checksum::Finished, Checksum::Verified, unfinished] {
+        for checksum in [Checksum::Full, Checksum::Verified, partial] {
             let small = Meta { checksum, segmentation: None };
             assert_eq!(meta(header(small), 60), Some(small));
         }
@@ -102,13 +102,13 @@ mod tests {
 
     #[test]
     fn mangled_headers_are_refused() {
-        let unfinished =
-            Meta { checksum: Checksum::Unfinished { start: 34, offset: 16 }, segmentation: None };
-        assert_eq!(meta(header(unfinished), 51), None, "the checksum lies outside");
-        let mut udp = header(unfinished);
+        let partial =
+            Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation: None };
+        assert_eq!(meta(header(partial), 51), None, "the checksum lies outside");
+        let mut udp = header(partial);
         udp[1] = 5;
         assert_eq!(meta(udp, 1000), None, "a kind that was not asked for");
-        let mut nothing = header(unfinished);
+        let mut nothing = header(partial);
         nothing[1] = GSO_TCP4;
         assert_eq!(meta(nothing, 1000), None, "segments of no bytes");
         nothing[0] = 0;

@@ -11,7 +11,7 @@ fn check(name: &str, config: Config) {
 }
 
 #[test]
-fn as_it_is() {
+fn default_configuration() {
     check("loopback", Config::default());
 }
 
@@ -26,7 +26,7 @@ fn asynchronous() {
 }
 
 #[test]
-fn out_of_its_pool_alone() {
+fn transmit_from_the_pool_only() {
     let config = Config { tx_in_place: false, tx_asynchronous: true, ..Config::default() };
     check("loopback, pool alone", config);
 }

@@ -28,7 +28,7 @@ const TESTS: [(&str, fn()); 17] = [
     ("open_errors", open_errors),
     ("down_and_up", down_and_up),
     ("gone", gone),
-    ("out_of_frames", out_of_frames),
+    ("out_of_buffers", out_of_buffers),
     ("pads_short_frames", pads_short_frames),
     ("too_long_for_its_frame", too_long_for_its_frame),
     ("answers_ping", answers_ping),
@@ -158,19 +158,19 @@ impl Rig {
     fn new(mut device: TapDevice, frames: u32) -> Rig {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).unwrap();
-        let size = device.info().rx_frame_bytes as u32;
+        let size = device.info().rx_buffer_bytes as u32;
         let region = Region::private(((frames + 1) * size) as usize).unwrap();
         let memory = spaces.add(Space::writable(region));
         let list: Vec<u32> = (0..frames).map(|index| index * size).collect();
-        assert_eq!(device.rx_provide(&spaces, memory, &list), frames as usize);
+        assert_eq!(device.rx_fill(&spaces, memory, &list), frames as usize);
         Rig { device, spaces, memory, outgoing: frames * size }
     }
 
     fn send(&mut self, len: u32) -> Result<usize, DeviceError> {
         let parts = [Part { space: self.memory, offset: self.outgoing, len }];
-        let packet = Packet { parts: &parts, meta: Meta::FINISHED, token: 1 };
-        let taken = self.device.tx_provide(&mut self.spaces, &[packet]);
-        self.device.tx_return(&mut Vec::new(), 9).unwrap();
+        let packet = Packet { parts: &parts, meta: Meta::FULL, token: 1 };
+        let taken = self.device.tx_submit(&mut self.spaces, &[packet]);
+        self.device.tx_complete(&mut Vec::new(), 9).unwrap();
         taken
     }
 }
@@ -181,7 +181,7 @@ fn down_and_up() {
     assert_eq!(rig.send(60).unwrap(), 1, "taken, as on a wire that is cut");
     let counters = rig.device.counters();
     assert_eq!((counters.tx_dropped, counters.tx_packets), (1, 0));
-    assert_eq!(rig.device.rx_return(&mut rig.spaces, &mut Vec::new(), 9).unwrap(), 0);
+    assert_eq!(rig.device.rx_poll(&mut rig.spaces, &mut Vec::new(), 9).unwrap(), 0);
     assert_eq!(rig.device.arm(false).unwrap(), Armed::Sleep);
     ip("link set down0 up");
     rig.send(60).unwrap();
@@ -193,7 +193,7 @@ fn gone() {
         let mut rig = Rig::new(open("gone0", true), frames);
         // The packets that the kernel sends at the beginning, if it does.
         let deadline = Instant::now() + Duration::from_secs(5);
-        while rig.device.rx_return(&mut rig.spaces, &mut Vec::new(), 9).unwrap() > 0
+        while rig.device.rx_poll(&mut rig.spaces, &mut Vec::new(), 9).unwrap() > 0
             || rig.device.arm(false).unwrap() == Armed::Work
         {
             assert!(Instant::now() < deadline, "never at rest");
@@ -201,7 +201,7 @@ fn gone() {
         ip("link del gone0");
         assert!(wakes(&rig, 5000), "not woken");
         assert!(matches!(rig.send(60), Err(DeviceError::Gone { .. })));
-        let told = match rig.device.rx_return(&mut rig.spaces, &mut Vec::new(), 9) {
+        let told = match rig.device.rx_poll(&mut rig.spaces, &mut Vec::new(), 9) {
             Ok(_) => rig.device.arm(false).map(|_| ()),
             Err(error) => Err(error),
         };
@@ -213,21 +213,21 @@ fn gone() {
 }
 
 /// A packet that the driver cannot read, for want of a buffer, still lets the engine sleep.
-fn out_of_frames() {
+fn out_of_buffers() {
     let mut rig = Rig::new(open("none0", true), 1);
     let mut far = PacketSocket::open("none0").unwrap();
-    assert!(far.send(&[0x02; 100], Meta::FINISHED));
+    assert!(far.send(&[0x02; 100], Meta::FULL));
     let mut received = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(5);
-    while rig.device.rx_return(&mut rig.spaces, &mut received, 9).unwrap() == 0 {
+    while rig.device.rx_poll(&mut rig.spaces, &mut received, 9).unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
-    assert!(far.send(&[0x02; 200], Meta::FINISHED));
+    assert!(far.send(&[0x02; 200], Meta::FULL));
     assert_eq!(rig.device.arm(false).unwrap(), Armed::Sleep);
     assert!(!wakes(&rig, 50), "woken for a packet that cannot be read");
-    assert_eq!(rig.device.rx_provide(&rig.spaces, rig.memory, &[0]), 1);
+    assert_eq!(rig.device.rx_fill(&rig.spaces, rig.memory, &[0]), 1);
     assert!(rig.device.arm(false).unwrap() == Armed::Work || wakes(&rig, 5000));
-    assert_eq!(rig.device.rx_return(&mut rig.spaces, &mut received, 9).unwrap(), 1);
+    assert_eq!(rig.device.rx_poll(&mut rig.spaces, &mut received, 9).unwrap(), 1);
     assert_eq!(received[1].len, 200);
 }
 
@@ -265,12 +265,12 @@ fn too_long_for_its_frame() {
     ip("link set long0 mtu 9000");
     let mut far = PacketSocket::open("long0").unwrap();
     let mut frame = vec![0x02; 4000];
-    assert!(far.send(&frame, Meta::FINISHED));
+    assert!(far.send(&frame, Meta::FULL));
     frame.truncate(1000);
-    assert!(far.send(&frame, Meta::FINISHED));
+    assert!(far.send(&frame, Meta::FULL));
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut received = Vec::new();
-    while rig.device.rx_return(&mut rig.spaces, &mut received, 9).unwrap() == 0 {
+    while rig.device.rx_poll(&mut rig.spaces, &mut received, 9).unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
     assert_eq!((received.len(), received[0].len), (1, 1000));
@@ -428,7 +428,7 @@ fn captures_are_right() {
         assert!(error.is_none() && seen.large_packets > 0, "{error:?} {}", seen.large_packets);
         drop(device);
         assert!(status.take_failure().is_none());
-        assert_eq!((status.missed(), status.unfinished()), (0, 0));
+        assert_eq!((status.missed(), status.partial()), (0, 0));
         let path = folder.to_str().unwrap().to_owned();
         judge(&path, segmented, status.frames());
         std::fs::remove_file(folder).unwrap();

@@ -67,17 +67,17 @@ fn slowness_changes_nothing_else() {
 /// The device refuses more packets than it has places for, sends none before its time, and takes
 /// refused packets after one was sent.
 #[test]
-fn a_slow_device_refuses_what_it_has_no_place_for() {
+fn a_full_slow_device_refuses_packets() {
     let packet_time = Duration::from_millis(20);
     let pace = Pace { packet_time, places: 3 };
     let mut rig = Rig::new(|device| SlowDevice::new(Box::new(device), pace).unwrap());
     let parts = [Part { space: rig.memory, offset: rig.outgoing, len: 60 }];
     let packets: [Packet<'_>; 5] =
-        std::array::from_fn(|at| Packet { parts: &parts, meta: Meta::FINISHED, token: at as u64 });
+        std::array::from_fn(|at| Packet { parts: &parts, meta: Meta::FULL, token: at as u64 });
     let start = Instant::now();
-    assert_eq!(rig.device.tx_provide(&mut rig.spaces, &packets).unwrap(), 3);
+    assert_eq!(rig.device.tx_submit(&mut rig.spaces, &packets).unwrap(), 3);
     assert_eq!(
-        rig.device.tx_provide(&mut rig.spaces, &packets[3..]).unwrap(),
+        rig.device.tx_submit(&mut rig.spaces, &packets[3..]).unwrap(),
         0,
         "no place is free"
     );
@@ -86,11 +86,11 @@ fn a_slow_device_refuses_what_it_has_no_place_for() {
     let mut next = 3;
     while tokens.len() < 5 {
         assert!(start.elapsed() < Duration::from_secs(10), "only {tokens:?} came back");
-        rig.device.rx_return(&mut rig.spaces, &mut received, 1).unwrap();
-        rig.device.tx_return(&mut tokens, 8).unwrap();
+        rig.device.rx_poll(&mut rig.spaces, &mut received, 1).unwrap();
+        rig.device.tx_complete(&mut tokens, 8).unwrap();
         assert!(start.elapsed() >= packet_time * tokens.len() as u32, "{tokens:?} came early");
         if next < 5 {
-            next += rig.device.tx_provide(&mut rig.spaces, &packets[next..]).unwrap();
+            next += rig.device.tx_submit(&mut rig.spaces, &packets[next..]).unwrap();
         }
     }
     assert_eq!(tokens, [0, 1, 2, 3, 4]);
@@ -136,7 +136,7 @@ impl<D: Device> Rig<D> {
         let mut device = wrap(device);
         let mut spaces = Spaces::default();
         device.start(&mut spaces).unwrap();
-        let size = device.info().rx_frame_bytes as u32;
+        let size = device.info().rx_buffer_bytes as u32;
         let free: Vec<u32> = (0..count).map(|index| index * size).collect();
         let region = Region::private((count + 1) as usize * size as usize).unwrap();
         let memory = spaces.add(Space::writable(region));
@@ -147,23 +147,23 @@ impl<D: Device> Rig<D> {
     }
 
     fn provide(&mut self) {
-        let taken = self.device.rx_provide(&self.spaces, self.memory, &self.free);
+        let taken = self.device.rx_fill(&self.spaces, self.memory, &self.free);
         self.free.drain(..taken);
     }
 
     /// Takes the frames that come in.
     fn turn(&mut self) -> Vec<(Vec<u8>, Meta)> {
         let mut received = Vec::new();
-        self.device.rx_return(&mut self.spaces, &mut received, 64).unwrap();
+        self.device.rx_poll(&mut self.spaces, &mut received, 64).unwrap();
         let mut frames = Vec::new();
         for got in received {
             let mut frame = vec![0; got.len as usize];
             self.spaces.copy_out(got.space, got.offset, &mut frame).unwrap();
-            self.free.push(got.frame);
+            self.free.push(got.buffer);
             frames.push((frame, got.meta));
         }
         self.provide();
-        self.device.tx_return(&mut Vec::new(), 64).unwrap();
+        self.device.tx_complete(&mut Vec::new(), 64).unwrap();
         frames
     }
 
@@ -173,7 +173,7 @@ impl<D: Device> Rig<D> {
         let parts = [Part { space: self.memory, offset: self.outgoing, len }];
         let packet = Packet { parts: &parts, meta, token: 1 };
         let deadline = Instant::now() + Duration::from_secs(5);
-        while self.device.tx_provide(&mut self.spaces, &[packet]).unwrap() == 0 {
+        while self.device.tx_submit(&mut self.spaces, &[packet]).unwrap() == 0 {
             self.turn();
             assert!(Instant::now() < deadline, "no room");
         }
@@ -187,7 +187,7 @@ impl<D: Device> Rig<D> {
         for number in 0..count {
             let mut frame = vec![0x55; 100];
             frame[96..].copy_from_slice(&number.to_be_bytes());
-            self.send(&frame, Meta::FINISHED);
+            self.send(&frame, Meta::FULL);
             while let Some((frame, _)) = self.far.receive() {
                 got.push(frame);
             }
@@ -278,13 +278,13 @@ fn each_fault_alone() {
 
 /// The pool buffers of lost packets go back to the device: a small pool outlives many losses.
 #[test]
-fn losses_cost_no_frames() {
+fn lost_packets_cost_no_buffers() {
     let mut rig = Rig::new(|device| fault(device, "rx.drop=1"));
     let counters = rig.device.fault_counters();
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut sent = 0;
     while sent < 1000 || counters.rx().dropped < sent {
-        sent += u64::from(sent < 1000 && rig.far.send(&[0x55; 100], Meta::FINISHED));
+        sent += u64::from(sent < 1000 && rig.far.send(&[0x55; 100], Meta::FULL));
         assert!(rig.turn().is_empty());
         assert!(Instant::now() < deadline, "{} of {sent}", counters.rx().dropped);
     }
@@ -302,14 +302,14 @@ fn sleep<D: Device>(rig: &mut Rig<D>) -> bool {
 }
 
 #[test]
-fn late_frames_wake_the_sleeper() {
+fn delayed_packets_wake_the_engine() {
     for (spec, at_least_ms) in
         [("delay_us=30000", 30), ("stall=1,stall_us=30000", 30), ("reorder=1", 10)]
     {
         // Received: the frame arrives, the wrapper holds it, and the timer brings it.
         let mut rig = Rig::new(|device| fault(device, spec));
         let start = Instant::now();
-        assert!(rig.far.send(&[0x55; 100], Meta::FINISHED));
+        assert!(rig.far.send(&[0x55; 100], Meta::FULL));
         while rig.turn().is_empty() {
             assert!(sleep(&mut rig), "{spec}: not woken");
         }
@@ -319,7 +319,7 @@ fn late_frames_wake_the_sleeper() {
         // Sent: only the timer wakes the engine to hand it on.
         let mut rig = Rig::new(|device| fault(device, spec));
         let start = Instant::now();
-        rig.send(&[0x55; 100], Meta::FINISHED);
+        rig.send(&[0x55; 100], Meta::FULL);
         while rig.far.receive().is_none() {
             assert!(sleep(&mut rig), "{spec}: not woken");
             rig.turn();
@@ -332,10 +332,10 @@ fn late_frames_wake_the_sleeper() {
 /// When every place holds a frame that waits for its time, further frames of the device do not keep
 /// the engine awake, and come afterwards.
 #[test]
-fn full_of_late_frames_sleeps() {
+fn a_wrapper_full_of_delayed_packets_allows_sleep() {
     let config = Config { offloads: false, ring_packets: 4096, ..Config::default() };
     let mut rig = Rig::with(&config, 8192, |device| fault(device, "rx.delay_us=100000"));
-    let sent = (0..4000).filter(|_| rig.far.send(&[0x55; 100], Meta::FINISHED)).count();
+    let sent = (0..4000).filter(|_| rig.far.send(&[0x55; 100], Meta::FULL)).count();
     let (mut received, mut turns) = (0, 0);
     let deadline = Instant::now() + Duration::from_secs(5);
     while received < sent {
@@ -352,7 +352,7 @@ fn full_of_late_frames_sleeps() {
 /// The wrapper loses frames that it cannot hold during a stall, and counts each once. The pool has
 /// more buffers than the wrapper has places, or the device would be out of buffers before.
 #[test]
-fn a_stall_loses_what_it_cannot_hold() {
+fn a_stall_counts_each_packet_that_it_cannot_hold() {
     let config = Config { offloads: false, ..Config::default() };
     let mut rig = Rig::with(&config, 8192, |device| {
         fault(device, "rx.stall=0.01,rx.stall_us=1000000,seed=5")
@@ -361,7 +361,7 @@ fn a_stall_loses_what_it_cannot_hold() {
     let (mut sent, mut received) = (0u64, 0);
     let deadline = Instant::now() + Duration::from_secs(5);
     while counters.rx().overflowed < 100 {
-        sent += u64::from(rig.far.send(&[0x55; 100], Meta::FINISHED));
+        sent += u64::from(rig.far.send(&[0x55; 100], Meta::FULL));
         received += rig.turn().len() as u64;
         assert!(Instant::now() < deadline, "{:?}", counters.rx());
     }
@@ -377,7 +377,7 @@ fn a_stall_loses_what_it_cannot_hold() {
 
 /// Faults meet finished frames of the wire, not packets that are still to be segmented.
 #[test]
-fn large_packets_are_cut_first() {
+fn large_packets_are_segmented_before_faults() {
     let payload: Vec<u8> = (0..40_000u32).map(|at| at as u8).collect();
     let (large, meta) = Flow::v4().tcp_large(&Tcp::default(), &payload, 1000);
     let mut rig = Rig::new(|device| fault(device, "tx.drop=0.5,rx.drop=0.5,seed=3"));
@@ -398,7 +398,7 @@ fn large_packets_are_cut_first() {
     assert_eq!(got.len() as u64, 80 - counters.tx().dropped - counters.rx().dropped);
     for (frame, meta) in got {
         let headers = Headers::parse(&frame, frame.len()).unwrap();
-        assert_eq!((verify(&frame, &headers), meta), (Verdict::Right, Meta::FINISHED));
+        assert_eq!((verify(&frame, &headers), meta), (Verdict::Right, Meta::FULL));
     }
 }
 
@@ -431,10 +431,10 @@ impl Write for Disk {
 }
 
 #[test]
-fn a_capture_has_both_directions_finished() {
+fn a_capture_has_full_checksums_in_both_directions() {
     let payload: Vec<u8> = (0..9_000u32).map(|at| at as u8).collect();
     let (large, meta) = Flow::v6().tcp_large(&Tcp::default(), &payload, 1000);
-    let (small, small_meta) = Flow::v4().udp_unfinished(b"hello");
+    let (small, small_meta) = Flow::v4().udp_partial(b"hello");
     for (segmented, count) in [(true, 20), (false, 4)] {
         let disk = Disk::new(1 << 20);
         let options = capture::Options { segmented, snap_bytes: 0 };
@@ -448,7 +448,7 @@ fn a_capture_has_both_directions_finished() {
         assert_eq!(rig.turn().len(), 2);
         let received = rig.far.receive().unwrap();
         assert_eq!(received, (large.clone(), meta), "what passes is as it was");
-        assert_eq!((status.frames(), status.unfinished(), status.missed()), (count, 0, 0));
+        assert_eq!((status.frames(), status.partial(), status.missed()), (count, 0, 0));
 
         let bytes = disk.bytes.lock().unwrap().clone();
         let mut reader = PcapNgReader::new(&bytes[..]).unwrap();

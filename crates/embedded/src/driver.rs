@@ -9,7 +9,7 @@ use towpath_device::{
     Armed, Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
 };
 use towpath_memory::{Mapping, Region};
-use towpath_queue::frames::FreeFrames;
+use towpath_queue::buffers::FreeBuffers;
 
 use crate::sleep::Bell;
 use crate::{Config, Counts, SendError};
@@ -26,11 +26,11 @@ pub struct Driver {
     device: Box<dyn Device>,
     spaces: Spaces,
     space: SpaceId,
-    pub(super) frames: Frames,
-    own: FreeFrames,
+    pub(super) buffers: Buffers,
+    own: FreeBuffers,
     /// The memory of the driver's own buffers.
     own_memory: Region,
-    receive: FreeFrames,
+    receive: FreeBuffers,
     /// Buffers of packets that the device had no room for, in order.
     pub(super) waiting: VecDeque<u32>,
     tokens: Vec<u64>,
@@ -39,7 +39,7 @@ pub struct Driver {
     /// Buffers of packets that other threads left, and that the device completed.
     pub(super) slots: Vec<u32>,
     received: Vec<Received>,
-    returned_frames: Vec<u32>,
+    returned_buffers: Vec<u32>,
     bytes: Vec<u8>,
     pub(super) failure: Option<DeviceError>,
     /// Wakes the sleeping thread for work that the device does not know of.
@@ -50,7 +50,7 @@ pub struct Driver {
 /// Where buffers are: first those of packets that threads left, then those of threads that were
 /// inside, then those to receive into.
 #[derive(Clone, Debug)]
-pub(super) struct Frames {
+pub(super) struct Buffers {
     /// For reading. Writing a packet takes its buffer's [`Region`].
     memory: Arc<Mapping>,
     left: u32,
@@ -60,26 +60,26 @@ pub(super) struct Frames {
     pub(super) longest: usize,
 }
 
-impl Frames {
-    fn start(&self, frame: u32) -> usize {
-        frame as usize * self.transmit_bytes
+impl Buffers {
+    fn start(&self, buffer: u32) -> usize {
+        buffer as usize * self.transmit_bytes
     }
 
-    fn part(&self, frame: u32, space: SpaceId) -> Part {
-        let start = self.start(frame);
+    fn part(&self, buffer: u32, space: SpaceId) -> Part {
+        let start = self.start(buffer);
         let mut len = [0; 4];
         let read = self.memory.copy_out(start, &mut len);
-        debug_assert!(read, "a frame has its length in front");
+        debug_assert!(read, "a buffer has its length in front");
         Part { space, offset: (start + LENGTH_BYTES) as u32, len: u32::from_ne_bytes(len) }
     }
 
     /// Returns where a buffer to receive into starts.
-    fn receive_start(&self, frame: u32) -> u32 {
+    fn receive_start(&self, buffer: u32) -> u32 {
         let transmit = (self.left + self.own) as usize * self.transmit_bytes;
-        (transmit + frame as usize * self.receive_bytes) as u32
+        (transmit + buffer as usize * self.receive_bytes) as u32
     }
 
-    fn receive_frame(&self, start: u32) -> u32 {
+    fn receive_buffer(&self, start: u32) -> u32 {
         ((start - self.receive_start(0)) as usize / self.receive_bytes) as u32
     }
 }
@@ -88,7 +88,7 @@ impl Frames {
 pub(super) fn write(region: &mut Region, start: usize, packet: &[u8]) {
     let len = (packet.len() as u32).to_ne_bytes();
     let written = region.copy_in(start, &len) && region.copy_in(start + LENGTH_BYTES, packet);
-    debug_assert!(written, "frames are as long as the longest packet");
+    debug_assert!(written, "buffers are as long as the longest packet");
 }
 
 impl std::fmt::Debug for Driver {
@@ -122,11 +122,11 @@ impl Driver {
             || ![config.left, config.own, config.receive].into_iter().all(in_range)
         {
             let cause = io::Error::from(io::ErrorKind::InvalidInput);
-            return Err(failed("numbers of frames", cause));
+            return Err(failed("numbers of buffers", cause));
         }
         let longest = info.mtu + AROUND_BYTES;
         let transmit_bytes = (LENGTH_BYTES + longest).next_multiple_of(128);
-        let receive_bytes = info.rx_frame_bytes.next_multiple_of(128);
+        let receive_bytes = info.rx_buffer_bytes.next_multiple_of(128);
         let bytes = (config.left + config.own) as usize * transmit_bytes
             + config.receive as usize * receive_bytes;
         if u32::try_from(bytes).is_err() {
@@ -135,7 +135,7 @@ impl Driver {
         }
         let mut memory =
             Region::private(bytes).map_err(|cause| failed("memory for its packets", cause))?;
-        let frames = Frames {
+        let buffers = Buffers {
             memory: memory.mapping().clone(),
             left: config.left,
             own: config.own,
@@ -154,17 +154,17 @@ impl Driver {
             device,
             spaces,
             space,
-            own: FreeFrames::new(config.left, config.left + config.own),
+            own: FreeBuffers::new(config.left, config.left + config.own),
             own_memory,
-            receive: FreeFrames::new(0, config.receive),
+            receive: FreeBuffers::new(0, config.receive),
             waiting: VecDeque::with_capacity(packets),
             tokens: Vec::with_capacity(packets),
             goes_on: info.can.tx_asynchronous,
             slots: Vec::with_capacity(config.left as usize),
             received: Vec::with_capacity(BATCH),
-            returned_frames: Vec::with_capacity(config.receive as usize),
+            returned_buffers: Vec::with_capacity(config.receive as usize),
             bytes: vec![0; receive_bytes],
-            frames,
+            buffers,
             failure: None,
             bell: None,
             counts: Counts::default(),
@@ -177,18 +177,18 @@ impl Driver {
     /// # Errors
     /// [`SendError`].
     pub fn send(&mut self, packet: &[u8]) -> Result<(), SendError> {
-        let most = self.frames.longest;
+        let most = self.buffers.longest;
         if packet.len() > most {
             return Err(SendError::TooLong { len: packet.len(), most });
         }
         if self.failure.is_some() {
             return Err(SendError::Failed);
         }
-        let frame = self.own.take().ok_or(SendError::WouldBlock)?;
-        let start = (frame - self.frames.left) as usize * self.frames.transmit_bytes;
+        let buffer = self.own.take().ok_or(SendError::WouldBlock)?;
+        let start = (buffer - self.buffers.left) as usize * self.buffers.transmit_bytes;
         write(&mut self.own_memory, start, packet);
         self.counts.direct += 1;
-        self.waiting.push_back(frame);
+        self.waiting.push_back(buffer);
         self.flush();
         Ok(())
     }
@@ -197,16 +197,16 @@ impl Driver {
     pub fn collect(&mut self) {
         self.tokens.clear();
         let budget = self.tokens.capacity();
-        if let Err(error) = self.device.tx_return(&mut self.tokens, budget) {
+        if let Err(error) = self.device.tx_complete(&mut self.tokens, budget) {
             self.fail(error);
         }
         self.counts.returned += self.tokens.len() as u64;
         for token in &self.tokens {
-            let frame = *token as u32;
-            if frame < self.frames.left {
-                self.slots.push(frame);
+            let buffer = *token as u32;
+            if buffer < self.buffers.left {
+                self.slots.push(buffer);
             } else {
-                self.own.give_back(frame);
+                self.own.release(buffer);
             }
         }
     }
@@ -252,15 +252,15 @@ impl Driver {
     fn give<const MOST: usize>(&mut self) -> Result<bool, DeviceError> {
         let mut parts = [[Part { space: self.space, offset: 0, len: 0 }; 1]; MOST];
         let count = self.waiting.len().min(MOST);
-        for (part, frame) in parts.iter_mut().zip(&self.waiting) {
-            *part = [self.frames.part(*frame, self.space)];
+        for (part, buffer) in parts.iter_mut().zip(&self.waiting) {
+            *part = [self.buffers.part(*buffer, self.space)];
         }
         let packets: [Packet<'_>; MOST] = std::array::from_fn(|place| Packet {
             parts: &parts[place],
-            meta: Meta::FINISHED,
-            token: self.waiting.get(place).map_or(u64::MAX, |frame| u64::from(*frame)),
+            meta: Meta::FULL,
+            token: self.waiting.get(place).map_or(u64::MAX, |buffer| u64::from(*buffer)),
         });
-        let taken = self.device.tx_provide(&mut self.spaces, &packets[..count])?;
+        let taken = self.device.tx_submit(&mut self.spaces, &packets[..count])?;
         self.waiting.drain(..taken);
         self.counts.taken += taken as u64;
         Ok(taken == count)
@@ -270,11 +270,11 @@ impl Driver {
     /// packets are sent.
     pub fn reset(&mut self) {
         self.collect();
-        self.returned_frames.clear();
+        self.returned_buffers.clear();
         self.counts.resets += 1;
-        self.failure = self.device.reset(&mut self.returned_frames).err();
-        for start in self.returned_frames.drain(..) {
-            self.receive.give_back(self.frames.receive_frame(start));
+        self.failure = self.device.reset(&mut self.returned_buffers).err();
+        for start in self.returned_buffers.drain(..) {
+            self.receive.release(self.buffers.receive_buffer(start));
         }
         let before = self.counts.returned;
         self.collect();
@@ -328,16 +328,16 @@ impl Driver {
         self.provide();
         self.received.clear();
         if let Err(error) =
-            self.device.rx_return(&mut self.spaces, &mut self.received, budget.min(BATCH))
+            self.device.rx_poll(&mut self.spaces, &mut self.received, budget.min(BATCH))
         {
             self.fail(error);
         }
         for one in &self.received {
             let packet = &mut self.bytes[..one.len as usize];
-            if self.frames.memory.copy_out(one.offset as usize, packet) {
+            if self.buffers.memory.copy_out(one.offset as usize, packet) {
                 each(packet, one.meta);
             }
-            self.receive.give_back(self.frames.receive_frame(one.frame));
+            self.receive.release(self.buffers.receive_buffer(one.buffer));
         }
         self.received.len()
     }
@@ -347,13 +347,13 @@ impl Driver {
             let mut starts = [0; BATCH];
             let mut count = 0;
             while count < BATCH {
-                let Some(frame) = self.receive.take() else { break };
-                starts[count] = self.frames.receive_start(frame);
+                let Some(buffer) = self.receive.take() else { break };
+                starts[count] = self.buffers.receive_start(buffer);
                 count += 1;
             }
-            let taken = self.device.rx_provide(&self.spaces, self.space, &starts[..count]);
+            let taken = self.device.rx_fill(&self.spaces, self.space, &starts[..count]);
             for start in starts[taken..count].iter().rev() {
-                self.receive.give_back(self.frames.receive_frame(*start));
+                self.receive.release(self.buffers.receive_buffer(*start));
             }
             if taken < BATCH {
                 return;

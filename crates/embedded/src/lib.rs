@@ -119,7 +119,7 @@ impl Embedded {
     pub fn new(device: Box<dyn Device>, config: Config) -> Result<Embedded, DeviceError> {
         let name = device.info().name.clone();
         let (mut driver, left) = Driver::with_left(device, config)?;
-        let longest = driver.frames.longest;
+        let longest = driver.buffers.longest;
         let mut sleep = None;
         if let Some(device) = driver.sleep_fd() {
             let (both, bell) = sleep::over(device).map_err(|cause| DeviceError::Failed {
@@ -131,7 +131,7 @@ impl Embedded {
         }
         let section = Optimistic::with_memory(left, driver).ok_or_else(|| {
             let cause = io::Error::from(io::ErrorKind::InvalidInput);
-            DeviceError::Failed { name, what: "numbers of frames", cause }
+            DeviceError::Failed { name, what: "numbers of buffers", cause }
         })?;
         Ok(Embedded { section, longest, sleep })
     }
@@ -151,7 +151,7 @@ impl Embedded {
         }
         let Some(mut entered) = self.section.try_enter() else {
             let mut leaving = self.section.leave().ok_or(SendError::WouldBlock)?;
-            leaving.write(|frame| write(frame, 0, packet));
+            leaving.write(|buffer| write(buffer, 0, packet));
             leaving.publish();
             self.section.drive(pump);
             return Ok(());
@@ -162,7 +162,7 @@ impl Embedded {
         } else if let Some(mut leaving) = entered.leave() {
             // Another thread is writing a packet that this thread's packet may be behind: this one
             // goes behind it as well.
-            leaving.write(|frame| write(frame, 0, packet));
+            leaving.write(|buffer| write(buffer, 0, packet));
             leaving.publish();
             could = pump(&mut entered);
             Ok(())

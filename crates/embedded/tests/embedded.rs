@@ -128,25 +128,25 @@ fn three_threads_with_hardly_any_room() {
 }
 
 #[test]
-fn three_threads_lose_what_resets_count_and_nothing_else() {
+fn three_threads_lose_only_packets_that_resets_count() {
     // The device fetches packets late, so that a reset finds some to lose.
     let device = loopback::Config { tx_asynchronous: true, ..loopback::Config::default() };
     exchange(&device, Config::default(), 5_000, true);
 }
 
 #[test]
-fn what_is_received_is_whole_and_may_be_answered() {
+fn received_packets_are_whole_and_can_be_answered() {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let mut far = DeviceFarEnd::new(Box::new(far));
     let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
     for number in 0..1000 {
         let packet = packet(1, number);
-        wait("room", || far.send(&packet, Meta::FINISHED));
+        wait("room", || far.send(&packet, Meta::FULL));
         let mut got = 0;
         wait("a packet", || {
             // From inside: the answer is left, and sent before this thread leaves.
             got += driver.receive(1, |bytes, meta| {
-                assert_eq!((bytes, meta), (&packet[..], Meta::FINISHED));
+                assert_eq!((bytes, meta), (&packet[..], Meta::FULL));
                 driver.send(bytes).unwrap();
             });
             got == 1
@@ -173,7 +173,7 @@ fn is_readable(driver: &Embedded, within: Duration) -> bool {
 /// A packet that the driver took may wait: room wakes the sleeping thread, also for a packet that
 /// another thread sent during the sleep.
 #[test]
-fn who_sleeps_hears_of_room_and_of_packets() {
+fn a_sleeping_thread_is_woken_by_room_and_by_packets() {
     const LONG: Duration = Duration::from_secs(20);
     for tx_asynchronous in [false, true] {
         let config = loopback::Config { ring_packets: 4, tx_asynchronous, ..Default::default() };
@@ -208,12 +208,12 @@ fn who_sleeps_hears_of_room_and_of_packets() {
         }
         wait("all is done with", || driver.drive() == Some(0));
         // Packets do not wake a thread that never received.
-        assert!(far.send(&packet(0, 0), Meta::FINISHED));
+        assert!(far.send(&packet(0, 0), Meta::FULL));
         asleep("nobody receives");
         wait("the packet", || driver.receive(9, |_, _| ()) == 1);
         assert_eq!(driver.receive(9, |_, _| ()), 0);
         asleep("no packets");
-        assert!(far.send(&packet(0, 0), Meta::FINISHED));
+        assert!(far.send(&packet(0, 0), Meta::FULL));
         assert!(is_readable(&driver, LONG), "a packet came");
         assert_eq!(driver.arm(), Some(Armed::Work));
         assert_eq!(driver.receive(9, |_, _| ()), 1);
@@ -238,7 +238,7 @@ fn who_sleeps_hears_of_room_and_of_packets() {
 
 /// One thread drives for all, and sleeps while there is no work; others send with hardly any room.
 #[test]
-fn one_thread_sleeps_for_all_and_nothing_stays() {
+fn one_driving_thread_sleeps_and_no_packet_stays_behind() {
     const EACH: u64 = 500;
     let config = loopback::Config { ring_packets: 4, ..loopback::Config::default() };
     let (near, far) = loopback::pair(&config).unwrap();
@@ -280,7 +280,7 @@ fn one_thread_sleeps_for_all_and_nothing_stays() {
 }
 
 #[test]
-fn what_is_wrong_is_refused() {
+fn invalid_configurations_and_packets_are_refused() {
     let driver = |config| {
         let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
         Embedded::new(Box::new(near), config).map(|driver| (driver, far))

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fetched_is_what_the_peer_wrote() {
+    fn fetch_copies_the_peers_bytes() {
         let peer = Region::private(4096).unwrap();
         let words = peer_words(peer.mapping());
         let mut own = own_words(peer);

@@ -18,7 +18,7 @@ use crate::{Armed, Link, LinkError, error};
 /// Frames received per turn, during which the thread holds the stack's lock.
 const RECEIVE_BUDGET: usize = 32;
 /// Turns that a sending thread makes before the driver has to take over.
-const KICK_TURNS: usize = 4;
+const KICK_ROUNDS: usize = 4;
 /// Marks a driver that is awake.
 const AWAKE: u64 = 0;
 const FOREVER: u64 = u64::MAX;
@@ -121,7 +121,7 @@ impl Shared {
 
     /// Sends the waiting frames, or leaves a note for the holder of the link's lock.
     pub(crate) fn kick(&self) {
-        for _ in 0..KICK_TURNS {
+        for _ in 0..KICK_ROUNDS {
             self.pending.store(true, Ordering::Relaxed);
             // Pairs with the fence after the lock is released, below and in `run`: either this
             // thread gets the lock, or its holder sees that frames wait.

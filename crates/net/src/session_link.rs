@@ -45,8 +45,8 @@ impl SessionLink {
             endpoints: 4,
             transmit_slots: 128,
             receive_slots: 1024,
-            transmit_frame_bytes: (LARGEST_BYTES as u32).next_multiple_of(128),
-            receive_frame_bytes: 2048,
+            transmit_buffer_bytes: (LARGEST_BYTES as u32).next_multiple_of(128),
+            receive_buffer_bytes: 2048,
             ..Options::default()
         }
     }
@@ -174,6 +174,6 @@ impl Link for SessionLink {
 
     fn disarm(&mut self) {
         self.session.disarm();
-        self.session.take_rings();
+        self.session.take_notifications();
     }
 }

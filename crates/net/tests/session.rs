@@ -74,7 +74,7 @@ fn tcp_driven_by_the_application() {
 
 /// Waits for connections, also with a deadline beyond the clock's range.
 #[test]
-fn the_end_of_connections_is_waited_for_as_long_as_it_takes() {
+fn drain_waits_for_connections_with_any_deadline() {
     let (server, _far) = serve();
     let a = host(&server, "a", Driving::Thread);
     let listener = TcpListener::bind(&a, "10.77.0.2:7").unwrap();

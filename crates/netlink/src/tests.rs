@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_is_read(
+    fn encoded_values_decode_unchanged(
         kind in 0..0x3fff_u16,
         values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
     ) {
@@ -128,7 +128,7 @@ fn prefixes_are_checked() {
 }
 
 #[test]
-fn the_kernels_words_are_read_behind_an_echo() {
+fn the_kernels_error_text_is_read_after_the_echo() {
     let mut body = (-17_i32).to_ne_bytes().to_vec();
     let mut echo = Request::new(16, 0);
     echo.fixed(&[0; 20]);
@@ -178,7 +178,7 @@ fn impossible_names_and_values_never_reach_the_kernel() {
 }
 
 #[test]
-fn a_refusal_says_what_where_and_why() {
+fn a_refusal_names_operation_subject_and_cause() {
     let error = Error::Refused {
         operation: "set up",
         subject: "t0".to_owned(),

@@ -13,7 +13,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::checksum::{Sum, finish};
+use crate::checksum::{Sum, complete};
 use crate::headers::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
     PROTOCOL_TCP, PROTOCOL_UDP,
@@ -203,17 +203,17 @@ impl Flow {
 
     /// Makes an IP packet whose payload's checksum field, at `offset`, holds a partial checksum, as
     /// from a sender with checksum offload.
-    fn unfinished(&self, protocol: u8, mut payload: Vec<u8>, offset: u16) -> (Vec<u8>, Meta) {
+    fn partial(&self, protocol: u8, mut payload: Vec<u8>, offset: u16) -> (Vec<u8>, Meta) {
         let sum = self.pseudo(protocol, payload.len()).folded();
         let field = usize::from(offset);
         payload[field..field + 2].copy_from_slice(&sum.to_be_bytes());
-        let checksum = Checksum::Unfinished { start: self.l3_bytes() as u16, offset };
+        let checksum = Checksum::Partial { start: self.l3_bytes() as u16, offset };
         (self.ip(protocol, &payload), Meta { checksum, segmentation: None })
     }
 
     fn finished(&self, protocol: u8, payload: Vec<u8>, offset: u16) -> Vec<u8> {
-        let (mut frame, _) = self.unfinished(protocol, payload, offset);
-        finish(&mut frame, self.l3_bytes() as u16, offset).expect("the field is in the frame");
+        let (mut frame, _) = self.partial(protocol, payload, offset);
+        complete(&mut frame, self.l3_bytes() as u16, offset).expect("the field is in the frame");
         frame
     }
 
@@ -241,8 +241,8 @@ impl Flow {
     /// # Panics
     /// When it is longer than IP allows.
     #[must_use]
-    pub fn udp_unfinished(&self, payload: &[u8]) -> (Vec<u8>, Meta) {
-        self.unfinished(PROTOCOL_UDP, self.udp_datagram(payload), 6)
+    pub fn udp_partial(&self, payload: &[u8]) -> (Vec<u8>, Meta) {
+        self.partial(PROTOCOL_UDP, self.udp_datagram(payload), 6)
     }
 
     fn tcp_segment(&self, tcp: &Tcp<'_>, payload: &[u8]) -> Vec<u8> {
@@ -275,8 +275,8 @@ impl Flow {
     /// # Panics
     /// As [`Flow::tcp`].
     #[must_use]
-    pub fn tcp_unfinished(&self, tcp: &Tcp<'_>, payload: &[u8]) -> (Vec<u8>, Meta) {
-        self.unfinished(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
+    pub fn tcp_partial(&self, tcp: &Tcp<'_>, payload: &[u8]) -> (Vec<u8>, Meta) {
+        self.partial(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
     }
 
     /// Makes a large TCP packet, to be cut into segments of `segment_bytes` payload bytes.
@@ -285,7 +285,7 @@ impl Flow {
     /// As [`Flow::tcp`].
     #[must_use]
     pub fn tcp_large(&self, tcp: &Tcp<'_>, payload: &[u8], segment_bytes: u16) -> (Vec<u8>, Meta) {
-        let (frame, mut meta) = self.tcp_unfinished(tcp, payload);
+        let (frame, mut meta) = self.tcp_partial(tcp, payload);
         let v4 = self.source.is_ipv4();
         meta.segmentation = Some(Segmentation {
             kind: if v4 { SegmentationKind::Tcp4 } else { SegmentationKind::Tcp6 },

@@ -169,15 +169,15 @@ pub fn field_at(start: u16, offset: u16, len: usize) -> Result<usize, OutsidePac
     if field + 2 > len { Err(OutsidePacket { start, offset, len }) } else { Ok(field) }
 }
 
-/// Completes a packet with an [`Unfinished`](crate::Checksum::Unfinished) checksum, with that
+/// Completes a packet with an [`Partial`](crate::Checksum::Partial) checksum, with that
 /// variant's `start` and `offset`. The field holds the pseudo-header's sum. As every device does,
 /// the function writes 0xffff for 0 in any protocol: to all but UDP it is the same.
 ///
 /// # Errors
 /// When the field is outside of the packet; nothing was written.
 #[inline]
-pub fn finish(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutsidePacket> {
-    let (field, value) = finished(&[frame], start, offset)?;
+pub fn complete(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutsidePacket> {
+    let (field, value) = completed(&[frame], start, offset)?;
     frame[field..field + 2].copy_from_slice(&value);
     Ok(())
 }
@@ -188,7 +188,7 @@ pub fn finish(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutsidePa
 /// # Errors
 /// When the field is outside of the packet.
 #[inline]
-pub fn finished(
+pub fn completed(
     parts: &[&[u8]],
     start: u16,
     offset: u16,

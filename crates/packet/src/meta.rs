@@ -8,13 +8,13 @@
 pub enum Checksum {
     /// The sender wrote it; not verified since.
     #[default]
-    Finished,
+    Full,
     /// The sender wrote it, and a device verified it.
     Verified,
     /// Partial: the field holds the pseudo-header's sum. The device writes the 16-bit one's
     /// complement sum of everything from `start` to the end of the packet to `start + offset`, in
     /// bytes from the first byte of the Ethernet header.
-    Unfinished {
+    Partial {
         /// Where summing starts, in bytes from the Ethernet header's first byte.
         start: u16,
         /// Offset of the checksum field, in bytes from `start`.
@@ -51,27 +51,27 @@ pub struct Segmentation {
 pub struct Meta {
     /// The checksum's state.
     pub checksum: Checksum,
-    /// The segmentation, if any. A packet with this always has [`Checksum::Unfinished`].
+    /// The segmentation, if any. A packet with this always has [`Checksum::Partial`].
     pub segmentation: Option<Segmentation>,
 }
 
 impl Meta {
     /// Nothing is left to do: the bytes go on the wire as they are.
-    pub const FINISHED: Meta = Meta { checksum: Checksum::Finished, segmentation: None };
+    pub const FULL: Meta = Meta { checksum: Checksum::Full, segmentation: None };
 
     /// Returns `true` if the bytes go on the wire as they are.
     #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.segmentation.is_none() && !matches!(self.checksum, Checksum::Unfinished { .. })
+    pub fn is_full(&self) -> bool {
+        self.segmentation.is_none() && !matches!(self.checksum, Checksum::Partial { .. })
     }
 
     /// Encodes this as the two words in a frame's headroom.
     #[must_use]
     pub fn to_words(self) -> [u64; 2] {
         let checksum = match self.checksum {
-            Checksum::Finished => 0,
+            Checksum::Full => 0,
             Checksum::Verified => 1,
-            Checksum::Unfinished { start, offset } => {
+            Checksum::Partial { start, offset } => {
                 2 | u64::from(start) << 16 | u64::from(offset) << 32
             }
         };
@@ -97,10 +97,10 @@ impl Meta {
     pub fn from_words(words: [u64; 2]) -> Option<Meta> {
         let half = |word: u64, shift: u32| (word >> shift) as u16;
         let checksum = match words[0] & 0xffff {
-            0 if words[0] == 0 => Checksum::Finished,
+            0 if words[0] == 0 => Checksum::Full,
             1 if words[0] == 1 => Checksum::Verified,
             2 if words[0] >> 48 == 0 => {
-                Checksum::Unfinished { start: half(words[0], 16), offset: half(words[0], 32) }
+                Checksum::Partial { start: half(words[0], 16), offset: half(words[0], 32) }
             }
             _ => return None,
         };
@@ -120,7 +120,7 @@ impl Meta {
             let segment_bytes = half(words[1], 16);
             if segment_bytes == 0
                 || words[1] >> 48 != 0
-                || !matches!(checksum, Checksum::Unfinished { .. })
+                || !matches!(checksum, Checksum::Partial { .. })
             {
                 return None;
             }
@@ -135,9 +135,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_back() {
+    fn metadata_round_trips() {
         let large = Meta {
-            checksum: Checksum::Unfinished { start: 34, offset: 16 },
+            checksum: Checksum::Partial { start: 34, offset: 16 },
             segmentation: Some(Segmentation {
                 kind: SegmentationKind::Tcp6,
                 segment_bytes: 1440,
@@ -146,7 +146,7 @@ mod tests {
             }),
         };
         for meta in [
-            Meta::FINISHED,
+            Meta::FULL,
             Meta { checksum: Checksum::Verified, segmentation: None },
             Meta { checksum: large.checksum, segmentation: None },
             large,

@@ -38,7 +38,7 @@ pub enum OffloadError {
     ChecksumPlace,
     /// A packet to be segmented without a partial checksum.
     #[error("a large packet with a finished checksum")]
-    NotUnfinished,
+    NotPartial,
     /// Not a large packet at all.
     #[error("not a large packet")]
     NotLarge,
@@ -78,15 +78,15 @@ pub(crate) struct Large {
 /// payload length of IPv6 (RFC 8200, 3). A large packet that states a length of 0 is refused,
 /// although some stacks make such packets beyond 64 KiB. A valid packet may go to a device as it
 /// is, and to [`Segmenter::new`](crate::segment::Segmenter::new) or
-/// [`finish`](crate::checksum::finish).
+/// [`finish`](crate::checksum::complete).
 ///
 /// # Errors
 /// When they disagree.
 #[inline]
 pub fn check(meta: &Meta, headers: &Headers, packet_len: usize) -> Result<(), OffloadError> {
     match (meta.checksum, meta.segmentation) {
-        (Checksum::Finished | Checksum::Verified, None) => Ok(()),
-        (Checksum::Unfinished { start, offset }, None) => check_place(headers, start, offset),
+        (Checksum::Full | Checksum::Verified, None) => Ok(()),
+        (Checksum::Partial { start, offset }, None) => check_place(headers, start, offset),
         (_, Some(_)) => match check_large(meta, headers)?.end {
             end if end == packet_len => Ok(()),
             _ => Err(OffloadError::Length),
@@ -118,8 +118,8 @@ fn check_place(headers: &Headers, start: u16, offset: u16) -> Result<(), Offload
 
 pub(crate) fn check_large(meta: &Meta, headers: &Headers) -> Result<Large, OffloadError> {
     let segmentation = meta.segmentation.ok_or(OffloadError::NotLarge)?;
-    let Checksum::Unfinished { start, offset } = meta.checksum else {
-        return Err(OffloadError::NotUnfinished);
+    let Checksum::Partial { start, offset } = meta.checksum else {
+        return Err(OffloadError::NotPartial);
     };
     check_place(headers, start, offset)?;
     let (Transport::Tcp { flags, header_bytes, .. }, Some(end)) =

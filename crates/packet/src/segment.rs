@@ -4,11 +4,11 @@
 //! The headers are small and private by then; the payload may lie anywhere, in pieces. So the
 //! [`Segmenter`] only makes each segment's headers and says which payload bytes follow. The caller
 //! copies the payload, adds it to the segment's sum and finishes the sum. For packets in one piece
-//! [`finish_into`] does all of it.
+//! [`complete_into`] does all of it.
 
 use std::ops::Range;
 
-use crate::checksum::{OutsidePacket, Sum, finish};
+use crate::checksum::{OutsidePacket, Sum, complete};
 use crate::headers::{Headers, Network, PREFIX_BYTES, PROTOCOL_TCP, be16};
 use crate::meta::{Checksum, Meta, SegmentationKind};
 use crate::offload::{Large, OffloadError, check_large};
@@ -26,7 +26,7 @@ use crate::transport::tcp_flags;
 /// while let Some(mut segment) = segmenter.next(&mut header) {
 ///     let payload = &packet[segment.payload.clone()];
 ///     segment.sum.add(payload);
-///     let header_bytes = segment.finish(&mut header);
+///     let header_bytes = segment.complete(&mut header);
 ///     lengths.push(header_bytes + payload.len()); // header[..header_bytes], then payload: send
 /// }
 /// assert_eq!(lengths, [1514, 1514, 134]);
@@ -70,14 +70,14 @@ impl Segment {
 
     /// Writes the checksum into the header, after the caller added the payload to the sum. Returns
     /// the header's length. The frame may still need padding to Ethernet's 60 bytes.
-    pub fn finish(self, header: &mut [u8; MAX_HEADER_BYTES]) -> usize {
+    pub fn complete(self, header: &mut [u8; MAX_HEADER_BYTES]) -> usize {
         self.write(header, self.sum.nonzero_checksum())
     }
 
     /// Leaves the checksum to a device. Returns the header's length, and the metadata to give to
     /// the device beside the frame. The payload need not be added.
-    pub fn leave_unfinished(self, header: &mut [u8; MAX_HEADER_BYTES]) -> (usize, Meta) {
-        let checksum = Checksum::Unfinished { start: self.l4 as u16, offset: FIELD as u16 };
+    pub fn leave_partial(self, header: &mut [u8; MAX_HEADER_BYTES]) -> (usize, Meta) {
+        let checksum = Checksum::Partial { start: self.l4 as u16, offset: FIELD as u16 };
         (self.write(header, self.pseudo.folded()), Meta { checksum, segmentation: None })
     }
 
@@ -174,7 +174,7 @@ impl Segmenter {
 
 /// The reason why a packet cannot be completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FinishError {
+pub enum CompletionError {
     /// The segmentation request is invalid.
     #[error(transparent)]
     Offload(#[from] OffloadError),
@@ -193,29 +193,29 @@ pub enum FinishError {
 ///
 /// # Errors
 /// When it cannot be done; then `emit` was not called.
-pub fn finish_into(
+pub fn complete_into(
     packet: &[u8],
     meta: &Meta,
     scratch: &mut Vec<u8>,
     mut emit: impl FnMut(&[u8]),
-) -> Result<usize, FinishError> {
+) -> Result<usize, CompletionError> {
     match (meta.segmentation, meta.checksum) {
         (Some(_), _) => Ok(segment_into(packet, meta, scratch, emit)?),
-        (None, Checksum::Unfinished { start, offset }) => {
+        (None, Checksum::Partial { start, offset }) => {
             scratch.clear();
             scratch.extend_from_slice(packet);
-            finish(scratch, start, offset)?;
+            complete(scratch, start, offset)?;
             emit(scratch);
             Ok(1)
         }
-        (None, Checksum::Finished | Checksum::Verified) => {
+        (None, Checksum::Full | Checksum::Verified) => {
             emit(packet);
             Ok(1)
         }
     }
 }
 
-/// Segments a large packet that lies in one piece; as [`finish_into`].
+/// Segments a large packet that lies in one piece; as [`complete_into`].
 ///
 /// # Errors
 /// When `meta` requests something else, or contradicts the packet's own headers; then `emit` was
@@ -232,7 +232,7 @@ pub fn segment_into(
     while let Some(mut segment) = segmenter.next(&mut header) {
         let payload = &packet[segment.payload.clone()];
         segment.sum.add(payload);
-        let header_bytes = segment.finish(&mut header);
+        let header_bytes = segment.complete(&mut header);
         scratch.clear();
         scratch.extend_from_slice(&header[..header_bytes]);
         scratch.extend_from_slice(payload);

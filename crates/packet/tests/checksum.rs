@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{
-    OutsidePacket, Sum, Verdict, finish, finished, ipv4_header_is_right, verify,
+    OutsidePacket, Sum, Verdict, complete, completed, ipv4_header_is_right, verify,
 };
 use towpath_packet::{Checksum, Headers, Meta};
 
@@ -71,16 +71,16 @@ fn every_length_and_every_alignment() {
 }
 
 #[test]
-fn unfinished_frames_become_what_the_builder_finishes() {
+fn partial_checksums_are_completed_like_full_ones() {
     for flow in [Flow::v4(), Flow::v6(), Flow::v4().vlan(3), Flow::v6().vlan(3)] {
         for len in 0..200 {
             let payload = pattern(len);
             let tcp = Tcp::default();
             for (want, (mut frame, meta)) in [
-                (flow.udp(&payload), flow.udp_unfinished(&payload)),
-                (flow.tcp(&tcp, &payload), flow.tcp_unfinished(&tcp, &payload)),
+                (flow.udp(&payload), flow.udp_partial(&payload)),
+                (flow.tcp(&tcp, &payload), flow.tcp_partial(&tcp, &payload)),
             ] {
-                let Meta { checksum: Checksum::Unfinished { start, offset }, segmentation: None } =
+                let Meta { checksum: Checksum::Partial { start, offset }, segmentation: None } =
                     meta
                 else {
                     panic!("{meta:?}")
@@ -88,8 +88,8 @@ fn unfinished_frames_become_what_the_builder_finishes() {
                 assert_eq!(verdict(&frame), Verdict::WrongTransport);
                 let (first, rest) = frame.split_at(len % 60);
                 let (second, third) = rest.split_at(1);
-                let parts = finished(&[first, second, &[], third], start, offset).unwrap();
-                assert_eq!(finished(&[&frame], start, offset), Ok(parts));
+                let parts = completed(&[first, second, &[], third], start, offset).unwrap();
+                assert_eq!(completed(&[&frame], start, offset), Ok(parts));
                 frame[parts.0..parts.0 + 2].copy_from_slice(&parts.1);
                 assert_eq!(frame, want, "{flow:?} {len}");
                 assert_eq!(verdict(&frame), Verdict::Right);
@@ -102,7 +102,7 @@ fn unfinished_frames_become_what_the_builder_finishes() {
 fn zero_is_written_as_all_ones() {
     // A payload word that makes the sum 0xffff, so that its complement is 0.
     let flow = Flow::v4();
-    let (frame, _) = flow.udp_unfinished(&[0, 0]);
+    let (frame, _) = flow.udp_partial(&[0, 0]);
     let mut sum = flow.pseudo(17, 10);
     sum.add(&frame[34..40]);
     let udp = flow.udp(&(!sum.folded()).to_be_bytes());
@@ -115,18 +115,18 @@ fn zero_is_written_as_all_ones() {
 }
 
 #[test]
-fn places_outside_are_refused() {
+fn checksum_positions_outside_are_refused() {
     for (len, start, offset) in
         [(0, 0, 0), (1, 0, 0), (60, 60, 0), (60, 0, 59), (60, 0xffff, 0xffff), (60, 34, 25)]
     {
         let mut frame = pattern(len);
         let outside = Err(OutsidePacket { start, offset, len });
-        assert_eq!(finish(&mut frame, start, offset), outside);
+        assert_eq!(complete(&mut frame, start, offset), outside);
         assert_eq!(frame, pattern(len));
         let (first, second) = frame.split_at(len / 3);
-        assert_eq!(finished(&[first, second], start, offset).map(|_| ()), outside);
+        assert_eq!(completed(&[first, second], start, offset).map(|_| ()), outside);
     }
-    assert_eq!(finish(&mut pattern(60), 34, 24), Ok(()));
+    assert_eq!(complete(&mut pattern(60), 34, 24), Ok(()));
 }
 
 #[test]
@@ -235,6 +235,6 @@ proptest! {
         offset in 0_u16..220,
     ) {
         let inside = usize::from(start) + usize::from(offset) + 2 <= frame.len();
-        prop_assert_eq!(finish(&mut frame, start, offset).is_ok(), inside);
+        prop_assert_eq!(complete(&mut frame, start, offset).is_ok(), inside);
     }
 }

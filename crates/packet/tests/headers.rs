@@ -134,7 +134,7 @@ fn every_field_of_tcp_over_ipv6() {
 }
 
 #[test]
-fn most_frames_are_read_the_short_way() {
+fn plain_udp_and_tcp_take_the_fast_path() {
     let keys = |flow: &Flow, frame: &[u8]| {
         let plain = plain::read(frame, frame.len()).expect("a plain frame");
         assert_eq!(plain.source[0], plain::link(flow.source_mac, None));
@@ -246,7 +246,7 @@ fn mangled(mut frame: Vec<u8>, at: usize, bytes: &[u8]) -> (Option<Malformed>, H
 }
 
 #[test]
-fn what_is_mangled_is_told_apart() {
+fn malformed_packets_have_distinct_reasons() {
     let udp = || Flow::v4().udp(b"payload");
     let tcp = || Flow::v4().tcp(&Tcp::default(), b"payload");
     let udp6 = || Flow::v6().udp(b"payload");
@@ -278,7 +278,7 @@ fn what_is_mangled_is_told_apart() {
 }
 
 #[test]
-fn what_is_cut_off_is_told_apart() {
+fn truncated_packets_have_distinct_reasons() {
     let all = |frame: &[u8]| -> Vec<_> {
         let frame = &frame[..frame.len().min(120)];
         (0..=frame.len())
@@ -381,7 +381,7 @@ fn icmp_errors_quote_the_flow_they_are_about() {
 }
 
 #[test]
-fn counters_have_a_place_for_each() {
+fn each_malformed_reason_has_its_index() {
     for (index, malformed) in Malformed::ALL.into_iter().enumerate() {
         assert_eq!(malformed.index(), index);
         assert!(!malformed.to_string().is_empty());
@@ -498,7 +498,7 @@ proptest! {
     #![proptest_config(config(20_000))]
 
     #[test]
-    fn etherparse_agrees_on_mangled_frames(
+    fn etherparse_agrees_on_mangled_packets(
         which in any::<prop::sample::Index>(),
         changes in prop::collection::vec((0_usize..90, any::<u8>()), 0..4),
         cut in prop::option::weighted(0.2, 0_usize..120),

@@ -205,7 +205,7 @@ impl Write for Disk {
 }
 
 #[test]
-fn a_full_disk_is_told_and_stays() {
+fn a_full_disk_is_a_lasting_error() {
     let frame = Flow::v4().udp(b"payload");
     let write = |room: usize| -> io::Result<Disk> {
         let mut writer = Writer::new(Disk(room), "towpath")?;

@@ -4,10 +4,10 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use towpath_packet::build::{Flow, Tcp};
-use towpath_packet::checksum::{Verdict, finish, verify};
+use towpath_packet::checksum::{Verdict, complete, verify};
 use towpath_packet::offload::{MAX_SEGMENTS, MIN_SEGMENT_BYTES, OffloadError, check};
 use towpath_packet::segment::{
-    FinishError, MAX_HEADER_BYTES, Segmenter, finish_into, segment_into,
+    CompletionError, MAX_HEADER_BYTES, Segmenter, complete_into, segment_into,
 };
 use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, RST, SYN, URG};
 use towpath_packet::{Checksum, Headers, Meta, Segmentation, SegmentationKind};
@@ -75,7 +75,7 @@ fn etherparse_finds_right(frame: &[u8]) {
 }
 
 #[test]
-fn every_length_is_cut_as_it_would_have_been_sent() {
+fn segments_of_every_length_match_the_oracle() {
     let options = [1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8];
     for (number, flow) in
         [Flow::v4(), Flow::v6(), Flow::v4().vlan(0x2005), Flow::v6().vlan(5)].iter().enumerate()
@@ -119,7 +119,7 @@ fn extension_headers_are_repeated() {
     inner.extend_from_slice(&tcp[54..]);
     let packet = Flow::v6().ip(60, &inner);
     let meta = Meta {
-        checksum: Checksum::Unfinished { start: 62, offset: 16 },
+        checksum: Checksum::Partial { start: 62, offset: 16 },
         segmentation: Some(Segmentation {
             kind: SegmentationKind::Tcp6,
             segment_bytes: 300,
@@ -151,18 +151,18 @@ fn payload_in_pieces_headers_alone_in_the_prefix() {
         let bytes = &packet[segment.payload.clone()];
 
         // Left to a device, which completes it to the same.
-        let (header_bytes, meta) = segment.clone().leave_unfinished(&mut header);
+        let (header_bytes, meta) = segment.clone().leave_partial(&mut header);
         let mut left = [&header[..header_bytes], bytes].concat();
-        let Checksum::Unfinished { start, offset } = meta.checksum else { panic!("{meta:?}") };
+        let Checksum::Partial { start, offset } = meta.checksum else { panic!("{meta:?}") };
         let headers = Headers::parse(&left, left.len()).unwrap();
         assert_eq!(check(&meta, &headers, left.len()), Ok(()));
-        finish(&mut left, start, offset).unwrap();
+        complete(&mut left, start, offset).unwrap();
         assert_eq!(&left, want);
 
         for piece in bytes.chunks(77) {
             segment.sum.add(piece);
         }
-        let header_bytes = segment.finish(&mut header);
+        let header_bytes = segment.complete(&mut header);
         frame.clear();
         frame.extend_from_slice(&header[..header_bytes]);
         frame.extend_from_slice(bytes);
@@ -181,23 +181,23 @@ fn padding_is_no_payload() {
 }
 
 #[test]
-fn finish_into_does_what_is_left() {
+fn complete_into_completes_segments_and_checksums() {
     let flow = Flow::v6();
     let mut scratch = Vec::new();
     let mut all = |packet: &[u8], meta: &Meta| {
         let mut frames = Vec::new();
-        finish_into(packet, meta, &mut scratch, |frame| frames.push(frame.to_vec()))
+        complete_into(packet, meta, &mut scratch, |frame| frames.push(frame.to_vec()))
             .map(|made| (made, frames))
     };
     let want = flow.udp(b"payload");
-    assert_eq!(all(&want, &Meta::FINISHED), Ok((1, vec![want.clone()])));
-    let (packet, meta) = flow.udp_unfinished(b"payload");
+    assert_eq!(all(&want, &Meta::FULL), Ok((1, vec![want.clone()])));
+    let (packet, meta) = flow.udp_partial(b"payload");
     assert_eq!(all(&packet, &meta), Ok((1, vec![want])));
     let (packet, meta) = flow.tcp_large(&Tcp::default(), &pattern(250), 100);
     assert_eq!(all(&packet, &meta).unwrap().0, 3);
     let outside =
-        Meta { checksum: Checksum::Unfinished { start: 60, offset: 60 }, segmentation: None };
-    assert!(matches!(all(&packet[..100], &outside), Err(FinishError::Outside(_))));
+        Meta { checksum: Checksum::Partial { start: 60, offset: 60 }, segmentation: None };
+    assert!(matches!(all(&packet[..100], &outside), Err(CompletionError::Outside(_))));
 }
 
 /// Bytes behind a large packet's IP packet would be copied, and never sent.
@@ -226,11 +226,11 @@ fn a_large_packet_has_the_length_that_its_ip_header_states() {
 }
 
 #[test]
-fn what_the_headers_deny_is_refused() {
+fn offloads_that_contradict_the_headers_are_refused() {
     let flow = Flow::v4();
     let (packet, meta) = flow.tcp_large(&Tcp::default(), &pattern(3000), 1000);
     let segmentation = meta.segmentation.unwrap();
-    let unfinished = |start, offset| Checksum::Unfinished { start, offset };
+    let partial = |start, offset| Checksum::Partial { start, offset };
     let with = |change: fn(&mut Segmentation)| {
         let mut segmentation = segmentation;
         change(&mut segmentation);
@@ -243,14 +243,14 @@ fn what_the_headers_deny_is_refused() {
     short[46] = 0x40;
     for (packet, meta, expected) in [
         (&packet, Meta { segmentation: None, ..meta }, OffloadError::NotLarge),
-        (&packet, Meta { checksum: Checksum::Finished, ..meta }, OffloadError::NotUnfinished),
-        (&packet, Meta { checksum: Checksum::Verified, ..meta }, OffloadError::NotUnfinished),
+        (&packet, Meta { checksum: Checksum::Full, ..meta }, OffloadError::NotPartial),
+        (&packet, Meta { checksum: Checksum::Verified, ..meta }, OffloadError::NotPartial),
         // Over the source address, the ports, the IP header's checksum, and outside.
-        (&packet, Meta { checksum: unfinished(26, 0), ..meta }, OffloadError::ChecksumPlace),
-        (&packet, Meta { checksum: unfinished(34, 0), ..meta }, OffloadError::ChecksumPlace),
-        (&packet, Meta { checksum: unfinished(14, 10), ..meta }, OffloadError::ChecksumPlace),
-        (&packet, Meta { checksum: unfinished(34, 6), ..meta }, OffloadError::ChecksumPlace),
-        (&packet, Meta { checksum: unfinished(0xffff, 16), ..meta }, OffloadError::ChecksumPlace),
+        (&packet, Meta { checksum: partial(26, 0), ..meta }, OffloadError::ChecksumPlace),
+        (&packet, Meta { checksum: partial(34, 0), ..meta }, OffloadError::ChecksumPlace),
+        (&packet, Meta { checksum: partial(14, 10), ..meta }, OffloadError::ChecksumPlace),
+        (&packet, Meta { checksum: partial(34, 6), ..meta }, OffloadError::ChecksumPlace),
+        (&packet, Meta { checksum: partial(0xffff, 16), ..meta }, OffloadError::ChecksumPlace),
         (&packet, with(|s| s.kind = SegmentationKind::Tcp6), OffloadError::Kind),
         (&packet, with(|s| s.header_bytes = 53), OffloadError::HeaderBytes),
         (&packet, with(|s| s.header_bytes = 0xffff), OffloadError::HeaderBytes),
@@ -281,7 +281,7 @@ fn what_the_headers_deny_is_refused() {
     inner.extend_from_slice(&Flow::v6().tcp(&Tcp::default(), &pattern(3000))[54..]);
     let long = Flow::v6().ip(60, &inner);
     let mut six = with(|s| (s.kind, s.header_bytes) = (SegmentationKind::Tcp6, 0));
-    six.checksum = unfinished(254, 16);
+    six.checksum = partial(254, 16);
     let found = Segmenter::new(&long, long.len(), &six).map(|_| ());
     assert_eq!(found, Err(OffloadError::HeaderBytes));
     // The flags matter only where segments would repeat them.
@@ -290,7 +290,7 @@ fn what_the_headers_deny_is_refused() {
 }
 
 #[test]
-fn checksum_places_are_the_protocols_own() {
+fn checksum_positions_must_match_the_protocol() {
     let mut first_fragment = Flow::v4().udp(&[7; 16]);
     first_fragment[20] = 0x20;
     for (frame, good) in [
@@ -307,10 +307,10 @@ fn checksum_places_are_the_protocols_own() {
         (first_fragment, None),
     ] {
         let headers = Headers::parse(&frame, frame.len()).unwrap();
-        assert_eq!(check(&Meta::FINISHED, &headers, frame.len()), Ok(()));
+        assert_eq!(check(&Meta::FULL, &headers, frame.len()), Ok(()));
         for start in 0..90 {
             for offset in 0..90 {
-                let checksum = Checksum::Unfinished { start, offset };
+                let checksum = Checksum::Partial { start, offset };
                 let found = check(&Meta { checksum, segmentation: None }, &headers, frame.len());
                 assert_eq!(found.is_ok(), Some((start, offset)) == good, "{start} {offset}");
             }
@@ -341,7 +341,7 @@ proptest! {
             packet[at % 54] = value;
         }
         packet.truncate(cut.unwrap_or(packet.len()));
-        let Checksum::Unfinished { start, offset } = meta.checksum else { panic!("{meta:?}") };
+        let Checksum::Partial { start, offset } = meta.checksum else { panic!("{meta:?}") };
         let mut segmentation = meta.segmentation.unwrap();
         if keep[2] { segmentation.segment_bytes = fields.2; }
         if keep[3] { segmentation.header_bytes = fields.3; }
@@ -349,7 +349,7 @@ proptest! {
         let start = if keep[0] { fields.0 } else { start };
         let offset = if keep[1] { fields.1 } else { offset };
         let meta = Meta {
-            checksum: Checksum::Unfinished { start, offset },
+            checksum: Checksum::Partial { start, offset },
             segmentation: Some(segmentation),
         };
         let mut bytes = 0;
@@ -365,6 +365,6 @@ proptest! {
             prop_assert!(bytes <= packet.len() + made * MAX_HEADER_BYTES);
         }
         let plain = Meta { segmentation: None, ..meta };
-        let _ = finish_into(&packet, &plain, &mut scratch, |_| ());
+        let _ = complete_into(&packet, &plain, &mut scratch, |_| ());
     }
 }

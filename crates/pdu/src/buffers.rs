@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounded_and_used_again() {
+    fn buffers_are_bounded_and_reused() {
         let mut buffers = Buffers::new(3 * MAX_PDU_BYTES);
         let mut taken: Vec<_> = (0..3).map(|_| buffers.take(MAX_PDU_BYTES)).collect();
         assert!(!buffers.has_room(1));

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Frame, Lost, Rule, Session};
+use towpath_client::{Endpoint, Lost, Rule, Session, TransmitBuffer};
 
 use crate::counters::{ReceiveCounters, SendCounters};
 use crate::format::{ETHERTYPE, MAX_PDU_BYTES, OVERHEAD_BYTES};
@@ -26,7 +26,7 @@ const ETHERNET_BYTES: usize = 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The queue pair of the session that it uses.
-    pub queue_set: u32,
+    pub queue_pair: u32,
     /// `true` to receive PDUs to broadcast and multicast addresses too.
     pub group: bool,
     /// The limits of receiving.
@@ -40,7 +40,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { queue_set: 0, group: false, limits: Limits::default(), ahead: MAX_AHEAD }
+        Options { queue_pair: 0, group: false, limits: Limits::default(), ahead: MAX_AHEAD }
     }
 }
 
@@ -54,7 +54,7 @@ pub enum OpenError {
     #[error(
         "frames of {frame_bytes} bytes have no room for a fragment, whose headers take {OVERHEAD_BYTES}"
     )]
-    Frame {
+    TransmitBuffer {
         /// The capacity of a frame, in bytes.
         frame_bytes: usize,
     },
@@ -82,7 +82,7 @@ pub enum SendError {
 /// A fragment written and not yet in the transmit queue.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    pub(crate) frame: Frame,
+    pub(crate) frame: TransmitBuffer,
     pub(crate) frame_bytes: usize,
 }
 
@@ -100,7 +100,7 @@ pub struct PduEndpoint {
     /// Bytes of a PDU per buffer.
     pub(crate) chunk_bytes: usize,
     /// Buffers of the message that is being written.
-    pub(crate) filling: Vec<Frame>,
+    pub(crate) filling: Vec<TransmitBuffer>,
     pub(crate) turns: Turns<Waiting>,
     pub(crate) next_id: u32,
     pub(crate) sent: SendCounters,
@@ -119,11 +119,12 @@ impl PduEndpoint {
     /// # Panics
     /// When the session has no such queue pair.
     pub fn open(mut session: Session, options: &Options) -> Result<PduEndpoint, OpenError> {
-        let frame_bytes = (session.info().mtu + ETHERNET_BYTES).min(session.transmit_frame_bytes());
+        let frame_bytes =
+            (session.info().mtu + ETHERNET_BYTES).min(session.transmit_buffer_bytes());
         if frame_bytes <= OVERHEAD_BYTES {
-            return Err(OpenError::Frame { frame_bytes });
+            return Err(OpenError::TransmitBuffer { frame_bytes });
         }
-        let rule = Rule::new().ethertype(ETHERTYPE).queue_set(options.queue_set);
+        let rule = Rule::new().ethertype(ETHERTYPE).queue_pair(options.queue_pair);
         let endpoint = session.open(&if options.group { rule.with_group() } else { rule })?;
         let slots = session.transmit_slots(endpoint);
         Ok(PduEndpoint {
@@ -211,11 +212,11 @@ impl PduEndpoint {
 
     fn has_frames(&mut self, channel: u32, needed: usize) -> Result<bool, Lost> {
         let kept = if self.turns.has(channel) { (self.slots / KEPT_SHARE) as usize } else { 0 };
-        if self.session.free_frames()? >= needed + kept {
+        if self.session.free_buffers()? >= needed + kept {
             return Ok(true);
         }
-        self.session.unsent(self.endpoint.queue_set())?;
-        Ok(self.session.free_frames()? >= needed + kept)
+        self.session.unsent(self.endpoint.queue_pair())?;
+        Ok(self.session.free_buffers()? >= needed + kept)
     }
 
     /// Returns the length of the longest PDU that can be sent, in bytes: 65 536, or the capacity of
@@ -245,7 +246,7 @@ impl PduEndpoint {
     /// [`Lost`].
     pub fn flush(&mut self) -> Result<(), Lost> {
         if self.turns.len() > 0 {
-            let unsent = self.session.unsent(self.endpoint.queue_set())?;
+            let unsent = self.session.unsent(self.endpoint.queue_pair())?;
             for _ in unsent..self.ahead.min(self.slots) {
                 let Some(Waiting { frame, frame_bytes }) = self.turns.front() else { break };
                 match self.session.send_reserved(self.endpoint, frame, *frame_bytes) {
@@ -267,7 +268,7 @@ impl PduEndpoint {
         let now = Instant::now();
         let (reassembler, own) = (&mut self.reassembler, self.endpoint.number());
         reassembler.expire(now);
-        let got = self.session.receive(self.endpoint.queue_set(), budget, |received| {
+        let got = self.session.receive(self.endpoint.queue_pair(), budget, |received| {
             if received.endpoint() != own {
                 reassembler.count_other_endpoint();
                 return;
@@ -306,7 +307,7 @@ impl PduEndpoint {
             let now = Instant::now();
             self.reassembler.expire(now);
             if self.wants_room || self.turns.len() > 0 {
-                self.session.want_room(self.endpoint.queue_set())?;
+                self.session.want_room(self.endpoint.queue_pair())?;
             }
             let next = [until, self.reassembler.deadline()].into_iter().flatten().min();
             let left = next.map(|next| next.saturating_duration_since(now));
@@ -334,7 +335,7 @@ impl PduEndpoint {
         let until = Instant::now().checked_add(timeout);
         loop {
             self.flush()?;
-            if self.turns.len() == 0 && self.session.unsent(self.endpoint.queue_set())? == 0 {
+            if self.turns.len() == 0 && self.session.unsent(self.endpoint.queue_pair())? == 0 {
                 return Ok(true);
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_and_so_long() {
+    fn finished_pdus_are_bounded_in_number_and_time() {
         let mut finished = Finished::new(3);
         let start = Instant::now();
         let (time, identity) = (Duration::from_secs(2), Identity { total: 1, crc: 2 });

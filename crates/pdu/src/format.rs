@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(fragment in fragment(), padding in 0_usize..100) {
+        fn encoded_values_decode_unchanged(fragment in fragment(), padding in 0_usize..100) {
             let frame_bytes = OVERHEAD_BYTES + fragment.len as usize;
             let headers = written(&fragment);
             prop_assert_eq!(Fragment::parse(&headers, frame_bytes + padding), Ok(fragment));
@@ -197,7 +197,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_read_is_in_bounds(
+        fn every_parsed_fragment_is_in_bounds(
             mut headers in prop::collection::vec(any::<u8>(), OVERHEAD_BYTES),
             len: usize,
         ) {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_cannot_be() {
+    fn impossible_lengths_are_refused() {
         let good = Fragment {
             destination: [2; 6],
             source: [4; 6],

@@ -74,7 +74,7 @@ impl<'a> Message<'a> {
     /// [`Lost`].
     pub fn send(mut self) -> Result<u32, Lost> {
         // Fails if the session is over: its buffers cannot be written then.
-        self.endpoint.session.free_frames()?;
+        self.endpoint.session.free_buffers()?;
         while let Some(rest) = self.next_chunk() {
             rest.fill(0);
         }

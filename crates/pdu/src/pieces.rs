@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_however_it_is_cut() {
+    fn pieces_are_equal_for_every_chunk_size() {
         let frame: Vec<u8> = (0..120).collect();
         for size in 1..=120 {
             let parts = frame.chunks(size);

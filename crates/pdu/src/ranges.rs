@@ -71,7 +71,7 @@ mod tests {
     proptest! {
         /// Compares with a table of bytes.
         #[test]
-        fn as_a_table_of_bytes(steps in prop::collection::vec((0_u32..300, 1_u32..20), 1..200)) {
+        fn ranges_match_a_table_of_bytes(steps in prop::collection::vec((0_u32..300, 1_u32..20), 1..200)) {
             let mut ranges = Ranges::new();
             let mut table = [false; 320];
             for (start, len) in steps {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_holes() {
+    fn ranges_bound_the_number_of_holes() {
         let mut ranges = Ranges::new();
         for hole in 0..MAX_RANGES as u32 {
             assert_eq!(ranges.place(hole * 2, hole * 2 + 1), Placed::New);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_one_does_not_hold_up_a_short_one() {
+    fn channels_alternate_and_keep_their_own_order() {
         let mut turns = Turns::new(64);
         push(&mut turns, 1, 45);
         push(&mut turns, 2, 1);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_begun_and_nobody_waits_for_ever() {
+    fn begun_pdus_are_bounded_and_none_starves() {
         let mut turns = Turns::new(1024);
         // Three long ones on each of 24 channels, and two short ones.
         for _ in 0..3 {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_follows_from_how_much_waits() {
+    fn memory_is_bounded_by_the_waiting_fragments() {
         let mut turns = Turns::new(8);
         for round in 0..1000 {
             for step in 0..8 {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use towpath_device::loopback;
 use towpath_pdu::{Limits, Options, PduEndpoint, Session, SessionOptions};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::CountingAllocator;
 
 #[global_allocator]
@@ -48,7 +48,7 @@ fn no_allocation_for_any_pdu() {
         ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
         ..Subnets::default()
     };
-    let config = Config { settings: Mode::Interrupt.into(), subnets, ..Config::default() };
+    let config = Config { settings: EngineStrategy::Block.into(), subnets, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default())
         .expect("the server starts");
     // Tables that fill up and wrap within the test.

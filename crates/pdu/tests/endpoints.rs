@@ -14,7 +14,7 @@ use towpath_pdu::{
     Fragment, Limits, OVERHEAD_BYTES, Options, PduEndpoint, SendError, SessionOptions,
 };
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// An address that no session has.
@@ -24,7 +24,7 @@ const CHUNK: usize = 1472;
 const SIZES: [usize; 14] =
     [0, 1, 18, 19, 46, 48, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 4800, 48_000, 65_535, 65_536];
 
-fn serve(mode: Mode) -> (Server, DeviceFarEnd) {
+fn serve(mode: EngineStrategy) -> (Server, DeviceFarEnd) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ..Subnets::default() };
     let config = Config { settings: mode.into(), subnets, ..Config::default() };
@@ -70,7 +70,7 @@ fn next(endpoint: &mut PduEndpoint, sender: &mut PduEndpoint) -> ([u8; 6], u32, 
     got.unwrap()
 }
 
-fn exchange(mode: Mode) {
+fn exchange(mode: EngineStrategy) {
     let mut random = Random::seeded(1);
     let (server, _far) = serve(mode);
     let (mut a, mut b) = (open(&server), open(&server));
@@ -128,20 +128,20 @@ fn exchange(mode: Mode) {
 
 #[test]
 fn all_sizes_asleep() {
-    exchange(Mode::Interrupt);
+    exchange(EngineStrategy::Block);
 }
 
 #[test]
 fn all_sizes_polling() {
-    exchange(Mode::Poll);
+    exchange(EngineStrategy::Poll);
 }
 
 #[test]
-fn what_is_not_written_is_zero_and_what_is_not_sent_leaves_nothing() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn unwritten_bytes_are_zero_and_unsent_messages_vanish() {
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (open(&server), open(&server));
     let to = mac(&b);
-    let all = a.session().free_frames().unwrap();
+    let all = a.session().free_buffers().unwrap();
     // Every buffer held other bytes before.
     for _ in 0..40 {
         a.send_bytes(to, 1, &[0xff; 10_000]).unwrap();
@@ -163,26 +163,26 @@ fn what_is_not_written_is_zero_and_what_is_not_sent_leaves_nothing() {
     assert_eq!(message.write(&[3; 20]).unwrap(), 0);
     drop(message);
     assert!(a.drain(PATIENCE, |_| ()).unwrap());
-    assert_eq!(a.session().free_frames().unwrap(), all, "every frame is free again");
+    assert_eq!(a.session().free_buffers().unwrap(), all, "every frame is free again");
     assert_eq!(a.sent().pdus, 41);
     assert_eq!(b.receive(100, |_| panic!("a PDU that nobody sent")).unwrap(), 0);
     server.stop().unwrap();
 }
 
 #[test]
-fn all_or_nothing() {
-    let (server, _far) = serve(Mode::Interrupt);
+fn a_pdu_is_accepted_whole_or_not_at_all() {
+    let (server, _far) = serve(EngineStrategy::Block);
     // 16 frames of 1000 bytes: PDUs of up to 15 KiB.
     let small = SessionOptions {
         transmit_slots: 16,
-        transmit_frame_bytes: 1024,
-        receive_frame_bytes: 256,
+        transmit_buffer_bytes: 1024,
+        receive_buffer_bytes: 256,
         ..SessionOptions::default()
     };
     let mut a = PduEndpoint::open(attach(&server, &small), &Options::default()).unwrap();
     let mut b = PduEndpoint::open(attach(&server, &small), &Options::default()).unwrap();
     let to = mac(&b);
-    let chunk = a.session().transmit_frame_bytes() - OVERHEAD_BYTES;
+    let chunk = a.session().transmit_buffer_bytes() - OVERHEAD_BYTES;
     assert_eq!((a.chunk_bytes(), a.max_pdu_bytes()), (chunk, 16 * chunk));
     let long = SendError::Length { len: 16 * chunk + 1, max: 16 * chunk };
     assert_eq!(a.send_bytes(to, 1, &vec![0; 16 * chunk + 1]), Err(long));
@@ -191,7 +191,7 @@ fn all_or_nothing() {
     let pdu: Vec<u8> = (0..9 * chunk).map(|place| place as u8).collect();
     a.send_bytes(to, 1, &pdu).unwrap();
     assert_eq!(a.send_bytes(to, 2, &pdu), Err(SendError::Full));
-    assert_eq!((a.waiting_fragments(), a.session().free_frames().unwrap()), (9, 7));
+    assert_eq!((a.waiting_fragments(), a.session().free_buffers().unwrap()), (9, 7));
     // The channel with waiting fragments leaves two of sixteen to others.
     assert!(a.has_room(2, 7 * chunk) && !a.has_room(1, 5 * chunk + 1) && a.has_room(1, 5 * chunk));
     assert_eq!((a.sent().pdus, a.sent().full), (1, 1));
@@ -255,7 +255,7 @@ fn seen(far: &mut DeviceFarEnd, count: usize, a: &mut PduEndpoint) -> Vec<(u32, 
 
 #[test]
 fn a_long_pdu_does_not_hold_up_a_short_one() {
-    let (server, mut far) = serve(Mode::Interrupt);
+    let (server, mut far) = serve(EngineStrategy::Block);
     let session = attach(&server, &SessionOptions::default());
     let options = Options { ahead: 4, ..Options::default() };
     let mut a = PduEndpoint::open(session, &options).unwrap();
@@ -296,7 +296,7 @@ fn a_long_pdu_does_not_hold_up_a_short_one() {
 fn more_channels_than_a_receiver_keeps_in_parts_lose_nothing() {
     let kept = Limits::default().partials_of_source as u32;
     for (channels, len) in [(kept, 2000), (kept + 1, 2000), (3 * kept, 2000), (kept + 4, 9000)] {
-        let (server, _far) = serve(Mode::Interrupt);
+        let (server, _far) = serve(EngineStrategy::Block);
         let (mut a, mut b) = (open(&server), open(&server));
         let to = mac(&b);
         let pdu = |channel: u32| vec![channel as u8 ^ 0x5a; len];
@@ -325,10 +325,10 @@ fn more_channels_than_a_receiver_keeps_in_parts_lose_nothing() {
 
 #[test]
 fn a_message_that_was_forgotten_harms_no_other() {
-    let (server, _far) = serve(Mode::Interrupt);
+    let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (open(&server), open(&server));
     let to = mac(&b);
-    let all = a.session().free_frames().unwrap();
+    let all = a.session().free_buffers().unwrap();
     for round in 0..100 {
         let mut message = a.message(to, 1, 20 * CHUNK).unwrap();
         message.write_all(&[0xff; 5000]).unwrap();
@@ -343,14 +343,14 @@ fn a_message_that_was_forgotten_harms_no_other() {
     while !a.drain(Duration::from_millis(10), |_| ()).unwrap() {
         assert!(Instant::now() < until);
     }
-    assert_eq!(a.session().free_frames().unwrap(), all, "no frame is lost");
+    assert_eq!(a.session().free_buffers().unwrap(), all, "no frame is lost");
     assert_eq!((a.sent().pdus, b.received().delivered()), (100, 100));
     server.stop().unwrap();
 }
 
 #[test]
-fn what_comes_from_the_wire_is_put_together_or_given_up_in_time() {
-    let (server, mut far) = serve(Mode::Interrupt);
+fn received_fragments_are_reassembled_or_expire() {
+    let (server, mut far) = serve(EngineStrategy::Block);
     let session = attach(&server, &SessionOptions::default());
     let mut options = Options::default();
     options.limits.time = Duration::from_secs(1);
@@ -371,7 +371,7 @@ fn what_comes_from_the_wire_is_put_together_or_given_up_in_time() {
     for len in [0, 1, 17, 18, 1000, 5000] {
         let whole = frames(len as u32, &pdu[..len]);
         for frame in whole.iter().rev().chain(&whole) {
-            assert!(far.send(frame, Meta::FINISHED));
+            assert!(far.send(frame, Meta::FULL));
         }
         let mut got = 0;
         let until = Instant::now() + PATIENCE;
@@ -390,7 +390,7 @@ fn what_comes_from_the_wire_is_put_together_or_given_up_in_time() {
     }
     assert_eq!(a.received().late, 5 + 5, "each fragment's second copy");
     // The rest never comes: the endpoint gives it up in time while the application sleeps.
-    assert!(far.send(&frames(99, &pdu)[0], Meta::FINISHED));
+    assert!(far.send(&frames(99, &pdu)[0], Meta::FULL));
     let until = Instant::now() + PATIENCE;
     while a.partials() == 0 {
         assert!(Instant::now() < until);
@@ -403,15 +403,15 @@ fn what_comes_from_the_wire_is_put_together_or_given_up_in_time() {
 }
 
 #[test]
-fn what_is_another_endpoints_is_counted() {
-    let (server, mut far) = serve(Mode::Interrupt);
+fn packets_of_other_endpoints_are_counted() {
+    let (server, mut far) = serve(EngineStrategy::Block);
     let mut session = attach(&server, &SessionOptions::default());
     session.open(&towpath_client::Rule::new().ethertype(0x88b6)).unwrap();
     let own = session.info().mac;
     let mut a = PduEndpoint::open(session, &Options::default()).unwrap();
     let mut frame = [&own[..], &ELSEWHERE, &[0x88, 0xb6]].concat();
     frame.resize(60, 0);
-    assert!(far.send(&frame, Meta::FINISHED));
+    assert!(far.send(&frame, Meta::FULL));
     assert!(a.wait(Some(PATIENCE)).unwrap());
     a.receive(8, |_| panic!("no PDU")).unwrap();
     assert_eq!((a.received().other_endpoints, a.received().fragments), (1, 0));

@@ -11,7 +11,7 @@ use towpath_device::fault::{FaultCounters, FaultDevice, Spec};
 use towpath_device::{Device, loopback};
 use towpath_pdu::{Limits, Options, PduEndpoint, SendError, Session, SessionOptions};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Subnets};
+use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
 
 const PDUS: u32 = 600;
 /// The time without any frame after which all frames have arrived.
@@ -19,7 +19,7 @@ const QUIET: Duration = Duration::from_millis(300);
 
 fn open(device: Box<dyn Device>, limits: Limits) -> (Server, PduEndpoint) {
     let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ..Subnets::default() };
-    let config = Config { settings: Mode::Interrupt.into(), subnets, ..Config::default() };
+    let config = Config { settings: EngineStrategy::Block.into(), subnets, ..Config::default() };
     let server = Server::start(&config, device, Box::<MemoryStore>::default()).unwrap();
     let options = SessionOptions { receive_slots: 1024, ..SessionOptions::default() };
     let session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
@@ -50,7 +50,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     while next < PDUS || a.waiting_fragments() > 0 || quiet_since.elapsed() < QUIET {
         assert!(Instant::now() < until, "{next} sent, {:?}", b.received());
         // Fewer in flight than the receiver's buffers hold: only the faults lose frames.
-        if next < PDUS && a.session().free_frames().unwrap() > 128 {
+        if next < PDUS && a.session().free_buffers().unwrap() > 128 {
             let len = match random.below(3) {
                 0 => random.below(64),
                 1 => random.below(8000),
@@ -96,7 +96,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
         let all = b.session().counters(b.endpoint());
         all.into_iter().find(|(one, _)| *one == name).unwrap().1
     };
-    assert_eq!(counted("rx_dropped_no_frames") + counted("rx_dropped_over_budget"), 0);
+    assert_eq!(counted("rx_dropped_no_buffers") + counted("rx_dropped_over_budget"), 0);
     assert_eq!(done.frames, a.sent().fragments, "all that was sent came to the faults");
     // A frame whose address or ethertype was damaged reaches no endpoint, or comes as another kind.
     let came = done.frames - done.dropped + done.duplicated;
@@ -127,7 +127,7 @@ fn doubled_and_reordered_every_pdu_arrives_once() {
 }
 
 #[test]
-fn lost_and_damaged_what_arrives_is_whole() {
+fn despite_loss_and_damage_delivered_pdus_are_whole() {
     let (received, injected) =
         run("rx.drop=0.01,rx.dup=0.02,rx.reorder=0.05,rx.flip=0.01,seed=3", 3);
     let done = injected.rx();

@@ -33,10 +33,10 @@ impl Bench {
 
     /// Gives the fragment with a part of one repeated byte. `Ok(true)`: it completed a PDU.
     fn give(&mut self, fragment: Fragment, byte: u8) -> Result<bool, Dropped> {
-        self.give_frame(&frame(&fragment, &vec![byte; fragment.len as usize]))
+        self.give_buffer(&frame(&fragment, &vec![byte; fragment.len as usize]))
     }
 
-    fn give_frame(&mut self, frame: &[u8]) -> Result<bool, Dropped> {
+    fn give_buffer(&mut self, frame: &[u8]) -> Result<bool, Dropped> {
         let accepted = self.reassembler.accept(self.now, std::iter::once(frame));
         let accepted = accepted.map(|one| !matches!(one, Accepted::Waits));
         let counters = self.reassembler.counters();
@@ -46,14 +46,14 @@ impl Bench {
 }
 
 #[test]
-fn what_is_no_fragment() {
+fn malformed_fragments_are_counted_and_hold_nothing() {
     let mut bench = Bench::new(Limits::default());
     let good = frame(&FRAGMENT, &[0; 1000]);
     for len in 0..OVERHEAD_BYTES {
-        assert_eq!(bench.give_frame(&good[..len]), Err(Malformed::Short.into()));
+        assert_eq!(bench.give_buffer(&good[..len]), Err(Malformed::Short.into()));
     }
     for len in OVERHEAD_BYTES..good.len() {
-        assert_eq!(bench.give_frame(&good[..len]), Err(Malformed::Truncated.into()));
+        assert_eq!(bench.give_buffer(&good[..len]), Err(Malformed::Truncated.into()));
     }
     for (total, offset, len) in [(3000, 2001, 1000), (3000, 0, 0), (0, 0, 1), (u32::MAX, 0, 1)] {
         let bad = Fragment { total, offset, len, ..FRAGMENT };
@@ -131,7 +131,7 @@ fn a_wrong_crc_is_never_delivered() {
 }
 
 #[test]
-fn the_oldest_gives_way() {
+fn the_oldest_partial_pdu_is_evicted() {
     let limits = Limits { partials: 8, partials_of_source: 3, ..Limits::default() };
     let mut bench = Bench::new(limits);
     let of = |source: u8, id| Fragment { source: [source; 6], id, ..FRAGMENT };
@@ -164,7 +164,7 @@ fn the_oldest_gives_way() {
 /// More PDUs at a time than the receiver keeps, a fragment of each in turn: it still reassembles as
 /// many as it has room for.
 #[test]
-fn who_gave_way_pushes_nobody_out() {
+fn fragments_of_evicted_pdus_evict_no_others() {
     let enough = Limits { partials: 100, partials_of_source: 100, ..Limits::default() };
     let by_source = Limits { partials_of_source: 4, ..enough };
     let by_count = Limits { partials: 4, ..enough };
@@ -179,7 +179,7 @@ fn who_gave_way_pushes_nobody_out() {
             let mut whole = 0;
             for turn in 0..all[0].len() {
                 for frames in &all {
-                    match bench.give_frame(&frames[turn]) {
+                    match bench.give_buffer(&frames[turn]) {
                         Ok(delivered) => whole += u32::from(delivered),
                         Err(dropped) => assert_eq!(dropped, Dropped::Late),
                     }
@@ -227,7 +227,7 @@ fn memory_is_bounded() {
     let pdu = random.bytes(MAX_PDU_BYTES);
     let mut came = 0;
     for one in cut([8; 6], 3, 3, &pdu, 1458) {
-        came += u32::from(bench.give_frame(&one).unwrap());
+        came += u32::from(bench.give_buffer(&one).unwrap());
     }
     assert_eq!(came, 1);
     // Too long for a receiver of short PDUs only; and a limit too small for any PDU is raised.
@@ -244,7 +244,7 @@ fn memory_is_bounded() {
     let mut bench = Bench::new(nothing);
     let mut came = 0;
     for one in cut([8; 6], 3, 3, &pdu, 1458) {
-        came += u32::from(bench.give_frame(&one).unwrap());
+        came += u32::from(bench.give_buffer(&one).unwrap());
     }
     assert_eq!((came, bench.reassembler.held_bytes()), (1, MAX_PDU_BYTES));
     let most = usize::MAX;

@@ -222,14 +222,14 @@ fn a_wire_that_loses() {
 }
 
 #[test]
-fn a_wire_that_does_all_of_it() {
+fn a_wire_with_all_faults() {
     for seed in 5..9 {
         run(seed, &Wire { drop: 10, double: 30, reorder: 200, flip: 30 });
     }
 }
 
 #[test]
-fn any_order_and_any_cut_makes_the_pdu() {
+fn fragments_of_any_order_and_size_make_the_pdu() {
     let mut random = Random::seeded(10);
     let now = Instant::now();
     for (id, len) in

@@ -20,7 +20,7 @@ pub enum Endpoint {
     /// Their bytes.
     TxBytes,
     /// Dropped on receive, no buffers: the application had provided too few.
-    RxNoFrames,
+    RxNoBuffers,
     /// Dropped on receive: packets, or segments of large ones, over the endpoint's budget for one
     /// poll iteration.
     RxOverBudget,
@@ -56,7 +56,7 @@ impl Endpoint {
         (Endpoint::RxBytes, "rx_bytes"),
         (Endpoint::TxPackets, "tx_packets"),
         (Endpoint::TxBytes, "tx_bytes"),
-        (Endpoint::RxNoFrames, "rx_dropped_no_frames"),
+        (Endpoint::RxNoBuffers, "rx_dropped_no_buffers"),
         (Endpoint::RxOverBudget, "rx_dropped_over_budget"),
         (Endpoint::RxUnusable, "rx_dropped_unusable"),
         (Endpoint::TxMalformed, "tx_dropped_malformed"),
@@ -81,12 +81,12 @@ pub enum Device {
     /// Their bytes.
     RxBytes,
     /// Packets that the device took, each counted as often as the engine submitted it: see
-    /// [`Device::TxAgain`].
+    /// [`Device::TxResubmitted`].
     TxPackets,
     /// Their bytes.
     TxBytes,
     /// Received, dropped: no match, since no endpoint had asked for them.
-    RxNobody,
+    RxNoMatch,
     /// Received, dropped: malformed.
     RxMalformed,
     /// Dropped by the driver on receive.
@@ -98,24 +98,24 @@ pub enum Device {
     /// The device had no room: packets waited in the backlog.
     Backlogged,
     /// Poll iterations that found something to do.
-    BusyTurns,
+    BusyIterations,
     /// Times that the engine went to sleep.
     Sleeps,
     /// Notifications to sessions.
-    Rings,
+    Notifications,
     /// Sessions closed for a violation.
     Violations,
     /// System calls of the driver.
     DriverCalls,
     /// Packets to the device whose checksum or segments the engine had to make in software.
-    TxSoftware,
+    TxSoftwareOffloads,
     /// Dropped on transmit: they waited for the device when their session ended.
     TxEnded,
     /// Suppressed notifications to sessions with news: they were awake, or timer-driven.
-    RingsSaved,
+    NotificationsSuppressed,
     /// Merged notifications, deferred or not repeated: one notification served several poll
     /// iterations.
-    RingsMerged,
+    NotificationsMerged,
     /// Ticks of the clock that the engine kept.
     Ticks,
     /// Ticks that passed while there was work, or for which sleep took too long.
@@ -124,12 +124,12 @@ pub enum Device {
     TicksLateNs,
     /// The largest delay of a tick, in nanoseconds.
     TickLatestNs,
-    /// Changes of wait strategy that mode=auto made.
-    ModeSwitches,
-    /// Packets, received or to be sent, that mode=auto found later than its bound, in the worst
+    /// Changes of wait strategy that wait=auto made.
+    WaitSwitches,
+    /// Packets, received or to be sent, that wait=auto found later than its bound, in the worst
     /// case.
     LatePackets,
-    /// Times that mode=auto waited for its bound on processor time.
+    /// Times that wait=auto waited for its bound on processor time.
     Throttled,
     /// Flow lookups: packets received, and packets sent that may be for an endpoint of this host.
     FlowLookups,
@@ -149,13 +149,13 @@ pub enum Device {
     /// Times that the device took fewer packets than it was offered.
     TxFull,
     /// Expedited packets sent ahead of the others to the device.
-    TxSmall,
+    TxExpedited,
     /// Looks at sessions for packets to send, in poll iterations and before sleeps.
-    SessionLooks,
+    SessionPolls,
     /// Times that the engine parked a session: it looks at it again after a notification.
-    SessionRests,
+    SessionsParked,
     /// Times that an awake engine checked which sessions had sent a notification.
-    RingsAsked,
+    DoorbellPolls,
     /// Times that the watchdog set a deadline, or scheduled a check when there was none.
     WatchdogArms,
     /// Times that the watchdog checked whether the device completed anything.
@@ -165,17 +165,17 @@ pub enum Device {
     /// Resets of a stalled device: one for each window of a stall.
     DeviceResets,
     /// Packets that a stalled device had kept, and that the engine submitted again.
-    TxAgain,
+    TxResubmitted,
     /// Times that the kernel took the processor from the spinning engine, for another thread: the
     /// engine does not spin for a while then.
-    SpinsPutAside,
+    SpinsPreempted,
     /// Notifications to applications half of whose buffers were used.
-    RingsHalf,
-    /// Of the ticks kept, those that the engine stayed awake for: `clock_hz` is more than sleep
+    NotificationsEarly,
+    /// Of the ticks kept, those that the engine stayed awake for: `tick_hz` is more than sleep
     /// holds.
     TicksAwake,
     /// Of the notifications sent, those left to the worker of the application's user.
-    RingsRelayed,
+    NotificationsRelayed,
 }
 
 impl Device {
@@ -185,26 +185,26 @@ impl Device {
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
         (Device::TxBytes, "tx_bytes"),
-        (Device::RxNobody, "rx_dropped_nobody"),
+        (Device::RxNoMatch, "rx_dropped_no_match"),
         (Device::RxMalformed, "rx_dropped_malformed"),
         (Device::RxDriver, "rx_dropped_driver"),
         (Device::TxDriver, "tx_dropped_driver"),
         (Device::LocalPackets, "local_packets"),
         (Device::Backlogged, "tx_backlogged"),
-        (Device::BusyTurns, "busy_turns"),
+        (Device::BusyIterations, "busy_iterations"),
         (Device::Sleeps, "sleeps"),
-        (Device::Rings, "rings"),
+        (Device::Notifications, "notifications"),
         (Device::Violations, "violations"),
         (Device::DriverCalls, "driver_calls"),
-        (Device::TxSoftware, "tx_finished_in_software"),
+        (Device::TxSoftwareOffloads, "tx_software_offloads"),
         (Device::TxEnded, "tx_dropped_session_ended"),
-        (Device::RingsSaved, "rings_saved"),
-        (Device::RingsMerged, "rings_merged"),
+        (Device::NotificationsSuppressed, "notifications_suppressed"),
+        (Device::NotificationsMerged, "notifications_merged"),
         (Device::Ticks, "ticks"),
         (Device::TicksMissed, "ticks_missed"),
         (Device::TicksLateNs, "ticks_late_ns"),
         (Device::TickLatestNs, "tick_latest_ns"),
-        (Device::ModeSwitches, "mode_switches"),
+        (Device::WaitSwitches, "wait_switches"),
         (Device::LatePackets, "late_packets"),
         (Device::Throttled, "throttled"),
         (Device::FlowLookups, "flow_lookups"),
@@ -215,19 +215,19 @@ impl Device {
         (Device::TxQueued, "tx_queued"),
         (Device::TxDrained, "tx_drained"),
         (Device::TxFull, "tx_full"),
-        (Device::TxSmall, "tx_small"),
-        (Device::SessionLooks, "session_looks"),
-        (Device::SessionRests, "session_rests"),
-        (Device::RingsAsked, "rings_asked"),
+        (Device::TxExpedited, "tx_expedited"),
+        (Device::SessionPolls, "session_polls"),
+        (Device::SessionsParked, "sessions_parked"),
+        (Device::DoorbellPolls, "doorbell_polls"),
         (Device::WatchdogArms, "watchdog_arms"),
         (Device::WatchdogChecks, "watchdog_checks"),
         (Device::DeviceStalls, "device_stalls"),
         (Device::DeviceResets, "device_resets"),
-        (Device::TxAgain, "tx_sent_again"),
-        (Device::SpinsPutAside, "spins_put_aside"),
-        (Device::RingsHalf, "rings_half"),
+        (Device::TxResubmitted, "tx_resubmitted"),
+        (Device::SpinsPreempted, "spins_preempted"),
+        (Device::NotificationsEarly, "notifications_early"),
         (Device::TicksAwake, "ticks_awake"),
-        (Device::RingsRelayed, "rings_relayed"),
+        (Device::NotificationsRelayed, "notifications_relayed"),
     ];
 }
 

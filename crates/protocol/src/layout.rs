@@ -9,11 +9,11 @@
 //!
 //! Both sides compute the places from one [`SessionShape`], agreed once in the attach messages.
 
+use towpath_queue::buffers::Ledger;
 use towpath_queue::events::EventShape;
-use towpath_queue::frames::Ledger;
 use towpath_queue::layout::{QueueShape, lines};
 use towpath_queue::word::LINE_WORDS;
-use towpath_queue::{HeapShape, OwnWords, PeerWords};
+use towpath_queue::{OwnWords, PeerWords, PoolShape};
 
 /// Words of counters that each endpoint has.
 pub const ENDPOINT_COUNTERS: usize = LINE_WORDS;
@@ -25,7 +25,7 @@ pub const CLOSED_WORD: usize = 0;
 /// Word of the server pages' header that says whether the engine looks at this session by itself,
 /// as a sleep flag: while it says "asleep" the session is parked, and the application notifies the
 /// engine even if that is awake.
-pub const REST_WORD: usize = 1;
+pub const PARKED_WORD: usize = 1;
 /// Words of the state page.
 pub const STATE_EPOCH_WORD: usize = 0;
 /// Counts the engine's poll iterations, so that a tool sees whether it lives.
@@ -39,7 +39,7 @@ pub const STATE_WORDS: usize = STATE_COUNTERS_WORD + DEVICE_COUNTERS;
 
 /// The most queue pairs of a session; the policy may set a lower limit. With 10 000 of them, the
 /// smallest queues take at most 64 MiB, and so do their buffers; a test asserts both.
-pub const MAX_QUEUE_SETS: u32 = 16_384;
+pub const MAX_QUEUE_PAIRS: u32 = 16_384;
 /// The most endpoints of a session; the policy may set a lower limit. As many as queue pairs, for
 /// the same reason.
 pub const MAX_ENDPOINTS: u32 = 16_384;
@@ -50,16 +50,16 @@ pub const MAX_MEMORY_BYTES: usize = 1 << 30;
 /// The parts of a session: the application asks for them, and the server grants them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionShape {
-    /// Queue pairs, 1 to [`MAX_QUEUE_SETS`].
-    pub queue_sets: u32,
+    /// Queue pairs, 1 to [`MAX_QUEUE_PAIRS`].
+    pub queue_pairs: u32,
     /// Endpoints, 1 to [`MAX_ENDPOINTS`].
     pub endpoints: u32,
     /// Slots of each queue pair.
     pub queues: QueueShape,
     /// The transmit pool: as many buffers as all transmit queues have slots.
-    pub transmit_heap: HeapShape,
+    pub transmit_pool: PoolShape,
     /// The receive pool: as many buffers as all receive queues have slots.
-    pub receive_heap: HeapShape,
+    pub receive_pool: PoolShape,
     events: EventShape,
 }
 
@@ -67,8 +67,8 @@ pub struct SessionShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Queue pairs out of range.
-    #[error("{0} queue sets; 1 to {MAX_QUEUE_SETS} are possible")]
-    QueueSets(u32),
+    #[error("{0} queue sets; 1 to {MAX_QUEUE_PAIRS} are possible")]
+    QueuePairs(u32),
     /// Endpoints out of range.
     #[error("{0} endpoints; 1 to {MAX_ENDPOINTS} are possible")]
     Endpoints(u32),
@@ -77,7 +77,7 @@ pub enum ShapeError {
     Queues(u32, u32),
     /// Pools of no or too many buffers, or too large ones.
     #[error("frames of {0} and {1} bytes; 64 to 261888 are possible, and 16777216 frames a heap")]
-    Frames(u32, u32),
+    Buffers(u32, u32),
     /// Too much memory.
     #[error("{0} bytes in one memory of the session; at most {MAX_MEMORY_BYTES} are possible")]
     Memory(usize),
@@ -89,42 +89,42 @@ impl SessionShape {
     /// # Errors
     /// [`ShapeError`] names the number that is out of its range.
     pub fn new(
-        queue_sets: u32,
+        queue_pairs: u32,
         endpoints: u32,
         transmit_slots: u32,
         receive_slots: u32,
-        transmit_frame_bytes: u32,
-        receive_frame_bytes: u32,
+        transmit_buffer_bytes: u32,
+        receive_buffer_bytes: u32,
     ) -> Result<SessionShape, ShapeError> {
-        if queue_sets == 0 || queue_sets > MAX_QUEUE_SETS {
-            return Err(ShapeError::QueueSets(queue_sets));
+        if queue_pairs == 0 || queue_pairs > MAX_QUEUE_PAIRS {
+            return Err(ShapeError::QueuePairs(queue_pairs));
         }
         if endpoints == 0 || endpoints > MAX_ENDPOINTS {
             return Err(ShapeError::Endpoints(endpoints));
         }
         let queues = QueueShape::new(transmit_slots, receive_slots)
             .ok_or(ShapeError::Queues(transmit_slots, receive_slots))?;
-        let frames_error = ShapeError::Frames(transmit_frame_bytes, receive_frame_bytes);
-        if transmit_frame_bytes < 64 || receive_frame_bytes < 64 {
-            return Err(frames_error);
+        let buffers_error = ShapeError::Buffers(transmit_buffer_bytes, receive_buffer_bytes);
+        if transmit_buffer_bytes < 64 || receive_buffer_bytes < 64 {
+            return Err(buffers_error);
         }
-        let heap = |slots: u32, bytes: u32| {
+        let pool = |slots: u32, bytes: u32| {
             slots
-                .checked_mul(queue_sets)
-                .and_then(|frames| HeapShape::new(frames, bytes))
-                .ok_or(frames_error)
+                .checked_mul(queue_pairs)
+                .and_then(|buffers| PoolShape::new(buffers, bytes))
+                .ok_or(buffers_error)
         };
         let shape = SessionShape {
-            queue_sets,
+            queue_pairs,
             endpoints,
             queues,
-            transmit_heap: heap(transmit_slots, transmit_frame_bytes)?,
-            receive_heap: heap(receive_slots, receive_frame_bytes)?,
-            events: EventShape::new(queue_sets).ok_or(ShapeError::QueueSets(queue_sets))?,
+            transmit_pool: pool(transmit_slots, transmit_buffer_bytes)?,
+            receive_pool: pool(receive_slots, receive_buffer_bytes)?,
+            events: EventShape::new(queue_pairs).ok_or(ShapeError::QueuePairs(queue_pairs))?,
         };
         for bytes in [
-            shape.transmit_heap.heap_bytes(),
-            shape.receive_heap.heap_bytes(),
+            shape.transmit_pool.pool_bytes(),
+            shape.receive_pool.pool_bytes(),
             shape.server_words() * 8,
             shape.application_words() * 8,
         ] {
@@ -144,7 +144,7 @@ impl SessionShape {
     /// Returns the number of words of the server pages.
     #[must_use]
     pub fn server_words(&self) -> usize {
-        self.server_queues_start() + self.queue_sets as usize * self.queues.server_words()
+        self.server_queues_start() + self.queue_pairs as usize * self.queues.server_words()
     }
 
     /// Returns the number of words of the application pages.
@@ -153,15 +153,15 @@ impl SessionShape {
         LINE_WORDS
             + self.events.acknowledger_words()
             + self.events.marker_words()
-            + self.queue_sets as usize * self.queues.application_words()
+            + self.queue_pairs as usize * self.queues.application_words()
     }
 
     /// Returns the number of words of the ledger.
     #[must_use]
     pub fn ledger_words(&self) -> usize {
-        lines(Ledger::words_for(self.transmit_heap.frames()))
-            + lines(Ledger::words_for(self.receive_heap.frames()))
-            + self.queue_sets as usize * self.queues.ledger_words()
+        lines(Ledger::words_for(self.transmit_pool.buffers()))
+            + lines(Ledger::words_for(self.receive_pool.buffers()))
+            + self.queue_pairs as usize * self.queues.ledger_words()
     }
 
     fn server_queues_start(&self) -> usize {
@@ -179,7 +179,7 @@ impl SessionShape {
             events: words.split_off_front(self.events.marker_words()),
             acknowledgements: words.split_off_front(self.events.acknowledger_words()),
             counters: words.split_off_front(self.endpoints as usize * ENDPOINT_COUNTERS),
-            queue_sets: (0..self.queue_sets)
+            queue_pairs: (0..self.queue_pairs)
                 .map(|_| words.split_off_front(self.queues.server_words()))
                 .collect(),
         }
@@ -194,7 +194,7 @@ impl SessionShape {
             events: cut.next(self.events.marker_words()),
             acknowledgements: cut.next(self.events.acknowledger_words()),
             counters: cut.next(self.endpoints as usize * ENDPOINT_COUNTERS),
-            queue_sets: (0..self.queue_sets)
+            queue_pairs: (0..self.queue_pairs)
                 .map(|_| cut.next(self.queues.server_words()))
                 .collect(),
         }
@@ -207,7 +207,7 @@ impl SessionShape {
             header: words.split_off_front(LINE_WORDS),
             acknowledgements: words.split_off_front(self.events.acknowledger_words()),
             events: words.split_off_front(self.events.marker_words()),
-            queue_sets: (0..self.queue_sets)
+            queue_pairs: (0..self.queue_pairs)
                 .map(|_| words.split_off_front(self.queues.application_words()))
                 .collect(),
         }
@@ -221,7 +221,7 @@ impl SessionShape {
             header: cut.next(LINE_WORDS),
             acknowledgements: cut.next(self.events.acknowledger_words()),
             events: cut.next(self.events.marker_words()),
-            queue_sets: (0..self.queue_sets)
+            queue_pairs: (0..self.queue_pairs)
                 .map(|_| cut.next(self.queues.application_words()))
                 .collect(),
         }
@@ -231,9 +231,9 @@ impl SessionShape {
     #[must_use]
     pub fn ledger(&self, mut words: OwnWords) -> LedgerPages {
         LedgerPages {
-            transmit: words.split_off_front(lines(Ledger::words_for(self.transmit_heap.frames()))),
-            receive: words.split_off_front(lines(Ledger::words_for(self.receive_heap.frames()))),
-            queue_sets: (0..self.queue_sets)
+            transmit: words.split_off_front(lines(Ledger::words_for(self.transmit_pool.buffers()))),
+            receive: words.split_off_front(lines(Ledger::words_for(self.receive_pool.buffers()))),
+            queue_pairs: (0..self.queue_pairs)
                 .map(|_| words.split_off_front(self.queues.ledger_words()))
                 .collect(),
         }
@@ -253,7 +253,7 @@ impl Cut<'_> {
     }
 }
 
-/// The server pages' parts; the header's words are [`CLOSED_WORD`] and [`REST_WORD`].
+/// The server pages' parts; the header's words are [`CLOSED_WORD`] and [`PARKED_WORD`].
 #[derive(Debug)]
 pub struct ServerPages<W> {
     /// One line.
@@ -265,7 +265,7 @@ pub struct ServerPages<W> {
     /// [`ENDPOINT_COUNTERS`] words for each endpoint.
     pub counters: W,
     /// A queue pair's words each.
-    pub queue_sets: Vec<W>,
+    pub queue_pairs: Vec<W>,
 }
 
 /// The application pages' parts; the header's first word is the sleep flag.
@@ -278,7 +278,7 @@ pub struct ApplicationPages<W> {
     /// Events to the server.
     pub events: W,
     /// A queue pair's words each.
-    pub queue_sets: Vec<W>,
+    pub queue_pairs: Vec<W>,
 }
 
 /// The ledger's parts.
@@ -289,7 +289,7 @@ pub struct LedgerPages {
     /// A bit for each buffer of the receive pool.
     pub receive: OwnWords,
     /// A queue pair's words each.
-    pub queue_sets: Vec<OwnWords>,
+    pub queue_pairs: Vec<OwnWords>,
 }
 
 #[cfg(test)]
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_find_the_same_places() {
+    fn both_sides_find_the_same_words() {
         let shape = SessionShape::new(3, 5, 16, 32, 2048, 2048).unwrap();
         let server = Region::private(shape.server_words() * 8).unwrap();
         let peer = peer_words(server.mapping());
@@ -310,12 +310,12 @@ mod tests {
         own.events.store(0, 2);
         own.acknowledgements.store(0, 3);
         own.counters.store(4 * ENDPOINT_COUNTERS, 4);
-        own.queue_sets[2].store(shape.queues.server_words() - 1, 5);
+        own.queue_pairs[2].store(shape.queues.server_words() - 1, 5);
         assert_eq!(peer.header.fetch(CLOSED_WORD), 1);
         assert_eq!(peer.events.fetch(0), 2);
         assert_eq!(peer.acknowledgements.fetch(0), 3);
         assert_eq!(peer.counters.fetch(4 * ENDPOINT_COUNTERS), 4);
-        assert_eq!(peer.queue_sets[2].fetch(shape.queues.server_words() - 1), 5);
+        assert_eq!(peer.queue_pairs[2].fetch(shape.queues.server_words() - 1), 5);
         let application = Region::private(shape.application_words() * 8).unwrap();
         let peer = peer_words(application.mapping());
         let own = own_words(application);
@@ -324,38 +324,38 @@ mod tests {
         own.header.store(0, 6);
         own.events.store(0, 7);
         own.acknowledgements.store(0, 8);
-        own.queue_sets[1].store(0, 9);
+        own.queue_pairs[1].store(0, 9);
         assert_eq!(peer.header.fetch(0), 6);
         assert_eq!(peer.events.fetch(0), 7);
         assert_eq!(peer.acknowledgements.fetch(0), 8);
-        assert_eq!(peer.queue_sets[1].fetch(0), 9);
+        assert_eq!(peer.queue_pairs[1].fetch(0), 9);
         let ledger = Region::private(shape.ledger_words() * 8).unwrap();
         let parts = shape.ledger(own_words(ledger));
-        assert_eq!(parts.queue_sets.len(), 3);
+        assert_eq!(parts.queue_pairs.len(), 3);
     }
 
     #[test]
-    fn ten_thousand_queue_sets_fit_into_64_mib() {
+    fn ten_thousand_queue_pairs_fit_into_64_mib() {
         let shape = SessionShape::new(10_000, 10_000, 8, 8, 64, 64).unwrap();
         let words = shape.server_words() + shape.application_words() + shape.ledger_words();
         assert!(words * 8 <= 64 << 20, "{} bytes", words * 8);
-        let frames = shape.receive_heap.heap_bytes() + shape.transmit_heap.heap_bytes();
-        assert!(frames <= 64 << 20, "{frames} bytes");
+        let buffers = shape.receive_pool.pool_bytes() + shape.transmit_pool.pool_bytes();
+        assert!(buffers <= 64 << 20, "{buffers} bytes");
     }
 
     #[test]
     fn shapes_out_of_range_are_named() {
-        assert!(matches!(SessionShape::new(0, 1, 8, 8, 64, 64), Err(ShapeError::QueueSets(0))));
+        assert!(matches!(SessionShape::new(0, 1, 8, 8, 64, 64), Err(ShapeError::QueuePairs(0))));
         assert!(matches!(SessionShape::new(1, 0, 8, 8, 64, 64), Err(ShapeError::Endpoints(0))));
         assert!(matches!(SessionShape::new(1, 1, 9, 8, 64, 64), Err(ShapeError::Queues(9, 8))));
-        assert!(matches!(SessionShape::new(1, 1, 8, 8, 64, 1), Err(ShapeError::Frames(64, 1))));
+        assert!(matches!(SessionShape::new(1, 1, 8, 8, 64, 1), Err(ShapeError::Buffers(64, 1))));
         assert!(matches!(
             SessionShape::new(1, 1, 1 << 20, 8, 65536, 64),
             Err(ShapeError::Memory(_))
         ));
         assert!(matches!(
             SessionShape::new(16384, 1, 1 << 20, 8, 64, 64),
-            Err(ShapeError::Frames(..))
+            Err(ShapeError::Buffers(..))
         ));
     }
 }

@@ -51,7 +51,7 @@ pub struct Header {
 #[repr(C)]
 pub struct Attach {
     /// Queue pairs.
-    pub queue_sets: u32,
+    pub queue_pairs: u32,
     /// Endpoints, at most.
     pub endpoints: u32,
     /// Slots of each transmit queue.
@@ -59,9 +59,9 @@ pub struct Attach {
     /// Slots of each receive queue.
     pub receive_slots: u32,
     /// Data bytes of each transmit buffer.
-    pub transmit_frame_bytes: u32,
+    pub transmit_buffer_bytes: u32,
     /// Data bytes of each receive buffer.
-    pub receive_frame_bytes: u32,
+    pub receive_buffer_bytes: u32,
     /// The application's own name, UTF-8, filled up with zeros; shown by `towpath ls`.
     pub name: [u8; 32],
     /// The IPv4 address it would like, or zeros for any.
@@ -123,7 +123,7 @@ pub struct Open {
     /// The following fields that count: `RULE_…`.
     pub given: u32,
     /// The session's queue pair that the endpoint uses.
-    pub queue_set: u32,
+    pub queue_pair: u32,
     /// `OPEN_…`.
     pub flags: u32,
     /// VLAN identifier, 1 to 4094; not given: frames without a tag, or with [`RULE_ANY_VLAN`] all.
@@ -467,12 +467,12 @@ mod tests {
     fn examples() -> Vec<Message> {
         vec![
             Message::Attach(Attach {
-                queue_sets: 1,
+                queue_pairs: 1,
                 endpoints: 2,
                 transmit_slots: 8,
                 receive_slots: 16,
-                transmit_frame_bytes: 2048,
-                receive_frame_bytes: 2048,
+                transmit_buffer_bytes: 2048,
+                receive_buffer_bytes: 2048,
                 name: fixed_name("wäb"),
                 ipv4: [10, 0, 0, 1],
                 reserved: 0,
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_told_so() {
+    fn another_protocol_version_is_reported() {
         for version in [0, VERSION + 1, u16::MAX] {
             let mut bytes = Message::Mapped.encode();
             bytes[4..6].copy_from_slice(&version.to_ne_bytes());
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cut_at_a_character() {
+    fn texts_are_truncated_between_characters() {
         let long = "ä".repeat(200);
         let body = ErrorBody::new(Refusal::Malformed, &long);
         assert_eq!(body.text(), "ä".repeat(120));
@@ -532,7 +532,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..600), kind in 0..14u16, fix in any::<bool>()) {
+        fn any_bytes_decode_to_their_message_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..600), kind in 0..14u16, fix in any::<bool>()) {
             let mut bytes = bytes;
             if fix && bytes.len() >= 8 {
                 bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_map_of_a_part_leaves_users_out() {
+    fn a_partial_user_map_leaves_users_out() {
         assert!(maps_all("         0          0 4294967295\n"));
         assert!(maps_all("0 100000 2147483647\n2147483647 5 2147483648\n"));
         assert!(!maps_all("0 1000 1\n") && !maps_all("0 100000 65536\n"));
@@ -145,7 +145,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     #[test]
-    fn we_are_our_own_peer() {
+    fn a_socketpair_reports_this_process_as_peer() {
         let (a, _b) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();

@@ -13,33 +13,33 @@ use std::fmt::Write;
 #[repr(u32)]
 #[expect(missing_docs, reason = "the table says what each is")]
 pub enum Setting {
-    Mode,
-    ClockHz,
+    Wait,
+    TickHz,
     LatencyUs,
     CpuPercent,
     TimerSlackUs,
     RxBatch,
-    RingSaving,
+    NotificationSuppression,
     RxFrames,
     RxUsecs,
     FlowCache,
     Scheduler,
     Handoff,
-    Small,
+    Expedited,
     Priority,
     Weight,
     RateBps,
-    RateFps,
+    RatePps,
     BurstBytes,
     Pacing,
     MaxDelayUs,
-    MaxRunBytes,
+    MaxMessageBytes,
     Quota,
     TickMultiple,
     Watchdog,
     WatchdogMs,
-    BurstFrames,
-    RingHalf,
+    BurstPackets,
+    EarlyNotification,
     Notify,
 }
 
@@ -270,12 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_names_what_is_possible() {
-        let error = Setting::Mode.parse("fast").unwrap_err().to_string();
-        assert!(error.starts_with("mode=fast: poll") && error.ends_with("is possible"), "{error}");
-        assert!(Setting::Mode.check(99).is_err() && Setting::named("speed").is_err());
+    fn setting_errors_name_the_possible_values() {
+        let error = Setting::Wait.parse("fast").unwrap_err().to_string();
+        assert!(error.starts_with("wait=fast: poll") && error.ends_with("is possible"), "{error}");
+        assert!(Setting::Wait.check(99).is_err() && Setting::named("speed").is_err());
         let mut values = Values::default();
-        assert!(values.set(Setting::Mode, 99).is_err());
+        assert!(values.set(Setting::Wait, 99).is_err());
         assert_eq!(values, Values::default(), "the old value stands");
     }
 }

@@ -38,46 +38,46 @@ pub const OUTGOING: u16 = 4;
 /// between the two, up to a limit that the server sets (only to the server, on a packet's last
 /// descriptor). "Several requests as one logical message" of Riddoch and Pope.
 pub const TOGETHER: u16 = 8;
-/// An expedited packet: one buffer and at most [`SMALL_BYTES`], sent ahead of others (only to the
+/// An expedited packet: one buffer and at most [`EXPEDITED_BYTES`], sent ahead of others (only to the
 /// server, with no other flag). Tracey and Banerji's tiny messages, section 3.4.
-pub const SMALL: u16 = 16;
+pub const EXPEDITED: u16 = 16;
 /// The longest packet that may be [`SMALL`], in bytes: packets that go past all others must be
 /// little work.
-pub const SMALL_BYTES: u32 = 128;
+pub const EXPEDITED_BYTES: u32 = 128;
 
 /// A pool's shape: the number of buffers and their distance. Private to each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeapShape {
-    frames: u32,
+pub struct PoolShape {
+    buffers: u32,
     frame_bytes: u32,
 }
 
-impl HeapShape {
+impl PoolShape {
     /// The most buffers of a pool.
     pub const MAX_FRAMES: u32 = 1 << 24;
     /// The largest buffer, in bytes.
-    pub const MAX_FRAME_BYTES: u32 = 1 << 18;
+    pub const MAX_BUFFER_BYTES: u32 = 1 << 18;
 
     /// Returns the shape of a pool of `frames` buffers that hold `data_bytes` each. The buffer's
     /// size is that and the headroom, rounded up to an odd number of 128-byte line pairs.
     ///
     /// `None` when there are no buffers, or too many or too large ones.
     #[must_use]
-    pub const fn new(frames: u32, data_bytes: u32) -> Option<HeapShape> {
-        if frames == 0 || frames > Self::MAX_FRAMES || data_bytes == 0 {
+    pub const fn new(buffers: u32, data_bytes: u32) -> Option<PoolShape> {
+        if buffers == 0 || buffers > Self::MAX_FRAMES || data_bytes == 0 {
             return None;
         }
-        if data_bytes > Self::MAX_FRAME_BYTES - 2 * HEADROOM_BYTES {
+        if data_bytes > Self::MAX_BUFFER_BYTES - 2 * HEADROOM_BYTES {
             return None;
         }
         let pairs = (data_bytes + HEADROOM_BYTES).div_ceil(128) | 1;
-        Some(HeapShape { frames, frame_bytes: pairs * 128 })
+        Some(PoolShape { buffers, frame_bytes: pairs * 128 })
     }
 
     /// Returns the number of buffers.
     #[must_use]
-    pub const fn frames(&self) -> u32 {
-        self.frames
+    pub const fn buffers(&self) -> u32 {
+        self.buffers
     }
 
     /// Returns the distance from one buffer to the next, in bytes.
@@ -94,14 +94,14 @@ impl HeapShape {
 
     /// Returns the number of bytes of the whole pool.
     #[must_use]
-    pub const fn heap_bytes(&self) -> usize {
-        self.frames as usize * self.frame_bytes as usize
+    pub const fn pool_bytes(&self) -> usize {
+        self.buffers as usize * self.frame_bytes as usize
     }
 
     /// Returns where a buffer starts in the pool, in bytes.
     #[must_use]
-    pub const fn frame_offset(&self, frame: u32) -> usize {
-        frame as usize * self.frame_bytes as usize
+    pub const fn buffer_offset(&self, buffer: u32) -> usize {
+        buffer as usize * self.frame_bytes as usize
     }
 }
 
@@ -109,7 +109,7 @@ impl HeapShape {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
     /// The buffer's number in its pool.
-    pub frame: u32,
+    pub buffer: u32,
     /// Where in the buffer its data starts, in bytes; at least [`HEADROOM_BYTES`].
     pub start: u32,
     /// The number of data bytes.
@@ -127,7 +127,7 @@ impl Descriptor {
     #[must_use]
     pub fn to_words(self) -> [u64; 2] {
         [
-            u64::from(self.frame) | u64::from(self.start) << 24 | u64::from(self.len) << 44,
+            u64::from(self.buffer) | u64::from(self.start) << 24 | u64::from(self.len) << 44,
             u64::from(self.endpoint) | u64::from(self.flags) << 32,
         ]
     }
@@ -137,9 +137,9 @@ impl Descriptor {
     /// # Errors
     /// The check that failed.
     #[inline]
-    pub fn check(words: [u64; 2], heap: &HeapShape, allowed: u16) -> Result<Descriptor, Violation> {
+    pub fn check(words: [u64; 2], pool: &PoolShape, allowed: u16) -> Result<Descriptor, Violation> {
         let descriptor = Descriptor {
-            frame: (words[0] & 0xff_ffff) as u32,
+            buffer: (words[0] & 0xff_ffff) as u32,
             start: (words[0] >> 24 & 0xf_ffff) as u32,
             len: (words[0] >> 44) as u32,
             endpoint: words[1] as u32,
@@ -148,18 +148,18 @@ impl Descriptor {
         if words[1] >> 48 != 0 || descriptor.flags & !allowed != 0 {
             return Err(Violation::Flags);
         }
-        if descriptor.flags & SMALL != 0
-            && (descriptor.flags != SMALL || descriptor.len > SMALL_BYTES)
+        if descriptor.flags & EXPEDITED != 0
+            && (descriptor.flags != EXPEDITED || descriptor.len > EXPEDITED_BYTES)
         {
             return Err(Violation::Flags);
         }
-        if descriptor.frame >= heap.frames {
+        if descriptor.buffer >= pool.buffers {
             return Err(Violation::Frame);
         }
         // Both are below 2^20, so the sum cannot wrap.
         if descriptor.start < HEADROOM_BYTES
             || descriptor.len == 0
-            || descriptor.start + descriptor.len > heap.frame_bytes
+            || descriptor.start + descriptor.len > pool.frame_bytes
         {
             return Err(Violation::Range);
         }
@@ -176,8 +176,8 @@ impl Descriptor {
     /// Returns where the data starts in the pool, in bytes.
     #[inline]
     #[must_use]
-    pub fn heap_offset(&self, heap: &HeapShape) -> usize {
-        heap.frame_offset(self.frame) + self.start as usize
+    pub fn pool_offset(&self, pool: &PoolShape) -> usize {
+        pool.buffer_offset(self.buffer) + self.start as usize
     }
 }
 
@@ -186,17 +186,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_small_is_one_short_frame_and_nothing_else() {
-        let heap = HeapShape::new(4, 2048).unwrap();
+    fn expedited_packets_are_short_and_have_no_other_flag() {
+        let pool = PoolShape::new(4, 2048).unwrap();
         let check = |len, flags| {
-            let one = Descriptor { frame: 1, start: HEADROOM_BYTES, len, endpoint: 0, flags };
-            Descriptor::check(one.to_words(), &heap, MORE | META | TOGETHER | SMALL).err()
+            let one = Descriptor { buffer: 1, start: HEADROOM_BYTES, len, endpoint: 0, flags };
+            Descriptor::check(one.to_words(), &pool, MORE | META | TOGETHER | EXPEDITED).err()
         };
-        assert_eq!(check(SMALL_BYTES, SMALL), None);
+        assert_eq!(check(EXPEDITED_BYTES, EXPEDITED), None);
         assert_eq!(check(1500, TOGETHER | META), None);
-        assert_eq!(check(SMALL_BYTES + 1, SMALL), Some(Violation::Flags));
+        assert_eq!(check(EXPEDITED_BYTES + 1, EXPEDITED), Some(Violation::Flags));
         for other in [MORE, META, TOGETHER] {
-            assert_eq!(check(60, SMALL | other), Some(Violation::Flags));
+            assert_eq!(check(60, EXPEDITED | other), Some(Violation::Flags));
         }
     }
 }

@@ -25,8 +25,8 @@ pub struct Sleeper {
 /// The state in the lowest bits of the flag.
 const STATE: u64 = 3;
 const ASLEEP: u64 = 1;
-const ASLEEP_BY_THE_CLOCK: u64 = 2;
-const AWAKE_BY_THE_CLOCK: u64 = 3;
+const ASLEEP_TIMER_DRIVEN: u64 = 2;
+const AWAKE_TIMER_DRIVEN: u64 = 3;
 
 impl Sleeper {
     /// Takes over the flag's word and marks this side awake.
@@ -44,21 +44,21 @@ impl Sleeper {
     /// [`Sleeper::awake`] either way.
     pub fn prepare(&mut self) {
         self.say(self.count & !STATE | ASLEEP);
-        // SYNC: the flag is set before this side looks at the queues. Partner: `RingerLooks`.
-        full_fence(Barrier::SleeperLooks);
+        // SYNC: the flag is set before this side looks at the queues. Partner: `NotifierChecks`.
+        full_fence(Barrier::SleeperChecks);
     }
 
     /// Announces a sleep that ends by itself: only urgent work causes a notification. Returns
     /// whether the caller must look once more, as after [`Sleeper::prepare`]. A side that was awake
     /// by the clock need not look, since urgent work has caused a notification since its last look.
-    /// The sleep ends with [`Sleeper::awake_by_the_clock`].
+    /// The sleep ends with [`Sleeper::awake_timer_driven`].
     #[must_use]
-    pub fn prepare_by_the_clock(&mut self) -> bool {
-        let must_look = self.count & STATE != AWAKE_BY_THE_CLOCK;
-        self.say(self.count & !STATE | ASLEEP_BY_THE_CLOCK);
+    pub fn prepare_timer_driven(&mut self) -> bool {
+        let must_look = self.count & STATE != AWAKE_TIMER_DRIVEN;
+        self.say(self.count & !STATE | ASLEEP_TIMER_DRIVEN);
         if must_look {
             // SYNC: as in `prepare`.
-            full_fence(Barrier::SleeperLooks);
+            full_fence(Barrier::SleeperChecks);
         }
         must_look
     }
@@ -72,11 +72,11 @@ impl Sleeper {
 
     /// Marks this side awake, about to look once and sleep by the clock: urgent work causes a
     /// notification.
-    pub fn awake_by_the_clock(&mut self) {
-        self.say((self.count | STATE).wrapping_add(1) | AWAKE_BY_THE_CLOCK);
+    pub fn awake_timer_driven(&mut self) {
+        self.say((self.count | STATE).wrapping_add(1) | AWAKE_TIMER_DRIVEN);
         // SYNC: a notifier that still sees the flag of the previous sleep, and has sent its
-        // notification for it, published before this side looks. Partner: `RingerLooks`.
-        full_fence(Barrier::SleeperLooks);
+        // notification for it, published before this side looks. Partner: `NotifierChecks`.
+        full_fence(Barrier::SleeperChecks);
     }
 
     fn say(&mut self, count: u64) {
@@ -102,23 +102,23 @@ pub struct Fenced(());
 #[inline]
 #[must_use]
 pub fn fence() -> Fenced {
-    // SYNC: what was published is there before this side reads the flags. Partner: `SleeperLooks`.
-    full_fence(Barrier::RingerLooks);
+    // SYNC: what was published is there before this side reads the flags. Partner: `SleeperChecks`.
+    full_fence(Barrier::NotifierChecks);
     Fenced(())
 }
 
 /// The side that notifies the sleeper.
 #[derive(Debug)]
-pub struct Ringer {
+pub struct Notifier {
     flag: PeerWords,
-    rung: u64,
+    notified: u64,
 }
 
-impl Ringer {
+impl Notifier {
     /// Creates a notifier that watches the flag's word.
     #[must_use]
-    pub fn new(flag: PeerWords) -> Ringer {
-        Ringer { flag, rung: 0 }
+    pub fn new(flag: PeerWords) -> Notifier {
+        Notifier { flag, notified: 0 }
     }
 
     /// Returns whether this side must notify the other one, once a batch, after publishing and
@@ -126,17 +126,17 @@ impl Ringer {
     /// ask for it again for the same sleep. `urgent` asks even a timer-driven side to look now.
     #[inline]
     #[must_use]
-    pub fn must_ring(&mut self, _: Fenced, urgent: bool) -> Due {
+    pub fn must_notify(&mut self, _: Fenced, urgent: bool) -> Due {
         let count = self.flag.fetch(0);
         match count & STATE {
             ASLEEP => {}
-            ASLEEP_BY_THE_CLOCK | AWAKE_BY_THE_CLOCK if urgent => {}
+            ASLEEP_TIMER_DRIVEN | AWAKE_TIMER_DRIVEN if urgent => {}
             _ => return Due::Not,
         }
-        if count == self.rung {
-            return Due::Rung;
+        if count == self.notified {
+            return Due::Already;
         }
-        self.rung = count;
+        self.notified = count;
         Due::Now
     }
 }
@@ -147,7 +147,7 @@ pub enum Due {
     /// The other side sleeps: notify it.
     Now,
     /// This sleep has its notification, and the other side is about to look.
-    Rung,
+    Already,
     /// The other side is awake, or timer-driven: the notification is suppressed.
     Not,
 }

@@ -21,18 +21,22 @@ use crate::word::{Barrier, LINE_WORDS, OwnWords, PeerWords, full_fence};
 /// The size of an event queue, by the number of its queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventShape {
-    queue_sets: u32,
+    queue_pairs: u32,
 }
 
 impl EventShape {
-    /// Returns the shape for `queue_sets` queue pairs, 1 to 2^20; else `None`.
+    /// Returns the shape for `queue_pairs` queue pairs, 1 to 2^20; else `None`.
     #[must_use]
-    pub const fn new(queue_sets: u32) -> Option<EventShape> {
-        if queue_sets == 0 || queue_sets > 1 << 20 { None } else { Some(EventShape { queue_sets }) }
+    pub const fn new(queue_pairs: u32) -> Option<EventShape> {
+        if queue_pairs == 0 || queue_pairs > 1 << 20 {
+            None
+        } else {
+            Some(EventShape { queue_pairs })
+        }
     }
 
     const fn capacity(self) -> u32 {
-        self.queue_sets.next_power_of_two()
+        self.queue_pairs.next_power_of_two()
     }
 
     /// Returns how many words the marker writes: a line with its index, then the queue.
@@ -45,7 +49,7 @@ impl EventShape {
     /// queue pair.
     #[must_use]
     pub const fn acknowledger_words(&self) -> usize {
-        lines(LINE_WORDS + self.queue_sets.div_ceil(64) as usize)
+        lines(LINE_WORDS + self.queue_pairs.div_ceil(64) as usize)
     }
 }
 
@@ -59,8 +63,8 @@ pub struct Fenced(());
 #[must_use]
 pub fn fence() -> Fenced {
     // SYNC: the queues are published before acknowledgements are read. Partner:
-    // `AcknowledgerLooks`.
-    full_fence(Barrier::MarkerLooks);
+    // `AcknowledgerChecks`.
+    full_fence(Barrier::MarkerChecks);
     Fenced(())
 }
 
@@ -80,7 +84,7 @@ impl Marker {
     #[must_use]
     pub fn new(shape: EventShape, mut own: OwnWords, peer: &PeerWords) -> Marker {
         let line = own.split_off_front(LINE_WORDS);
-        let acknowledged = peer.part(LINE_WORDS, shape.queue_sets.div_ceil(64) as usize);
+        let acknowledged = peer.part(LINE_WORDS, shape.queue_pairs.div_ceil(64) as usize);
         let toggles = (0..acknowledged.len()).map(|word| acknowledged.fetch(word)).collect();
         let head = Published::resume(line);
         let tail = Observed::new(peer.part(0, LINE_WORDS), head.now());
@@ -93,8 +97,8 @@ impl Marker {
     /// # Errors
     /// [`Violation::Event`] when the peer acknowledged events that it did not take.
     #[inline]
-    pub fn mark(&mut self, _: Fenced, queue_set: u32) -> Result<bool, Violation> {
-        let (word, bit) = (queue_set as usize / 64, 1u64 << (queue_set % 64));
+    pub fn mark(&mut self, _: Fenced, queue_pair: u32) -> Result<bool, Violation> {
+        let (word, bit) = (queue_pair as usize / 64, 1u64 << (queue_pair % 64));
         // SYNC: pairs with the publication in `Acknowledger::take`.
         if (self.toggles[word] ^ self.acknowledged.observe(word)) & bit != 0 {
             return Ok(false);
@@ -107,7 +111,7 @@ impl Marker {
             }
         }
         self.toggles[word] ^= bit;
-        self.queue.store((now & (self.shape.capacity() - 1)) as usize, u64::from(queue_set));
+        self.queue.store((now & (self.shape.capacity() - 1)) as usize, u64::from(queue_pair));
         self.head.advance(1);
         Ok(true)
     }
@@ -163,22 +167,22 @@ impl Acknowledger {
         for step in 0..count {
             let slot = tail.wrapping_add(step) & (self.shape.capacity() - 1);
             let event = self.queue.fetch(slot as usize);
-            if event >= u64::from(self.shape.queue_sets) {
+            if event >= u64::from(self.shape.queue_pairs) {
                 return Err(Violation::Event);
             }
-            let queue_set = event as u32;
+            let queue_pair = event as u32;
             // This side gives up the slot before it acknowledges the event: a marker that sees the
             // acknowledgement sees the room too, and never takes a correct peer for a bad one.
             self.tail.advance(1);
             self.tail.publish();
-            let word = queue_set as usize / 64;
-            let bits = self.acknowledged.get(word) ^ 1 << (queue_set % 64);
+            let word = queue_pair as usize / 64;
+            let bits = self.acknowledged.get(word) ^ 1 << (queue_pair % 64);
             // SYNC: pairs with the observation in `Marker::mark`.
             self.acknowledged.publish(word, bits);
-            found(queue_set);
+            found(queue_pair);
         }
-        // SYNC: acknowledged before this side looks at the queues. Partner: `MarkerLooks`.
-        full_fence(Barrier::AcknowledgerLooks);
+        // SYNC: acknowledged before this side looks at the queues. Partner: `MarkerChecks`.
+        full_fence(Barrier::AcknowledgerChecks);
         Ok(count)
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Violation;
-use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, SMALL, TOGETHER};
+use crate::descriptor::{Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, TOGETHER};
 use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::test_memory::{Memory, Pair};
 use crate::word::LINE_WORDS;
@@ -23,10 +23,10 @@ impl Random {
 }
 
 fn is_inside(descriptor: &Descriptor, pair: &Pair) -> bool {
-    descriptor.frame < pair.heap.frames()
+    descriptor.buffer < pair.pool.buffers()
         && descriptor.len > 0
         && descriptor.start >= HEADROOM_BYTES
-        && descriptor.start + descriptor.len <= pair.heap.frame_bytes()
+        && descriptor.start + descriptor.len <= pair.pool.frame_bytes()
 }
 
 /// The flip test: a thread changes descriptor, index and provide words between a good and a bad
@@ -34,10 +34,10 @@ fn is_inside(descriptor: &Descriptor, pair: &Pair) -> bool {
 /// server looks at it again later: it is a private copy. The test requires that the server saw both
 /// good and bad values.
 #[test]
-fn what_was_checked_is_what_is_used() {
+fn checked_descriptors_are_the_used_ones() {
     let pair = Pair::new(8, 8);
-    let good = Descriptor { frame: 1, start: HEADROOM_BYTES, len: 64, endpoint: 0, flags: 0 };
-    let bad = Descriptor { frame: 1, start: HEADROOM_BYTES, len: 0xf_ffff, endpoint: 0, flags: 0 };
+    let good = Descriptor { buffer: 1, start: HEADROOM_BYTES, len: 64, endpoint: 0, flags: 0 };
+    let bad = Descriptor { buffer: 1, start: HEADROOM_BYTES, len: 0xf_ffff, endpoint: 0, flags: 0 };
     let stop = AtomicBool::new(false);
     let (mut taken, mut refused) = (0u64, 0u64);
     std::thread::scope(|scope| {
@@ -56,9 +56,9 @@ fn what_was_checked_is_what_is_used() {
                     pair.application
                         .word(descriptors + 2 * slot + 1)
                         .store(words[1], Ordering::Relaxed);
-                    let frame =
+                    let buffer =
                         if turn.is_multiple_of(2) { slot as u64 } else { u64::MAX - slot as u64 };
-                    pair.application.word(provided + slot).store(frame, Ordering::Relaxed);
+                    pair.application.word(provided + slot).store(buffer, Ordering::Relaxed);
                 }
                 let index = if turn.is_multiple_of(3) { 1u64 << 40 } else { 1 };
                 pair.application.word(0).store(index, Ordering::Release);
@@ -87,7 +87,7 @@ fn what_was_checked_is_what_is_used() {
             match server.receive.observe(&mut server.receive_ledger) {
                 Ok(available) => {
                     for ahead in 0..available {
-                        assert!(server.receive.frame(ahead) < pair.heap.frames());
+                        assert!(server.receive.buffer(ahead) < pair.pool.buffers());
                     }
                 }
                 Err(_) => refused += 1,
@@ -103,7 +103,7 @@ fn what_was_checked_is_what_is_used() {
 /// Random values in random words: the server returns packets inside of the pool or a violation,
 /// never anything else, and its work is bounded.
 #[test]
-fn random_words_end_in_a_violation_or_in_the_heap() {
+fn random_words_give_a_violation_or_stay_in_the_pool() {
     let seed = 0x7041_7a55;
     println!("seed {seed:#x}");
     let mut random = Random(seed);
@@ -113,11 +113,11 @@ fn random_words_end_in_a_violation_or_in_the_heap() {
         let pair = Pair::new(16, 16);
         let (mut producer, mut consumer) = pair.application();
         // Mostly right, so that the test reaches the deeper checks.
-        for frame in 0..8 {
-            let flags = u16::from(frame % 3 == 0);
-            let one = Descriptor { frame, start: HEADROOM_BYTES, len: 60, endpoint: 0, flags };
+        for buffer in 0..8 {
+            let flags = u16::from(buffer % 3 == 0);
+            let one = Descriptor { buffer, start: HEADROOM_BYTES, len: 60, endpoint: 0, flags };
             producer.push(&[one]);
-            consumer.provide(frame);
+            consumer.provide(buffer);
         }
         producer.publish();
         consumer.publish();
@@ -153,7 +153,7 @@ fn random_words_end_in_a_violation_or_in_the_heap() {
             }
             let available = server.receive.observe(&mut server.receive_ledger)?;
             for ahead in 0..available {
-                assert!(server.receive.frame(ahead) < 16);
+                assert!(server.receive.buffer(ahead) < 16);
             }
             Ok::<(), Violation>(())
         })();
@@ -180,13 +180,13 @@ fn random_words_end_in_a_violation_or_in_the_heap() {
 /// A chain longer than allowed, and one whose end never comes, are violations. The server cannot
 /// fill a buffer that it could not take, even if the caller goes on after the violation.
 #[test]
-fn only_what_was_taken_can_be_filled() {
+fn only_buffers_that_were_taken_can_be_filled() {
     for bad in [2, 8, u64::MAX] {
         let pair = Pair::new(8, 8);
         let (_, mut application) = pair.application();
         let mut server = pair.server();
-        for frame in 0..8 {
-            application.provide(frame);
+        for buffer in 0..8 {
+            application.provide(buffer);
         }
         application.publish();
         let provided = 2 * LINE_WORDS + 16;
@@ -197,10 +197,10 @@ fn only_what_was_taken_can_be_filled() {
             assert_eq!(server.receive.available(), 5);
             assert_eq!(server.receive_ledger.held(), 5);
         }
-        for frame in 0..5 {
+        for buffer in 0..5 {
             let start = HEADROOM_BYTES;
-            let descriptor = Descriptor { frame, start, len: 64, ..Descriptor::default() };
-            assert_eq!(server.receive.frame(0), frame);
+            let descriptor = Descriptor { buffer, start, len: 64, ..Descriptor::default() };
+            assert_eq!(server.receive.buffer(0), buffer);
             server.receive.push(&mut server.receive_ledger, descriptor);
         }
         assert_eq!(server.receive.available(), 0);
@@ -215,7 +215,7 @@ fn broken_chains() {
         let descriptors = 2 * LINE_WORDS;
         for slot in 0..count {
             let one = Descriptor {
-                frame: slot as u32,
+                buffer: slot as u32,
                 start: HEADROOM_BYTES,
                 len: 60,
                 endpoint: 0,
@@ -237,22 +237,22 @@ fn broken_chains() {
 /// A look at the next packet holds as long as its writer leaves it, and takes nothing; the look
 /// also finds an impossible index.
 #[test]
-fn a_look_takes_nothing() {
+fn peek_takes_nothing() {
     let pair = Pair::new(8, 8);
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
     assert_eq!(server.transmit.peek(), Ok(None));
-    let one = |frame, endpoint, flags| Descriptor {
-        frame,
+    let one = |buffer, endpoint, flags| Descriptor {
+        buffer,
         start: HEADROOM_BYTES,
         len: 60,
         endpoint,
         flags,
     };
-    assert!(producer.push(&[one(1, 7, SMALL)]) && producer.push(&[one(2, 3, TOGETHER)]));
+    assert!(producer.push(&[one(1, 7, EXPEDITED)]) && producer.push(&[one(2, 3, TOGETHER)]));
     producer.publish();
     let mut packet = [Descriptor::default(); MAX_CHAIN];
-    for (endpoint, flags) in [(7, SMALL), (3, TOGETHER)] {
+    for (endpoint, flags) in [(7, EXPEDITED), (3, TOGETHER)] {
         for _ in 0..2 {
             assert_eq!(server.transmit.peek(), Ok(Some((endpoint, flags))));
         }
@@ -283,7 +283,7 @@ fn events_acknowledged_and_not_taken() {
 
 /// Events for queue pairs that do not exist, and an impossible index.
 #[test]
-fn events_that_cannot_be() {
+fn impossible_events_are_violations() {
     let shape = EventShape::new(4).unwrap();
     let ours = Memory::new(shape.acknowledger_words());
     let theirs = Memory::new(shape.marker_words());

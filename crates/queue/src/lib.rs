@@ -28,11 +28,11 @@
 
 extern crate alloc;
 
+pub mod buffers;
 pub mod copy;
 pub mod descriptor;
 pub mod doorbell;
 pub mod events;
-pub mod frames;
 pub mod layout;
 pub mod optimistic;
 pub mod receive;
@@ -53,7 +53,7 @@ mod stop_tests;
 #[cfg(test)]
 mod test_memory;
 
-pub use descriptor::{Descriptor, HeapShape};
+pub use descriptor::{Descriptor, PoolShape};
 pub use word::{OwnWords, PeerWords};
 
 /// An act of a peer that no correct peer commits. The side that finds it closes the session.

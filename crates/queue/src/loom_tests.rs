@@ -19,7 +19,7 @@ use std::cell::Cell;
 use loom::sync::{Condvar, Mutex};
 
 use crate::descriptor::{Descriptor, HEADROOM_BYTES};
-use crate::doorbell::{Ringer, Sleeper};
+use crate::doorbell::{Notifier, Sleeper};
 use crate::events::{Acknowledger, EventShape, Marker};
 use crate::test_memory::Memory;
 use crate::word::Barrier;
@@ -49,7 +49,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 /// A notification that persists until the sleeper takes it: a socket or an eventfd.
 #[derive(Default)]
 struct Bell {
-    rung: Mutex<bool>,
+    notified: Mutex<bool>,
     changed: Condvar,
 }
 
@@ -59,27 +59,27 @@ impl Bell {
     }
 
     fn ring(&self) {
-        *self.rung.lock().unwrap() = true;
+        *self.notified.lock().unwrap() = true;
         self.changed.notify_one();
     }
 
     fn sleep(&self) {
-        let mut rung = self.rung.lock().unwrap();
-        while !*rung {
-            rung = self.changed.wait(rung).unwrap();
+        let mut notified = self.notified.lock().unwrap();
+        while !*notified {
+            notified = self.changed.wait(notified).unwrap();
         }
-        *rung = false;
+        *notified = false;
     }
 }
 
-fn descriptor(frame: u32) -> Descriptor {
-    Descriptor { frame, start: HEADROOM_BYTES, len: 60 + frame, endpoint: 0, flags: 0 }
+fn descriptor(buffer: u32) -> Descriptor {
+    Descriptor { buffer, start: HEADROOM_BYTES, len: 60 + buffer, endpoint: 0, flags: 0 }
 }
 
 /// Returns the side that sleeps, and the side that notifies it.
-fn doorbell_sides() -> (Sleeper, Ringer) {
+fn doorbell_sides() -> (Sleeper, Notifier) {
     let flag = Memory::new(1);
-    (Sleeper::new(flag.own()), Ringer::new(flag.peer()))
+    (Sleeper::new(flag.own()), Notifier::new(flag.peer()))
 }
 
 /// Returns both sides of an event queue for one queue pair.

@@ -220,8 +220,8 @@ impl<S, M> Optimistic<S, M> {
     /// next call; requests do not. The caller calls this after it has left everything. Returns how
     /// often this thread entered.
     pub fn drive(&self, mut work: impl FnMut(&mut Entered<'_, S, M>) -> bool) -> u32 {
-        // SYNC: what this thread left is there before it looks at the flag. Partner: `HolderLooks`.
-        full_fence(Barrier::LeaverLooks);
+        // SYNC: what this thread left is there before it looks at the flag. Partner: `HolderChecks`.
+        full_fence(Barrier::LeaverChecks);
         let mut rounds = 0;
         while let Some(mut entered) = self.try_enter() {
             rounds += 1;
@@ -301,7 +301,7 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn what_is_left_is_done_in_order_and_slots_come_back() {
+    fn left_work_is_done_in_order_and_slots_are_reused() {
         let section = Optimistic::new(4, Vec::new()).unwrap();
         for lap in 0..10 {
             let inside = section.try_enter().unwrap();
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_given_up_holds_up_nobody() {
+    fn an_abandoned_slot_holds_up_no_later_work() {
         let section = Optimistic::new(2, 0).unwrap();
         let first = section.leave().unwrap();
         section.leave().unwrap().publish();
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_not_out_is_not_released() {
+    fn only_a_taken_slot_can_be_released() {
         let section = Optimistic::with_memory(vec![0, 0], 0).unwrap();
         let mut first = section.leave().unwrap();
         first.write(|memory| *memory = 7);
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_done_enough_for_others_is_left_no_more() {
+    fn work_left_to_one_thread_is_bounded() {
         let section = Optimistic::new(64, 0).unwrap();
         let mut refused = 0;
         let rounds = section.drive(|entered| {

@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use crate::Violation;
-use crate::descriptor::{Descriptor, HEADROOM_BYTES, HeapShape, MAX_CHAIN, MORE};
+use crate::buffers::FreeBuffers;
+use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, MORE, PoolShape};
 use crate::events::{self, Acknowledger, EventShape, Marker};
-use crate::frames::FreeFrames;
 use crate::test_memory::{Memory, Pair};
 
-fn descriptor(frame: u32, len: u32) -> Descriptor {
-    Descriptor { frame, start: HEADROOM_BYTES, len, endpoint: 7, flags: 0 }
+fn descriptor(buffer: u32, len: u32) -> Descriptor {
+    Descriptor { buffer, start: HEADROOM_BYTES, len, endpoint: 7, flags: 0 }
 }
 
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ proptest! {
         let pair = Pair::new(16, 64);
         let (mut producer, _) = pair.application();
         let mut server = pair.server();
-        let mut free = FreeFrames::new(0, 64);
+        let mut free = FreeBuffers::new(0, 64);
         let mut pushed: VecDeque<Vec<u32>> = VecDeque::new();
         let mut taken: Vec<(u32, Vec<u32>)> = Vec::new();
         let mut back = 0;
@@ -53,16 +53,16 @@ proptest! {
         for step in steps {
             match step {
                 Step::Push(count) => {
-                    let frames: Vec<u32> = (0..count).filter_map(|_| free.take()).collect();
-                    let packet: Vec<_> = frames.iter().map(|f| descriptor(*f, 60)).collect();
+                    let buffers: Vec<u32> = (0..count).filter_map(|_| free.take()).collect();
+                    let packet: Vec<_> = buffers.iter().map(|f| descriptor(*f, 60)).collect();
                     let room = producer.room() as usize;
                     let fits = !packet.is_empty() && packet.len() <= room;
                     prop_assert_eq!(producer.push(&packet), fits);
                     if fits {
-                        sent += frames.len();
-                        pushed.push_back(frames);
+                        sent += buffers.len();
+                        pushed.push_back(buffers);
                     } else {
-                        frames.into_iter().for_each(|f| free.give_back(f));
+                        buffers.into_iter().for_each(|f| free.release(f));
                     }
                 }
                 Step::PublishApplication => { producer.publish(); }
@@ -71,23 +71,23 @@ proptest! {
                     let mut packet = [Descriptor::default(); MAX_CHAIN];
                     let got = server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap();
                     if let Some((count, first)) = got {
-                        let frames: Vec<u32> = packet[..count].iter().map(|d| d.frame).collect();
-                        prop_assert_eq!(Some(&frames), pushed.front());
+                        let buffers: Vec<u32> = packet[..count].iter().map(|d| d.buffer).collect();
+                        prop_assert_eq!(Some(&buffers), pushed.front());
                         for (place, d) in packet[..count].iter().enumerate() {
                             prop_assert_eq!(d.flags & MORE != 0, place + 1 < count);
-                            prop_assert!(server.transmit_ledger.holds(d.frame));
+                            prop_assert!(server.transmit_ledger.holds(d.buffer));
                         }
                         pushed.pop_front();
-                        taken.push((first, frames));
+                        taken.push((first, buffers));
                     }
                 }
                 Step::Complete(which) => if !taken.is_empty() {
-                    let (first, frames) = taken.remove(which % taken.len());
-                    server.transmit.complete(&mut server.transmit_ledger, first, frames.len() as u32);
+                    let (first, buffers) = taken.remove(which % taken.len());
+                    server.transmit.complete(&mut server.transmit_ledger, first, buffers.len() as u32);
                 },
                 Step::PublishServer => { server.transmit.publish(); }
                 Step::Reclaim => {
-                    back += producer.reclaim(|frame| free.give_back(frame)).unwrap() as usize;
+                    back += producer.reclaim(|buffer| free.release(buffer)).unwrap() as usize;
                 }
             }
         }
@@ -99,13 +99,13 @@ proptest! {
         let mut packet = [Descriptor::default(); MAX_CHAIN];
         while let Some((count, first)) =
             server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap() {
-            taken.push((first, packet[..count].iter().map(|d| d.frame).collect()));
+            taken.push((first, packet[..count].iter().map(|d| d.buffer).collect()));
         }
-        for (first, frames) in taken {
-            server.transmit.complete(&mut server.transmit_ledger, first, frames.len() as u32);
+        for (first, buffers) in taken {
+            server.transmit.complete(&mut server.transmit_ledger, first, buffers.len() as u32);
         }
         server.transmit.publish();
-        producer.reclaim(|frame| free.give_back(frame)).unwrap();
+        producer.reclaim(|buffer| free.release(buffer)).unwrap();
         prop_assert_eq!(free.len(), 64);
         prop_assert_eq!(server.transmit_ledger.held(), 0);
     }
@@ -116,19 +116,19 @@ proptest! {
         let pair = Pair::new(8, 16);
         let (_, mut consumer) = pair.application();
         let mut server = pair.server();
-        let mut free = FreeFrames::new(0, 16);
+        let mut free = FreeBuffers::new(0, 16);
         let mut filled = VecDeque::new();
         let mut number = 0;
         for step in moves {
             match step {
-                0 => if let Some(frame) = free.take() && !consumer.provide(frame) {
-                    free.give_back(frame);
+                0 => if let Some(buffer) = free.take() && !consumer.provide(buffer) {
+                    free.release(buffer);
                 },
                 1 => { consumer.publish(); }
                 2 => {
                     if server.receive.observe(&mut server.receive_ledger).unwrap() > 0 {
                         number += 1;
-                        let d = descriptor(server.receive.frame(0), number);
+                        let d = descriptor(server.receive.buffer(0), number);
                         server.receive.push(&mut server.receive_ledger, d);
                         filled.push_back(d);
                     }
@@ -139,7 +139,7 @@ proptest! {
                     let mut packet = [Descriptor::default(); MAX_CHAIN];
                     if consumer.take(&mut packet).unwrap() == 1 {
                         prop_assert_eq!(Some(packet[0]), filled.pop_front());
-                        free.give_back(packet[0].frame);
+                        free.release(packet[0].buffer);
                     }
                 }
             }
@@ -155,18 +155,18 @@ proptest! {
         let mut acknowledger = Acknowledger::new(shape, theirs.own(), &ours.peer());
         let mut pending = VecDeque::new();
         let mut known = 0;
-        for (step, queue_set) in moves {
+        for (step, queue_pair) in moves {
             match step {
                 0 => {
-                    let new = !pending.contains(&queue_set);
-                    prop_assert_eq!(marker.mark(events::fence(), queue_set).unwrap(), new);
-                    if new { pending.push_back(queue_set); }
+                    let new = !pending.contains(&queue_pair);
+                    prop_assert_eq!(marker.mark(events::fence(), queue_pair).unwrap(), new);
+                    if new { pending.push_back(queue_pair); }
                 }
                 1 => { prop_assert_eq!(marker.publish(), pending.len() > known); known = pending.len(); }
                 _ => {
                     let mut found = Vec::new();
                     // The acknowledger uses up its last observation before it looks again.
-                    while acknowledger.take(queue_set % 5 + 1, |set| found.push(set)).unwrap() > 0 {}
+                    while acknowledger.take(queue_pair % 5 + 1, |set| found.push(set)).unwrap() > 0 {}
                     prop_assert_eq!(found.len(), known);
                     for set in found { prop_assert_eq!(pending.pop_front(), Some(set)); }
                     known = 0;
@@ -204,17 +204,17 @@ proptest! {
 
     /// Words form a descriptor and back, and none outside of the pool passes the check.
     #[test]
-    fn descriptors_are_checked(a in any::<u64>(), b in any::<u64>(), frames in 1..200u32, data in 1..9000u32) {
-        let heap = HeapShape::new(frames, data).unwrap();
-        prop_assert_eq!(heap.frame_bytes() / 128 % 2, 1);
-        if let Ok(d) = Descriptor::check([a, b], &heap, MORE) {
+    fn descriptors_are_checked(a in any::<u64>(), b in any::<u64>(), buffers in 1..200u32, data in 1..9000u32) {
+        let pool = PoolShape::new(buffers, data).unwrap();
+        prop_assert_eq!(pool.frame_bytes() / 128 % 2, 1);
+        if let Ok(d) = Descriptor::check([a, b], &pool, MORE) {
             prop_assert_eq!(d.to_words(), [a, b]);
-            prop_assert!(d.frame < frames && d.len > 0 && d.start >= HEADROOM_BYTES);
-            prop_assert!(d.start + d.len <= heap.frame_bytes());
-            prop_assert!(d.heap_offset(&heap) + d.len as usize <= heap.heap_bytes());
+            prop_assert!(d.buffer < buffers && d.len > 0 && d.start >= HEADROOM_BYTES);
+            prop_assert!(d.start + d.len <= pool.frame_bytes());
+            prop_assert!(d.pool_offset(&pool) + d.len as usize <= pool.pool_bytes());
         }
-        let good = descriptor(a as u32 % frames, (b as u32 % heap.data_bytes()).max(1));
-        prop_assert_eq!(Descriptor::check(good.to_words(), &heap, 0), Ok(good));
+        let good = descriptor(a as u32 % buffers, (b as u32 % pool.data_bytes()).max(1));
+        prop_assert_eq!(Descriptor::check(good.to_words(), &pool, 0), Ok(good));
     }
 }
 
@@ -240,8 +240,8 @@ fn indices_wrap() {
         assert_eq!(producer.reclaim(|_| {}), Ok(1));
         assert!(consumer.provide(round % 8) && consumer.publish());
         assert_eq!(server.receive.observe(&mut server.receive_ledger), Ok(1));
-        let frame = server.receive.frame(0);
-        server.receive.push(&mut server.receive_ledger, descriptor(frame, 60));
+        let buffer = server.receive.buffer(0);
+        server.receive.push(&mut server.receive_ledger, descriptor(buffer, 60));
         server.receive.publish();
         assert_eq!(consumer.observe(), Ok(1));
         assert_eq!(consumer.take(&mut packet), Ok(1));
@@ -249,11 +249,11 @@ fn indices_wrap() {
 }
 
 #[test]
-fn a_frame_given_back_twice_is_noticed() {
-    let mut free = FreeFrames::new(0, 2);
-    let frame = free.take().unwrap();
-    free.give_back(frame);
-    assert!(std::panic::catch_unwind(move || free.give_back(frame)).is_err());
+fn a_buffer_returned_twice_is_detected() {
+    let mut free = FreeBuffers::new(0, 2);
+    let buffer = free.take().unwrap();
+    free.release(buffer);
+    assert!(std::panic::catch_unwind(move || free.release(buffer)).is_err());
     let pair = Pair::new(8, 8);
     let mut server = pair.server();
     assert_eq!(server.transmit_ledger.take(3), Ok(()));

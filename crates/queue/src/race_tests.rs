@@ -11,8 +11,8 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::thread;
 
+use crate::buffers::FreeBuffers;
 use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
-use crate::frames::FreeFrames;
 use crate::optimistic::Optimistic;
 use crate::test_memory::Pair;
 
@@ -20,39 +20,39 @@ const SLOTS: u32 = 8;
 const PACKETS: u64 = if cfg!(miri) { 100 } else { 5_000 };
 
 /// One number for each buffer, written and read plainly by the side that has the buffer.
-struct Frames(Vec<UnsafeCell<u64>>);
+struct Buffers(Vec<UnsafeCell<u64>>);
 
 // SAFETY: the queue gives each buffer to one side at a time, and orders earlier accesses: these
 // tests try exactly that.
-unsafe impl Sync for Frames {}
+unsafe impl Sync for Buffers {}
 
-impl Frames {
-    fn new() -> Arc<Frames> {
-        Arc::new(Frames((0..SLOTS).map(|_| UnsafeCell::new(u64::MAX)).collect()))
+impl Buffers {
+    fn new() -> Arc<Buffers> {
+        Arc::new(Buffers((0..SLOTS).map(|_| UnsafeCell::new(u64::MAX)).collect()))
     }
 
-    fn write(&self, frame: u32, value: u64) {
+    fn write(&self, buffer: u32, value: u64) {
         // SAFETY: the caller has the buffer, see above.
-        unsafe { *self.0[frame as usize].get() = value };
+        unsafe { *self.0[buffer as usize].get() = value };
     }
 
-    fn read(&self, frame: u32) -> u64 {
+    fn read(&self, buffer: u32) -> u64 {
         // SAFETY: the caller has the buffer, see above.
-        unsafe { *self.0[frame as usize].get() }
+        unsafe { *self.0[buffer as usize].get() }
     }
 }
 
-fn descriptor(frame: u32) -> Descriptor {
-    Descriptor { frame, start: HEADROOM_BYTES, len: 8, endpoint: 0, flags: 0 }
+fn descriptor(buffer: u32) -> Descriptor {
+    Descriptor { buffer, start: HEADROOM_BYTES, len: 8, endpoint: 0, flags: 0 }
 }
 
 #[test]
-fn a_transmit_queue_hands_frames_over_and_back() {
+fn a_transmit_queue_hands_buffers_over_and_back() {
     let pair = Pair::new(SLOTS, SLOTS);
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
-    let frames = Frames::new();
-    let far = frames.clone();
+    let buffers = Buffers::new();
+    let far = buffers.clone();
     let consumer = thread::spawn(move || {
         let mut packet = [Descriptor::default(); MAX_CHAIN];
         let mut next = 0;
@@ -63,28 +63,32 @@ fn a_transmit_queue_hands_frames_over_and_back() {
             }
             let ledger = &mut server.transmit_ledger;
             while let Some((1, first)) = server.transmit.take(ledger, &mut packet).unwrap() {
-                let frame = packet[0].frame;
-                assert_eq!(far.read(frame), next, "the frame came before what was written into it");
-                far.write(frame, u64::MAX);
+                let buffer = packet[0].buffer;
+                assert_eq!(
+                    far.read(buffer),
+                    next,
+                    "the frame came before what was written into it"
+                );
+                far.write(buffer, u64::MAX);
                 next += 1;
                 server.transmit.complete(ledger, first, 1);
             }
             server.transmit.publish();
         }
     });
-    let mut free = FreeFrames::new(0, SLOTS);
+    let mut free = FreeBuffers::new(0, SLOTS);
     let mut next = 0;
     while next < PACKETS {
-        producer.reclaim(|frame| free.give_back(frame)).unwrap();
+        producer.reclaim(|buffer| free.release(buffer)).unwrap();
         if free.is_empty() {
             thread::yield_now();
         }
         while next < PACKETS
-            && let Some(frame) = free.take()
+            && let Some(buffer) = free.take()
         {
-            assert_eq!(frames.read(frame), u64::MAX, "the frame came back before it was read");
-            frames.write(frame, next);
-            assert!(producer.push(&[descriptor(frame)]));
+            assert_eq!(buffers.read(buffer), u64::MAX, "the frame came back before it was read");
+            buffers.write(buffer, next);
+            assert!(producer.push(&[descriptor(buffer)]));
             next += 1;
         }
         producer.publish();
@@ -93,14 +97,14 @@ fn a_transmit_queue_hands_frames_over_and_back() {
 }
 
 #[test]
-fn a_receive_queue_hands_frames_over_and_back() {
+fn a_receive_queue_hands_buffers_over_and_back() {
     let pair = Pair::new(SLOTS, SLOTS);
     let (_, mut application) = pair.application();
     let mut server = pair.server();
-    let frames = Frames::new();
-    let far = frames.clone();
-    for frame in 0..SLOTS {
-        assert!(application.provide(frame));
+    let buffers = Buffers::new();
+    let far = buffers.clone();
+    for buffer in 0..SLOTS {
+        assert!(application.provide(buffer));
     }
     application.publish();
     let producer = thread::spawn(move || {
@@ -111,10 +115,10 @@ fn a_receive_queue_hands_frames_over_and_back() {
                 thread::yield_now();
             }
             while next < PACKETS && server.receive.available() > 0 {
-                let frame = server.receive.frame(0);
-                assert_eq!(far.read(frame), u64::MAX, "the frame came back before it was read");
-                far.write(frame, next);
-                server.receive.push(ledger, descriptor(frame));
+                let buffer = server.receive.buffer(0);
+                assert_eq!(far.read(buffer), u64::MAX, "the frame came back before it was read");
+                far.write(buffer, next);
+                server.receive.push(ledger, descriptor(buffer));
                 next += 1;
             }
             server.receive.publish();
@@ -128,11 +132,11 @@ fn a_receive_queue_hands_frames_over_and_back() {
             thread::yield_now();
             continue;
         }
-        let frame = packet[0].frame;
-        assert_eq!(frames.read(frame), next, "the frame came before what was written into it");
-        frames.write(frame, u64::MAX);
+        let buffer = packet[0].buffer;
+        assert_eq!(buffers.read(buffer), next, "the frame came before what was written into it");
+        buffers.write(buffer, u64::MAX);
         next += 1;
-        assert!(application.provide(frame));
+        assert!(application.provide(buffer));
         application.publish();
     }
     producer.join().unwrap();
@@ -184,10 +188,10 @@ mod deliberate {
     /// Two threads write a buffer, and no queue says which of them has it.
     #[test]
     fn a_race_is_reported() {
-        let frames = Frames::new();
-        let far = frames.clone();
+        let buffers = Buffers::new();
+        let far = buffers.clone();
         let other = thread::spawn(move || (0..1000).for_each(|value| far.write(0, value)));
-        (0..1000).for_each(|value| frames.write(0, value));
+        (0..1000).for_each(|value| buffers.write(0, value));
         other.join().unwrap();
     }
 

@@ -6,8 +6,8 @@
 //! other would lose or double a buffer.
 
 use crate::Violation;
-use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE, OUTGOING};
-use crate::frames::{Ledger, Slots};
+use crate::buffers::{Ledger, Slots};
+use crate::descriptor::{Descriptor, MAX_CHAIN, META, MORE, OUTGOING, PoolShape};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
 use crate::transmit::{TransmitConsumer, TransmitProducer};
@@ -30,7 +30,7 @@ pub struct ReceiveConsumer {
     descriptors: PeerWords,
     taken: u32,
     slots: Slots,
-    heap: HeapShape,
+    pool: PoolShape,
     capacity: u32,
 }
 
@@ -52,14 +52,14 @@ impl ReceiveConsumer {
     /// Provides an empty buffer. Returns whether there was room. The server sees it after
     /// [`ReceiveConsumer::publish`].
     #[inline]
-    pub fn provide(&mut self, frame: u32) -> bool {
+    pub fn provide(&mut self, buffer: u32) -> bool {
         if self.room() == 0 {
             return false;
         }
         let index = self.head.now();
         self.provided.prefetch_ring((index & (self.capacity - 1)) as usize, self.capacity as usize);
-        self.provided.store((index & (self.capacity - 1)) as usize, u64::from(frame));
-        self.slots.set(index, frame);
+        self.provided.store((index & (self.capacity - 1)) as usize, u64::from(buffer));
+        self.slots.set(index, buffer);
         self.head.advance(1);
         true
     }
@@ -95,7 +95,7 @@ impl ReceiveConsumer {
     /// not wait. The server fills buffers in their order, so this needs no look at shared memory.
     #[inline]
     #[must_use]
-    pub fn waiting_frame(&self, ahead: u32) -> Option<u32> {
+    pub fn waiting_buffer(&self, ahead: u32) -> Option<u32> {
         (ahead < self.waiting()).then(|| self.slots.get(self.taken.wrapping_add(ahead)))
     }
 
@@ -118,8 +118,8 @@ impl ReceiveConsumer {
             let index = self.taken.wrapping_add(count as u32);
             let slot = (index & (self.capacity - 1)) as usize * 2;
             let words = self.descriptors.fetch_pair(slot);
-            let descriptor = Descriptor::check(words, &self.heap, MORE | META | OUTGOING)?;
-            if descriptor.frame != self.slots.get(index) {
+            let descriptor = Descriptor::check(words, &self.pool, MORE | META | OUTGOING)?;
+            if descriptor.buffer != self.slots.get(index) {
                 return Err(Violation::Ownership);
             }
             packet[count] = descriptor;
@@ -165,9 +165,9 @@ impl ReceiveProducer {
             let word = self.provided.fetch((index & (self.capacity - 1)) as usize);
             let taken = u32::try_from(word)
                 .map_err(|_| Violation::Frame)
-                .and_then(|frame| ledger.take(frame).map(|()| frame));
+                .and_then(|buffer| ledger.take(buffer).map(|()| buffer));
             match taken {
-                Ok(frame) => self.slots.set(index, frame),
+                Ok(buffer) => self.slots.set(index, buffer),
                 Err(violation) => {
                     // The server can fill only buffers that it checked and took, also if the caller
                     // does not end the session at once.
@@ -199,7 +199,7 @@ impl ReceiveProducer {
     /// Returns the buffer to be filled after `ahead` others; below [`ReceiveProducer::available`].
     #[inline]
     #[must_use]
-    pub fn frame(&self, ahead: u32) -> u32 {
+    pub fn buffer(&self, ahead: u32) -> u32 {
         debug_assert!(ahead < self.available());
         self.slots.get(self.commit.now().wrapping_add(ahead))
     }
@@ -209,11 +209,11 @@ impl ReceiveProducer {
     #[inline]
     pub fn push(&mut self, ledger: &mut Ledger, descriptor: Descriptor) {
         let index = self.commit.now();
-        debug_assert!(self.available() > 0 && descriptor.frame == self.slots.get(index));
+        debug_assert!(self.available() > 0 && descriptor.buffer == self.slots.get(index));
         let slot = (index & (self.capacity - 1)) as usize * 2;
         self.descriptors.prefetch_ring(slot, self.capacity as usize * 2);
         self.descriptors.store_pair(slot, descriptor.to_words());
-        ledger.give_back(descriptor.frame);
+        ledger.release(descriptor.buffer);
         self.commit.advance(1);
     }
 
@@ -231,7 +231,7 @@ impl ReceiveProducer {
 #[must_use]
 pub fn application_side(
     shape: &QueueShape,
-    receive_heap: HeapShape,
+    receive_pool: PoolShape,
     own: OwnWords,
     peer: &PeerWords,
 ) -> (TransmitProducer, ReceiveConsumer) {
@@ -246,7 +246,7 @@ pub fn application_side(
         descriptors: peer.descriptors,
         taken,
         slots: Slots::new(shape.receive()),
-        heap: receive_heap,
+        pool: receive_pool,
         capacity: shape.receive(),
     };
     let transmit =
@@ -260,7 +260,7 @@ pub fn application_side(
 #[must_use]
 pub fn server_side(
     shape: &QueueShape,
-    transmit_heap: HeapShape,
+    transmit_pool: PoolShape,
     own: OwnWords,
     peer: &PeerWords,
     done: OwnWords,
@@ -279,7 +279,7 @@ pub fn server_side(
     };
     let transmit = TransmitConsumer::new(
         shape,
-        transmit_heap,
+        transmit_pool,
         own.transmit_line,
         peer.transmit_line,
         peer.descriptors,

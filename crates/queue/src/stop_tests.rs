@@ -7,8 +7,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use crate::buffers::FreeBuffers;
 use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
-use crate::frames::FreeFrames;
 use crate::test_memory::{Pair, ServerSide};
 
 thread_local! {
@@ -89,18 +89,18 @@ fn turn(server: &mut ServerSide, wire: &mut Wire, manner: Manner) {
     }
     server.transmit.publish();
     server.receive.observe(&mut server.receive_ledger).unwrap();
-    for frames in [1, 2] {
-        if server.receive.available() < frames {
+    for buffers in [1, 2] {
+        if server.receive.available() < buffers {
             break;
         }
         wire.arrived += 1;
-        for place in 0..frames {
+        for place in 0..buffers {
             let one = Descriptor {
-                frame: server.receive.frame(0),
+                buffer: server.receive.buffer(0),
                 start: HEADROOM_BYTES,
                 len: wire.arrived,
                 endpoint: 0,
-                flags: u16::from(place + 1 < frames),
+                flags: u16::from(place + 1 < buffers),
             };
             server.receive.push(&mut server.receive_ledger, one);
         }
@@ -141,8 +141,8 @@ fn one_life_and_its_successor(
 ) -> bool {
     let pair = Pair::new(16, FRAMES);
     let (mut producer, mut consumer) = pair.application();
-    let mut transmit_free = FreeFrames::new(0, FRAMES);
-    let mut receive_free = FreeFrames::new(0, FRAMES);
+    let mut transmit_free = FreeBuffers::new(0, FRAMES);
+    let mut receive_free = FreeBuffers::new(0, FRAMES);
     let mut wire = Wire::default();
     let mut number = 0;
     let mut received = Vec::new();
@@ -150,14 +150,14 @@ fn one_life_and_its_successor(
     let mut server = pair.server();
     for round in 0..12 {
         // The application does the usual.
-        for frames in [1, 2, 1] {
-            if transmit_free.len() < frames || (producer.room() as usize) < frames {
+        for buffers in [1, 2, 1] {
+            if transmit_free.len() < buffers || (producer.room() as usize) < buffers {
                 continue;
             }
             number += 1;
-            let packet: Vec<_> = (0..frames)
+            let packet: Vec<_> = (0..buffers)
                 .map(|_| Descriptor {
-                    frame: transmit_free.take().unwrap(),
+                    buffer: transmit_free.take().unwrap(),
                     start: HEADROOM_BYTES,
                     len: number,
                     endpoint: 0,
@@ -167,9 +167,9 @@ fn one_life_and_its_successor(
             assert!(producer.push(&packet));
         }
         producer.publish();
-        while let Some(frame) = receive_free.take() {
-            if !consumer.provide(frame) {
-                receive_free.give_back(frame);
+        while let Some(buffer) = receive_free.take() {
+            if !consumer.provide(buffer) {
+                receive_free.release(buffer);
                 break;
             }
         }
@@ -182,7 +182,7 @@ fn one_life_and_its_successor(
         } else {
             turn(&mut server, &mut wire, if stopped { after } else { before });
         }
-        producer.reclaim(|frame| transmit_free.give_back(frame)).unwrap();
+        producer.reclaim(|buffer| transmit_free.release(buffer)).unwrap();
         consumer.observe().unwrap();
         let mut packet = [Descriptor::default(); MAX_CHAIN];
         loop {
@@ -193,29 +193,29 @@ fn one_life_and_its_successor(
             received.push((packet[0].len, count));
             for descriptor in &packet[..count] {
                 assert_eq!(descriptor.len, packet[0].len, "a torn chain");
-                receive_free.give_back(descriptor.frame);
+                receive_free.release(descriptor.buffer);
             }
         }
         // Conservation: each buffer is free, or in the application's queue and maybe with the
         // server; never both, never neither. The server's ledger agrees.
         let mut places = vec![0; FRAMES as usize];
-        transmit_free.as_slice().iter().for_each(|frame| places[*frame as usize] += 1);
-        for frame in 0..FRAMES {
-            if server.transmit_ledger.holds(frame) {
-                assert_eq!(places[frame as usize], 0, "frame {frame} is in two places");
+        transmit_free.as_slice().iter().for_each(|buffer| places[*buffer as usize] += 1);
+        for buffer in 0..FRAMES {
+            if server.transmit_ledger.holds(buffer) {
+                assert_eq!(places[buffer as usize], 0, "frame {buffer} is in two places");
             }
         }
         assert_eq!(transmit_free.len() as u32 + producer.in_flight(), FRAMES);
         let with_server = consumer.in_flight();
         assert_eq!(receive_free.len() as u32 + with_server, FRAMES);
-        for frame in receive_free.as_slice() {
-            assert!(!server.receive_ledger.holds(*frame), "frame {frame} is in two places");
+        for buffer in receive_free.as_slice() {
+            assert!(!server.receive_ledger.holds(*buffer), "frame {buffer} is in two places");
         }
     }
     assert!(number > 16, "slots were used again");
     // The server sent every accepted packet at least once, and at most once but for the stopped
     // poll iteration.
-    producer.reclaim(|frame| transmit_free.give_back(frame)).unwrap();
+    producer.reclaim(|buffer| transmit_free.release(buffer)).unwrap();
     assert_eq!(transmit_free.len() as u32, FRAMES);
     for packet in 1..=number {
         let times = wire.sent.get(&packet).copied().unwrap_or(0);
@@ -232,12 +232,12 @@ fn one_life_and_its_successor(
 
 /// The successor does not send a packet again that was noted as completed before the crash.
 #[test]
-fn done_out_of_order_is_not_sent_again() {
+fn packets_completed_out_of_order_are_not_sent_again() {
     let pair = Pair::new(16, FRAMES);
     let (mut producer, _) = pair.application();
-    for frame in 0..4 {
+    for buffer in 0..4 {
         let one =
-            Descriptor { frame, start: HEADROOM_BYTES, len: 60 + frame, ..Default::default() };
+            Descriptor { buffer, start: HEADROOM_BYTES, len: 60 + buffer, ..Default::default() };
         assert!(producer.push(&[one]));
     }
     producer.publish();
@@ -259,7 +259,7 @@ fn done_out_of_order_is_not_sent_again() {
     while let Some((_, first)) =
         successor.transmit.take(&mut successor.transmit_ledger, &mut packet).unwrap()
     {
-        again.push(packet[0].frame);
+        again.push(packet[0].buffer);
         successor.transmit.complete(&mut successor.transmit_ledger, first, 1);
     }
     successor.transmit.publish();
@@ -270,12 +270,12 @@ fn done_out_of_order_is_not_sent_again() {
 /// The note on a packet goes when a successor's batch skips that packet: the successor sends the
 /// next packet in that slot.
 #[test]
-fn a_note_is_for_one_packet() {
+fn a_completion_note_applies_to_one_packet() {
     let pair = Pair::new(8, FRAMES);
     let (mut producer, _) = pair.application();
-    let mut push = |frame| {
-        let one = Descriptor { frame, start: HEADROOM_BYTES, len: 60, ..Default::default() };
-        assert!(producer.push(&[one]), "frame {frame}");
+    let mut push = |buffer| {
+        let one = Descriptor { buffer, start: HEADROOM_BYTES, len: 60, ..Default::default() };
+        assert!(producer.push(&[one]), "frame {buffer}");
         producer.publish();
     };
     (0..8).for_each(&mut push);
@@ -284,7 +284,7 @@ fn a_note_is_for_one_packet() {
     let take = |server: &mut ServerSide, packet: &mut [Descriptor; MAX_CHAIN]| {
         server.transmit.observe().unwrap();
         let taken = server.transmit.take(&mut server.transmit_ledger, packet).unwrap();
-        taken.map(|(_, first)| (first, packet[0].frame))
+        taken.map(|(_, first)| (first, packet[0].buffer))
     };
     let firsts: Vec<u32> =
         std::iter::from_fn(|| take(&mut server, &mut packet)).map(|(first, _)| first).collect();
@@ -293,28 +293,28 @@ fn a_note_is_for_one_packet() {
     let mut successor = pair.server();
     // The first alone, and completed; then the successor takes one around the noted one, and puts
     // it back.
-    let (first, frame) = take(&mut successor, &mut packet).unwrap();
-    assert_eq!(frame, 0);
-    let (second, frame) = take(&mut successor, &mut packet).unwrap();
-    assert_eq!(frame, 2);
+    let (first, buffer) = take(&mut successor, &mut packet).unwrap();
+    assert_eq!(buffer, 0);
+    let (second, buffer) = take(&mut successor, &mut packet).unwrap();
+    assert_eq!(buffer, 2);
     successor.transmit.put_back(&mut successor.transmit_ledger, second);
     assert_eq!(successor.transmit_ledger.held(), 2, "the first, and the noted one behind it");
     successor.transmit.put_back(&mut successor.transmit_ledger, first);
     assert_eq!(successor.transmit_ledger.held(), 0);
     for expected in [0, 2, 3, 4, 5, 6, 7] {
-        let (first, frame) = take(&mut successor, &mut packet).unwrap();
-        assert_eq!(frame, expected);
+        let (first, buffer) = take(&mut successor, &mut packet).unwrap();
+        assert_eq!(buffer, expected);
         successor.transmit.complete(&mut successor.transmit_ledger, first, 1);
     }
     assert!(successor.transmit.has_news());
     successor.transmit.publish();
     assert_eq!(producer.reclaim(|_| {}), Ok(8));
-    for frame in 8..16 {
-        let one = Descriptor { frame, start: HEADROOM_BYTES, len: 60, ..Default::default() };
+    for buffer in 8..16 {
+        let one = Descriptor { buffer, start: HEADROOM_BYTES, len: 60, ..Default::default() };
         assert!(producer.push(&[one]));
         producer.publish();
         let (first, got) = take(&mut successor, &mut packet).expect("it is sent");
-        assert_eq!(got, frame);
+        assert_eq!(got, buffer);
         successor.transmit.complete(&mut successor.transmit_ledger, first, 1);
     }
 }

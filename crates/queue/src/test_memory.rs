@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::descriptor::HeapShape;
-use crate::frames::Ledger;
+use crate::buffers::Ledger;
+use crate::descriptor::PoolShape;
 use crate::layout::QueueShape;
 use crate::receive::{ReceiveConsumer, ReceiveProducer, application_side, server_side};
 use crate::transmit::{TransmitConsumer, TransmitProducer};
@@ -47,7 +47,7 @@ impl Memory {
 /// The memories of a session with one queue pair, from which the tests make both sides.
 pub(crate) struct Pair {
     pub(crate) shape: QueueShape,
-    pub(crate) heap: HeapShape,
+    pub(crate) pool: PoolShape,
     pub(crate) application: Memory,
     pub(crate) server: Memory,
     pub(crate) done: Memory,
@@ -62,12 +62,12 @@ pub(crate) struct ServerSide {
 }
 
 impl Pair {
-    pub(crate) fn new(capacity: u32, frames: u32) -> Pair {
+    pub(crate) fn new(capacity: u32, buffers: u32) -> Pair {
         let shape = QueueShape::new(capacity, capacity).unwrap();
-        let words = Ledger::words_for(frames);
+        let words = Ledger::words_for(buffers);
         Pair {
             shape,
-            heap: HeapShape::new(frames, 1920).unwrap(),
+            pool: PoolShape::new(buffers, 1920).unwrap(),
             application: Memory::new(shape.application_words()),
             server: Memory::new(shape.server_words()),
             done: Memory::new(shape.ledger_words()),
@@ -76,19 +76,19 @@ impl Pair {
     }
 
     pub(crate) fn application(&self) -> (TransmitProducer, ReceiveConsumer) {
-        application_side(&self.shape, self.heap, self.application.own(), &self.server.peer())
+        application_side(&self.shape, self.pool, self.application.own(), &self.server.peer())
     }
 
     pub(crate) fn server(&self) -> ServerSide {
         let (transmit, receive) = server_side(
             &self.shape,
-            self.heap,
+            self.pool,
             self.server.own(),
             &self.application.peer(),
             self.done.own(),
         );
         let ledger = |memory: &Memory| {
-            let mut ledger = Ledger::new(memory.own(), self.heap.frames());
+            let mut ledger = Ledger::new(memory.own(), self.pool.buffers());
             ledger.clear();
             ledger
         };

@@ -6,8 +6,8 @@
 //! ledger, so that a successor does not send those packets again.
 
 use crate::Violation;
-use crate::descriptor::{Descriptor, HeapShape, MAX_CHAIN, META, MORE, SMALL, TOGETHER};
-use crate::frames::{Ledger, Slots};
+use crate::buffers::{Ledger, Slots};
+use crate::descriptor::{Descriptor, EXPEDITED, MAX_CHAIN, META, MORE, PoolShape, TOGETHER};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
 use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
@@ -79,7 +79,7 @@ impl TransmitProducer {
             let slot = (index & (self.capacity - 1)) as usize * 2;
             self.descriptors.prefetch_ring(slot, self.capacity as usize * 2);
             self.descriptors.store_pair(slot, descriptor.to_words());
-            self.slots.set(index, descriptor.frame);
+            self.slots.set(index, descriptor.buffer);
             self.head.advance(1);
         }
         true
@@ -121,8 +121,8 @@ impl TransmitProducer {
         self.wanted = Some(index);
         self.head.line().store(WANTED_WORD, WANTED | u64::from(index));
         // SYNC: the wish is there before this side looks at the commit index. Partner:
-        // `MarkerLooks`.
-        full_fence(Barrier::WisherLooks);
+        // `MarkerChecks`.
+        full_fence(Barrier::RequesterChecks);
     }
 
     /// `true` if the wanted slots are free, as last reclaimed. Then the wish is over.
@@ -148,14 +148,14 @@ pub struct TransmitConsumer {
     /// How many completions the ledger notes: mostly none, and then the server does not look which.
     noted: u32,
     slots: Slots,
-    heap: HeapShape,
+    pool: PoolShape,
     capacity: u32,
 }
 
 impl TransmitConsumer {
     pub(crate) fn new(
         shape: &QueueShape,
-        heap: HeapShape,
+        pool: PoolShape,
         line: OwnWords,
         head: PeerWords,
         descriptors: PeerWords,
@@ -173,7 +173,7 @@ impl TransmitConsumer {
             done,
             noted,
             slots: Slots::new(shape.transmit()),
-            heap,
+            pool,
             capacity: shape.transmit(),
         }
     }
@@ -246,7 +246,7 @@ impl TransmitConsumer {
         if self.waiting() == 0 {
             return Ok(None);
         }
-        packet[0] = self.take_frame(ledger, first)?;
+        packet[0] = self.take_buffer(ledger, first)?;
         if packet[0].goes_on() || self.noted > 0 {
             return self.take_more(ledger, packet);
         }
@@ -271,7 +271,7 @@ impl TransmitConsumer {
                 if count == MAX_CHAIN || count as u32 == waiting {
                     return Err(Violation::Chain);
                 }
-                packet[count] = self.take_frame(ledger, first.wrapping_add(count as u32))?;
+                packet[count] = self.take_buffer(ledger, first.wrapping_add(count as u32))?;
                 count += 1;
             }
             self.taken = first.wrapping_add(count as u32);
@@ -283,13 +283,13 @@ impl TransmitConsumer {
             if self.waiting() == 0 {
                 return Ok(None);
             }
-            packet[0] = self.take_frame(ledger, self.taken)?;
+            packet[0] = self.take_buffer(ledger, self.taken)?;
         }
     }
 
     /// Fetches one descriptor, checks it and takes its buffer.
     #[inline]
-    fn take_frame(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
+    fn take_buffer(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
         let slot = (index & (self.capacity - 1)) as usize * 2;
         // Once a line: prefetches the descriptor [`AHEAD`] slots later, if the application has
         // published it.
@@ -297,9 +297,9 @@ impl TransmitConsumer {
             self.prefetch(index.wrapping_add(AHEAD), 1);
         }
         let words = self.descriptors.fetch_pair(slot);
-        let descriptor = Descriptor::check(words, &self.heap, MORE | META | TOGETHER | SMALL)?;
-        ledger.take(descriptor.frame)?;
-        self.slots.set(index, descriptor.frame);
+        let descriptor = Descriptor::check(words, &self.pool, MORE | META | TOGETHER | EXPEDITED)?;
+        ledger.take(descriptor.buffer)?;
+        self.slots.set(index, descriptor.buffer);
         Ok(descriptor)
     }
 
@@ -308,7 +308,7 @@ impl TransmitConsumer {
     /// those that a predecessor completed, which the server will skip again.
     pub fn put_back(&mut self, ledger: &mut Ledger, first: u32) {
         let count = self.taken.wrapping_sub(first);
-        ledger.give_back_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
+        ledger.release_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
         self.taken = first;
     }
 
@@ -317,7 +317,7 @@ impl TransmitConsumer {
     #[inline]
     pub fn complete(&mut self, ledger: &mut Ledger, first: u32, count: u32) {
         if first == self.commit.now() && self.noted == 0 {
-            self.give_back(ledger, count);
+            self.release(ledger, count);
         } else {
             self.complete_out_of_order(ledger, first, count);
         }
@@ -335,12 +335,12 @@ impl TransmitConsumer {
         for step in 0..count {
             self.set_done(first.wrapping_add(step), false);
         }
-        self.give_back(ledger, count);
+        self.release(ledger, count);
         while self.commit.now() != self.taken && self.is_done(self.commit.now()) {
             // The note goes before the index advances: the other way round, a crash between the two
             // would leave a note on a slot whose next packet was never sent.
             self.set_done(self.commit.now(), false);
-            self.give_back(ledger, 1);
+            self.release(ledger, 1);
         }
     }
 
@@ -373,9 +373,9 @@ impl TransmitConsumer {
     }
 
     #[inline]
-    fn give_back(&mut self, ledger: &mut Ledger, count: u32) {
+    fn release(&mut self, ledger: &mut Ledger, count: u32) {
         let first = self.commit.now();
-        ledger.give_back_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
+        ledger.release_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
         self.commit.advance(count);
     }
 

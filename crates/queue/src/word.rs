@@ -40,25 +40,25 @@ const LINES_AHEAD: usize = 4;
 /// certain to see the other's store; with either barrier taken out, neither side may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
-    /// The sleeper set its flag and looks at the queue. Partner: [`Barrier::RingerLooks`].
-    SleeperLooks,
-    /// The producer published and looks at the flag. Partner: [`Barrier::SleeperLooks`].
-    RingerLooks,
+    /// The sleeper set its flag and looks at the queue. Partner: [`Barrier::NotifierChecks`].
+    SleeperChecks,
+    /// The producer published and looks at the flag. Partner: [`Barrier::SleeperChecks`].
+    NotifierChecks,
     /// The acknowledger acknowledged events, and looks at their queues. Partner:
-    /// [`Barrier::MarkerLooks`].
-    AcknowledgerLooks,
+    /// [`Barrier::MarkerChecks`].
+    AcknowledgerChecks,
     /// The marker published queues, and looks at the acknowledgements. Partner:
-    /// [`Barrier::AcknowledgerLooks`] and, for the wish for room that is read with them,
-    /// [`Barrier::WisherLooks`].
-    MarkerLooks,
-    /// A thread left work, and looks at the flag. Partner: [`Barrier::HolderLooks`].
-    LeaverLooks,
+    /// [`Barrier::AcknowledgerChecks`] and, for the wish for room that is read with them,
+    /// [`Barrier::RequesterChecks`].
+    MarkerChecks,
+    /// A thread left work, and looks at the flag. Partner: [`Barrier::HolderChecks`].
+    LeaverChecks,
     /// The holder released the flag, and looks for work that was left. Partner:
-    /// [`Barrier::LeaverLooks`].
-    HolderLooks,
+    /// [`Barrier::LeaverChecks`].
+    HolderChecks,
     /// The sender wrote a wish for room, and looks whether there is room. Partner:
-    /// [`Barrier::MarkerLooks`].
-    WisherLooks,
+    /// [`Barrier::MarkerChecks`].
+    RequesterChecks,
 }
 
 /// Executes a full barrier. It is a fence and not SeqCst accesses: those order only among each

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_stays_where_it_is_put() {
+    fn a_pinned_thread_stays_on_its_core() {
         let all = cores().unwrap();
         assert!(!all.is_empty());
         for core in all {

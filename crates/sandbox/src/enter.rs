@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_travels_through_an_error_number() {
+    fn a_failed_step_is_encoded_in_an_error_number() {
         for step in [Step::Unshare, Step::MapGroup, Step::MakeTap, Step::Passed] {
             assert_eq!(Step::of(&step.failed(Errno::PERM)), Some((step, Errno::PERM)));
         }

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_there_if_the_map_says_so() {
+    fn test_users_exist_if_the_user_map_has_them() {
         assert!(maps_ours("         0          0 4294967295\n"));
         assert!(maps_ours("0 1000 1\n61001 100000 3\n"));
         assert!(!maps_ours("0 1000 1\n"));

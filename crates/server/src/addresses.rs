@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn one_after_the_other_until_all_are_given() {
+    fn addresses_are_leased_in_sequence_until_exhausted() {
         let mut pool = pool();
         assert_eq!(pool.size(), 5);
         let leases: Vec<_> = (0..5).map(|_| pool.lease(&holder("a"), None).unwrap()).collect();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_again_gets_what_it_had_and_others_what_is_free_for_longest() {
+    fn former_holders_get_their_address_others_the_longest_free() {
         let mut pool = pool();
         let a = pool.lease(&holder("a"), None).unwrap();
         let b = pool.lease(&holder("b"), None).unwrap();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_nothing_is_lost() {
+    fn remembered_leases_are_bounded_and_none_is_lost() {
         let mut pool = Pool::new(Subnets::default(), [2; 6]).unwrap();
         for round in 0..3 * REMEMBERED {
             let holder = holder(&round.to_string());
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wanted_address() {
+    fn a_requested_address_is_leased_if_free() {
         let mut pool = pool();
         let wanted: Ipv4Addr = "10.77.0.5".parse().unwrap();
         assert_eq!(pool.lease(&holder("a"), Some(wanted)).unwrap().ipv4, Some((wanted, 29)));

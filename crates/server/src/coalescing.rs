@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_of_those_that_are_there() {
+    fn the_least_value_applies() {
         let mut values = Values::new(1);
         assert_eq!(values.least(0), 1, "nobody");
         assert_eq!(values.least(2), 1, "two that asked for nothing");

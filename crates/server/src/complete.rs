@@ -3,7 +3,7 @@
 
 use towpath_device::DeviceError;
 
-use crate::engine::{Engine, STAGE_SLOTS};
+use crate::engine::{BOUNCE_SLOTS, Engine};
 
 impl Engine {
     /// Collects the device's completions, after giving it the waiting packets. Returns how many
@@ -11,11 +11,11 @@ impl Engine {
     pub(crate) fn complete(&mut self) -> Result<usize, DeviceError> {
         // The engine asks a device that had no room again in the next poll iteration.
         if !self.handoff.is_blocked() {
-            self.handoff.flush(&self.stage, &mut self.spaces, self.device.as_mut())?;
+            self.handoff.flush(&self.bounce, &mut self.spaces, self.device.as_mut())?;
         }
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.clear();
-        let count = self.device.tx_return(&mut tokens, STAGE_SLOTS as usize)?;
+        let count = self.device.tx_complete(&mut tokens, BOUNCE_SLOTS as usize)?;
         for token in &tokens {
             self.land(*token as u32);
         }
@@ -28,23 +28,27 @@ impl Engine {
     /// free. With the last device packet of an in-flight entry, the application's buffers are free,
     /// too.
     pub(crate) fn land(&mut self, slot: u32) {
-        let number = self.stage.slots[slot as usize].flight;
-        self.stage.give_back(slot);
-        let flight = &mut self.flights[number as usize];
-        flight.remaining -= 1;
-        if flight.remaining > 0 {
+        let number = self.bounce.slots[slot as usize].in_flight_slot;
+        self.bounce.release(slot);
+        let in_flight_slot = &mut self.in_flight[number as usize];
+        in_flight_slot.remaining -= 1;
+        if in_flight_slot.remaining > 0 {
             return;
         }
-        let flight = *flight;
-        self.free_flights.give_back(number);
-        if let Some(session) = &mut self.sessions[flight.session as usize] {
-            session.flights -= 1;
-            if session.closing && session.flights == 0 {
-                self.landed.push(flight.session);
+        let in_flight_slot = *in_flight_slot;
+        self.free_in_flight.release(number);
+        if let Some(session) = &mut self.sessions[in_flight_slot.session as usize] {
+            session.in_flight -= 1;
+            if session.closing && session.in_flight == 0 {
+                self.landed.push(in_flight_slot.session);
             }
-            let set = &mut session.queue_sets[flight.queue_set as usize];
-            set.transmit.complete(&mut session.transmit_ledger, flight.first, flight.chain);
-            self.touch(flight.session, flight.queue_set);
+            let set = &mut session.queue_pairs[in_flight_slot.queue_pair as usize];
+            set.transmit.complete(
+                &mut session.transmit_ledger,
+                in_flight_slot.first,
+                in_flight_slot.chain,
+            );
+            self.touch(in_flight_slot.session, in_flight_slot.queue_pair);
         }
     }
 }

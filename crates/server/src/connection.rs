@@ -14,9 +14,9 @@ use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::Lease;
+use crate::commands::Listening;
 use crate::connections::Account;
 use crate::demux::{Rule, Vlan};
-use crate::orders::Tap;
 use crate::policy::Standing;
 use crate::prepare::Prepared;
 use crate::session::Mappings;
@@ -86,17 +86,17 @@ pub(crate) struct Opened {
     /// The packets that the endpoint receives.
     pub(crate) rule: Rule,
     /// The way in which the endpoint listens without a rule.
-    pub(crate) tap: Option<Tap>,
+    pub(crate) listening: Option<Listening>,
     /// `true` if the endpoint also receives broadcast and multicast.
     pub(crate) group: bool,
     /// `true` if the endpoint takes large packets and packets with partial checksums.
     pub(crate) offload: bool,
     /// The endpoint's queue pair.
-    pub(crate) queue_set: u32,
+    pub(crate) queue_pair: u32,
     /// The endpoint's settings.
     pub(crate) settings: Values,
     /// The priority that the endpoint was granted; the application may go below it, and back.
-    pub(crate) given_priority: u64,
+    pub(crate) granted_priority: u64,
 }
 
 impl Connection {
@@ -138,12 +138,12 @@ pub(crate) fn read_attach(
         return Err(malformed("attach: a reserved field is not 0".into()));
     }
     let shape = SessionShape::new(
-        attach.queue_sets,
+        attach.queue_pairs,
         attach.endpoints,
         attach.transmit_slots,
         attach.receive_slots,
-        attach.transmit_frame_bytes,
-        attach.receive_frame_bytes,
+        attach.transmit_buffer_bytes,
+        attach.receive_buffer_bytes,
     )
     .map_err(|error| malformed(format!("attach: {error}")))?;
     let wanted = Ipv4Addr::from(attach.ipv4);
@@ -169,25 +169,25 @@ pub(crate) fn read_open(
     if open.given & !message::RULE_ALL != 0 || open.flags & !message::OPEN_ALL != 0 {
         return malformed("fields or flags that this version does not have");
     }
-    if open.queue_set >= shape.queue_sets {
+    if open.queue_pair >= shape.queue_pairs {
         let text =
-            format!("open: queue set {}; the session has {}", open.queue_set, shape.queue_sets);
+            format!("open: queue set {}; the session has {}", open.queue_pair, shape.queue_pairs);
         return Err((Refusal::NotFound, text));
     }
     let administrator = connection.standing == Standing::Administrator;
-    let tap = match (
+    let listening = match (
         open.flags & message::OPEN_PROMISCUOUS != 0,
         open.flags & message::OPEN_CAPTURE != 0,
     ) {
         (false, false) => None,
-        (true, false) => Some(Tap::Promiscuous),
-        (false, true) => Some(Tap::Capture),
+        (true, false) => Some(Listening::Promiscuous),
+        (false, true) => Some(Listening::Capture),
         (true, true) => return malformed("promiscuous and capture exclude each other"),
     };
-    if tap.is_some() && open.given != 0 {
+    if listening.is_some() && open.given != 0 {
         return malformed("a promiscuous or capturing endpoint has no flow rule");
     }
-    if tap.is_some() && !administrator {
+    if listening.is_some() && !administrator {
         return denied("only root and the server's user may capture or be promiscuous".into());
     }
     if has(message::RULE_VLAN) && !(1..=4094).contains(&open.vlan) {
@@ -250,11 +250,11 @@ pub(crate) fn read_open(
             remote_ip,
             remote_port: has(message::RULE_REMOTE_PORT).then_some(open.remote_port),
         },
-        tap,
+        listening,
         group: open.flags & message::OPEN_GROUP != 0,
         offload: open.flags & message::OPEN_OFFLOAD != 0,
-        queue_set: open.queue_set,
+        queue_pair: open.queue_pair,
         settings: Values::default(),
-        given_priority: Setting::Priority.spec().default,
+        granted_priority: Setting::Priority.spec().default,
     })
 }

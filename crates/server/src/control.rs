@@ -25,11 +25,11 @@ use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
 use crate::addresses::Pool;
+use crate::commands::{Command, EngineReport};
 use crate::connection::{Connection, Progress, Refused};
 use crate::connections::{Account, Connections};
 use crate::demux::{Rule, Sets};
 use crate::log::LogLimit;
-use crate::orders::{Event, Order};
 use crate::policy::{Policy, Standing};
 use crate::slow::Slow;
 use crate::worker::link::Packet;
@@ -87,9 +87,9 @@ pub(crate) struct Parts {
     /// Keeps everything that must outlive the server.
     pub(crate) store: Box<dyn Store>,
     /// Commands to the engine.
-    pub(crate) orders: Sender<(u64, Order)>,
+    pub(crate) commands: Sender<(u64, Command)>,
     /// Replies and reports from the engine.
-    pub(crate) events: Receiver<Event>,
+    pub(crate) events: Receiver<EngineReport>,
     /// Requests from the owner.
     pub(crate) requests: Receiver<Request>,
     /// Wakes the engine.
@@ -240,15 +240,15 @@ impl Control {
     fn stop(&mut self) {
         if !self.stopping {
             self.stopping = true;
-            self.order(Order::Stop, Reply::Nothing);
+            self.command(Command::Stop, Reply::Nothing);
         }
     }
 
-    pub(crate) fn order(&mut self, order: Order, reply: Reply) {
+    pub(crate) fn command(&mut self, command: Command, reply: Reply) {
         self.next_ticket += 1;
         self.replies.insert(self.next_ticket, reply);
         // An engine that is gone has said so in its last event.
-        if self.parts.orders.send((self.next_ticket, order)).is_ok() {
+        if self.parts.commands.send((self.next_ticket, command)).is_ok() {
             let _ = rustix::io::write(&*self.parts.engine_wake, &1u64.to_ne_bytes());
         }
     }
@@ -268,7 +268,7 @@ impl Control {
         let directly = !self.untrusted.1 && !self.connections.serve_several();
         if directly != self.notifies_directly {
             self.notifies_directly = directly;
-            self.order(Order::Notify { directly }, Reply::Nothing);
+            self.command(Command::Notify { directly }, Reply::Nothing);
         }
     }
 
@@ -422,22 +422,26 @@ impl Control {
                 }
             };
             match event {
-                Event::Done { ticket } => {
+                EngineReport::Done { ticket } => {
                     if let Some(reply) = self.replies.remove(&ticket) {
                         self.reply(&reply);
                     }
                 }
-                Event::Closed { session, doorbell } => self.close_doorbell(session, doorbell),
-                Event::Removed(session) => self.session_ended(session),
-                Event::Violated { session, violation } => self.log_violation(session, violation),
-                Event::Stalled { packets } => warn!(
+                EngineReport::Closed { session, doorbell } => {
+                    self.close_doorbell(session, doorbell)
+                }
+                EngineReport::Removed(session) => self.session_ended(session),
+                EngineReport::Violated { session, violation } => {
+                    self.log_violation(session, violation)
+                }
+                EngineReport::Stalled { packets } => warn!(
                     device = self.parts.info.name,
                     packets, "the device stalled: it is reset, and what it kept is sent again"
                 ),
-                Event::Recovered { resets } => {
+                EngineReport::Recovered { resets } => {
                     info!(device = self.parts.info.name, resets, "the device works again");
                 }
-                Event::Ended(outcome) => self.ended = Some(outcome),
+                EngineReport::Ended(outcome) => self.ended = Some(outcome),
             }
         }
     }

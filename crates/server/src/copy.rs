@@ -1,5 +1,5 @@
 //! The trust boundary on receive: the engine copies a packet once, into buffers of memory that only
-//! the server writes. (On transmit it is the [`crate::stage`].) Only the routines that make copies,
+//! the server writes. (On transmit it is the [`crate::bounce`].) Only the routines that make copies,
 //! here and there, count them.
 //!
 //! This module uses unsafe code because it sums checksums in place, in receive buffer pools, which
@@ -9,10 +9,10 @@ use towpath_device::Meta;
 use towpath_memory::Region;
 use towpath_packet::checksum;
 use towpath_queue::Violation;
+use towpath_queue::buffers::Ledger;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, prefetch_distance};
-use towpath_queue::frames::Ledger;
 
-use crate::session::{QueueSet, Session};
+use crate::session::{QueuePair, Session};
 use crate::source::{Reader, Source};
 use towpath_protocol::counters::{self, Endpoint as Count};
 
@@ -22,29 +22,29 @@ pub(crate) enum Delivered {
     /// The packet is in the receive queue.
     Yes,
     /// The application had provided too few buffers.
-    NoFrames,
+    NoBuffers,
     /// The packet is longer than any chain, or its ranges contradict each other.
     Unusable,
 }
 
 /// Copies one packet into the next provided buffers of a queue pair. `finish`: the place of a
-/// checksum to complete in the copy, as in [`towpath_device::Checksum::Unfinished`].
+/// checksum to complete in the copy, as in [`towpath_device::Checksum::Partial`].
 #[inline]
 pub(crate) fn deliver(
     session: &mut Session,
     endpoint: u32,
-    queue_set: usize,
+    queue_pair: usize,
     source: Source<'_>,
     meta: Meta,
-    finish: Option<(u16, u16)>,
+    complete: Option<(u16, u16)>,
     flags: u16,
 ) -> Delivered {
     let len = source.len();
-    let one_frame = len.wrapping_sub(1) < session.shape.receive_heap.data_bytes() as usize;
-    let outcome = if one_frame && finish.is_none() && meta == Meta::FINISHED {
-        deliver_frame(session, endpoint, queue_set, source, len, flags)
+    let one_frame = len.wrapping_sub(1) < session.shape.receive_pool.data_bytes() as usize;
+    let outcome = if one_frame && complete.is_none() && meta == Meta::FULL {
+        deliver_frame(session, endpoint, queue_pair, source, len, flags)
     } else {
-        deliver_chain(session, endpoint, queue_set, source, meta, finish, flags)
+        deliver_chain(session, endpoint, queue_pair, source, meta, complete, flags)
     };
     if outcome == Delivered::Yes {
         for (count, by) in
@@ -61,25 +61,25 @@ pub(crate) fn deliver(
 fn deliver_frame(
     session: &mut Session,
     endpoint: u32,
-    queue_set: usize,
+    queue_pair: usize,
     source: Source<'_>,
     len: usize,
     flags: u16,
 ) -> Delivered {
-    let heap = session.shape.receive_heap;
-    let set = &mut session.queue_sets[queue_set];
+    let pool = session.shape.receive_pool;
+    let set = &mut session.queue_pairs[queue_pair];
     let available = set.receive.available();
     if available == 0 && !observe(set, &mut session.receive_ledger, &mut session.violation, 1) {
-        return Delivered::NoFrames;
+        return Delivered::NoBuffers;
     }
-    let memory = &mut session.receive_heap;
+    let memory = &mut session.receive_pool;
     let ahead = prefetch_distance(len);
     if available > ahead {
-        let start = heap.frame_offset(set.receive.frame(ahead)) + HEADROOM_BYTES as usize;
+        let start = pool.buffer_offset(set.receive.buffer(ahead)) + HEADROOM_BYTES as usize;
         memory.prefetch_to_write(start, len);
     }
-    let frame = set.receive.frame(0);
-    let mut at = heap.frame_offset(frame) + HEADROOM_BYTES as usize;
+    let buffer = set.receive.buffer(0);
+    let mut at = pool.buffer_offset(buffer) + HEADROOM_BYTES as usize;
     let mut copied = memory.copy_in(at, source.prefix);
     at += source.prefix.len();
     for piece in source.pieces {
@@ -90,7 +90,7 @@ fn deliver_frame(
     if !copied {
         return Delivered::Unusable;
     }
-    let descriptor = Descriptor { frame, start: HEADROOM_BYTES, len: len as u32, endpoint, flags };
+    let descriptor = Descriptor { buffer, start: HEADROOM_BYTES, len: len as u32, endpoint, flags };
     set.receive.push(&mut session.receive_ledger, descriptor);
     Delivered::Yes
 }
@@ -98,13 +98,13 @@ fn deliver_frame(
 /// Reads the buffers that the application has provided since. Returns `true` if there are `frames`.
 #[inline(never)]
 fn observe(
-    set: &mut QueueSet,
+    set: &mut QueuePair,
     ledger: &mut Ledger,
     violated: &mut Option<Violation>,
-    frames: usize,
+    buffers: usize,
 ) -> bool {
     match set.receive.observe(ledger) {
-        Ok(available) => available as usize >= frames,
+        Ok(available) => available as usize >= buffers,
         Err(violation) => {
             violated.get_or_insert(violation);
             false
@@ -115,57 +115,57 @@ fn observe(
 fn deliver_chain(
     session: &mut Session,
     endpoint: u32,
-    queue_set: usize,
+    queue_pair: usize,
     source: Source<'_>,
     meta: Meta,
-    finish: Option<(u16, u16)>,
+    complete: Option<(u16, u16)>,
     flags: u16,
 ) -> Delivered {
     let len = source.len();
-    let heap = session.shape.receive_heap;
-    let data_bytes = heap.data_bytes() as usize;
-    let frames = len.div_ceil(data_bytes);
-    if frames == 0 || frames > MAX_CHAIN {
+    let pool = session.shape.receive_pool;
+    let data_bytes = pool.data_bytes() as usize;
+    let buffers = len.div_ceil(data_bytes);
+    if buffers == 0 || buffers > MAX_CHAIN {
         return Delivered::Unusable;
     }
-    let set = &mut session.queue_sets[queue_set];
-    if (set.receive.available() as usize) < frames
-        && !observe(set, &mut session.receive_ledger, &mut session.violation, frames)
+    let set = &mut session.queue_pairs[queue_pair];
+    if (set.receive.available() as usize) < buffers
+        && !observe(set, &mut session.receive_ledger, &mut session.violation, buffers)
     {
-        return Delivered::NoFrames;
+        return Delivered::NoBuffers;
     }
-    let memory = &mut session.receive_heap;
+    let memory = &mut session.receive_pool;
     let mut reader = Reader::new(source);
-    for place in 0..frames {
-        let offset = heap.frame_offset(set.receive.frame(place as u32)) + HEADROOM_BYTES as usize;
-        let now = data_bytes.min(len - place * data_bytes);
+    for index in 0..buffers {
+        let offset = pool.buffer_offset(set.receive.buffer(index as u32)) + HEADROOM_BYTES as usize;
+        let now = data_bytes.min(len - index * data_bytes);
         if !reader.copy(now, memory, offset) {
             return Delivered::Unusable;
         }
     }
-    if let Some((start, offset)) = finish
-        && !finish_in_heap(memory, &heap, len, start, offset, |place| set.receive.frame(place))
+    if let Some((start, offset)) = complete
+        && !complete_checksum(memory, &pool, len, start, offset, |index| set.receive.buffer(index))
     {
         return Delivered::Unusable;
     }
-    let has_meta = meta != Meta::FINISHED;
-    for place in 0..frames {
-        let frame = set.receive.frame(0);
-        let first = place == 0;
+    let has_meta = meta != Meta::FULL;
+    for index in 0..buffers {
+        let buffer = set.receive.buffer(0);
+        let first = index == 0;
         if first && has_meta {
             let words = meta.to_words();
-            let start = heap.frame_offset(frame);
+            let start = pool.buffer_offset(buffer);
             if !memory.copy_in(start, &words[0].to_ne_bytes())
                 || !memory.copy_in(start + 8, &words[1].to_ne_bytes())
             {
                 return Delivered::Unusable;
             }
         }
-        let more = if place + 1 < frames { towpath_queue::descriptor::MORE } else { 0 };
+        let more = if index + 1 < buffers { towpath_queue::descriptor::MORE } else { 0 };
         let descriptor = Descriptor {
-            frame,
+            buffer,
             start: HEADROOM_BYTES,
-            len: data_bytes.min(len - place * data_bytes) as u32,
+            len: data_bytes.min(len - index * data_bytes) as u32,
             endpoint,
             flags: flags | more | if first && has_meta { META } else { 0 },
         };
@@ -174,35 +174,35 @@ fn deliver_chain(
     Delivered::Yes
 }
 
-/// Returns the index of an endpoint's counter among its session's.
+/// Returns the place of an endpoint's counter among its session's.
 #[inline]
 pub(crate) fn session_word(endpoint: u32, count: Count) -> usize {
     endpoint as usize * towpath_protocol::layout::ENDPOINT_COUNTERS + count as usize
 }
 
 /// Completes the checksum of a packet of `len` bytes in the buffers that `frame` names.
-fn finish_in_heap(
+fn complete_checksum(
     memory: &mut Region,
-    heap: &towpath_queue::HeapShape,
+    pool: &towpath_queue::PoolShape,
     len: usize,
     start: u16,
     offset: u16,
-    frame: impl Fn(u32) -> u32,
+    buffer: impl Fn(u32) -> u32,
 ) -> bool {
-    let data_bytes = heap.data_bytes() as usize;
-    let frames = len.div_ceil(data_bytes);
-    let at = |place: usize| heap.frame_offset(frame(place as u32)) + HEADROOM_BYTES as usize;
+    let data_bytes = pool.data_bytes() as usize;
+    let buffers = len.div_ceil(data_bytes);
+    let at = |index: usize| pool.buffer_offset(buffer(index as u32)) + HEADROOM_BYTES as usize;
     let mut parts: [&[u8]; MAX_CHAIN] = [&[]; MAX_CHAIN];
-    for (place, part) in parts.iter_mut().enumerate().take(frames) {
-        let now = data_bytes.min(len - place * data_bytes);
+    for (index, part) in parts.iter_mut().enumerate().take(buffers) {
+        let now = data_bytes.min(len - index * data_bytes);
         // SAFETY: only this region maps a receive buffer pool's file writable: the server made the
         // file, and hands it out only for reading (`prepare.rs`).
-        match unsafe { memory.bytes_of_file(at(place), now) } {
+        match unsafe { memory.bytes_of_file(at(index), now) } {
             Some(bytes) => *part = bytes,
             None => return false,
         }
     }
-    let Ok((field, value)) = checksum::finished(&parts[..frames], start, offset) else {
+    let Ok((field, value)) = checksum::completed(&parts[..buffers], start, offset) else {
         return false;
     };
     // The checksum field may lie across two buffers.

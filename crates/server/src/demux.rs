@@ -163,7 +163,7 @@ pub struct FlowTable {
     /// Endpoints that receive a copy of every packet in either direction.
     pub captures: Vec<Destination>,
     /// `true` if the engine behaves as if such endpoints existed, even where there are none.
-    pub assumes_taps: bool,
+    pub assumes_captures: bool,
     seed: u64,
 }
 
@@ -186,7 +186,7 @@ impl FlowTable {
             groups: Groups::default(),
             promiscuous: Vec::new(),
             captures: Vec::new(),
-            assumes_taps: false,
+            assumes_captures: false,
             seed,
         }
     }
@@ -264,8 +264,8 @@ impl FlowTable {
     /// Returns `true` if only endpoints named by rules receive packets.
     #[inline]
     #[must_use]
-    pub fn has_no_taps(&self) -> bool {
-        self.promiscuous.is_empty() && self.captures.is_empty() && !self.assumes_taps
+    pub fn has_no_captures(&self) -> bool {
+        self.promiscuous.is_empty() && self.captures.is_empty() && !self.assumes_captures
     }
 
     /// Returns the endpoint whose rule matches the packet's destination; the most specific rule

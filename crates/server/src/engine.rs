@@ -7,7 +7,7 @@
 //! 3. Transmit packets (`transmit.rs`).
 //! 4. Complete packets (`complete.rs`).
 //! 5. Publish and notify (`publish.rs`).
-//! 6. If there was no work, wait as the mode says.
+//! 6. If there was no work, wait as the strategy says.
 //!
 //! Every loop has a budget. The engine itself does not allocate, lock, log or make a system call
 //! per packet; only the driver may.
@@ -25,26 +25,26 @@ use towpath_protocol::layout::{
     DEVICE_COUNTERS, STATE_COUNTERS_WORD, STATE_EPOCH_WORD, STATE_HEARTBEAT_WORD, STATE_SLEEP_WORD,
 };
 use towpath_protocol::settings::{Setting, Values};
+use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::MAX_CHAIN;
 use towpath_queue::doorbell::Sleeper;
-use towpath_queue::frames::FreeFrames;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 use towpath_waiting::Found;
 
+use crate::bounce::{BounceBuffers, WHOLE_BYTES};
+use crate::commands::{Closing, Command, EngineReport};
+use crate::deadlines::Deadlines;
 use crate::demux::{Destination, FlowCache, FlowTable};
-use crate::due::DueHeap;
 use crate::handoff::{Handoff, HandoffMode};
-use crate::orders::{Closing, Event, Order};
-use crate::publish::{Finished, Rings};
+use crate::parking::{ActiveSessions, COMMANDS, DEVICE};
+use crate::publish::{Completed, Notifications};
 use crate::relays::Relays;
-use crate::resting::{DEVICE, ORDERS, Watch};
 use crate::schedule::Schedule;
 use crate::session::Session;
 use crate::shaping;
 use crate::source::{Piece, SegmentPieces};
-use crate::stage::{Stage, WHOLE_BYTES};
-use crate::transmit::{EVENTS, Group};
+use crate::transmit::{Batch, EVENTS};
 use crate::wait::clock_ns;
 use crate::waiter::{Counted, Waiter};
 use crate::watchdog::Watchdog;
@@ -53,35 +53,41 @@ use towpath_protocol::counters::{self, Device as Count};
 
 /// The engine's wait strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum WaitStrategy {
     /// The engine never sleeps.
     Poll,
     /// The engine sleeps when it finds nothing to do, and clients notify it.
-    Interrupt,
+    Block,
     /// The engine spins before it sleeps if work is likely to come so soon. It spins at most as
     /// long as a wake-up takes.
-    Adaptive,
+    SpinThenBlock,
     /// The engine polls at a fixed rate per second, and clients do not notify it.
-    Clocked,
-    /// The engine picks the cheapest mode within bounds on latency and processor time.
+    TimerDriven,
+    /// The engine picks the cheapest strategy within bounds on latency and processor time.
     Auto,
 }
 
-impl Mode {
-    const ALL: [Mode; 5] = [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto];
+impl WaitStrategy {
+    const ALL: [WaitStrategy; 5] = [
+        WaitStrategy::Poll,
+        WaitStrategy::Block,
+        WaitStrategy::SpinThenBlock,
+        WaitStrategy::TimerDriven,
+        WaitStrategy::Auto,
+    ];
 
-    /// Returns the mode that the setting's value stands for.
-    pub(crate) fn of(value: u64) -> Mode {
-        Mode::ALL.get(value as usize).copied().unwrap_or(Mode::Interrupt)
+    /// Returns the strategy that the setting's value stands for.
+    pub(crate) fn of(value: u64) -> WaitStrategy {
+        WaitStrategy::ALL.get(value as usize).copied().unwrap_or(WaitStrategy::Block)
     }
 }
 
-impl From<Mode> for Values {
-    /// Returns the default values, except for the mode.
-    fn from(mode: Mode) -> Values {
+impl From<WaitStrategy> for Values {
+    /// Returns the default values, except for the strategy.
+    fn from(strategy: WaitStrategy) -> Values {
         let mut values = Values::default();
-        let set = values.set(Setting::Mode, mode as u64);
-        debug_assert!(set.is_ok(), "the table has all modes");
+        let set = values.set(Setting::Wait, strategy as u64);
+        debug_assert!(set.is_ok(), "the table has all strategies");
         values
     }
 }
@@ -97,14 +103,14 @@ pub struct Budgets {
     /// the engine copies or segments counts once per copy or segment.
     pub transmit_budget: usize,
     /// Packets that the engine takes from all queue pairs per poll iteration, counted the same way.
-    pub turn_budget: usize,
+    pub iteration_budget: usize,
 }
 
 /// A packet in flight, with the slots of the queue that it came from.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     pub(crate) session: u32,
-    pub(crate) queue_set: u32,
+    pub(crate) queue_pair: u32,
     pub(crate) first: u32,
     pub(crate) chain: u32,
     /// Device packets made from this packet that the device has not completed.
@@ -118,29 +124,29 @@ pub struct Engine {
     /// The device's pool and the bounce buffers, for reading.
     pub(crate) pool: Arc<Mapping>,
     pub(crate) pool_space: SpaceId,
-    pub(crate) empty: FreeFrames,
-    pub(crate) pool_frame_bytes: u32,
+    pub(crate) empty: FreeBuffers,
+    pub(crate) pool_buffer_bytes: u32,
     pub(crate) sessions: Vec<Option<Box<Session>>>,
     /// Session keys by session number.
-    pub(crate) places: HashMap<u32, u32>,
+    pub(crate) keys: HashMap<u32, u32>,
     /// Free session keys.
-    pub(crate) free_places: Vec<u32>,
-    pub(crate) watch: Watch,
+    pub(crate) free_keys: Vec<u32>,
+    pub(crate) active: ActiveSessions,
     /// Transmit buffer pools by session key; the engine reads them while sessions change.
-    pub(crate) heaps: Vec<Option<(Arc<Mapping>, PeerWords)>>,
+    pub(crate) transmit_pools: Vec<Option<(Arc<Mapping>, PeerWords)>>,
     pub(crate) flows: FlowTable,
-    pub(crate) stage: Stage,
+    pub(crate) bounce: BounceBuffers,
     pub(crate) handoff: Handoff,
     /// Packets that the device completed, of those that [`crate::handoff::Counts::taken`] counts.
     pub(crate) returned: u64,
     pub(crate) watchdog: Watchdog,
-    pub(crate) flights: Vec<Flight>,
-    pub(crate) free_flights: FreeFrames,
+    pub(crate) in_flight: Vec<InFlight>,
+    pub(crate) free_in_flight: FreeBuffers,
     pub(crate) schedule: Schedule,
     /// Queue pairs with news, while the engine looks at them.
     pub(crate) discovered: Vec<u32>,
     /// Expedited packets that pass others in one poll iteration.
-    pub(crate) small_share: usize,
+    pub(crate) expedited_share: usize,
     /// Endpoints whose settings need the clock; without any, the engine does not read the clock to
     /// send.
     pub(crate) timed: usize,
@@ -149,7 +155,7 @@ pub struct Engine {
     /// The clock's ticks that `tick` already counts.
     clock_ticks: u64,
     pub(crate) touched: Vec<(u32, u32)>,
-    pub(crate) finished: Vec<Finished>,
+    pub(crate) completed: Vec<Completed>,
     pub(crate) received: Vec<Received>,
     /// Received packets of the batch that are done; the rest waits for the next poll iteration.
     pub(crate) received_done: usize,
@@ -158,14 +164,14 @@ pub struct Engine {
     pub(crate) segment: SegmentPieces,
     pub(crate) found: Vec<Destination>,
     /// The batch; `None` while the engine sends its packets.
-    pub(crate) group: Option<Box<Group>>,
+    pub(crate) tx_batch: Option<Box<Batch>>,
     /// The cost of the current batch beyond its own bytes.
     pub(crate) spent: Spent,
     /// Bytes that this poll iteration may still send, weighted by their cost.
-    pub(crate) turn_bytes: i64,
+    pub(crate) iteration_bytes: i64,
     pub(crate) counters: OwnWords,
     pub(crate) budgets: Budgets,
-    pub(crate) turn: u64,
+    pub(crate) iteration: u64,
     /// Packets of the last poll iteration.
     pub(crate) packets: Found,
     header: OwnWords,
@@ -182,26 +188,26 @@ pub struct Engine {
     pub(crate) device_watched: bool,
     /// The monotonic clock's last reading, in nanoseconds.
     pub(crate) now: u64,
-    pub(crate) held: DueHeap,
-    pub(crate) rings: Rings,
+    pub(crate) deferred: Deadlines,
+    pub(crate) notifications: Notifications,
     /// `true` if the engine itself notifies applications, instead of the workers of their users.
     pub(crate) notifies_directly: bool,
     /// `true` if workers also notify the applications that are trusted or alone.
     pub(crate) always_by_worker: bool,
     pub(crate) relays: Relays,
     /// Packets that the engine takes from the device per poll iteration.
-    pub(crate) batch: usize,
+    pub(crate) rx_batch: usize,
     /// `true` if the engine suppresses notifications to clients that are awake.
-    pub(crate) ring_saving: bool,
+    pub(crate) notification_suppression: bool,
     /// `true` if the engine notifies coalescing clients early, once half of their buffers are used.
-    pub(crate) ring_half: bool,
-    pub(crate) orders: Receiver<(u64, Order)>,
-    events: Sender<Event>,
+    pub(crate) early_notification: bool,
+    pub(crate) commands: Receiver<(u64, Command)>,
+    events: Sender<EngineReport>,
     control_wake: Arc<OwnedFd>,
     pub(crate) wake: Arc<OwnedFd>,
     pub(crate) epoll: OwnedFd,
     /// `true` if there may be commands that the engine has not read.
-    pub(crate) orders_left: bool,
+    pub(crate) commands_left: bool,
     /// Sessions whose queue pairs the engine must check again, because settings changed.
     pub(crate) hurrying: VecDeque<u32>,
     /// Sessions under removal that still have flow rules.
@@ -213,27 +219,27 @@ pub struct Engine {
 
 /// Number of bounce buffers, which hold packets between their check and their completion. At most
 /// 960 of these packets are in flight or on their way to the device. The engine reserves 32 more
-/// for expedited packets (`SMALL_PLACES`), and 32 for packets under check (`GROUP`).
-pub(crate) const STAGE_SLOTS: u32 = 1024;
+/// for expedited packets (`EXPEDITED_SLOTS`), and 32 for packets under check (`GROUP`).
+pub(crate) const BOUNCE_SLOTS: u32 = 1024;
 
 /// Upper limit of expedited packets per poll iteration, whatever the value of the setting `small`.
 /// Expedited packets pass all others, and must not starve them.
-const MOST_SMALL: usize = 32;
+const MAX_EXPEDITED: usize = 32;
 
 /// Returns the data that the engine's epoll set reports when a session's application notifies the
 /// engine.
 #[must_use]
 pub(crate) fn wake_data(session: u32) -> u64 {
-    crate::resting::SESSIONS + u64::from(session)
+    crate::parking::SESSIONS + u64::from(session)
 }
 
 /// The channels between an engine and its control thread.
 #[derive(Debug)]
 pub struct Link {
     /// Commands, each with a ticket. The control thread writes `wake` after sending one.
-    pub orders: Receiver<(u64, Order)>,
+    pub commands: Receiver<(u64, Command)>,
     /// Replies and reports. The engine writes `control_wake` after sending one.
-    pub events: Sender<Event>,
+    pub events: Sender<EngineReport>,
     /// Wakes the engine.
     pub wake: Arc<OwnedFd>,
     /// Wakes the control thread.
@@ -268,8 +274,8 @@ impl Engine {
             move |cause: io::Error| DeviceError::Failed { name, what, cause }
         };
         let mut spaces = Spaces::default();
-        let pool_frame_bytes = info.rx_frame_bytes.next_multiple_of(128) as u32;
-        let pool_frames = (budgets.batch * 2).clamp(64, 4096) as u32;
+        let pool_buffer_bytes = info.rx_buffer_bytes.next_multiple_of(128) as u32;
+        let pool_buffers = (budgets.batch * 2).clamp(64, 4096) as u32;
         let can = info.can;
         let most_waiting = info.rx_queue_packets as u64 / 2;
         let slot_bytes = if can.tx_in_place && can.tx_checksum && can.tx_segmentation {
@@ -279,13 +285,13 @@ impl Engine {
         };
         // Pool and bounce buffers share one space: a device that does not send in place sends from
         // this space alone.
-        let pool_bytes = pool_frames as usize * pool_frame_bytes as usize;
-        let mut memory = Region::private(pool_bytes + STAGE_SLOTS as usize * slot_bytes)
+        let pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
+        let mut memory = Region::private(pool_bytes + BOUNCE_SLOTS as usize * slot_bytes)
             .map_err(failed("memory for its packets"))?;
         let pool = memory.mapping().clone();
         // The device writes the pool and only reads the bounce buffers behind it.
         let pool_space = spaces.add(Space::writable(memory.split_off_front(pool_bytes)));
-        let stage = Stage::new(memory, pool_space, STAGE_SLOTS, slot_bytes);
+        let bounce = BounceBuffers::new(memory, pool_space, BOUNCE_SLOTS, slot_bytes);
         device.start(&mut spaces)?;
         let mut words = own_words(state);
         let mut header = words.split_off_front(LINE_WORDS);
@@ -299,50 +305,50 @@ impl Engine {
             epoll::add(&epoll, fd.as_fd(), data, epoll::EventFlags::IN)
                 .map_err(|error| failed("epoll")(error.into()))
         };
-        watch(&link.wake, ORDERS)?;
+        watch(&link.wake, COMMANDS)?;
         if let Some(fd) = device.sleep_fd() {
             watch(&fd, DEVICE)?;
         }
-        let small_share = values.get(Setting::Small) as usize;
+        let expedited_share = values.get(Setting::Expedited) as usize;
         Ok(Engine {
             device,
             spaces,
             pool,
             pool_space,
-            empty: FreeFrames::new(0, pool_frames),
-            pool_frame_bytes,
+            empty: FreeBuffers::new(0, pool_buffers),
+            pool_buffer_bytes,
             sessions: Vec::new(),
-            places: HashMap::new(),
-            free_places: Vec::new(),
-            watch: Watch::new(),
-            heaps: Vec::new(),
+            keys: HashMap::new(),
+            free_keys: Vec::new(),
+            active: ActiveSessions::new(),
+            transmit_pools: Vec::new(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
-            stage,
-            handoff: Handoff::new(HandoffMode::of(values.get(Setting::Handoff)), small_share),
+            bounce,
+            handoff: Handoff::new(HandoffMode::of(values.get(Setting::Handoff)), expedited_share),
             returned: 0,
             watchdog: Watchdog::of(values),
-            flights: vec![Flight::default(); STAGE_SLOTS as usize],
-            free_flights: FreeFrames::new(0, STAGE_SLOTS),
+            in_flight: vec![InFlight::default(); BOUNCE_SLOTS as usize],
+            free_in_flight: FreeBuffers::new(0, BOUNCE_SLOTS),
             schedule: Schedule::new(shaping::policy(values.get(Setting::Scheduler), &budgets)),
             discovered: Vec::with_capacity(EVENTS as usize),
-            small_share,
+            expedited_share,
             timed: 0,
             tick: 0,
             clock_ticks: 0,
             touched: Vec::with_capacity(1024),
-            finished: Vec::with_capacity(budgets.turn_budget + MOST_SMALL),
+            completed: Vec::with_capacity(budgets.iteration_budget + MAX_EXPEDITED),
             received: Vec::with_capacity(budgets.batch),
             received_done: 0,
-            tokens: Vec::with_capacity(STAGE_SLOTS as usize),
+            tokens: Vec::with_capacity(BOUNCE_SLOTS as usize),
             pieces: Vec::with_capacity(MAX_CHAIN + 1),
             segment: SegmentPieces::new(),
             found: Vec::with_capacity(64),
-            group: None,
+            tx_batch: None,
             spent: Spent::default(),
-            turn_bytes: 0,
+            iteration_bytes: 0,
             counters,
             budgets,
-            turn: 0,
+            iteration: 0,
             packets: Found::default(),
             header,
             sleeper: Sleeper::new(flag),
@@ -353,20 +359,20 @@ impl Engine {
             rung: false,
             device_watched: true,
             now: clock_ns(),
-            held: DueHeap::default(),
-            rings: Rings::default(),
+            deferred: Deadlines::default(),
+            notifications: Notifications::default(),
             notifies_directly: true,
             relays: link.relays,
-            batch: budgets.batch.min(values.get(Setting::RxBatch) as usize),
-            ring_saving: values.is_on(Setting::RingSaving),
-            ring_half: values.is_on(Setting::RingHalf),
+            rx_batch: budgets.batch.min(values.get(Setting::RxBatch) as usize),
+            notification_suppression: values.is_on(Setting::NotificationSuppression),
+            early_notification: values.is_on(Setting::EarlyNotification),
             always_by_worker: values.is_on(Setting::Notify),
-            orders: link.orders,
+            commands: link.commands,
             events: link.events,
             control_wake: link.control_wake,
             wake: link.wake,
             epoll,
-            orders_left: false,
+            commands_left: false,
             hurrying: VecDeque::new(),
             closing: VecDeque::new(),
             landed: Vec::new(),
@@ -387,13 +393,13 @@ impl Engine {
         self.set_timer_slack();
         self.say_whether_it_spins();
         let outcome = loop {
-            let work = match self.turn() {
+            let work = match self.iteration() {
                 Ok(_) if self.stop => break Ok(()),
                 Ok(work) => work,
                 Err(error) => break Err(error),
             };
             if work > 0 {
-                counters::add(&mut self.counters, Count::BusyTurns as usize, 1);
+                counters::add(&mut self.counters, Count::BusyIterations as usize, 1);
             }
             if let Err(error) = self.pause(work) {
                 break Err(error);
@@ -401,44 +407,44 @@ impl Engine {
         };
         for mut session in std::mem::take(&mut self.sessions).into_iter().flatten() {
             if let Some(doorbell) = session.close(0) {
-                self.tell(Event::Closed { session: session.number, doorbell });
+                self.tell(EngineReport::Closed { session: session.number, doorbell });
             }
-            self.tell(Event::Removed(session));
+            self.tell(EngineReport::Removed(session));
         }
-        self.tell(Event::Ended(outcome));
+        self.tell(EngineReport::Ended(outcome));
     }
 
     /// Runs one poll iteration and returns the amount of work done.
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
-    pub fn turn(&mut self) -> Result<usize, DeviceError> {
-        self.turn += 1;
+    pub fn iteration(&mut self) -> Result<usize, DeviceError> {
+        self.iteration += 1;
         self.count_tick();
-        let mut work = self.follow_orders();
+        let mut work = self.execute_commands();
         let received = self.receive()?;
         let taken = self.transmit()?;
         self.packets = Found { packets: received + taken, received, work: 0 };
         work += received + taken;
         work += self.complete()?;
         work += self.look_after_device()?;
-        self.publish_and_ring();
-        self.ring_the_held();
+        self.publish_and_notify();
+        self.notify_deferred();
         work += self.go_on_closing();
-        work += usize::from(self.has_orders_left());
-        self.watch.passed(work);
+        work += usize::from(self.has_commands_left());
+        self.active.iteration_over(work);
         if work > 0 {
-            self.header.store(STATE_HEARTBEAT_WORD, self.turn);
+            self.header.store(STATE_HEARTBEAT_WORD, self.iteration);
         }
         // An engine that never sleeps publishes the driver's own counters periodically.
-        if self.turn.is_multiple_of(4096) {
+        if self.iteration.is_multiple_of(4096) {
             self.publish_device_counters();
         }
         Ok(work)
     }
 
     fn count_tick(&mut self) {
-        let Waiter::Clocked(clock) = &self.waiter else {
+        let Waiter::TimerDriven(clock) = &self.waiter else {
             self.tick += 1;
             return;
         };
@@ -448,7 +454,7 @@ impl Engine {
         self.clock_ticks = ticks;
     }
 
-    pub(crate) fn tell(&self, event: Event) {
+    pub(crate) fn tell(&self, event: EngineReport) {
         // The channel is closed once the control thread is gone; then the engine ends too.
         if self.events.send(event).is_ok() {
             let _ = rustix::io::write(&*self.control_wake, &1u64.to_ne_bytes());
@@ -456,8 +462,8 @@ impl Engine {
     }
 
     /// Returns the offset of a pool buffer, in bytes.
-    pub(crate) fn pool_offset(&self, frame: u32) -> u32 {
-        frame * self.pool_frame_bytes
+    pub(crate) fn pool_offset(&self, buffer: u32) -> u32 {
+        buffer * self.pool_buffer_bytes
     }
 }
 

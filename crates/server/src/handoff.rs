@@ -4,7 +4,7 @@
 //! network interface queueing handoff model"). **Direct**: the engine gives each packet at once to
 //! a running device that no packet waits for. **Queued**: the engine puts packets into the backlog
 //! and drains it a batch at a time. In both modes, packets that the device has no room for wait in
-//! the backlog, in order, and only expedited packets overtake them ([`SMALL_PLACES`]). No packet
+//! the backlog, in order, and only expedited packets overtake them ([`EXPEDITED_SLOTS`]). No packet
 //! overtakes those that a device returned at a reset. The backlog is short: packets that wait
 //! longer wait in their queues. There the scheduler still decides their order, and the application
 //! sees back pressure.
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use towpath_device::{Device, DeviceError, Packet, Spaces};
 
-use crate::stage::Stage;
+use crate::bounce::BounceBuffers;
 
 /// The number of packets that the engine gives to a device at once. Also the number of waiting
 /// packets from which on the engine takes no more packets from queues. In the backlog, a packet of
@@ -25,7 +25,7 @@ pub(crate) const BATCH: usize = 32;
 pub(crate) const BACKLOG: usize = 256;
 /// Expedited packets that may wait for the device; the engine reserves as many bounce buffers for
 /// them. Their number is small because the engine sends them before all others.
-pub(crate) const SMALL_PLACES: usize = 32;
+pub(crate) const EXPEDITED_SLOTS: usize = 32;
 
 /// How packets are handed off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub(crate) struct Counts {
     /// Packets that waited because the device had no room; each counts once.
     pub backlogged: u64,
     /// Expedited packets that the device took.
-    pub small: u64,
+    pub expedited: u64,
 }
 
 /// Packets on their way to the device, by bounce buffer.
@@ -71,11 +71,11 @@ pub(crate) struct Handoff {
     /// unsent, and expedited packets that lost their precedence.
     first: VecDeque<u32>,
     waiting: VecDeque<u32>,
-    small: VecDeque<u32>,
+    expedited: VecDeque<u32>,
     /// Expedited packets that precede each batch of others.
-    small_share: usize,
+    expedited_share: usize,
     /// Expedited packets of this share that may still go.
-    small_left: usize,
+    expedited_left: usize,
     /// Other packets sent since.
     others: usize,
     mode: HandoffMode,
@@ -85,16 +85,16 @@ pub(crate) struct Handoff {
 }
 
 impl Handoff {
-    /// Creates an empty backlog. At most `small_share` expedited packets go before a batch of
+    /// Creates an empty backlog. At most `expedited_share` expedited packets go before a batch of
     /// others.
     #[must_use]
-    pub(crate) fn new(mode: HandoffMode, small_share: usize) -> Handoff {
+    pub(crate) fn new(mode: HandoffMode, expedited_share: usize) -> Handoff {
         Handoff {
             first: VecDeque::new(),
             waiting: VecDeque::with_capacity(BACKLOG),
-            small: VecDeque::with_capacity(SMALL_PLACES),
-            small_share,
-            small_left: small_share,
+            expedited: VecDeque::with_capacity(EXPEDITED_SLOTS),
+            expedited_share,
+            expedited_left: expedited_share,
             others: 0,
             mode,
             blocked: false,
@@ -110,11 +110,11 @@ impl Handoff {
     /// Limits the expedited packets that go before a batch of others. With 0, waiting expedited
     /// packets go before all others, because no later share would let them pass. If a later setting
     /// admits expedited packets again, these do not overtake the waiting ones.
-    pub(crate) fn set_small_share(&mut self, packets: usize) {
-        self.small_share = packets;
-        self.small_left = self.small_left.min(packets);
+    pub(crate) fn set_expedited_share(&mut self, packets: usize) {
+        self.expedited_share = packets;
+        self.expedited_left = self.expedited_left.min(packets);
         if packets == 0 {
-            self.first.append(&mut self.small);
+            self.first.append(&mut self.expedited);
         }
     }
 
@@ -130,8 +130,8 @@ impl Handoff {
     /// Returns `true` if there is room for an expedited packet.
     #[inline]
     #[must_use]
-    pub(crate) fn has_small_room(&self) -> bool {
-        self.small.len() < SMALL_PLACES
+    pub(crate) fn has_expedited_room(&self) -> bool {
+        self.expedited.len() < EXPEDITED_SLOTS
     }
 
     /// Returns `true` if a packet waits for the device.
@@ -145,7 +145,7 @@ impl Handoff {
     #[inline]
     #[must_use]
     pub(crate) fn waiting(&self) -> usize {
-        self.first.len() + self.small.len() + self.waiting.len()
+        self.first.len() + self.expedited.len() + self.waiting.len()
     }
 
     /// Returns `true` if the device had no room at the last attempt.
@@ -163,41 +163,41 @@ impl Handoff {
     pub(crate) fn give(
         &mut self,
         slot: u32,
-        small: bool,
-        stage: &Stage,
+        expedited: bool,
+        bounce: &BounceBuffers,
         spaces: &mut Spaces,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
         if self.mode == HandoffMode::Direct && !self.blocked && !self.is_waiting() {
-            let entry = &stage.slots[slot as usize];
+            let entry = &bounce.slots[slot as usize];
             let packet = Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(slot) };
-            if device.tx_provide(spaces, &[packet])? > 0 {
+            if device.tx_submit(spaces, &[packet])? > 0 {
                 self.counts.direct += 1;
-                self.count_taken(slot, small, stage);
+                self.count_taken(slot, expedited, bounce);
                 return Ok(());
             }
             self.counts.full += 1;
             self.blocked = true;
         }
         self.counts.queued += 1;
-        if small {
-            self.small.push_back(slot);
+        if expedited {
+            self.expedited.push_back(slot);
         } else {
             self.waiting.push_back(slot);
         }
         if self.blocked {
             self.counts.backlogged += 1;
         } else if self.waiting.len() >= BATCH {
-            self.flush(stage, spaces, device)?;
+            self.flush(bounce, spaces, device)?;
         }
         Ok(())
     }
 
-    fn count_taken(&mut self, slot: u32, small: bool, stage: &Stage) {
-        let parts = &stage.slots[slot as usize].parts;
+    fn count_taken(&mut self, slot: u32, expedited: bool, bounce: &BounceBuffers) {
+        let parts = &bounce.slots[slot as usize].parts;
         self.counts.taken += 1;
         self.counts.taken_bytes += parts.iter().map(|part| u64::from(part.len)).sum::<u64>();
-        self.counts.small += u64::from(small);
+        self.counts.expedited += u64::from(expedited);
     }
 
     /// Gives the device the packets that it has room for: first those that precede all others, then
@@ -207,44 +207,44 @@ impl Handoff {
     /// Fails if the device as a whole fails.
     pub(crate) fn flush(
         &mut self,
-        stage: &Stage,
+        bounce: &BounceBuffers,
         spaces: &mut Spaces,
         device: &mut dyn Device,
     ) -> Result<(), DeviceError> {
         let was_blocked = std::mem::replace(&mut self.blocked, false);
         while self.is_waiting() {
             let mut batch =
-                [Packet { parts: &[], meta: towpath_device::Meta::FINISHED, token: 0 }; BATCH];
+                [Packet { parts: &[], meta: towpath_device::Meta::FULL, token: 0 }; BATCH];
             // The share limits expedited packets against batches of others. While no others wait,
             // there is nothing to share.
-            let share = if self.waiting.is_empty() { BATCH } else { self.small_left };
+            let share = if self.waiting.is_empty() { BATCH } else { self.expedited_left };
             let first = self.first.len().min(BATCH);
-            let small = self.small.len().min(share).min(BATCH - first);
+            let expedited = self.expedited.len().min(share).min(BATCH - first);
             let mut count = 0;
-            let smalls = self.small.iter().take(small);
+            let smalls = self.expedited.iter().take(expedited);
             for slot in self.first.iter().chain(smalls).chain(&self.waiting).take(BATCH) {
-                let entry = &stage.slots[*slot as usize];
+                let entry = &bounce.slots[*slot as usize];
                 batch[count] =
                     Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(*slot) };
                 count += 1;
             }
-            let taken = device.tx_provide(spaces, &batch[..count])?;
+            let taken = device.tx_submit(spaces, &batch[..count])?;
             for place in 0..taken {
-                let is_small = (first..first + small).contains(&place);
+                let is_small = (first..first + expedited).contains(&place);
                 let line = match place {
-                    _ if is_small => &mut self.small,
+                    _ if is_small => &mut self.expedited,
                     place if place < first => &mut self.first,
                     _ => &mut self.waiting,
                 };
                 let Some(slot) = line.pop_front() else { break };
-                self.count_taken(slot, is_small, stage);
+                self.count_taken(slot, is_small, bounce);
             }
             self.counts.drained += taken as u64;
-            let small = taken.saturating_sub(first).min(small);
-            self.small_left = self.small_left.saturating_sub(small);
-            self.others += taken - small;
+            let expedited = taken.saturating_sub(first).min(expedited);
+            self.expedited_left = self.expedited_left.saturating_sub(expedited);
+            self.others += taken - expedited;
             if self.others >= BATCH || self.waiting.is_empty() {
-                (self.others, self.small_left) = (0, self.small_share);
+                (self.others, self.expedited_left) = (0, self.expedited_share);
             }
             if taken < count {
                 self.blocked = true;
@@ -271,7 +271,7 @@ impl Handoff {
 
     /// Removes the packets of an ended session, which `gone` selects.
     pub(crate) fn forget(&mut self, mut gone: impl FnMut(u32) -> bool) {
-        for line in [&mut self.first, &mut self.small, &mut self.waiting] {
+        for line in [&mut self.first, &mut self.expedited, &mut self.waiting] {
             line.retain(|slot| !gone(*slot));
         }
         self.blocked &= self.is_waiting();

@@ -30,21 +30,23 @@
 #![deny(unsafe_code)]
 
 mod addresses;
+mod bounce;
 mod coalescing;
+mod commands;
 mod complete;
 mod connection;
 mod connections;
 mod control;
 #[allow(unsafe_code)]
 mod copy;
+mod deadlines;
 mod demux;
 mod device_counters;
-mod due;
 mod engine;
 mod handoff;
+mod local;
 mod log;
-mod orders;
-mod pass;
+mod parking;
 mod peers;
 mod policy;
 mod prepare;
@@ -53,7 +55,6 @@ mod receive;
 mod relays;
 mod report;
 mod requests;
-mod resting;
 mod revive;
 mod rights;
 mod schedule;
@@ -64,7 +65,6 @@ mod shaping;
 mod slow;
 mod solo;
 mod source;
-mod stage;
 mod take;
 mod transmit;
 mod wait;
@@ -75,7 +75,7 @@ mod worker;
 
 pub use addresses::Subnets;
 pub use demux::FlowCache;
-pub use engine::Mode;
+pub use engine::WaitStrategy;
 pub use policy::Policy;
 pub use server::{Config, Server, StartError};
 pub use solo::packet_costs;
@@ -85,14 +85,14 @@ pub use towpath_protocol::settings::{Setting, SettingError, Values};
 /// server do not need them, and they change without notice.
 #[doc(hidden)]
 pub mod internals {
+    pub use crate::commands::Command;
     pub use crate::demux::{
         Destination, FlowCounts, FlowTable, REST, Rule, Vlan, WINDOW, Way as LookupWay,
     };
     pub use crate::engine::{Budgets, Engine, Link};
-    pub use crate::orders::Order;
     pub use crate::relays::Relays;
     pub use crate::rights::{Addresses, Rights};
     pub use crate::session::{Doorbell, Endpoint, Memories, Session};
-    pub use crate::solo::{Solo, Way, without_and_with_taps};
+    pub use crate::solo::{Solo, Way, without_and_with_captures};
     pub use crate::watchdog::{Arming, Verdict, Watchdog};
 }

@@ -76,7 +76,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn lines_are_as_many_as_allowed_and_the_rest_is_counted() {
+    fn log_lines_beyond_the_limit_are_counted() {
         let mut limit = LogLimit::default();
         let start = Instant::now();
         let lines =
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn users_without_end_take_no_memory_without_end() {
+    fn log_memory_for_many_users_is_bounded() {
         let mut limit = LogLimit::default();
         let start = Instant::now();
         let logged = (0..100_000).filter(|uid| limit.take(*uid, start).is_some()).count();

@@ -8,9 +8,9 @@ use towpath_queue::Violation;
 use tracing::{info, warn};
 
 use crate::addresses::Holder;
+use crate::commands::Command;
 use crate::connection::{Progress, Refused};
 use crate::control::{Control, Reply};
-use crate::orders::Order;
 use crate::prepare::{Relay, stored_name};
 use crate::session::{Mappings, Session};
 use crate::slow::Job;
@@ -151,7 +151,7 @@ impl Control {
                     let name = self.connections.get(token).map_or("", |one| &one.name);
                     info!(session = number, name, "detached");
                 }
-                return self.order(Order::RemoveSession { number }, Reply::Nothing);
+                return self.command(Command::RemoveSession { number }, Reply::Nothing);
             }
             Progress::Populating | Progress::Over => {}
         }
@@ -230,7 +230,7 @@ impl Control {
                     );
                 }
                 self.decide_who_notifies(token);
-                self.order(Order::AddSession(mapped.session), Reply::Done(token));
+                self.command(Command::AddSession(mapped.session), Reply::Done(token));
             }
             Some(Job::Release { token, mappings, session }) => {
                 self.released(token, session);

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_those_named() {
+    fn only_administrators_and_named_users_are_admitted() {
         let policy = Policy { users: vec![7], groups: vec![70], ..Policy::default() };
         let standing =
             |peer: &Peer| policy.standing(peer, 500, false).map_err(|(refusal, _)| refusal);

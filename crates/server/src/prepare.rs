@@ -15,16 +15,16 @@ use towpath_memory::SharedFile;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::store::Store;
 
-use crate::session::{Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_SET_BYTES, Session};
+use crate::session::{Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_PAIR_BYTES, Session};
 
 /// The memory files of a session. The last close of a file frees its memory, which takes time.
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) server: SharedFile,
-    pub(crate) receive_heap: SharedFile,
+    pub(crate) receive_pool: SharedFile,
     pub(crate) ledger: SharedFile,
     pub(crate) application: SharedFile,
-    pub(crate) transmit_heap: SharedFile,
+    pub(crate) transmit_pool: SharedFile,
 }
 
 /// A session whose memory is not mapped yet.
@@ -44,32 +44,32 @@ pub(crate) struct Prepared {
 #[must_use]
 pub(crate) fn session_bytes(shape: &SessionShape) -> usize {
     (shape.server_words() + shape.application_words() + shape.ledger_words()) * 8
-        + shape.receive_heap.heap_bytes()
-        + shape.transmit_heap.heap_bytes()
+        + shape.receive_pool.pool_bytes()
+        + shape.transmit_pool.pool_bytes()
         + shape.endpoints as usize * ENDPOINT_BYTES
-        + shape.queue_sets as usize * QUEUE_SET_BYTES
+        + shape.queue_pairs as usize * QUEUE_PAIR_BYTES
 }
 
 impl Files {
     fn new(shape: &SessionShape) -> io::Result<Files> {
         let server = SharedFile::create("towpath-server-pages", shape.server_words() * 8)?;
-        let receive_heap =
-            SharedFile::create("towpath-receive-heap", shape.receive_heap.heap_bytes())?;
+        let receive_pool =
+            SharedFile::create("towpath-receive-heap", shape.receive_pool.pool_bytes())?;
         let application =
             SharedFile::create("towpath-application-pages", shape.application_words() * 8)?;
-        let transmit_heap =
-            SharedFile::create("towpath-transmit-heap", shape.transmit_heap.heap_bytes())?;
+        let transmit_pool =
+            SharedFile::create("towpath-transmit-heap", shape.transmit_pool.pool_bytes())?;
         let ledger = SharedFile::create("towpath-ledger", shape.ledger_words() * 8)?;
         // The server's memories have all their seals from the start, so no process can seal them
         // against the server's own writing.
         server.seal_seals()?;
-        receive_heap.seal_seals()?;
+        receive_pool.seal_seals()?;
         ledger.seal_seals()?;
-        Ok(Files { server, receive_heap, ledger, application, transmit_heap })
+        Ok(Files { server, receive_pool, ledger, application, transmit_pool })
     }
 
     fn all(&self) -> [&SharedFile; 5] {
-        [&self.server, &self.receive_heap, &self.ledger, &self.application, &self.transmit_heap]
+        [&self.server, &self.receive_pool, &self.ledger, &self.application, &self.transmit_pool]
     }
 }
 
@@ -100,10 +100,10 @@ impl Prepared {
         }
         let handed = vec![
             files.server.read_only()?,
-            files.receive_heap.read_only()?,
+            files.receive_pool.read_only()?,
             state.try_clone()?,
             files.application.as_fd().try_clone_to_owned()?,
-            files.transmit_heap.as_fd().try_clone_to_owned()?,
+            files.transmit_pool.as_fd().try_clone_to_owned()?,
             theirs,
             event,
         ];
@@ -155,8 +155,8 @@ impl Prepared {
             server: files.server.map_writable()?,
             application: Arc::new(files.application.map_readable()?),
             ledger: files.ledger.map_writable()?,
-            receive_heap: files.receive_heap.map_writable()?,
-            transmit_heap: Arc::new(files.transmit_heap.map_readable()?),
+            receive_pool: files.receive_pool.map_writable()?,
+            transmit_pool: Arc::new(files.transmit_pool.map_readable()?),
         };
         for mapping in memories.mappings().all {
             mapping.keep_from_children()?;
@@ -174,8 +174,8 @@ impl Prepared {
 
 impl Files {
     fn into_descriptors(self) -> Vec<OwnedFd> {
-        let Files { server, receive_heap, ledger, application, transmit_heap } = self;
-        [server, receive_heap, ledger, application, transmit_heap].map(OwnedFd::from).into()
+        let Files { server, receive_pool, ledger, application, transmit_pool } = self;
+        [server, receive_pool, ledger, application, transmit_pool].map(OwnedFd::from).into()
     }
 }
 

@@ -12,11 +12,11 @@ use crate::engine::Engine;
 use crate::publish::touch;
 use crate::session::Session;
 use crate::source::{Piece, SegmentPieces, Source};
-use crate::work::{TURN_BYTES, Work};
+use crate::work::{ITERATION_BYTES, Work};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
 /// The engine reads headers from a copy of this many bytes first, and of 256 where they are longer.
-const FIRST_LOOK_BYTES: usize = 128;
+const FIRST_READ_BYTES: usize = 128;
 
 /// The path that a received packet took.
 enum Path {
@@ -31,8 +31,8 @@ enum Path {
 impl Engine {
     /// Makes packets take the path for captures and promiscuous endpoints although there are none.
     /// Measurements use this to show how much the separate path saves.
-    pub fn assume_taps(&mut self, assumed: bool) {
-        self.flows.assumes_taps = assumed;
+    pub fn assume_captures(&mut self, assumed: bool) {
+        self.flows.assumes_captures = assumed;
     }
 
     /// Takes a batch from the device and delivers each packet.
@@ -44,11 +44,11 @@ impl Engine {
             received.clear();
             self.received_done = 0;
             outcome =
-                self.device.rx_return(&mut self.spaces, &mut received, self.batch).map(|_| ());
+                self.device.rx_poll(&mut self.spaces, &mut received, self.rx_batch).map(|_| ());
         }
         let left = &received[self.received_done..];
         // No capture begins within a batch: the engine executes commands before it.
-        let (packets, bytes) = if self.flows.has_no_taps() {
+        let (packets, bytes) = if self.flows.has_no_captures() {
             self.receive_batch::<false>(left)
         } else {
             self.receive_batch::<true>(left)
@@ -70,17 +70,17 @@ impl Engine {
 
     /// Gives the device empty buffers, the most recently used first.
     fn provide(&mut self) {
-        let mut frames = [0; 64];
+        let mut buffers = [0; 64];
         while !self.empty.is_empty() {
             let mut count = 0;
-            while count < frames.len() {
-                let Some(frame) = self.empty.take() else { break };
-                frames[count] = self.pool_offset(frame);
+            while count < buffers.len() {
+                let Some(buffer) = self.empty.take() else { break };
+                buffers[count] = self.pool_offset(buffer);
                 count += 1;
             }
-            let taken = self.device.rx_provide(&self.spaces, self.pool_space, &frames[..count]);
-            for frame in frames[taken..count].iter().rev() {
-                self.empty.give_back(frame / self.pool_frame_bytes);
+            let taken = self.device.rx_fill(&self.spaces, self.pool_space, &buffers[..count]);
+            for buffer in buffers[taken..count].iter().rev() {
+                self.empty.release(buffer / self.pool_buffer_bytes);
             }
             if taken < count {
                 break;
@@ -89,25 +89,25 @@ impl Engine {
     }
 
     /// Delivers each packet and frees its buffer, until the poll iteration reaches its limit
-    /// ([`TURN_BYTES`]). Returns the number of these packets, and of their bytes. The compiler
+    /// ([`ITERATION_BYTES`]). Returns the number of these packets, and of their bytes. The compiler
     /// makes one routine with captures and promiscuous endpoints and one without, so absent ones
     /// cost nothing.
-    fn receive_batch<const TAPS: bool>(&mut self, received: &[Received]) -> (usize, u64) {
+    fn receive_batch<const CAPTURES: bool>(&mut self, received: &[Received]) -> (usize, u64) {
         let (mut bytes, mut beyond) = (0, 0);
         let mut waiting = received.iter();
         for one in waiting.by_ref() {
             bytes += u64::from(one.len);
-            let way = if TAPS { Path::Long } else { self.receive_plain(one) };
+            let way = if CAPTURES { Path::Long } else { self.receive_plain(one) };
             let work = match way {
                 Path::Short => None,
                 Path::Large(work) => Some(work),
-                Path::Long => Some(self.receive_one::<TAPS>(one)),
+                Path::Long => Some(self.receive_one::<CAPTURES>(one)),
             };
-            self.empty.give_back(one.frame / self.pool_frame_bytes);
+            self.empty.release(one.buffer / self.pool_buffer_bytes);
             // The fast path makes one copy of at most the MTU, which the batch bounds.
             if let Some(work) = work {
                 beyond += work.beyond_one(one.len as usize).cost();
-                if bytes + beyond >= TURN_BYTES {
+                if bytes + beyond >= ITERATION_BYTES {
                     break;
                 }
             }
@@ -120,8 +120,8 @@ impl Engine {
     /// `pass.rs`, the fast path decides nothing differently from the full path.
     #[inline(always)]
     fn receive_plain(&mut self, received: &Received) -> Path {
-        let mut prefix = [0; FIRST_LOOK_BYTES];
-        let looked = (received.len as usize).min(FIRST_LOOK_BYTES);
+        let mut prefix = [0; FIRST_READ_BYTES];
+        let looked = (received.len as usize).min(FIRST_READ_BYTES);
         if !self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
             return Path::Long;
         }
@@ -132,7 +132,7 @@ impl Engine {
             return Path::Long;
         }
         let Some(destination) = self.flows.lookup_plain(Way::Received, &plain) else {
-            self.count(Count::RxNobody);
+            self.count(Count::RxNoMatch);
             return Path::Short;
         };
         let piece = [Piece { offset: received.offset, len: received.len }];
@@ -142,10 +142,10 @@ impl Engine {
             touched: &mut self.touched,
             segment: &mut self.segment,
             receive_budget: self.budgets.receive_budget,
-            turn: self.turn,
+            iteration: self.iteration,
         };
-        if received.meta == Meta::FINISHED {
-            deliverer.deliver_finished(destination, source);
+        if received.meta == Meta::FULL {
+            deliverer.deliver_complete(destination, source);
             return Path::Short;
         }
         let packet = Packet { source, looked: &prefix[..looked], meta: received.meta };
@@ -157,11 +157,11 @@ impl Engine {
     }
 
     /// Handles all other packets on the full path, and returns the copies that it made.
-    fn receive_one<const TAPS: bool>(&mut self, received: &Received) -> Work {
+    fn receive_one<const CAPTURES: bool>(&mut self, received: &Received) -> Work {
         let mut work = Work::default();
         let mut prefix = [0; PREFIX_BYTES];
         let len = received.len as usize;
-        let mut looked = len.min(FIRST_LOOK_BYTES);
+        let mut looked = len.min(FIRST_READ_BYTES);
         if !self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
             self.count(Count::RxMalformed);
             return work;
@@ -183,9 +183,9 @@ impl Engine {
             touched: &mut self.touched,
             segment: &mut self.segment,
             receive_budget: self.budgets.receive_budget,
-            turn: self.turn,
+            iteration: self.iteration,
         };
-        if TAPS {
+        if CAPTURES {
             for destination in &self.flows.captures {
                 work += deliverer.deliver_to(*destination, &packet, 0);
             }
@@ -203,14 +203,14 @@ impl Engine {
         } else if let Some(destination) = self.flows.lookup(Way::Received, &headers) {
             self.found.push(destination);
         }
-        if TAPS {
+        if CAPTURES {
             self.found.extend_from_slice(&self.flows.promiscuous);
         }
         for destination in &self.found {
             work += deliverer.deliver_to(*destination, &packet, 0);
         }
         if self.found.is_empty() {
-            self.count(Count::RxNobody);
+            self.count(Count::RxNoMatch);
         }
         work
     }
@@ -226,7 +226,7 @@ pub(crate) struct Deliverer<'a> {
     pub(crate) touched: &'a mut Vec<(u32, u32)>,
     pub(crate) segment: &'a mut SegmentPieces,
     pub(crate) receive_budget: u32,
-    pub(crate) turn: u64,
+    pub(crate) iteration: u64,
 }
 
 impl Deliverer<'_> {
@@ -241,7 +241,7 @@ impl Deliverer<'_> {
         flags: u16,
     ) -> Work {
         let Some((mut to, offload)) =
-            admit(self.sessions, destination, self.receive_budget, self.turn)
+            admit(self.sessions, destination, self.receive_budget, self.iteration)
         else {
             return Work::copy(0);
         };
@@ -249,20 +249,21 @@ impl Deliverer<'_> {
         let mut work = Work::copy(0);
         let outcome = to.hand_over(packet, offload, self.segment, &mut work);
         to.count(outcome);
-        touch(self.touched, to.session, destination.session, to.queue_set);
+        touch(self.touched, to.session, destination.session, to.queue_pair);
         work
     }
 
     /// Delivers a packet that needs neither checksums nor segmentation.
     #[inline(always)]
-    pub(crate) fn deliver_finished(&mut self, destination: Destination, source: Source<'_>) {
-        let Some((mut to, _)) = admit(self.sessions, destination, self.receive_budget, self.turn)
+    pub(crate) fn deliver_complete(&mut self, destination: Destination, source: Source<'_>) {
+        let Some((mut to, _)) =
+            admit(self.sessions, destination, self.receive_budget, self.iteration)
         else {
             return;
         };
-        let outcome = to.one(source, Meta::FINISHED, None);
+        let outcome = to.one(source, Meta::FULL, None);
         to.count(outcome);
-        touch(self.touched, to.session, destination.session, to.queue_set);
+        touch(self.touched, to.session, destination.session, to.queue_pair);
     }
 }
 
@@ -273,12 +274,12 @@ fn admit(
     sessions: &mut [Option<Box<Session>>],
     destination: Destination,
     receive_budget: u32,
-    turn: u64,
+    iteration: u64,
 ) -> Option<(To<'_>, bool)> {
     let session = sessions[destination.session as usize].as_mut()?;
     let endpoint = session.endpoints.get_mut(destination.endpoint as usize)?.as_mut()?;
-    if endpoint.turn != turn {
-        endpoint.turn = turn;
+    if endpoint.iteration != iteration {
+        endpoint.iteration = iteration;
         endpoint.received = 0;
     }
     endpoint.received += 1;
@@ -287,9 +288,9 @@ fn admit(
         counters::add(&mut session.counters, word, 1);
         return None;
     }
-    let (queue_set, offload) = (endpoint.queue_set, endpoint.offload);
+    let (queue_pair, offload) = (endpoint.queue_pair, endpoint.offload);
     let left = receive_budget - endpoint.received;
-    Some((To { session, endpoint: destination.endpoint, queue_set, flags: 0, left }, offload))
+    Some((To { session, endpoint: destination.endpoint, queue_pair, flags: 0, left }, offload))
 }
 
 /// Marks a packet that the engine captured on its way out.
@@ -306,7 +307,7 @@ pub(crate) struct Packet<'a> {
 struct To<'a> {
     session: &'a mut Session,
     endpoint: u32,
-    queue_set: u32,
+    queue_pair: u32,
     flags: u16,
     /// The rest of the endpoint's budget for this poll iteration, beside this packet.
     left: u32,
@@ -323,9 +324,9 @@ impl To<'_> {
     ) -> Delivered {
         let meta = packet.meta;
         if offload || meta.segmentation.is_none() {
-            let (meta, finish) =
-                if offload { (meta, None) } else { (Meta::FINISHED, unfinished(&meta)) };
-            let outcome = self.one(packet.source, meta, finish);
+            let (meta, complete) =
+                if offload { (meta, None) } else { (Meta::FULL, partial(&meta)) };
+            let outcome = self.one(packet.source, meta, complete);
             if outcome == Delivered::Yes {
                 work.bytes = packet.source.len() as u64;
             }
@@ -370,10 +371,10 @@ impl To<'_> {
         {
             work.copies += 1;
             let payload = one.payload.clone();
-            let (header_bytes, meta) = one.leave_unfinished(&mut header);
+            let (header_bytes, meta) = one.leave_partial(&mut header);
             // The payload may start within the private copy and continue behind it.
             let kept = whole.prefix.get(payload.start..payload.end.min(inside)).unwrap_or(&[]);
-            let mut start = [0; MAX_HEADER_BYTES + crate::stage::WHOLE_BYTES];
+            let mut start = [0; MAX_HEADER_BYTES + crate::bounce::WHOLE_BYTES];
             let start_bytes = header_bytes + kept.len();
             let rest = payload.start + kept.len();
             let Some(cut) = pieces.cut(&whole, rest, payload.end) else {
@@ -383,7 +384,7 @@ impl To<'_> {
             start[header_bytes..start_bytes].copy_from_slice(kept);
             let source =
                 Source { prefix: &start[..start_bytes], memory: whole.memory, pieces: cut };
-            let outcome = self.one(source, Meta::FINISHED, unfinished(&meta));
+            let outcome = self.one(source, Meta::FULL, partial(&meta));
             if outcome != Delivered::Yes {
                 return outcome;
             }
@@ -396,24 +397,24 @@ impl To<'_> {
     }
 
     #[inline(always)]
-    fn one(&mut self, source: Source<'_>, meta: Meta, finish: Option<(u16, u16)>) -> Delivered {
-        let set = self.queue_set as usize;
-        deliver(self.session, self.endpoint, set, source, meta, finish, self.flags)
+    fn one(&mut self, source: Source<'_>, meta: Meta, complete: Option<(u16, u16)>) -> Delivered {
+        let set = self.queue_pair as usize;
+        deliver(self.session, self.endpoint, set, source, meta, complete, self.flags)
     }
 
     fn count(&mut self, outcome: Delivered) {
         let count = match outcome {
             Delivered::Yes => return,
-            Delivered::NoFrames => EndpointCount::RxNoFrames,
+            Delivered::NoBuffers => EndpointCount::RxNoBuffers,
             Delivered::Unusable => EndpointCount::RxUnusable,
         };
         counters::add(&mut self.session.counters, session_word(self.endpoint, count), 1);
     }
 }
 
-fn unfinished(meta: &Meta) -> Option<(u16, u16)> {
+fn partial(meta: &Meta) -> Option<(u16, u16)> {
     match meta.checksum {
-        Checksum::Unfinished { start, offset } => Some((start, offset)),
-        Checksum::Finished | Checksum::Verified => None,
+        Checksum::Partial { start, offset } => Some((start, offset)),
+        Checksum::Full | Checksum::Verified => None,
     }
 }

@@ -45,8 +45,8 @@ impl Relays {
 
     /// Records a notification. The worker finds it when the engine calls it.
     pub(crate) fn notify(&mut self, relay: &Relay) {
-        let place = relay.number as usize;
-        self.counters.publish(place, self.counters.get(place).wrapping_add(1));
+        let index = relay.number as usize;
+        self.counters.publish(index, self.counters.get(index).wrapping_add(1));
         // Few users have notifications in one poll iteration.
         if !self.called.iter().any(|one| Arc::ptr_eq(one, &relay.worker)) {
             self.called.push(relay.worker.clone());

@@ -11,9 +11,9 @@ use towpath_memory::{Mapping, peer_words};
 use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD};
 use towpath_protocol::message::{Cursor, MAX_PAGE_BYTES};
 
+use crate::commands::Listening;
 use crate::connection::{Connection, Opened, Progress};
 use crate::demux::{Rule, Vlan};
-use crate::orders::Tap;
 use towpath_protocol::counters;
 
 /// The full report.
@@ -36,7 +36,7 @@ pub(crate) struct Device {
     /// The device's MTU, in bytes.
     pub mtu: usize,
     /// The engine's wait strategy.
-    pub mode: String,
+    pub wait: String,
     /// The device's settings, in their text form.
     pub settings: BTreeMap<&'static str, String>,
     /// The identity of this server's run.
@@ -46,7 +46,7 @@ pub(crate) struct Device {
     /// Addresses that the subnet has for sessions.
     pub addresses: usize,
     /// Of these, those that sessions have.
-    pub addresses_given: usize,
+    pub addresses_in_use: usize,
     /// The device's counters.
     pub counters: BTreeMap<&'static str, u64>,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Session {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<String>,
     /// The number of queue pairs.
-    pub queue_sets: u32,
+    pub queue_pairs: u32,
     /// The session's memory, in bytes.
     pub bytes: usize,
     /// The session's endpoints.
@@ -87,7 +87,7 @@ pub(crate) struct Endpoint {
     /// The endpoint's number.
     pub endpoint: u32,
     /// The endpoint's queue pair.
-    pub queue_set: u32,
+    pub queue_pair: u32,
     /// The packets that the endpoint receives, as text.
     pub receives: String,
     /// The endpoint's settings that differ from the defaults, in their text form.
@@ -131,9 +131,9 @@ fn rule_text(rule: &Rule) -> String {
 }
 
 fn receives(opened: &Opened) -> String {
-    let mut text = match opened.tap {
-        Some(Tap::Capture) => "a copy of every packet".to_owned(),
-        Some(Tap::Promiscuous) => "every packet".to_owned(),
+    let mut text = match opened.listening {
+        Some(Listening::Capture) => "a copy of every packet".to_owned(),
+        Some(Listening::Promiscuous) => "every packet".to_owned(),
         None => rule_text(&opened.rule),
     };
     if opened.group {
@@ -204,7 +204,7 @@ fn session(
         let start = number * ENDPOINT_COUNTERS;
         Some(Endpoint {
             endpoint: number as u32,
-            queue_set: opened.queue_set,
+            queue_pair: opened.queue_pair,
             receives: receives(opened),
             settings: opened.settings.changed().collect(),
             counters: counters::read(&words, start, &counters::Endpoint::ALL).into_iter().collect(),
@@ -219,7 +219,7 @@ fn session(
         mac: mac_text(lease.mac),
         ipv4: lease.ipv4.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),
-        queue_sets: shape.queue_sets,
+        queue_pairs: shape.queue_pairs,
         bytes: crate::prepare::session_bytes(shape),
         endpoints: Vec::new(),
     };

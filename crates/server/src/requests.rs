@@ -7,11 +7,11 @@ use tracing::{debug, info};
 
 use crate::addresses::Holder;
 use crate::coalescing;
+use crate::commands::{Command, Listening};
 use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
 use crate::control::{Control, Reply};
 use crate::demux::SETS_PER_MAC;
 use crate::engine::wake_data;
-use crate::orders::{Order, Tap};
 use crate::policy::Standing;
 use crate::prepare::{Prepared, session_bytes, stored_name};
 use crate::report;
@@ -155,13 +155,13 @@ impl Control {
             (Refusal::Limit, text.to_owned())
         })?;
         let session = connection.number;
-        if opened.tap.is_none()
+        if opened.listening.is_none()
             && let Some(owner) = self.rules.get(&opened.rule)
         {
             let text = format!("open: session {owner} has an endpoint with the same flow rule");
             return Err((Refusal::InUse, text));
         }
-        if opened.tap.is_none() && !self.rule_sets.has_room(&opened.rule) {
+        if opened.listening.is_none() && !self.rule_sets.has_room(&opened.rule) {
             let text = format!(
                 "open: the flow rules of this MAC address give {SETS_PER_MAC} different sets of \
                  fields, which is the limit; give the same fields as another rule"
@@ -170,30 +170,30 @@ impl Control {
         }
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let Some(lease) = connection.lease else { return Ok(()) };
-        let rights = match opened.tap {
-            Some(Tap::Capture) => Rights::nothing(),
+        let rights = match opened.listening {
+            Some(Listening::Capture) => Rights::nothing(),
             _ => Rights::new(opened.rule, lease.mac, lease.addresses())
                 .with_any_role(connection.standing == Standing::Administrator),
         };
         let endpoint = Endpoint {
-            queue_set: opened.queue_set,
+            queue_pair: opened.queue_pair,
             rule: opened.rule,
             rights,
             coalescing: coalescing::UNSET,
             offload: opened.offload,
-            tap: opened.tap.is_some(),
-            turn: 0,
+            captures: opened.listening.is_some(),
+            iteration: 0,
             received: 0,
         };
-        let (tap, group) = (opened.tap, opened.group);
-        if tap.is_none() {
+        let (listening, group) = (opened.listening, opened.group);
+        if listening.is_none() {
             self.rules.insert(opened.rule, session);
             self.rule_sets.add(&opened.rule);
         }
         connection.put_in(opened);
         let endpoint = Box::new(endpoint);
-        let order = Order::AddEndpoint { session, number, endpoint, tap, group };
-        self.order(order, Reply::Opened(token, number));
+        let command = Command::AddEndpoint { session, number, endpoint, listening, group };
+        self.command(command, Reply::Opened(token, number));
         Ok(())
     }
 
@@ -205,12 +205,12 @@ impl Control {
             return Err((Refusal::NotFound, format!("close: there is no endpoint {number}")));
         };
         self.forget_rule(&opened);
-        self.order(Order::RemoveEndpoint { session, number }, Reply::Done(token));
+        self.command(Command::RemoveEndpoint { session, number }, Reply::Done(token));
         Ok(())
     }
 
     pub(crate) fn forget_rule(&mut self, opened: &Opened) {
-        if opened.tap.is_none() {
+        if opened.listening.is_none() {
             self.rules.remove(&opened.rule);
             self.rule_sets.remove(&opened.rule);
         }
@@ -227,12 +227,12 @@ impl Control {
             name: self.parts.info.name.clone(),
             mac: report::mac_text(self.parts.info.mac),
             mtu: self.parts.info.mtu,
-            mode: Setting::Mode.show(self.parts.settings.get(Setting::Mode)),
+            wait: Setting::Wait.show(self.parts.settings.get(Setting::Wait)),
             settings: self.parts.settings.shown(true).collect(),
             epoch: self.parts.epoch,
             uptime_s: self.started.elapsed().as_secs(),
             addresses: self.parts.pool.size(),
-            addresses_given: self.parts.pool.given(),
+            addresses_in_use: self.parts.pool.given(),
             counters: report::device_counters(&self.parts.state_mapping),
         });
         let shown =
@@ -298,8 +298,9 @@ impl Control {
                         format!("set {name}: there is no endpoint {at}; towpath ls shows all");
                     (Refusal::NotFound, text)
                 })?;
-            if setting == Setting::Priority && !administrator && set.value > opened.given_priority {
-                let given = opened.given_priority;
+            if setting == Setting::Priority && !administrator && set.value > opened.granted_priority
+            {
+                let given = opened.granted_priority;
                 let text = format!(
                     "set {name}={value}: above {given}, which it was given; only root and the \
                      server's user may"
@@ -308,13 +309,17 @@ impl Control {
             }
             opened.settings.set(setting, set.value).map_err(wrong)?;
             if setting == Setting::Priority && administrator {
-                opened.given_priority = set.value;
+                opened.granted_priority = set.value;
             }
             debug!(name, value, endpoint = at, uid, "set");
         }
-        let order =
-            Order::Set { setting, session: set.session, endpoint: set.endpoint, value: set.value };
-        self.order(order, Reply::Done(token));
+        let command = Command::Set {
+            setting,
+            session: set.session,
+            endpoint: set.endpoint,
+            value: set.value,
+        };
+        self.command(command, Reply::Done(token));
         Ok(())
     }
 }

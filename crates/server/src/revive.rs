@@ -9,8 +9,8 @@
 use towpath_device::DeviceError;
 use towpath_protocol::counters::{self, Device as Count};
 
-use crate::engine::{Engine, STAGE_SLOTS};
-use crate::orders::Event;
+use crate::commands::EngineReport;
+use crate::engine::{BOUNCE_SLOTS, Engine};
 use crate::wait::clock_ns;
 use crate::watchdog::{Verdict, Watchdog};
 
@@ -22,16 +22,16 @@ impl Engine {
     /// Fails if a stalled device cannot be reset.
     #[inline]
     pub(crate) fn look_after_device(&mut self) -> Result<usize, DeviceError> {
-        match self.watchdog.after_turn(self.out(), self.returned, clock_ns) {
+        match self.watchdog.after_iteration(self.out(), self.returned, clock_ns) {
             Verdict::Fine => Ok(0),
             Verdict::Stalled { new } => {
                 if new {
-                    self.tell(Event::Stalled { packets: self.out() });
+                    self.tell(EngineReport::Stalled { packets: self.out() });
                 }
                 self.revive()
             }
             Verdict::Recovered { resets } => {
-                self.tell(Event::Recovered { resets });
+                self.tell(EngineReport::Recovered { resets });
                 Ok(0)
             }
         }
@@ -46,15 +46,16 @@ impl Engine {
     fn revive(&mut self) -> Result<usize, DeviceError> {
         let name = self.device.info().name.clone();
         let stalled = |cause| DeviceError::Stalled { name: name.clone(), cause: Box::new(cause) };
-        let mut frames = Vec::new();
-        self.device.reset(&mut frames).map_err(stalled)?;
-        for frame in frames {
-            self.empty.give_back(frame / self.pool_frame_bytes);
+        let mut buffers = Vec::new();
+        self.device.reset(&mut buffers).map_err(stalled)?;
+        for buffer in buffers {
+            self.empty.release(buffer / self.pool_buffer_bytes);
         }
         let out = self.out();
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.clear();
-        let returned = self.device.tx_return(&mut tokens, STAGE_SLOTS as usize).map_err(stalled)?;
+        let returned =
+            self.device.tx_complete(&mut tokens, BOUNCE_SLOTS as usize).map_err(stalled)?;
         if returned as u64 != out {
             let cause = std::io::Error::other(format!("{returned} of {out} packets came back"));
             let what = "a reset that keeps packets";
@@ -64,8 +65,8 @@ impl Engine {
         self.watchdog.was_reset(self.returned);
         let mut ended = 0;
         tokens.retain(|token| {
-            let flight = self.stage.slots[*token as usize].flight;
-            let session = self.flights[flight as usize].session;
+            let in_flight_slot = self.bounce.slots[*token as usize].in_flight_slot;
+            let session = self.in_flight[in_flight_slot as usize].session;
             let lives =
                 self.sessions[session as usize].as_ref().is_some_and(|session| !session.closing);
             if !lives {
@@ -76,7 +77,7 @@ impl Engine {
         });
         self.handoff.again(&tokens);
         counters::add(&mut self.counters, Count::TxEnded as usize, ended);
-        counters::add(&mut self.counters, Count::TxAgain as usize, tokens.len() as u64);
+        counters::add(&mut self.counters, Count::TxResubmitted as usize, tokens.len() as u64);
         self.tokens = tokens;
         self.publish_device_counters();
         Ok(returned)

@@ -299,7 +299,7 @@ mod tests {
     /// These rights permit no packet, even with addresses, and from the MAC address that they are
     /// made with.
     #[test]
-    fn nothing_is_nothing_both_ways() {
+    fn empty_rights_permit_no_packet_on_either_path() {
         for base in [flow(), Flow::v6()] {
             let flow = Flow { source_mac: [0; 6], ..base };
             let rights = Rights { addresses: addresses(&flow), ..Rights::nothing() };
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rule_leaves_out_is_the_sessions_own() {
+    fn wildcards_of_a_rule_still_require_the_sessions_addresses() {
         let flow = flow();
         let rights = Rights::new(Rule::default(), MAC, addresses(&flow));
         assert_eq!(both(&rights, &flow.udp(b"x")), Ok(()));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_remote_side_of_a_rule_is_where_its_packets_go() {
+    fn packets_must_go_to_the_remote_side_of_the_rule() {
         for base in [flow(), Flow { source_mac: MAC, ..Flow::v6() }] {
             let rule = Rule {
                 remote_ip: Some(base.destination),

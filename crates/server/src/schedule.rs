@@ -26,9 +26,9 @@ mod units;
 pub(crate) use policy::{Account, Policy};
 pub(crate) use turn::{Due, Stop, Turn};
 
-use crate::due::DueHeap;
+use crate::deadlines::Deadlines;
 use shape::{Class, LEVELS};
-use units::{List, SMALL, State, Unit, Units};
+use units::{EXPEDITED, List, State, Unit, Units};
 
 /// The unit that the scheduler serves first once the device has room again.
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +50,8 @@ pub(crate) struct Schedule {
     /// `true` if a unit found the device without any room in this poll iteration.
     full: bool,
     /// Units that wait for a time, in nanoseconds, and units that wait for a tick.
-    times: DueHeap,
-    ticks: DueHeap,
+    times: Deadlines,
+    ticks: Deadlines,
     /// `true` if the served unit is the only one of its level; the policy then does not charge it.
     alone: bool,
     /// `true` if the device had room for the served unit.
@@ -67,8 +67,8 @@ impl Schedule {
             policy,
             hold: None,
             full: false,
-            times: DueHeap::default(),
-            ticks: DueHeap::default(),
+            times: Deadlines::default(),
+            ticks: Deadlines::default(),
             alone: false,
             open: true,
         }
@@ -83,8 +83,8 @@ impl Schedule {
     }
 
     /// Adds a unit that has nothing to send. All memory for the unit is allocated here.
-    pub(crate) fn add(&mut self, place: u32, queue_set: u32) -> u32 {
-        let id = self.units.add(place, queue_set);
+    pub(crate) fn add(&mut self, key: u32, queue_pair: u32) -> u32 {
+        let id = self.units.add(key, queue_pair);
         self.times.reserve(self.units.all.len());
         self.ticks.reserve(self.units.all.len());
         id
@@ -121,14 +121,14 @@ impl Schedule {
     /// Puts a unit that stood in no line, and now has something to send, into its line. `small`:
     /// the next packet is an expedited one.
     #[inline]
-    pub(crate) fn enter(&mut self, id: u32, class: Class, small: bool, now: u64) {
+    pub(crate) fn enter(&mut self, id: u32, class: Class, expedited: bool, now: u64) {
         let unit = self.units.get_mut(id);
         if unit.state == State::Idle {
             unit.since = now;
         }
         unit.class = class;
-        if small {
-            self.units.push_back(SMALL, id, false);
+        if expedited {
+            self.units.push_back(EXPEDITED, id, false);
         } else {
             self.go_last(id, false);
         }
@@ -260,8 +260,8 @@ impl Schedule {
         unit.run = 0;
         Turn {
             unit: id,
-            place: unit.place,
-            queue_set: unit.queue_set,
+            key: unit.key,
+            queue_pair: unit.queue_pair,
             // No other unit's turn could come earlier than that of a lone unit.
             packets: if self.alone { usize::MAX } else { self.policy.packets() },
             bytes: if self.alone { i64::MAX } else { bytes },
@@ -271,13 +271,13 @@ impl Schedule {
 
     /// Returns the next turn among the units whose next packet is an expedited one; `room`: the
     /// device has room for expedited packets. The unit keeps its position until the engine calls
-    /// [`Schedule::more_small`] or another verb for it.
-    pub(crate) fn next_small(&mut self, room: bool) -> Option<Turn> {
-        let id = self.units.head(SMALL, if room { List::All } else { List::Unblocked })?;
+    /// [`Schedule::more_expedited`] or another verb for it.
+    pub(crate) fn next_expedited(&mut self, room: bool) -> Option<Turn> {
+        let id = self.units.head(EXPEDITED, if room { List::All } else { List::Unblocked })?;
         self.alone = true;
         let unit = self.units.get(id);
-        let (place, queue_set) = (unit.place, unit.queue_set);
-        Some(Turn { unit: id, place, queue_set, packets: usize::MAX, bytes: i64::MAX, run: 0 })
+        let (key, queue_pair) = (unit.key, unit.queue_pair);
+        Some(Turn { unit: id, key, queue_pair, packets: usize::MAX, bytes: i64::MAX, run: 0 })
     }
 
     /// Returns `true` if a unit may give the device packets while other units wait for room.
@@ -363,12 +363,12 @@ impl Schedule {
 
     /// Takes back a served unit of the expedited line that has more expedited packets. `blocked`:
     /// the device has no room for the next one, and the unit keeps its position.
-    pub(crate) fn more_small(&mut self, id: u32, blocked: bool) {
+    pub(crate) fn more_expedited(&mut self, id: u32, blocked: bool) {
         if blocked {
             self.units.block(id);
         } else {
             self.units.leave(id);
-            self.units.push_back(SMALL, id, false);
+            self.units.push_back(EXPEDITED, id, false);
         }
     }
 
@@ -398,7 +398,7 @@ impl Schedule {
         let unit = self.times.take(now).or_else(|| self.ticks.take(tick))?;
         let one = self.units.get_mut(unit);
         one.state = State::Served;
-        Some(Due { unit, place: one.place, queue_set: one.queue_set })
+        Some(Due { unit, key: one.key, queue_pair: one.queue_pair })
     }
 
     /// Takes a unit out of its line or its wait because one of its settings changed; the engine
@@ -417,18 +417,18 @@ impl Schedule {
 
     /// Makes a unit that waits for a time or a tick due at once.
     pub(crate) fn hurry(&mut self, id: u32) {
-        for heap in [&mut self.times, &mut self.ticks] {
-            if heap.has(id) {
-                heap.put(0, id);
+        for pool in [&mut self.times, &mut self.ticks] {
+            if pool.has(id) {
+                pool.put(0, id);
             }
         }
     }
 
     /// Takes a unit out of the line of expedited packets, whose packets then lose precedence.
-    pub(crate) fn withdraw_small(&mut self) -> Option<Due> {
-        let Turn { unit, place, queue_set, .. } = self.next_small(true)?;
+    pub(crate) fn withdraw_expedited(&mut self) -> Option<Due> {
+        let Turn { unit, key, queue_pair, .. } = self.next_expedited(true)?;
         self.leave(unit);
-        Some(Due { unit, place, queue_set })
+        Some(Due { unit, key, queue_pair })
     }
 
     /// Returns when the next unit that waits for a time is due, in nanoseconds.
@@ -452,8 +452,8 @@ impl Schedule {
     /// Counts the units whose next packet is an expedited one and that the engine could serve now;
     /// `room`: the device has room for expedited packets.
     #[must_use]
-    pub(crate) fn small(&self, room: bool) -> usize {
-        self.units.count(SMALL, if room { List::All } else { List::Unblocked })
+    pub(crate) fn expedited(&self, room: bool) -> usize {
+        self.units.count(EXPEDITED, if room { List::All } else { List::Unblocked })
     }
 
     /// Counts the units known to wait for room in the device.

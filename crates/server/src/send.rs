@@ -6,17 +6,17 @@ use towpath_packet::offload;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_packet::transport::Transport;
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
-use towpath_queue::descriptor::{MAX_PACKET_BYTES, META, SMALL};
+use towpath_queue::descriptor::{EXPEDITED, MAX_PACKET_BYTES, META};
 use towpath_queue::{OwnWords, Violation};
 
+use crate::bounce::WHOLE_BYTES;
 use crate::copy::session_word;
 use crate::demux::{Destination, Way, is_group};
-use crate::engine::{Engine, Flight, STAGE_SLOTS};
-use crate::handoff::{BACKLOG, SMALL_PLACES};
+use crate::engine::{BOUNCE_SLOTS, Engine, InFlight};
+use crate::handoff::{BACKLOG, EXPEDITED_SLOTS};
 use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
 use crate::source::{Piece, Source};
-use crate::stage::WHOLE_BYTES;
-use crate::transmit::Group;
+use crate::transmit::Batch;
 use crate::work::Work;
 
 /// The result for a packet.
@@ -39,8 +39,8 @@ pub(crate) enum Sent {
 /// A packet that the engine is about to send.
 #[derive(Clone, Copy)]
 struct Outgoing {
-    place: u32,
-    queue_set: u32,
+    key: u32,
+    queue_pair: u32,
     endpoint: u32,
     first: u32,
     chain: u32,
@@ -48,62 +48,64 @@ struct Outgoing {
     /// The bounce buffer that holds the packet's beginning.
     slot: u32,
     /// See [`crate::transmit::Taken`].
-    for_nobody_here: bool,
+    no_local_match: bool,
     /// The number of the packet's queue pair in the scheduler.
     unit: u32,
     /// `true` if the packet passes the others.
-    small: bool,
+    expedited: bool,
 }
 
 impl Engine {
     fn refuse(&mut self, one: &Outgoing, count: EndpointCount) -> Sent {
-        if let Some(session) = &mut self.sessions[one.place as usize] {
+        if let Some(session) = &mut self.sessions[one.key as usize] {
             counters::add(&mut session.counters, session_word(one.endpoint, count), 1);
         }
         Sent::Now
     }
 
     /// Checks a packet by its beginning in its slot, and sends the checked bytes.
-    pub(crate) fn check_and_send<const TAPS: bool>(
+    pub(crate) fn check_and_send<const CAPTURES: bool>(
         &mut self,
-        group: &mut Group,
-        place: usize,
+        batch: &mut Batch,
+        index: usize,
         mtu: usize,
     ) -> Result<Sent, DeviceError> {
-        let taken = group.packets[place];
-        let slot = group.slots[place];
+        let taken = batch.packets[index];
+        let slot = batch.slots[index];
         let one = &Outgoing {
-            place: group.place,
-            queue_set: group.queue_set,
+            key: batch.key,
+            queue_pair: batch.queue_pair,
             endpoint: taken.endpoint,
             first: taken.first,
             chain: taken.chain,
             len: taken.len as usize,
             slot,
-            for_nobody_here: taken.for_nobody_here,
-            unit: group.unit,
-            small: group.small,
+            no_local_match: taken.no_local_match,
+            unit: batch.unit,
+            expedited: batch.expedited,
         };
         if taken.late {
             return Ok(self.refuse(one, EndpointCount::TxLate));
         }
-        let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
-        let Some((_, heap_words)) = &self.heaps[one.place as usize] else { return Ok(Sent::Now) };
+        let Some(session) = &self.sessions[one.key as usize] else { return Ok(Sent::Now) };
+        let Some((_, pool_words)) = &self.transmit_pools[one.key as usize] else {
+            return Ok(Sent::Now);
+        };
         if !taken.fetched {
             return Ok(Sent::Violates(Violation::Range));
         }
-        let descriptors = &group.descriptors[taken.at as usize..][..taken.chain as usize];
+        let descriptors = &batch.descriptors[taken.at as usize..][..taken.chain as usize];
         let Some(endpoint) = session.endpoints.get(one.endpoint as usize) else {
             return Ok(Sent::Violates(Violation::Endpoint));
         };
         if descriptors.iter().any(|descriptor| descriptor.endpoint != one.endpoint) {
             return Ok(Sent::Violates(Violation::Endpoint));
         }
-        let heap = session.shape.transmit_heap;
+        let pool = session.shape.transmit_pool;
         let meta = match descriptors {
             [first, ..] if first.flags & META != 0 => {
                 let mut words = [0; 16];
-                let fetched = heap_words.fetch_bytes(heap.frame_offset(first.frame), &mut words);
+                let fetched = pool_words.fetch_bytes(pool.buffer_offset(first.buffer), &mut words);
                 let (low, high) = words.split_at(8);
                 let word = |bytes: &[u8]| bytes.try_into().map_or(u64::MAX, u64::from_ne_bytes);
                 match Meta::from_words([word(low), word(high)]) {
@@ -111,7 +113,7 @@ impl Engine {
                     _ => return Ok(Sent::Violates(Violation::Flags)),
                 }
             }
-            _ => Meta::FINISHED,
+            _ => Meta::FULL,
         };
         // The application closed the endpoint while packets waited. The engine drops them; this is
         // no violation.
@@ -119,29 +121,29 @@ impl Engine {
             return Ok(self.refuse(one, EndpointCount::TxOutsideRule));
         };
         // Expedited packets may have their own queue pair, in which they do not wait behind others.
-        let small = descriptors.first().is_some_and(|first| first.flags & SMALL != 0);
-        if endpoint.queue_set != one.queue_set && !small {
+        let expedited = descriptors.first().is_some_and(|first| first.flags & EXPEDITED != 0);
+        if endpoint.queue_pair != one.queue_pair && !expedited {
             return Ok(Sent::Violates(Violation::Endpoint));
         }
         let mut headers = Headers::NONE;
-        let mut readable = headers.read(self.stage.bytes(slot), one.len).is_ok();
+        let mut readable = headers.read(self.bounce.bytes(slot), one.len).is_ok();
         if readable
             && headers.malformed == Some(Malformed::BeyondPrefix)
-            && self.stage.bytes(slot).len() < one.len.min(WHOLE_BYTES)
+            && self.bounce.bytes(slot).len() < one.len.min(WHOLE_BYTES)
         {
             let looked = one.len.min(WHOLE_BYTES);
-            if !self.stage.fetch_again(slot, heap_words, &heap, descriptors, looked) {
+            if !self.bounce.fetch_again(slot, pool_words, &pool, descriptors, looked) {
                 return Ok(Sent::Violates(Violation::Range));
             }
-            readable = headers.read(self.stage.bytes(slot), one.len).is_ok();
+            readable = headers.read(self.bounce.bytes(slot), one.len).is_ok();
         }
         if !readable {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
-        if let Err(count) = endpoint.rights.check(&headers, || self.stage.bytes(slot)) {
+        if let Err(count) = endpoint.rights.check(&headers, || self.bounce.bytes(slot)) {
             return Ok(self.refuse(one, count));
         }
-        if meta != Meta::FINISHED && offload::check(&meta, &headers, one.len).is_err() {
+        if meta != Meta::FULL && offload::check(&meta, &headers, one.len).is_err() {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         }
         if meta.segmentation.is_some() {
@@ -158,42 +160,42 @@ impl Engine {
         }
         let meta = match meta.checksum {
             // Only a device may declare a checksum verified.
-            Checksum::Verified => Meta::FINISHED,
+            Checksum::Verified => Meta::FULL,
             _ => meta,
         };
         if wire_bytes(&meta, &headers, one.len) > mtu + usize::from(headers.l3_offset) {
             return Ok(self.refuse(one, EndpointCount::TxTooLong));
         }
         // The engine need not read the slot's bytes from the transmit buffer pool again.
-        let mut held = self.stage.bytes(slot).len();
+        let mut held = self.bounce.bytes(slot).len();
         self.pieces.clear();
         if held < one.len {
             for descriptor in descriptors {
                 let skip = held.min(descriptor.len as usize) as u32;
                 held -= skip as usize;
                 if skip < descriptor.len {
-                    let offset = descriptor.heap_offset(&heap) as u32 + skip;
+                    let offset = descriptor.pool_offset(&pool) as u32 + skip;
                     self.pieces.push(Piece { offset, len: descriptor.len - skip });
                 }
             }
         }
-        self.route::<TAPS>(one, meta, &headers)
+        self.route::<CAPTURES>(one, meta, &headers)
     }
 
-    fn route<const TAPS: bool>(
+    fn route<const CAPTURES: bool>(
         &mut self,
         one: &Outgoing,
         meta: Meta,
         headers: &Headers,
     ) -> Result<Sent, DeviceError> {
-        let group = is_group(headers.destination);
+        let batch = is_group(headers.destination);
         let destination =
-            if group || one.for_nobody_here { None } else { self.flows.lookup(Way::Sent, headers) };
+            if batch || one.no_local_match { None } else { self.flows.lookup(Way::Sent, headers) };
         self.found.clear();
         if let Some(destination) = destination {
             self.found.push(destination);
-            if !TAPS {
-                let (work, _) = self.deliver_here::<TAPS>(one, meta, 1);
+            if !CAPTURES {
+                let (work, _) = self.deliver_here::<CAPTURES>(one, meta, 1);
                 self.count(Count::LocalPackets);
                 self.count_sent(one);
                 if meta.segmentation.is_none() {
@@ -203,22 +205,22 @@ impl Engine {
             }
         }
         let sender =
-            |found: &Destination| found.session == one.place && found.endpoint == one.endpoint;
-        if group {
+            |found: &Destination| found.session == one.key && found.endpoint == one.endpoint;
+        if batch {
             self.flows.members(headers, &mut self.found);
             self.found.retain(|found| !sender(found));
         }
-        let to_device = group || self.found.is_empty();
+        let to_device = batch || self.found.is_empty();
         let software = to_device && !self.device_takes(&meta);
         let packets = if software { segments(&meta, headers, one.len) } else { 1 };
         if to_device {
-            let room = if one.small {
-                self.has_small_room()
+            let room = if one.expedited {
+                self.has_expedited_room()
             } else {
                 // Packets that have waited longer, or units in the middle of a message, precede
                 // this one.
                 self.handoff.has_room(packets)
-                    && self.has_slots(packets + SMALL_PLACES)
+                    && self.has_slots(packets + EXPEDITED_SLOTS)
                     && self.schedule.may_use_device(one.unit)
             };
             if !room {
@@ -226,23 +228,23 @@ impl Engine {
             }
         }
         let members = self.found.len();
-        if TAPS {
+        if CAPTURES {
             self.found.extend(self.flows.promiscuous.iter().filter(|found| !sender(found)));
         }
         let local = self.found.len();
-        let (mut work, mut taps) = (Work::default(), Work::default());
-        if local > 0 || TAPS && !self.flows.captures.is_empty() {
-            (work, taps) = self.deliver_here::<TAPS>(one, meta, members);
+        let (mut work, mut captures) = (Work::default(), Work::default());
+        if local > 0 || CAPTURES && !self.flows.captures.is_empty() {
+            (work, captures) = self.deliver_here::<CAPTURES>(one, meta, members);
         }
-        if !group && local > 0 {
+        if !batch && local > 0 {
             self.count(Count::LocalPackets);
         }
         self.count_sent(one);
-        if !software && to_device && local == 0 && !TAPS {
+        if !software && to_device && local == 0 && !CAPTURES {
             return self.send_as_it_is(one, meta);
         }
         let sent = if software {
-            self.count(Count::TxSoftware);
+            self.count(Count::TxSoftwareOffloads);
             self.send_by_software(one, meta)?
         } else if to_device {
             self.send_as_it_is(one, meta)?
@@ -252,18 +254,18 @@ impl Engine {
         if to_device {
             work += Work { copies: packets as u64, bytes: one.len as u64 };
         }
-        Ok(self.spend(one, work, taps, sent))
+        Ok(self.spend(one, work, captures, sent))
     }
 
     /// Records a packet's cost: `work` in place of the one copy that every packet is charged for,
     /// and `taps` for captures and promiscuous endpoints.
-    fn spend(&mut self, one: &Outgoing, work: Work, taps: Work, sent: Sent) -> Sent {
+    fn spend(&mut self, one: &Outgoing, work: Work, captures: Work, sent: Sent) -> Sent {
         let beyond = work.beyond_one(one.len);
-        if beyond == Work::default() && taps == Work::default() {
+        if beyond == Work::default() && captures == Work::default() {
             return sent;
         }
         self.spent.unit += beyond;
-        self.spent.taps += taps;
+        self.spent.captures += captures;
         match sent {
             Sent::Now => Sent::Costly { later: false },
             Sent::Later => Sent::Costly { later: true },
@@ -273,8 +275,8 @@ impl Engine {
 
     #[inline]
     fn count_sent(&mut self, one: &Outgoing) {
-        let copies = u64::from(self.stage.slots[one.slot as usize].copies);
-        if let Some(session) = &mut self.sessions[one.place as usize] {
+        let copies = u64::from(self.bounce.slots[one.slot as usize].copies);
+        if let Some(session) = &mut self.sessions[one.key as usize] {
             count_sent(&mut session.counters, one.endpoint, one.len, copies);
         }
     }
@@ -282,15 +284,17 @@ impl Engine {
     /// Delivers to the endpoints of this host in `found`, the first `members` of which are the
     /// packet's receivers, and to captures. Returns the copies for the receivers, and those for all
     /// others.
-    fn deliver_here<const TAPS: bool>(
+    fn deliver_here<const CAPTURES: bool>(
         &mut self,
         one: &Outgoing,
         meta: Meta,
         members: usize,
     ) -> (Work, Work) {
-        let (mut work, mut taps) = (Work::default(), Work::default());
-        let Some((memory, _)) = &self.heaps[one.place as usize] else { return (work, taps) };
-        let looked = self.stage.bytes(one.slot);
+        let (mut work, mut captures) = (Work::default(), Work::default());
+        let Some((memory, _)) = &self.transmit_pools[one.key as usize] else {
+            return (work, captures);
+        };
+        let looked = self.bounce.bytes(one.slot);
         let source = Source { prefix: looked, memory, pieces: &self.pieces };
         let packet = Packet { source, looked, meta };
         let mut deliverer = Deliverer {
@@ -298,57 +302,56 @@ impl Engine {
             touched: &mut self.touched,
             segment: &mut self.segment,
             receive_budget: self.budgets.receive_budget,
-            turn: self.turn,
+            iteration: self.iteration,
         };
-        if TAPS {
+        if CAPTURES {
             for destination in &self.flows.captures {
-                taps += deliverer.deliver_to(*destination, &packet, CAPTURED_OUTGOING);
+                captures += deliverer.deliver_to(*destination, &packet, CAPTURED_OUTGOING);
             }
         }
         let (members, promiscuous) = self.found.split_at(members.min(self.found.len()));
         for destination in members {
             work += deliverer.deliver_to(*destination, &packet, 0);
         }
-        if TAPS {
+        if CAPTURES {
             for destination in promiscuous {
-                taps += deliverer.deliver_to(*destination, &packet, 0);
+                captures += deliverer.deliver_to(*destination, &packet, 0);
             }
         }
-        (work, taps)
+        (work, captures)
     }
 
     fn device_takes(&self, meta: &Meta) -> bool {
         let can = self.device.info().can;
-        meta.is_finished()
-            || can.tx_checksum && (meta.segmentation.is_none() || can.tx_segmentation)
+        meta.is_full() || can.tx_checksum && (meta.segmentation.is_none() || can.tx_segmentation)
     }
 
-    fn begin_flight(&mut self, one: &Outgoing, packets: u32) -> Option<u32> {
-        let number = self.free_flights.take()?;
-        self.flights[number as usize] = Flight {
-            session: one.place,
-            queue_set: one.queue_set,
+    fn begin_in_flight(&mut self, one: &Outgoing, packets: u32) -> Option<u32> {
+        let number = self.free_in_flight.take()?;
+        self.in_flight[number as usize] = InFlight {
+            session: one.key,
+            queue_pair: one.queue_pair,
             first: one.first,
             chain: one.chain,
             remaining: packets,
         };
-        if let Some(session) = &mut self.sessions[one.place as usize] {
-            session.flights += 1;
+        if let Some(session) = &mut self.sessions[one.key as usize] {
+            session.in_flight += 1;
         }
         Some(number)
     }
 
     /// Sends the slot's bytes, and the rest in place where the device supports it.
     fn send_as_it_is(&mut self, one: &Outgoing, meta: Meta) -> Result<Sent, DeviceError> {
-        let Some(session) = &self.sessions[one.place as usize] else { return Ok(Sent::Now) };
+        let Some(session) = &self.sessions[one.key as usize] else { return Ok(Sent::Now) };
         let space = session.transmit_space;
         let in_place = self.device.info().can.tx_in_place;
         if !in_place && !self.append_rest(one, None) {
             return Ok(self.refuse(one, EndpointCount::TxTooLong));
         }
-        let Some(flight) = self.begin_flight(one, 1) else { return Ok(Sent::NoRoom) };
-        let part = self.stage.part(one.slot);
-        let entry = &mut self.stage.slots[one.slot as usize];
+        let Some(in_flight_slot) = self.begin_in_flight(one, 1) else { return Ok(Sent::NoRoom) };
+        let part = self.bounce.part(one.slot);
+        let entry = &mut self.bounce.slots[one.slot as usize];
         entry.parts.clear();
         entry.parts.push(part);
         if in_place {
@@ -356,45 +359,47 @@ impl Engine {
             entry.parts.extend(rest.map(|p| Part { space, offset: p.offset, len: p.len }));
         }
         entry.meta = meta;
-        entry.flight = flight;
+        entry.in_flight_slot = in_flight_slot;
         self.handoff.give(
             one.slot,
-            one.small,
-            &self.stage,
+            one.expedited,
+            &self.bounce,
             &mut self.spaces,
             self.device.as_mut(),
         )?;
         Ok(Sent::Later)
     }
 
-    fn append_rest(&mut self, one: &Outgoing, finish: Option<(u16, u16)>) -> bool {
-        let Some((memory, _)) = &self.heaps[one.place as usize] else { return false };
+    fn append_rest(&mut self, one: &Outgoing, complete: Option<(u16, u16)>) -> bool {
+        let Some((memory, _)) = &self.transmit_pools[one.key as usize] else { return false };
         let rest = Source { prefix: &[], memory, pieces: &self.pieces };
-        self.stage.append(one.slot, rest, finish)
+        self.bounce.append(one.slot, rest, complete)
     }
 
     /// Completes checksums and segments in software, for a device that cannot.
     fn send_by_software(&mut self, one: &Outgoing, meta: Meta) -> Result<Sent, DeviceError> {
         if meta.segmentation.is_none() {
-            let finish = match meta.checksum {
-                Checksum::Unfinished { start, offset } => Some((start, offset)),
+            let complete = match meta.checksum {
+                Checksum::Partial { start, offset } => Some((start, offset)),
                 _ => None,
             };
-            if !self.append_rest(one, finish) {
+            if !self.append_rest(one, complete) {
                 return Ok(self.refuse(one, EndpointCount::TxTooLong));
             }
             self.pieces.clear();
-            return self.send_as_it_is(one, Meta::FINISHED);
+            return self.send_as_it_is(one, Meta::FULL);
         }
         let mut looked = [0; WHOLE_BYTES];
-        let held = self.stage.bytes(one.slot).len();
-        looked[..held].copy_from_slice(self.stage.bytes(one.slot));
+        let held = self.bounce.bytes(one.slot).len();
+        looked[..held].copy_from_slice(self.bounce.bytes(one.slot));
         let Ok(mut segmenter) = Segmenter::new(&looked[..held], one.len, &meta) else {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         };
         let packets = segmenter.remaining() as u32;
-        let Some(flight) = self.begin_flight(one, packets) else { return Ok(Sent::NoRoom) };
-        let Some((memory, _)) = self.heaps[one.place as usize].clone() else {
+        let Some(in_flight_slot) = self.begin_in_flight(one, packets) else {
+            return Ok(Sent::NoRoom);
+        };
+        let Some((memory, _)) = self.transmit_pools[one.key as usize].clone() else {
             return Ok(Sent::Now);
         };
         let pieces = std::mem::take(&mut self.pieces);
@@ -404,35 +409,35 @@ impl Engine {
         let mut failed = None;
         while let Some(segment) = segmenter.next(&mut header) {
             let payload = segment.payload.clone();
-            let (header_bytes, unfinished) = segment.leave_unfinished(&mut header);
-            let finish = match unfinished.checksum {
-                Checksum::Unfinished { start, offset } => Some((start, offset)),
+            let (header_bytes, partial) = segment.leave_partial(&mut header);
+            let complete = match partial.checksum {
+                Checksum::Partial { start, offset } => Some((start, offset)),
                 _ => None,
             };
             // The first segment takes the packet's own slot. The engine has checked before that
             // there are enough.
-            let Some(slot) = own_slot.take().or_else(|| self.stage.take()) else { break };
-            let built = self.stage.build(
+            let Some(slot) = own_slot.take().or_else(|| self.bounce.take()) else { break };
+            let built = self.bounce.build(
                 slot,
                 &header[..header_bytes],
                 source,
                 payload.start,
                 payload.len(),
-                finish,
+                complete,
             );
-            let part = self.stage.part(slot);
-            let entry = &mut self.stage.slots[slot as usize];
+            let part = self.bounce.part(slot);
+            let entry = &mut self.bounce.slots[slot as usize];
             entry.parts.clear();
             entry.parts.push(part);
-            entry.meta = Meta::FINISHED;
-            entry.flight = flight;
+            entry.meta = Meta::FULL;
+            entry.in_flight_slot = in_flight_slot;
             if !built {
                 self.refuse(one, EndpointCount::TxTooLong);
                 self.land(slot);
                 continue;
             }
             if let Err(error) =
-                self.handoff.give(slot, false, &self.stage, &mut self.spaces, self.device.as_mut())
+                self.handoff.give(slot, false, &self.bounce, &mut self.spaces, self.device.as_mut())
             {
                 failed = Some(error);
                 break;
@@ -481,4 +486,4 @@ fn segments(meta: &Meta, headers: &Headers, len: usize) -> usize {
 
 // A packet segmented in software has room behind those that wait, and in the bounce buffers.
 const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BACKLOG / 2);
-const _: () = assert!(offload::MAX_SENT_SEGMENTS <= STAGE_SLOTS as usize / 2);
+const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BOUNCE_SLOTS as usize / 2);

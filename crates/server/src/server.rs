@@ -217,7 +217,7 @@ impl Server {
                 .map_err(|error| resources("an eventfd")(error.into()))
         };
         let (engine_wake, control_wake) = (event()?, event()?);
-        let (orders, engine_orders) = channel();
+        let (commands, engine_commands) = channel();
         let (engine_events, events) = channel();
         let (requests, control_requests) = channel();
         let mut random = [0; 16];
@@ -233,10 +233,10 @@ impl Server {
             receive_budget: config.receive_budget.max(1),
             transmit_budget: config.transmit_budget,
             // 512 by default, however many queue pairs are in line.
-            turn_budget: config.transmit_budget * 8,
+            iteration_budget: config.transmit_budget * 8,
         };
         let link = Link {
-            orders: engine_orders,
+            commands: engine_commands,
             events: engine_events,
             wake: engine_wake.clone(),
             control_wake: control_wake.clone(),
@@ -258,7 +258,7 @@ impl Server {
             settings,
             batch: config.batch,
             store,
-            orders,
+            commands,
             events,
             requests: control_requests,
             engine_wake,

@@ -5,27 +5,27 @@ use std::sync::Arc;
 
 use towpath_device::SpaceId;
 use towpath_memory::{Mapping, Region, own_words, peer_words};
-use towpath_protocol::layout::{CLOSED_WORD, REST_WORD, SessionShape};
+use towpath_protocol::layout::{CLOSED_WORD, PARKED_WORD, SessionShape};
 use towpath_protocol::settings::Setting;
-use towpath_queue::doorbell::{Ringer, Sleeper};
+use towpath_queue::buffers::Ledger;
+use towpath_queue::doorbell::{Notifier, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
-use towpath_queue::frames::Ledger;
 use towpath_queue::receive::{ReceiveProducer, server_side};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{OwnWords, Violation};
 
 use crate::coalescing::{self, Coalescing, Values};
 use crate::demux::Rule;
+use crate::parking::PARKED;
 use crate::prepare::Relay;
 use crate::publish::News;
-use crate::resting::RESTS;
 use crate::rights::Rights;
 use crate::schedule::arrivals::Arrivals;
 use crate::schedule::shape::{Class, Shape};
 
 /// A queue pair and the engine's own notes about it.
 #[derive(Debug)]
-pub struct QueueSet {
+pub struct QueuePair {
     /// The transmit queue.
     pub transmit: TransmitConsumer,
     /// The receive queue.
@@ -56,7 +56,7 @@ pub struct QueueSet {
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// The endpoint's queue pair.
-    pub queue_set: u32,
+    pub queue_pair: u32,
     /// The packets that the endpoint receives.
     pub rule: Rule,
     /// The packets that the endpoint may send.
@@ -66,9 +66,9 @@ pub struct Endpoint {
     /// `true` if the endpoint takes large packets and packets with partial checksums.
     pub offload: bool,
     /// `true` if the endpoint has no flow rule: it captures, or receives everything.
-    pub tap: bool,
+    pub captures: bool,
     /// The poll iteration for which `received` counts.
-    pub turn: u64,
+    pub iteration: u64,
     /// Packets received in that poll iteration.
     pub received: u32,
 }
@@ -82,9 +82,9 @@ pub struct Session {
     /// The sizes of the session's parts.
     pub shape: SessionShape,
     /// The memory for received packets. Only the engine writes it.
-    pub receive_heap: Region,
+    pub receive_pool: Region,
     /// The memory with packets to send. Only the application writes it.
-    pub transmit_heap: Arc<Mapping>,
+    pub transmit_pool: Arc<Mapping>,
     /// The transmit buffer pool as a data space; the engine assigns it.
     pub transmit_space: SpaceId,
     /// Events to the application.
@@ -92,14 +92,14 @@ pub struct Session {
     /// Events from the application.
     pub work: Acknowledger,
     /// The application's sleep state.
-    pub ringer: Ringer,
+    pub notifier: Notifier,
     /// The way in which the server notifies the application.
     pub doorbell: Doorbell,
     /// Readable when the application notifies the engine. This is an epoll instance that no
     /// application has.
     pub wake: OwnedFd,
     /// The session's queue pairs.
-    pub queue_sets: Vec<QueueSet>,
+    pub queue_pairs: Vec<QueuePair>,
     /// The owner of each buffer of the transmit buffer pool.
     pub transmit_ledger: Ledger,
     /// The owner of each buffer of the receive buffer pool.
@@ -115,17 +115,17 @@ pub struct Session {
     pub counters: OwnWords,
     header: OwnWords,
     /// Tells the application to notify the engine even if the engine is awake.
-    pub(crate) rest: Sleeper,
+    pub(crate) parking: Sleeper,
     /// The session's index in the list of active sessions.
-    pub(crate) watched_at: u32,
+    pub(crate) active_at: u32,
     /// The time of the last packet to send, in the engine's poll iterations.
     pub(crate) news_at: u64,
     /// Packets in flight.
-    pub flights: u32,
+    pub in_flight: u32,
     /// The news for the session at the end of this poll iteration.
     pub(crate) news: News,
     /// Packets without a notification so far.
-    pub(crate) unrung: u32,
+    pub(crate) unnotified: u32,
     /// `true` if the engine removes the session as soon as none of its packets is in flight.
     pub closing: bool,
     /// `true` if the session's flow rules are gone, too.
@@ -177,7 +177,7 @@ impl Doorbell {
 /// with them.
 pub(crate) const ENDPOINT_BYTES: usize = 2560;
 /// Bytes of the server's own memory that a queue pair counts as.
-pub(crate) const QUEUE_SET_BYTES: usize = 1024;
+pub(crate) const QUEUE_PAIR_BYTES: usize = 1024;
 
 /// The mapped memories of a session.
 #[derive(Debug)]
@@ -189,9 +189,9 @@ pub struct Memories {
     /// Ledger, writable.
     pub ledger: Region,
     /// Receive buffer pool, writable.
-    pub receive_heap: Region,
+    pub receive_pool: Region,
     /// Transmit buffer pool, read-only.
-    pub transmit_heap: Arc<Mapping>,
+    pub transmit_pool: Arc<Mapping>,
 }
 
 /// A session's memories for reading counters and for operations on the mappings themselves.
@@ -207,15 +207,15 @@ impl Memories {
     /// Returns the mappings of these memories.
     #[must_use]
     pub fn mappings(&self) -> Mappings {
-        let written = [&self.server, &self.ledger, &self.receive_heap].map(Region::mapping);
-        let [server, ledger, receive_heap] = written.map(Arc::clone);
-        let (application, transmit_heap) = (self.application.clone(), self.transmit_heap.clone());
-        let all = [server.clone(), ledger, receive_heap, application, transmit_heap];
+        let written = [&self.server, &self.ledger, &self.receive_pool].map(Region::mapping);
+        let [server, ledger, receive_pool] = written.map(Arc::clone);
+        let (application, transmit_pool) = (self.application.clone(), self.transmit_pool.clone());
+        let all = [server.clone(), ledger, receive_pool, application, transmit_pool];
         Mappings { server, all }
     }
 }
 
-impl QueueSet {
+impl QueuePair {
     /// Records that the settings of an endpoint that uses the queue pair changed.
     pub(crate) fn note_shape(&mut self, old: Option<&Shape>, new: Option<&Shape>) {
         let delay = |shape: &Shape| match shape.set.max_delay_us {
@@ -253,18 +253,18 @@ impl Session {
         wake: OwnedFd,
     ) -> Session {
         let mut server = shape.server_own(own_words(memories.server));
-        let header = server.header.split_off_front(REST_WORD);
+        let header = server.header.split_off_front(PARKED_WORD);
         let application = shape.application_peer(&peer_words(&memories.application));
         let ledger = shape.ledger(own_words(memories.ledger));
-        let queue_sets = server
-            .queue_sets
+        let queue_pairs = server
+            .queue_pairs
             .into_iter()
-            .zip(&application.queue_sets)
-            .zip(ledger.queue_sets)
+            .zip(&application.queue_pairs)
+            .zip(ledger.queue_pairs)
             .map(|((own, peer), done)| {
                 let (transmit, receive) =
-                    server_side(&shape.queues, shape.transmit_heap, own, peer, done);
-                QueueSet {
+                    server_side(&shape.queues, shape.transmit_pool, own, peer, done);
+                QueuePair {
                     transmit,
                     receive,
                     unit: u32::MAX,
@@ -279,8 +279,8 @@ impl Session {
                 }
             })
             .collect();
-        let cleared = |words: OwnWords, frames: u32| {
-            let mut ledger = Ledger::new(words, frames);
+        let cleared = |words: OwnWords, buffers: u32| {
+            let mut ledger = Ledger::new(words, buffers);
             // Only the queues determine the buffers' places.
             ledger.clear();
             ledger
@@ -288,28 +288,28 @@ impl Session {
         Session {
             number,
             shape,
-            receive_heap: memories.receive_heap,
-            transmit_heap: memories.transmit_heap,
+            receive_pool: memories.receive_pool,
+            transmit_pool: memories.transmit_pool,
             transmit_space: SpaceId(u32::MAX),
             marker: Marker::new(shape.events(), server.events, &application.acknowledgements),
             work: Acknowledger::new(shape.events(), server.acknowledgements, &application.events),
-            ringer: Ringer::new(application.header),
+            notifier: Notifier::new(application.header),
             doorbell,
             wake,
-            queue_sets,
-            transmit_ledger: cleared(ledger.transmit, shape.transmit_heap.frames()),
-            receive_ledger: cleared(ledger.receive, shape.receive_heap.frames()),
+            queue_pairs,
+            transmit_ledger: cleared(ledger.transmit, shape.transmit_pool.buffers()),
+            receive_ledger: cleared(ledger.receive, shape.receive_pool.buffers()),
             endpoints: (0..shape.endpoints).map(|_| None).collect(),
             shapes: (0..shape.endpoints).map(|_| None).collect(),
             to_hurry: (0, 0),
             counters: server.counters,
             header,
-            rest: Sleeper::new(server.header),
-            watched_at: RESTS,
+            parking: Sleeper::new(server.header),
+            active_at: PARKED,
             news_at: 0,
-            flights: 0,
+            in_flight: 0,
             news: News::default(),
-            unrung: 0,
+            unnotified: 0,
             closing: false,
             emptied: false,
             violation: None,
@@ -338,7 +338,7 @@ impl Session {
         let Some(one) = self.endpoints.get_mut(endpoint as usize).and_then(Option::as_mut) else {
             return;
         };
-        let set = &mut self.queue_sets[one.queue_set as usize];
+        let set = &mut self.queue_pairs[one.queue_pair as usize];
         set.coalescing.remove(one);
         match setting {
             Setting::RxFrames if value == 0 => one.coalescing.0 = coalescing::UNSET.0,
@@ -351,7 +351,7 @@ impl Session {
 
     /// Enters an endpoint.
     pub(crate) fn put_in(&mut self, number: u32, endpoint: Endpoint) {
-        let set = &mut self.queue_sets[endpoint.queue_set as usize];
+        let set = &mut self.queue_pairs[endpoint.queue_pair as usize];
         set.coalescing.add(&endpoint);
         set.coalesce();
         self.endpoints[number as usize] = Some(endpoint);
@@ -360,7 +360,7 @@ impl Session {
     /// Removes an endpoint.
     pub(crate) fn take_out(&mut self, number: u32) -> Option<Endpoint> {
         let endpoint = self.endpoints.get_mut(number as usize)?.take()?;
-        let set = &mut self.queue_sets[endpoint.queue_set as usize];
+        let set = &mut self.queue_pairs[endpoint.queue_pair as usize];
         set.coalescing.remove(&endpoint);
         set.coalesce();
         Some(endpoint)

@@ -14,7 +14,7 @@ use crate::wait::clock_ns;
 /// Queue pairs that the engine checks again per poll iteration because settings changed, so that
 /// one session's thousands do not delay other sessions. The engine checks all of a session's,
 /// because expedited packets of an endpoint may wait in any.
-const HURRIED_A_TURN: usize = 64;
+const HURRIED_PER_ITERATION: usize = 64;
 
 /// Returns the policy that a value of the setting `scheduler` names.
 pub(crate) fn policy(value: u64, budgets: &Budgets) -> Box<dyn Policy> {
@@ -30,12 +30,12 @@ fn change(set: &mut Shaping, setting: Setting, value: u64) {
         Setting::Priority => set.priority = value as u8,
         Setting::Weight => set.weight = value as u16,
         Setting::RateBps => set.rate_bps = value,
-        Setting::RateFps => set.rate_fps = value,
+        Setting::RatePps => set.rate_pps = value,
         Setting::BurstBytes => set.burst_bytes = value as u32,
-        Setting::BurstFrames => set.burst_frames = value as u32,
+        Setting::BurstPackets => set.burst_packets = value as u32,
         Setting::Pacing => set.pacing = value != 0,
         Setting::MaxDelayUs => set.max_delay_us = value as u32,
-        Setting::MaxRunBytes => set.max_run_bytes = value as u32,
+        Setting::MaxMessageBytes => set.max_message_bytes = value as u32,
         Setting::Quota => set.quota = value as u32,
         Setting::TickMultiple => set.tick_multiple = value as u32,
         // Other modules apply the remaining settings.
@@ -49,11 +49,11 @@ impl Engine {
         match setting {
             Setting::Scheduler => self.schedule.set_policy(policy(value, &self.budgets)),
             Setting::Handoff => self.handoff.set_mode(HandoffMode::of(value)),
-            Setting::Small => {
-                self.small_share = value as usize;
-                self.handoff.set_small_share(self.small_share);
-                if self.small_share == 0 {
-                    while let Some(one) = self.schedule.withdraw_small() {
+            Setting::Expedited => {
+                self.expedited_share = value as usize;
+                self.handoff.set_expedited_share(self.expedited_share);
+                if self.expedited_share == 0 {
+                    while let Some(one) = self.schedule.withdraw_expedited() {
                         self.schedule.enter(one.unit, Class::default(), false, self.now);
                     }
                 }
@@ -64,10 +64,10 @@ impl Engine {
     }
 
     /// Applies a setting of an endpoint's sending.
-    pub(crate) fn set_shape(&mut self, place: u32, number: u32, setting: Setting, value: u64) {
-        let Some(session) = &mut self.sessions[place as usize] else { return };
+    pub(crate) fn set_shape(&mut self, key: u32, number: u32, setting: Setting, value: u64) {
+        let Some(session) = &mut self.sessions[key as usize] else { return };
         let Some(Some(endpoint)) = session.endpoints.get(number as usize) else { return };
-        let queue_set = endpoint.queue_set;
+        let queue_pair = endpoint.queue_pair;
         let Some(slot) = session.shapes.get_mut(number as usize) else { return };
         let mut set = slot.as_deref().map_or_else(Shaping::default, |shape| shape.set);
         change(&mut set, setting, value);
@@ -81,37 +81,37 @@ impl Engine {
         let takes_time = |shape: &Option<Shape>| usize::from(shape.is_some_and(|s| s.takes_time()));
         let now_takes = usize::from(slot.as_deref().is_some_and(Shape::takes_time));
         self.timed = self.timed + now_takes - takes_time(&old);
-        session.queue_sets[queue_set as usize].note_shape(old.as_ref(), slot.as_deref());
-        self.reshape(place, queue_set);
+        session.queue_pairs[queue_pair as usize].note_shape(old.as_ref(), slot.as_deref());
+        self.reshape(key, queue_pair);
     }
 
     /// Removes the sending settings of a closed endpoint.
-    pub(crate) fn forget_shape(&mut self, place: u32, number: u32, queue_set: u32) {
-        let Some(session) = &mut self.sessions[place as usize] else { return };
+    pub(crate) fn forget_shape(&mut self, key: u32, number: u32, queue_pair: u32) {
+        let Some(session) = &mut self.sessions[key as usize] else { return };
         let Some(slot) = session.shapes.get_mut(number as usize) else { return };
         let Some(old) = slot.take() else { return };
         self.timed -= usize::from(old.takes_time());
-        session.queue_sets[queue_set as usize].note_shape(Some(&old), None);
-        self.reshape(place, queue_set);
+        session.queue_pairs[queue_pair as usize].note_shape(Some(&old), None);
+        self.reshape(key, queue_pair);
     }
 
     /// Moves a queue pair to its line after settings of its endpoints changed. Expedited packets of
     /// these endpoints may wait in any other queue pair, which the engine checks again.
-    fn reshape(&mut self, place: u32, queue_set: u32) {
-        let Some(session) = &mut self.sessions[place as usize] else { return };
+    fn reshape(&mut self, key: u32, queue_pair: u32) {
+        let Some(session) = &mut self.sessions[key as usize] else { return };
         if session.closing {
             return;
         }
-        let unit = session.queue_sets[queue_set as usize].unit;
+        let unit = session.queue_pairs[queue_pair as usize].unit;
         if self.schedule.someone_waits() {
             let (left, _) = &mut session.to_hurry;
             if *left == 0 {
-                self.hurrying.push_back(place);
+                self.hurrying.push_back(key);
             }
-            *left = session.queue_sets.len() as u32;
+            *left = session.queue_pairs.len() as u32;
         }
         if self.schedule.withdraw(unit) {
-            self.activate(unit, place, queue_set);
+            self.activate(unit, key, queue_pair);
         }
     }
 
@@ -119,19 +119,19 @@ impl Engine {
     /// in its turn. Returns how many.
     pub(crate) fn go_on_hurrying(&mut self) -> usize {
         let mut work = 0;
-        while work < HURRIED_A_TURN
-            && let Some(place) = self.hurrying.pop_front()
+        while work < HURRIED_PER_ITERATION
+            && let Some(key) = self.hurrying.pop_front()
         {
-            let Some(session) = &mut self.sessions[place as usize] else { continue };
+            let Some(session) = &mut self.sessions[key as usize] else { continue };
             let (left, mut next) = session.to_hurry;
-            let count = left.min((HURRIED_A_TURN - work) as u32);
+            let count = left.min((HURRIED_PER_ITERATION - work) as u32);
             for _ in 0..count {
-                self.schedule.hurry(session.queue_sets[next as usize].unit);
-                next = (next + 1) % session.queue_sets.len() as u32;
+                self.schedule.hurry(session.queue_pairs[next as usize].unit);
+                next = (next + 1) % session.queue_pairs.len() as u32;
             }
             session.to_hurry = (left - count, next);
             if left > count {
-                self.hurrying.push_back(place);
+                self.hurrying.push_back(key);
             }
             work += count as usize;
         }

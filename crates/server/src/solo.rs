@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use crate::commands::{Command, EngineReport};
 use crate::demux::{Rule, Vlan};
 use crate::engine::{Budgets, Engine, Link};
-use crate::orders::{Event, Order};
 use crate::relays::Relays;
 use crate::rights::{Addresses, Rights};
 use crate::session::{Doorbell, Endpoint, Memories, Session};
@@ -20,9 +20,9 @@ use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
 use towpath_protocol::settings::Values;
+use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
 use towpath_queue::events::{self, Marker};
-use towpath_queue::frames::FreeFrames;
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 
@@ -82,8 +82,8 @@ pub struct Solo {
     transmit: TransmitProducer,
     receive: ReceiveConsumer,
     marker: Marker,
-    transmit_heap: Region,
-    transmit_free: FreeFrames,
+    transmit_pool: Region,
+    transmit_free: FreeBuffers,
     shape: SessionShape,
     inward: Vec<Vec<u8>>,
     outward: Vec<Vec<u8>>,
@@ -91,8 +91,8 @@ pub struct Solo {
     left: u64,
     /// The processor's time for the engine's poll iterations.
     busy: Duration,
-    _orders: Sender<(u64, Order)>,
-    _events: Receiver<Event>,
+    _orders: Sender<(u64, Command)>,
+    _events: Receiver<EngineReport>,
     _files: Vec<SharedFile>,
 }
 
@@ -107,10 +107,10 @@ impl Solo {
         let (near, far) = loopback::pair(&loopback::Config::default())?;
         let far = DeviceFarEnd::new(Box::new(far));
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let (orders, engine_orders) = channel();
+        let (commands, engine_commands) = channel();
         let (engine_events, events) = channel();
         let link = Link {
-            orders: engine_orders,
+            commands: engine_commands,
             events: engine_events,
             wake: Arc::new(event()?),
             control_wake: Arc::new(event()?),
@@ -121,7 +121,7 @@ impl Solo {
             batch: BATCH,
             receive_budget: 1024,
             transmit_budget: BATCH,
-            turn_budget: 8 * BATCH,
+            iteration_budget: 8 * BATCH,
         };
         let engine = Engine::new(Box::new(near), state, 1, 1, values, budgets, link)?;
 
@@ -130,18 +130,18 @@ impl Solo {
         let server = file("solo-server", shape.server_words())?;
         let application = file("solo-application", shape.application_words())?;
         let ledger = file("solo-ledger", shape.ledger_words())?;
-        let receive_heap = SharedFile::create("solo-receive", shape.receive_heap.heap_bytes())?;
-        let transmit_heap = SharedFile::create("solo-transmit", shape.transmit_heap.heap_bytes())?;
+        let receive_pool = SharedFile::create("solo-receive", shape.receive_pool.pool_bytes())?;
+        let transmit_pool = SharedFile::create("solo-transmit", shape.transmit_pool.pool_bytes())?;
         let memories = Memories {
             server: server.map_writable()?,
             application: Arc::new(application.map_readable()?),
             ledger: ledger.map_writable()?,
-            receive_heap: receive_heap.map_writable()?,
-            transmit_heap: Arc::new(transmit_heap.map_readable()?),
+            receive_pool: receive_pool.map_writable()?,
+            transmit_pool: Arc::new(transmit_pool.map_readable()?),
         };
         let (doorbell, _bell) = towpath_protocol::doorbell::pair()?;
         let session = Session::new(1, shape, memories, Doorbell::direct(doorbell), event()?);
-        give(&orders, Order::AddSession(Box::new(session)))?;
+        give(&commands, Command::AddSession(Box::new(session)))?;
         let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC);
         let addresses = Addresses { ipv4: Some(ip(&flow)?), ipv6: [None; 2] };
         for number in 0..ENDPOINTS {
@@ -153,27 +153,30 @@ impl Solo {
                 ..Rule::default()
             };
             let endpoint = Box::new(Endpoint {
-                queue_set: 0,
+                queue_pair: 0,
                 rule,
                 rights: Rights::new(rule, MAC, addresses),
                 offload: false,
-                tap: false,
+                captures: false,
                 coalescing: (1, 0),
-                turn: 0,
+                iteration: 0,
                 received: 0,
             });
             let number = u32::from(number);
-            let (tap, group) = (None, false);
-            give(&orders, Order::AddEndpoint { session: 1, number, endpoint, tap, group })?;
+            let (listening, group) = (None, false);
+            give(
+                &commands,
+                Command::AddEndpoint { session: 1, number, endpoint, listening, group },
+            )?;
         }
 
         let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
         let mut own = shape.application_own(own_words(application.map_writable()?));
-        let words = own.queue_sets.pop().ok_or("one queue set")?;
+        let words = own.queue_pairs.pop().ok_or("one queue set")?;
         let (transmit, mut receive) =
-            application_side(&shape.queues, shape.receive_heap, words, &pages.queue_sets[0]);
-        for frame in 0..SLOTS {
-            ensure(receive.provide(frame), "a frame for each slot")?;
+            application_side(&shape.queues, shape.receive_pool, words, &pages.queue_pairs[0]);
+        for buffer in 0..SLOTS {
+            ensure(receive.provide(buffer), "a frame for each slot")?;
         }
         receive.publish();
         // Each endpoint has one flow in and one out.
@@ -190,39 +193,39 @@ impl Solo {
             transmit,
             receive,
             marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
-            transmit_heap: transmit_heap.map_writable()?,
-            transmit_free: FreeFrames::new(0, SLOTS),
+            transmit_pool: transmit_pool.map_writable()?,
+            transmit_free: FreeBuffers::new(0, SLOTS),
             shape,
             inward: (0..ENDPOINTS).map(inward).collect(),
             outward: (0..ENDPOINTS).map(outward).collect(),
             received: 0,
             left: 0,
             busy: Duration::ZERO,
-            _orders: orders,
+            _orders: commands,
             _events: events,
-            _files: vec![server, application, ledger, receive_heap, transmit_heap],
+            _files: vec![server, application, ledger, receive_pool, transmit_pool],
         };
-        turn(&mut solo.engine)?;
+        iteration(&mut solo.engine)?;
         Ok(solo)
     }
 
     /// Selects the routines for captures and promiscuous endpoints, although there are none, or
-    /// those without; see [`Engine::assume_taps`].
-    pub fn assume_taps(&mut self, taps: bool) {
-        self.engine.assume_taps(taps);
+    /// those without; see [`Engine::assume_captures`].
+    pub fn assume_captures(&mut self, captures: bool) {
+        self.engine.assume_captures(captures);
     }
 
     /// Moves `turns` batches, in trains of a length, and checks that all packets arrived.
-    pub fn run(&mut self, way: Way, turns: usize, train: usize) -> Outcome<u64> {
+    pub fn run(&mut self, way: Way, iterations: usize, train: usize) -> Outcome<u64> {
         let before = self.received + self.left;
         let mut number = 0;
-        for _ in 0..turns {
+        for _ in 0..iterations {
             for _ in 0..BATCH {
                 let flow = number / train % usize::from(ENDPOINTS);
                 number += 1;
                 match way {
                     Way::Receive => {
-                        ensure(self.far.send(&self.inward[flow], Meta::FINISHED), "no room")?;
+                        ensure(self.far.send(&self.inward[flow], Meta::FULL), "no room")?;
                     }
                     Way::Pass | Way::Send => self.put(way, flow)?,
                 }
@@ -231,17 +234,20 @@ impl Solo {
             self.marker.mark(events::fence(), 0)?;
             self.marker.publish();
             let start = this_thread_cpu_time();
-            turn(&mut self.engine)?;
+            iteration(&mut self.engine)?;
             self.busy += this_thread_cpu_time().saturating_sub(start);
             self.take()?;
         }
         let moved = self.received + self.left - before;
-        ensure(moved == (turns * BATCH) as u64, format!("{moved} of {} arrived", turns * BATCH))?;
+        ensure(
+            moved == (iterations * BATCH) as u64,
+            format!("{moved} of {} arrived", iterations * BATCH),
+        )?;
         Ok(moved)
     }
 
     fn put(&mut self, way: Way, flow: usize) -> Outcome<()> {
-        let frame = self.transmit_free.take().ok_or("a frame to send")?;
+        let buffer = self.transmit_free.take().ok_or("a frame to send")?;
         let mut packet = [0; FRAME_BYTES];
         packet.copy_from_slice(&self.outward[flow]);
         if way == Way::Pass {
@@ -250,14 +256,14 @@ impl Solo {
             packet[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
         }
         let descriptor = Descriptor {
-            frame,
+            buffer,
             start: HEADROOM_BYTES,
             len: FRAME_BYTES as u32,
             endpoint: flow as u32,
             flags: 0,
         };
-        let at = descriptor.heap_offset(&self.shape.transmit_heap);
-        ensure(self.transmit_heap.copy_in(at, &packet), "a frame outside of its heap")?;
+        let at = descriptor.pool_offset(&self.shape.transmit_pool);
+        ensure(self.transmit_pool.copy_in(at, &packet), "a frame outside of its heap")?;
         ensure(self.transmit.push(&[descriptor]), "a slot for each frame")?;
         Ok(())
     }
@@ -273,7 +279,7 @@ impl Solo {
             }
             self.received += 1;
             for descriptor in &packet[..count] {
-                ensure(self.receive.provide(descriptor.frame), "a slot for each frame")?;
+                ensure(self.receive.provide(descriptor.buffer), "a slot for each frame")?;
             }
         }
         self.receive.publish();
@@ -281,7 +287,7 @@ impl Solo {
             self.left += 1;
         }
         let free = &mut self.transmit_free;
-        self.transmit.reclaim(|frame| free.give_back(frame))?;
+        self.transmit.reclaim(|buffer| free.release(buffer))?;
         Ok(())
     }
 }
@@ -289,13 +295,13 @@ impl Solo {
 /// Runs one poll iteration. A tool counts this function's instructions: all the work of the engine
 /// for a batch.
 #[inline(never)]
-fn turn(engine: &mut Engine) -> Outcome<()> {
-    engine.turn()?;
+fn iteration(engine: &mut Engine) -> Outcome<()> {
+    engine.iteration()?;
     Ok(())
 }
 
-fn give(orders: &Sender<(u64, Order)>, order: Order) -> Outcome<()> {
-    orders.send((0, order)).ok().ok_or("the engine takes no orders")?;
+fn give(commands: &Sender<(u64, Command)>, command: Command) -> Outcome<()> {
+    commands.send((0, command)).ok().ok_or("the engine takes no orders")?;
     Ok(())
 }
 
@@ -326,25 +332,25 @@ pub fn packet_costs() -> Outcome<[f64; 3]> {
 }
 
 /// Poll iterations with one kind of routines before those with the other.
-const TURNS: usize = 20;
+const ITERATIONS: usize = 20;
 
 /// Returns the nanoseconds per packet without the routines for captures and promiscuous endpoints
 /// and with them, while none of these is open. One engine alternates between both, so that neither
 /// its memory's place nor other work of the machine makes a difference.
-pub fn without_and_with_taps(solo: &mut Solo, way: Way, packets: usize) -> Outcome<[f64; 2]> {
-    let rounds = packets.div_ceil(TURNS * BATCH);
+pub fn without_and_with_captures(solo: &mut Solo, way: Way, packets: usize) -> Outcome<[f64; 2]> {
+    let rounds = packets.div_ceil(ITERATIONS * BATCH);
     let mut times = [Duration::ZERO; 2];
     for round in 0..rounds {
         for place in 0..2 {
-            let taps = (place + round) % 2 == 1;
-            solo.engine.assume_taps(taps);
+            let captures = (place + round) % 2 == 1;
+            solo.engine.assume_captures(captures);
             solo.busy = Duration::ZERO;
-            solo.run(way, TURNS, 1)?;
-            times[usize::from(taps)] += solo.busy;
+            solo.run(way, ITERATIONS, 1)?;
+            times[usize::from(captures)] += solo.busy;
         }
     }
-    solo.engine.assume_taps(false);
-    Ok(times.map(|time| time.as_nanos() as f64 / (rounds * TURNS * BATCH) as f64))
+    solo.engine.assume_captures(false);
+    Ok(times.map(|time| time.as_nanos() as f64 / (rounds * ITERATIONS * BATCH) as f64))
 }
 
 #[cfg(test)]
@@ -352,15 +358,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_costs_something() {
+    fn each_packet_cost_is_positive() {
         assert!(packet_costs().unwrap().iter().all(|cost| *cost > 1.0));
     }
 
     #[test]
     fn every_packet_arrives_each_way() {
         let mut solo = Solo::new(&Values::default()).unwrap();
-        for taps in [false, true] {
-            solo.engine.assume_taps(taps);
+        for captures in [false, true] {
+            solo.engine.assume_captures(captures);
             for way in Way::ALL {
                 for train in [1, 16] {
                     assert_eq!(solo.run(way, 20, train).unwrap(), 20 * BATCH as u64);

@@ -3,13 +3,13 @@
 
 use towpath_packet::plain;
 use towpath_queue::Violation;
-use towpath_queue::descriptor::{META, MORE, SMALL, TOGETHER};
+use towpath_queue::descriptor::{EXPEDITED, META, MORE, TOGETHER};
 
+use crate::bounce::{PREFIX_BYTES, WHOLE_BYTES};
 use crate::engine::Engine;
 use crate::schedule::Stop;
 use crate::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
-use crate::stage::{PREFIX_BYTES, WHOLE_BYTES};
-use crate::transmit::{GROUP, Group, NO_SLOT, Taken};
+use crate::transmit::{BATCH, Batch, NO_SLOT, Taken};
 
 /// The part of a packet that the engine prefetches before it looks at the packet, without knowing
 /// yet whether the packet may be sent.
@@ -40,7 +40,7 @@ pub(crate) enum Ended {
     OtherLine,
 }
 
-impl Group {
+impl Batch {
     /// Returns the bytes of the first `sent` packets. Also returns how many of these bytes belong
     /// to a message that continues behind them and that the scheduler keeps together.
     pub(crate) fn sent(&self, sent: usize, mut run: u64) -> (u64, u64) {
@@ -59,30 +59,30 @@ impl Group {
 impl Engine {
     /// Takes packets of a queue pair together, and prefetches their beginnings. Packets taken
     /// before a violation count.
-    pub(crate) fn take_group(
+    pub(crate) fn take_batch(
         &mut self,
-        group: &mut Group,
+        batch: &mut Batch,
         allowance: Allowance,
     ) -> Result<Ended, Violation> {
-        (group.count, group.bytes, group.run) = (0, 0, allowance.run);
-        group.max_run = u64::from(Shaping::default().max_run_bytes);
-        let Some(session) = &mut self.sessions[group.place as usize] else {
+        (batch.count, batch.bytes, batch.run) = (0, 0, allowance.run);
+        batch.max_run = u64::from(Shaping::default().max_message_bytes);
+        let Some(session) = &mut self.sessions[batch.key as usize] else {
             return Ok(Ended::Empty);
         };
-        let Some((heap_memory, _)) = &self.heaps[group.place as usize] else {
+        let Some((pool_memory, _)) = &self.transmit_pools[batch.key as usize] else {
             return Ok(Ended::Empty);
         };
-        let heap = session.shape.transmit_heap;
-        let set = &mut session.queue_sets[group.queue_set as usize];
-        group.shaped = set.shaped || group.small;
+        let pool = session.shape.transmit_pool;
+        let set = &mut session.queue_pairs[batch.queue_pair as usize];
+        batch.shaped = set.shaped || batch.expedited;
         let mut moment = Moment { now: self.now, tick: self.tick, ..Moment::default() };
         // The state of the endpoint's shape once the taken packets are sent.
         let mut shape: Option<Shape> = None;
         let mut at = 0;
-        while group.count < GROUP.min(allowance.packets) {
+        while batch.count < BATCH.min(allowance.packets) {
             // There must be room for a chain of the greatest length; otherwise the packet waits for
             // the next batch.
-            let Some(chain) = group.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
+            let Some(chain) = batch.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
             else {
                 break;
             };
@@ -93,48 +93,50 @@ impl Engine {
             // Packets that a predecessor completed were skipped; the loop looks at the packets
             // behind them.
             let Some((count, first)) = taken else { continue };
-            let start = chain[0].heap_offset(&heap);
+            let start = chain[0].pool_offset(&pool);
             let mut len = chain[0].len;
             for one in &chain[1..count] {
                 len += one.len;
             }
             let endpoint = chain[0].endpoint;
             let mut late = false;
-            let small = chain[0].flags & SMALL != 0;
+            let expedited = chain[0].flags & EXPEDITED != 0;
             // An expedited packet passes others as soon as it is at the head. In the middle of a
             // message it goes with the message.
-            if small != group.small && (group.small || self.small_share > 0 && group.run == 0) {
+            if expedited != batch.expedited
+                && (batch.expedited || self.expedited_share > 0 && batch.run == 0)
+            {
                 set.transmit.put_back(&mut session.transmit_ledger, first);
                 return Ok(Ended::OtherLine);
             }
-            if !group.shaped && small {
+            if !batch.shaped && expedited {
                 // The packet may name an endpoint of another queue pair, which has settings of its
                 // own.
-                if group.count > 0 {
+                if batch.count > 0 {
                     set.transmit.put_back(&mut session.transmit_ledger, first);
                     return Ok(Ended::Full);
                 }
-                group.shaped = true;
+                batch.shaped = true;
             }
             let mut stop = None;
-            if group.count == 0 && !group.small {
+            if batch.count == 0 && !batch.expedited {
                 let own = session.shapes.get(endpoint as usize).and_then(Option::as_deref);
-                let own = if group.shaped { own } else { None };
+                let own = if batch.shaped { own } else { None };
                 let class = own.map_or_else(Class::default, |shape| shape.set.class());
-                if class != self.schedule.class(group.unit) {
+                if class != self.schedule.class(batch.unit) {
                     stop = Some(Ended::Stop(Stop::Class(class)));
                 }
             }
-            if group.shaped && stop.is_none() {
-                if group.count == 0 {
+            if batch.shaped && stop.is_none() {
+                if batch.count == 0 {
                     let own = session.shapes.get(endpoint as usize);
                     shape = own.and_then(Option::as_deref).copied();
                     if let Some(shape) = &shape {
-                        group.max_run = u64::from(shape.set.max_run_bytes);
+                        batch.max_run = u64::from(shape.set.max_message_bytes);
                     }
-                    moment.since = self.schedule.since(group.unit);
+                    moment.since = self.schedule.since(batch.unit);
                 }
-                if group.count > 0 && endpoint != group.packets[0].endpoint {
+                if batch.count > 0 && endpoint != batch.packets[0].endpoint {
                     // A batch holds packets of one endpoint.
                     stop = Some(Ended::Full);
                 } else if let Some(shape) = &mut shape {
@@ -144,7 +146,7 @@ impl Engine {
                     } else {
                         moment.came = moment.now;
                     }
-                    moment.goes_on = group.run > 0;
+                    moment.goes_on = batch.run > 0;
                     match shape.gate(len, &moment) {
                         Gate::Open => shape.charge(len, &moment),
                         Gate::Late => late = true,
@@ -158,10 +160,10 @@ impl Engine {
                 return Ok(stop);
             }
             if !late {
-                heap_memory.prefetch(start, PREFETCH_BYTES.min(chain[0].len as usize));
+                pool_memory.prefetch(start, PREFETCH_BYTES.min(chain[0].len as usize));
             }
             let together = chain[count - 1].flags & TOGETHER != 0;
-            group.packets[group.count] = Taken {
+            batch.packets[batch.count] = Taken {
                 first,
                 chain: count as u32,
                 at: at as u32,
@@ -170,18 +172,18 @@ impl Engine {
                 single: chain[0].flags & (MORE | META) == 0 && !late,
                 fetched: false,
                 plain: false,
-                for_nobody_here: false,
+                no_local_match: false,
                 together,
                 late,
             };
-            group.count += 1;
+            batch.count += 1;
             at += count;
-            group.bytes += if late { 0 } else { u64::from(len) };
-            group.run = if together { group.run + u64::from(len) } else { 0 };
-            if group.run >= group.max_run {
-                group.run = 0;
+            batch.bytes += if late { 0 } else { u64::from(len) };
+            batch.run = if together { batch.run + u64::from(len) } else { 0 };
+            if batch.run >= batch.max_run {
+                batch.run = 0;
             }
-            if group.bytes as i64 >= allowance.bytes && group.run == 0 {
+            if batch.bytes as i64 >= allowance.bytes && batch.run == 0 {
                 return Ok(Ended::Over);
             }
         }
@@ -189,14 +191,14 @@ impl Engine {
     }
 
     /// Charges an endpoint with settings of its own for the first packets of a batch.
-    pub(crate) fn charge(&mut self, group: &Group, sent: usize) {
-        let Some(session) = &mut self.sessions[group.place as usize] else { return };
-        let Some(first) = group.packets[..sent].first() else { return };
+    pub(crate) fn charge(&mut self, batch: &Batch, sent: usize) {
+        let Some(session) = &mut self.sessions[batch.key as usize] else { return };
+        let Some(first) = batch.packets[..sent].first() else { return };
         let shape = session.shapes.get_mut(first.endpoint as usize).and_then(Option::as_deref_mut);
         let Some(shape) = shape else { return };
-        let since = self.schedule.since(group.unit);
+        let since = self.schedule.since(batch.unit);
         let moment = Moment { now: self.now, tick: self.tick, since, ..Moment::default() };
-        for one in group.packets[..sent].iter().filter(|one| !one.late) {
+        for one in batch.packets[..sent].iter().filter(|one| !one.late) {
             shape.charge(one.len, &moment);
         }
     }
@@ -207,40 +209,40 @@ impl Engine {
     /// A separate loop reads the headers. A processor that finds a value in several stores on their
     /// way to its cache waits until all earlier stores complete. Among the stores of a delivery are
     /// some to lines that another core holds.
-    pub(crate) fn fetch_group(&mut self, group: &mut Group) {
-        let Some(session) = &self.sessions[group.place as usize] else { return };
-        let Some((_, heap_words)) = &self.heaps[group.place as usize] else { return };
-        let heap = session.shape.transmit_heap;
-        for (one, slot) in group.packets[..group.count].iter_mut().zip(&mut group.slots) {
+    pub(crate) fn fetch_batch(&mut self, batch: &mut Batch) {
+        let Some(session) = &self.sessions[batch.key as usize] else { return };
+        let Some((_, pool_words)) = &self.transmit_pools[batch.key as usize] else { return };
+        let pool = session.shape.transmit_pool;
+        for (one, slot) in batch.packets[..batch.count].iter_mut().zip(&mut batch.slots) {
             if *slot == NO_SLOT {
-                let Some(free) = self.stage.take() else { continue };
+                let Some(free) = self.bounce.take() else { continue };
                 *slot = free;
             }
             if one.late {
                 continue;
             }
-            let descriptors = &group.descriptors[one.at as usize..][..one.chain as usize];
+            let descriptors = &batch.descriptors[one.at as usize..][..one.chain as usize];
             let len = one.len as usize;
             let looked = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
-            one.fetched = self.stage.fetch(*slot, heap_words, &heap, descriptors, looked);
+            one.fetched = self.bounce.fetch(*slot, pool_words, &pool, descriptors, looked);
         }
-        for place in 0..group.count {
-            let one = &mut group.packets[place];
+        for index in 0..batch.count {
+            let one = &mut batch.packets[index];
             if one.single
                 && one.fetched
                 && let Some(plain) =
-                    plain::read(self.stage.bytes(group.slots[place]), one.len as usize)
+                    plain::read(self.bounce.bytes(batch.slots[index]), one.len as usize)
             {
-                group.plain[place] = plain;
+                batch.plain[index] = plain;
                 one.plain = true;
             }
         }
     }
 
     /// Puts the packets of a batch from `from` on back into their queue.
-    pub(crate) fn put_back(&mut self, group: &Group, from: usize) {
-        let Some(session) = &mut self.sessions[group.place as usize] else { return };
-        let set = &mut session.queue_sets[group.queue_set as usize];
-        set.transmit.put_back(&mut session.transmit_ledger, group.packets[from].first);
+    pub(crate) fn put_back(&mut self, batch: &Batch, from: usize) {
+        let Some(session) = &mut self.sessions[batch.key as usize] else { return };
+        let set = &mut session.queue_pairs[batch.queue_pair as usize];
+        set.transmit.put_back(&mut session.transmit_ledger, batch.packets[from].first);
     }
 }

@@ -5,26 +5,26 @@
 use towpath_device::DeviceError;
 use towpath_packet::plain::Plain;
 use towpath_queue::Violation;
-use towpath_queue::descriptor::{Descriptor, MAX_CHAIN, SMALL};
+use towpath_queue::descriptor::{Descriptor, EXPEDITED, MAX_CHAIN};
 
-use crate::engine::{Engine, STAGE_SLOTS};
-use crate::handoff::SMALL_PLACES;
+use crate::engine::{BOUNCE_SLOTS, Engine};
+use crate::handoff::EXPEDITED_SLOTS;
 use crate::publish::touch;
 use crate::schedule::shape::Class;
 use crate::schedule::{Due, Stop, Turn};
 use crate::send::Sent;
 use crate::take::{Allowance, Ended};
-use crate::work::{Share, Spent, TURN_BYTES};
+use crate::work::{ITERATION_BYTES, Share, Spent};
 
 /// Packets of one queue pair that the engine fetches together, so that the processor waits once for
 /// their memory.
-pub(crate) const GROUP: usize = 32;
+pub(crate) const BATCH: usize = 32;
 
 /// Events of one session that the engine takes per poll iteration; the rest waits for the next one.
 pub(crate) const EVENTS: u32 = 256;
 
 /// Expedited packets of one queue pair that precede those of the next one.
-const SMALL_TURN: usize = 4;
+const EXPEDITED_PER_ITERATION: usize = 4;
 
 /// Marks a packet without a bounce buffer.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
@@ -45,7 +45,7 @@ pub(crate) struct Taken {
     /// `true` if the packet's headers are in [`Group::plain`].
     pub(crate) plain: bool,
     /// `true` if the engine looked the destination up and found no endpoint of this host.
-    pub(crate) for_nobody_here: bool,
+    pub(crate) no_local_match: bool,
     /// `true` if the next packet belongs to the same message.
     pub(crate) together: bool,
     /// `true` if the packet waited too long and the engine drops it.
@@ -54,20 +54,20 @@ pub(crate) struct Taken {
 
 /// Packets of one queue pair that the engine took together, with their descriptors.
 #[derive(Debug)]
-pub(crate) struct Group {
-    pub(crate) place: u32,
-    pub(crate) queue_set: u32,
+pub(crate) struct Batch {
+    pub(crate) key: u32,
+    pub(crate) queue_pair: u32,
     pub(crate) unit: u32,
     /// `true` if the packets are expedited and pass the others.
-    pub(crate) small: bool,
+    pub(crate) expedited: bool,
     /// `true` if all packets are of one endpoint, whose settings apply.
     pub(crate) shaped: bool,
-    pub(crate) descriptors: [Descriptor; GROUP + MAX_CHAIN],
-    pub(crate) packets: [Taken; GROUP],
+    pub(crate) descriptors: [Descriptor; BATCH + MAX_CHAIN],
+    pub(crate) packets: [Taken; BATCH],
     /// The packets' bounce buffers. The next batch reuses a slot that its packet no longer needs.
-    pub(crate) slots: [u32; GROUP],
+    pub(crate) slots: [u32; BATCH],
     /// The headers of the plain packets.
-    pub(crate) plain: [Plain; GROUP],
+    pub(crate) plain: [Plain; BATCH],
     pub(crate) count: usize,
     /// Bytes of all packets.
     pub(crate) bytes: u64,
@@ -80,18 +80,18 @@ pub(crate) struct Group {
     pub(crate) share: Share,
 }
 
-impl Default for Group {
-    fn default() -> Group {
-        Group {
-            place: 0,
-            queue_set: 0,
+impl Default for Batch {
+    fn default() -> Batch {
+        Batch {
+            key: 0,
+            queue_pair: 0,
             unit: 0,
-            small: false,
+            expedited: false,
             shaped: false,
-            descriptors: [Descriptor::default(); GROUP + MAX_CHAIN],
-            packets: [Taken::default(); GROUP],
-            slots: [NO_SLOT; GROUP],
-            plain: [Plain::default(); GROUP],
+            descriptors: [Descriptor::default(); BATCH + MAX_CHAIN],
+            packets: [Taken::default(); BATCH],
+            slots: [NO_SLOT; BATCH],
+            plain: [Plain::default(); BATCH],
             count: 0,
             bytes: 0,
             run: 0,
@@ -130,36 +130,37 @@ impl Engine {
         if self.timed > 0 || self.schedule.next_due().is_some() {
             self.read_clock();
         }
-        while let Some(Due { unit, place, queue_set }) = self.schedule.due(self.now, self.tick) {
-            self.activate(unit, place, queue_set);
+        while let Some(Due { unit, key, queue_pair }) = self.schedule.due(self.now, self.tick) {
+            self.activate(unit, key, queue_pair);
         }
         self.discover()?;
         if self.handoff.is_waiting() {
-            self.handoff.flush(&self.stage, &mut self.spaces, self.device.as_mut())?;
+            self.handoff.flush(&self.bounce, &mut self.spaces, self.device.as_mut())?;
         }
-        let small = self.schedule.small(self.has_small_room());
-        if self.schedule.ready(self.has_room()) + small == 0 {
+        let expedited = self.schedule.expedited(self.has_expedited_room());
+        if self.schedule.ready(self.has_room()) + expedited == 0 {
             return Ok(0);
         }
         self.schedule.begin();
-        self.turn_bytes = TURN_BYTES as i64;
-        let mut group = self.group.take().unwrap_or_default();
-        let small = self.transmit_small(&mut group);
-        let outcome = small.and_then(|small| Ok(small + self.transmit_units(&mut group)?));
-        self.group = Some(group);
+        self.iteration_bytes = ITERATION_BYTES as i64;
+        let mut batch = self.tx_batch.take().unwrap_or_default();
+        let expedited = self.transmit_expedited(&mut batch);
+        let outcome =
+            expedited.and_then(|expedited| Ok(expedited + self.transmit_units(&mut batch)?));
+        self.tx_batch = Some(batch);
         outcome
     }
 
     /// Returns `true` if a packet may be sent towards the device.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.handoff.has_room(1) && self.has_slots(1 + SMALL_PLACES)
+        self.handoff.has_room(1) && self.has_slots(1 + EXPEDITED_SLOTS)
     }
 
     /// Returns `true` if an expedited packet may be sent towards the device.
     #[inline]
-    pub(crate) fn has_small_room(&self) -> bool {
-        self.handoff.has_small_room() && self.has_slots(1)
+    pub(crate) fn has_expedited_room(&self) -> bool {
+        self.handoff.has_expedited_room() && self.has_slots(1)
     }
 
     /// Returns `true` if packets on their way to the device may take `slots` more bounce buffers.
@@ -168,28 +169,29 @@ impl Engine {
     #[inline]
     pub(crate) fn has_slots(&self, slots: usize) -> bool {
         let taken = self.handoff.waiting() + self.out() as usize;
-        taken + slots <= STAGE_SLOTS as usize - GROUP
+        taken + slots <= BOUNCE_SLOTS as usize - BATCH
     }
 
     /// Returns `true` if the engine has something to send that need not wait.
     pub(crate) fn can_transmit(&self) -> bool {
-        self.schedule.ready(self.has_room()) > 0 || self.schedule.small(self.has_small_room()) > 0
+        self.schedule.ready(self.has_room()) > 0
+            || self.schedule.expedited(self.has_expedited_room()) > 0
     }
 
-    fn transmit_units(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
+    fn transmit_units(&mut self, batch: &mut Batch) -> Result<usize, DeviceError> {
         let ready = self.schedule.ready(self.has_room());
-        let mut left = self.budgets.turn_budget.min(self.budgets.transmit_budget * ready);
+        let mut left = self.budgets.iteration_budget.min(self.budgets.transmit_budget * ready);
         // Each turn that sends nothing takes a unit out of its line, or leaves it to wait for room.
         let mut vain = 2 * ready;
         let mut work = 0;
-        while left > 0 && vain > 0 && self.turn_bytes > 0 {
+        while left > 0 && vain > 0 && self.iteration_bytes > 0 {
             let Some(turn) = self.schedule.next(self.has_room()) else { break };
-            let Round { taken, used, served } = self.serve(group, &turn, left, false)?;
+            let Round { taken, used, served } = self.serve(batch, &turn, left, false)?;
             match served {
                 Served::Idle => self.schedule.idle(turn.unit),
                 Served::More(stop, run) => self.schedule.more(turn.unit, stop, run),
                 Served::OtherLine => self.change_line(&turn),
-                Served::Gone => self.end_if_violated(turn.place),
+                Served::Gone => self.end_if_violated(turn.key),
             }
             vain -= usize::from(taken == 0);
             work += taken;
@@ -202,28 +204,30 @@ impl Engine {
 
     /// Sends expedited packets first, up to their limit per poll iteration. A unit that waits for
     /// room keeps its position, and units behind it may have packets for this host.
-    fn transmit_small(&mut self, group: &mut Group) -> Result<usize, DeviceError> {
-        let mut left = self.small_share;
+    fn transmit_expedited(&mut self, batch: &mut Batch) -> Result<usize, DeviceError> {
+        let mut left = self.expedited_share;
         // A client can announce an expedited packet and then provide another one, but this wastes
         // at most one turn per unit.
-        let mut vain = self.schedule.small(self.has_small_room());
+        let mut vain = self.schedule.expedited(self.has_expedited_room());
         let mut work = 0;
-        while left > 0 && vain > 0 && self.turn_bytes > 0 {
-            let Some(turn) = self.schedule.next_small(self.has_small_room()) else { break };
+        while left > 0 && vain > 0 && self.iteration_bytes > 0 {
+            let Some(turn) = self.schedule.next_expedited(self.has_expedited_room()) else { break };
             let Round { taken, used, served } =
-                self.serve(group, &turn, left.min(SMALL_TURN), true)?;
+                self.serve(batch, &turn, left.min(EXPEDITED_PER_ITERATION), true)?;
             work += taken;
             left -= used.min(left);
             vain -= usize::from(taken == 0);
             match served {
                 Served::Idle => self.schedule.idle(turn.unit),
-                Served::More(Stop::Blocked { .. }, _) => self.schedule.more_small(turn.unit, true),
+                Served::More(Stop::Blocked { .. }, _) => {
+                    self.schedule.more_expedited(turn.unit, true)
+                }
                 Served::More(stop @ (Stop::Until(_) | Stop::Tick(_)), _) => {
                     self.schedule.more(turn.unit, stop, 0);
                 }
-                Served::More(..) => self.schedule.more_small(turn.unit, false),
+                Served::More(..) => self.schedule.more_expedited(turn.unit, false),
                 Served::OtherLine => self.change_line(&turn),
-                Served::Gone => self.end_if_violated(turn.place),
+                Served::Gone => self.end_if_violated(turn.key),
             }
         }
         Ok(work)
@@ -233,23 +237,23 @@ impl Engine {
     /// line, and other packets that of their class.
     fn change_line(&mut self, turn: &Turn) {
         self.schedule.leave_line(turn.unit);
-        self.activate(turn.unit, turn.place, turn.queue_set);
+        self.activate(turn.unit, turn.key, turn.queue_pair);
     }
 
     /// Finds the queue pairs of a session that have something to send, and returns how many the
     /// session named.
-    pub(crate) fn discover_in(&mut self, place: u32) -> u32 {
-        let Some(session) = &mut self.sessions[place as usize] else { return 0 };
+    pub(crate) fn discover_in(&mut self, key: u32) -> u32 {
+        let Some(session) = &mut self.sessions[key as usize] else { return 0 };
         let mut found = std::mem::take(&mut self.discovered);
         found.clear();
-        let outcome = session.work.take(EVENTS, |queue_set| found.push(queue_set));
+        let outcome = session.work.take(EVENTS, |queue_pair| found.push(queue_pair));
         // All events are acknowledged before this look, so later packets cause a new event.
-        for queue_set in &found {
-            let Some(session) = &mut self.sessions[place as usize] else { break };
-            let set = &mut session.queue_sets[*queue_set as usize];
+        for queue_pair in &found {
+            let Some(session) = &mut self.sessions[key as usize] else { break };
+            let set = &mut session.queue_pairs[*queue_pair as usize];
             let unit = set.unit;
             if !self.schedule.is_active(unit) {
-                self.activate(unit, place, *queue_set);
+                self.activate(unit, key, *queue_pair);
             } else if let Some(arrivals) = &mut set.arrivals
                 && set.transmit.observe().is_ok()
             {
@@ -260,26 +264,26 @@ impl Engine {
         match outcome {
             Ok(count) => count,
             Err(violation) => {
-                self.violates(place, violation);
+                self.violates(key, violation);
                 0
             }
         }
     }
 
-    fn violates(&mut self, place: u32, violation: Violation) {
-        if let Some(session) = &mut self.sessions[place as usize] {
+    fn violates(&mut self, key: u32, violation: Violation) {
+        if let Some(session) = &mut self.sessions[key as usize] {
             session.violation.get_or_insert(violation);
-            self.end_if_violated(place);
+            self.end_if_violated(key);
         }
     }
 
     /// Puts a queue pair that stands in no line into the line of its next packet.
-    pub(crate) fn activate(&mut self, unit: u32, place: u32, queue_set: u32) {
-        let Some(session) = &mut self.sessions[place as usize] else { return };
+    pub(crate) fn activate(&mut self, unit: u32, key: u32, queue_pair: u32) {
+        let Some(session) = &mut self.sessions[key as usize] else { return };
         if session.closing {
             return;
         }
-        let set = &mut session.queue_sets[queue_set as usize];
+        let set = &mut session.queue_pairs[queue_pair as usize];
         // The client writes this hint. The engine detects a false one when it takes the packet.
         match set.transmit.peek() {
             Ok(Some((endpoint, flags))) => {
@@ -287,11 +291,11 @@ impl Engine {
                     arrivals.note(set.transmit.seen(), self.now);
                 }
                 let class = if set.shaped { session.class(endpoint) } else { Class::default() };
-                let small = flags & SMALL != 0 && self.small_share > 0;
-                self.schedule.enter(unit, class, small, self.now);
+                let expedited = flags & EXPEDITED != 0 && self.expedited_share > 0;
+                self.schedule.enter(unit, class, expedited, self.now);
             }
             Ok(None) => self.schedule.idle(unit),
-            Err(violation) => self.violates(place, violation),
+            Err(violation) => self.violates(key, violation),
         }
     }
 
@@ -299,65 +303,67 @@ impl Engine {
     /// or by their extra cost. Puts packets that it fetched but did not send back into their queue.
     fn serve(
         &mut self,
-        group: &mut Group,
+        batch: &mut Batch,
         turn: &Turn,
         left: usize,
-        small: bool,
+        expedited: bool,
     ) -> Result<Round, DeviceError> {
-        let Turn { unit, place, queue_set, .. } = *turn;
-        (group.place, group.queue_set, group.unit, group.small) = (place, queue_set, unit, small);
+        let Turn { unit, key, queue_pair, .. } = *turn;
+        (batch.key, batch.queue_pair, batch.unit, batch.expedited) =
+            (key, queue_pair, unit, expedited);
         let budget = turn.packets.min(left);
         let (mut taken, mut used, mut bytes, mut run) = (0, 0, turn.bytes, turn.run);
         loop {
-            let turn_bytes = self.turn_bytes;
-            group.share = Share { packets: budget - used, bytes, turn_bytes };
+            let iteration_bytes = self.iteration_bytes;
+            batch.share = Share { packets: budget - used, bytes, iteration_bytes };
             self.spent = Spent::default();
-            let allowance = Allowance { packets: budget - used, bytes: bytes.min(turn_bytes), run };
-            let ended = self.take_group(group, allowance);
+            let allowance =
+                Allowance { packets: budget - used, bytes: bytes.min(iteration_bytes), run };
+            let ended = self.take_batch(batch, allowance);
             // The engine reports skipped packets to the client, too.
-            if let Some(session) = &mut self.sessions[place as usize]
-                && session.queue_sets[queue_set as usize].transmit.has_news()
+            if let Some(session) = &mut self.sessions[key as usize]
+                && session.queue_pairs[queue_pair as usize].transmit.has_news()
             {
-                touch(&mut self.touched, session, place, queue_set);
+                touch(&mut self.touched, session, key, queue_pair);
             }
-            self.fetch_group(group);
-            let (sent, outcome) = self.send_group(group)?;
-            let Spent { unit: beyond, taps, .. } = self.spent;
+            self.fetch_batch(batch);
+            let (sent, outcome) = self.send_batch(batch)?;
+            let Spent { unit: beyond, captures, .. } = self.spent;
             taken += sent;
-            used += sent + (beyond.copies + taps.copies) as usize;
+            used += sent + (beyond.copies + captures.copies) as usize;
             let sent_bytes;
-            (sent_bytes, run) = group.sent(sent, run);
+            (sent_bytes, run) = batch.sent(sent, run);
             let cost = sent_bytes + beyond.cost();
             self.schedule.charge(unit, cost);
             bytes = bytes.saturating_sub(cost as i64);
-            self.turn_bytes -= (cost + taps.cost()) as i64;
-            let left = sent < group.count && outcome.is_none();
+            self.iteration_bytes -= (cost + captures.cost()) as i64;
+            let left = sent < batch.count && outcome.is_none();
             if left {
-                self.put_back(group, sent);
+                self.put_back(batch, sent);
             }
             let served = |served| Ok(Round { taken, used, served });
-            let Some(session) = &mut self.sessions[place as usize] else {
+            let Some(session) = &mut self.sessions[key as usize] else {
                 return served(Served::Gone);
             };
             if let Some(violation) = outcome.or(ended.err()) {
                 session.violation.get_or_insert(violation);
                 return served(Served::Gone);
             }
-            if group.shaped {
-                self.charge(group, sent);
+            if batch.shaped {
+                self.charge(batch, sent);
             }
-            if left && self.has_used_share(group, sent) {
+            if left && self.has_used_share(batch, sent) {
                 // A message does not keep other units waiting for copies; it continues in the
                 // unit's next turn.
                 return served(Served::More(Stop::Over, 0));
             }
             if left {
                 // The engine may segment a packet that is longer than a frame.
-                let large = group.packets[sent].len as usize > self.device.info().mtu + 18;
+                let large = batch.packets[sent].len as usize > self.device.info().mtu + 18;
                 let stop = Stop::Blocked { at_once: taken == 0, large };
                 return served(Served::More(stop, run));
             }
-            let over = used >= budget || self.turn_bytes <= 0 || bytes <= 0 && run == 0;
+            let over = used >= budget || self.iteration_bytes <= 0 || bytes <= 0 && run == 0;
             return served(match ended {
                 Ok(Ended::Empty) => Served::Idle,
                 Ok(Ended::OtherLine) => Served::OtherLine,
@@ -371,62 +377,62 @@ impl Engine {
 
     /// Returns `true` if the first `sent` packets of a batch have used up its share by their extra
     /// cost.
-    fn has_used_share(&mut self, group: &Group, sent: usize) -> bool {
+    fn has_used_share(&mut self, batch: &Batch, sent: usize) -> bool {
         let charged = |one: &Taken| if one.late { 0 } else { one.len };
-        self.spent.has_used(&group.share, group.packets[..sent].iter().map(charged))
+        self.spent.has_used(&batch.share, batch.packets[..sent].iter().map(charged))
     }
 
     /// Sends the fetched packets one after the other. Returns how many are done or on their way,
     /// and the violation that ended the batch. If fewer than all were sent without a violation, the
     /// device has no room, or the packets have used up the batch's share.
-    fn send_group(&mut self, group: &mut Group) -> Result<(usize, Option<Violation>), DeviceError> {
+    fn send_batch(&mut self, batch: &mut Batch) -> Result<(usize, Option<Violation>), DeviceError> {
         // No capture begins within a poll iteration: the engine executes commands before it.
-        if self.flows.has_no_taps() {
-            self.send_group_to::<false>(group)
+        if self.flows.has_no_captures() {
+            self.send_batch_to::<false>(batch)
         } else {
-            self.send_group_to::<true>(group)
+            self.send_batch_to::<true>(batch)
         }
     }
 
     /// Sends the batch, with or without captures and promiscuous endpoints.
-    fn send_group_to<const TAPS: bool>(
+    fn send_batch_to<const CAPTURES: bool>(
         &mut self,
-        group: &mut Group,
+        batch: &mut Batch,
     ) -> Result<(usize, Option<Violation>), DeviceError> {
         let mtu = self.device.info().mtu;
-        let mut place = 0;
+        let mut index = 0;
         loop {
-            if !TAPS {
-                place += self.pass_on(group, place, mtu);
+            if !CAPTURES {
+                index += self.deliver_locally(batch, index, mtu);
             }
-            if place == group.count {
-                return Ok((place, None));
+            if index == batch.count {
+                return Ok((index, None));
             }
-            if group.slots[place] == NO_SLOT {
-                return Ok((place, None));
+            if batch.slots[index] == NO_SLOT {
+                return Ok((index, None));
             }
-            match self.check_and_send::<TAPS>(group, place, mtu)? {
+            match self.check_and_send::<CAPTURES>(batch, index, mtu)? {
                 Sent::Now => {
-                    let one = group.packets[place];
-                    self.finish(group, one.first, one.chain);
+                    let one = batch.packets[index];
+                    self.record_completion(batch, one.first, one.chain);
                 }
                 // A packet on its way to the device keeps its slot.
-                Sent::Later => group.slots[place] = NO_SLOT,
+                Sent::Later => batch.slots[index] = NO_SLOT,
                 Sent::Costly { later } => {
                     if later {
-                        group.slots[place] = NO_SLOT;
+                        batch.slots[index] = NO_SLOT;
                     } else {
-                        let one = group.packets[place];
-                        self.finish(group, one.first, one.chain);
+                        let one = batch.packets[index];
+                        self.record_completion(batch, one.first, one.chain);
                     }
-                    if self.has_used_share(group, place + 1) {
-                        return Ok((place + 1, None));
+                    if self.has_used_share(batch, index + 1) {
+                        return Ok((index + 1, None));
                     }
                 }
-                Sent::NoRoom => return Ok((place, None)),
-                Sent::Violates(violation) => return Ok((place + 1, Some(violation))),
+                Sent::NoRoom => return Ok((index, None)),
+                Sent::Violates(violation) => return Ok((index + 1, Some(violation))),
             }
-            place += 1;
+            index += 1;
         }
     }
 }

@@ -9,7 +9,7 @@ use towpath_protocol::settings::Setting;
 use towpath_waiting::{Found, Next, Step};
 
 use crate::engine::Engine;
-use crate::resting::DEVICE;
+use crate::parking::DEVICE;
 
 /// The shortest time that the engine sleeps for; shorter times pass before a sleep would begin.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
@@ -29,18 +29,18 @@ fn timespec(ns: u64) -> Timespec {
 pub(crate) const HEARD_THROTTLED: usize = 8;
 
 impl Engine {
-    /// Continues, spins or sleeps after a poll iteration that did `work`, as the mode says.
+    /// Continues, spins or sleeps after a poll iteration that did `work`, as the strategy says.
     pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
         let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
         let rung = std::mem::take(&mut self.rung);
         // A batch that was not full took every packet there was; so did a look at a session's
         // events.
-        let left = self.watch.has_left();
-        let drained = self.received.len() < self.batch
+        let left = self.active.has_left();
+        let drained = self.received.len() < self.rx_batch
             && !self.has_received_left()
             && !self.can_transmit()
             && !left
-            && !self.has_orders_left();
+            && !self.has_commands_left();
         // Taken events count as work, even if they led to no packet.
         let found = Found { work: work.max(usize::from(left)), ..self.packets };
         let step = match self.waiter.after(now, found, drained, rung) {
@@ -48,7 +48,7 @@ impl Engine {
             Next::Throttle { until } => return self.sleep_throttled(until),
         };
         match step {
-            Step::Look => {
+            Step::Poll => {
                 if work == 0 {
                     self.waiter.give_way();
                 }
@@ -59,12 +59,12 @@ impl Engine {
                     self.waiter.give_way();
                 }
                 // The engine then executes commands as often as with a sleep between ticks.
-                self.watch.ask();
+                self.active.ask();
                 self.woken();
                 Ok(())
             }
-            Step::Rung => self.sleep_until_rung(),
-            Step::Unrung { until } => self.sleep_until(until),
+            Step::Block => self.sleep_until_notified(),
+            Step::SleepUntil { until } => self.sleep_until(until),
         }
     }
 
@@ -74,7 +74,7 @@ impl Engine {
     }
 
     /// Announces sleep, checks every source of a wake-up once more, and sleeps.
-    fn sleep_until_rung(&mut self) -> Result<(), DeviceError> {
+    fn sleep_until_notified(&mut self) -> Result<(), DeviceError> {
         self.publish_device_counters();
         self.watch_device(true)?;
         self.sleeper.prepare();
@@ -94,7 +94,7 @@ impl Engine {
         // With a clock, the next sleep may follow without another look at the queues. Urgent
         // packets must therefore cause notifications from now on.
         if self.waiter.has_clock() {
-            self.sleeper.awake_by_the_clock();
+            self.sleeper.awake_timer_driven();
         } else {
             self.sleeper.awake();
         }
@@ -109,12 +109,12 @@ impl Engine {
         if until > now + SHORTEST_SLEEP_NS {
             self.publish_device_counters();
             self.watch_device(false)?;
-            let must_look = self.sleeper.prepare_by_the_clock();
+            let must_look = self.sleeper.prepare_timer_driven();
             if !must_look || self.is_idle() {
                 counters::add(&mut self.counters, Count::Sleeps as usize, 1);
                 self.sleep(Some(until - now))?;
             }
-            self.sleeper.awake_by_the_clock();
+            self.sleeper.awake_timer_driven();
         }
         self.woken();
         Ok(())
@@ -143,27 +143,27 @@ impl Engine {
                 break;
             }
             // The notification for commands left over from a poll iteration is already consumed.
-            let left = (self.orders_left || !self.hurrying.is_empty()) && now >= deaf;
-            if !left && !self.is_ordered(now >= deaf, end - now)? {
+            let left = (self.commands_left || !self.hurrying.is_empty()) && now >= deaf;
+            if !left && !self.has_command(now >= deaf, end - now)? {
                 continue;
             }
             let now = self.read_clock();
             self.waiter.woke(now);
-            self.follow_orders();
+            self.execute_commands();
             let now = self.read_clock();
             let Some(throttled) = self.waiter.throttled(now) else { break };
             heard += 1;
             until = throttled.until;
             deaf = if heard < HEARD_THROTTLED { throttled.deaf } else { until };
         }
-        self.watch.ask();
+        self.active.ask();
         self.woken();
         Ok(())
     }
 
     /// Sleeps for a time, in nanoseconds, or until a command arrives if the engine is to hear
     /// commands (`heard`). Returns `true` if there are commands.
-    fn is_ordered(&self, heard: bool, left: u64) -> Result<bool, DeviceError> {
+    fn has_command(&self, heard: bool, left: u64) -> Result<bool, DeviceError> {
         let mut polled = [PollFd::new(&*self.wake, PollFlags::IN)];
         let polled = if heard { &mut polled[..] } else { &mut [] };
         match poll(polled, Some(&timespec(left))) {
@@ -187,7 +187,7 @@ impl Engine {
     fn sleep(&mut self, left: Option<u64>) -> Result<(), DeviceError> {
         self.watchdog.slept();
         let timeout = left.map(timespec);
-        self.hear(timeout.as_ref())
+        self.take_notifications(timeout.as_ref())
     }
 
     /// Sets whether the device wakes the engine. The setting changes only with the kind of sleep.
@@ -212,13 +212,13 @@ impl Engine {
     /// deferred notification, a packet whose time comes, or a check of a device that keeps packets.
     /// The engine must not sleep longer.
     pub(crate) fn next_due(&self) -> Option<u64> {
-        let (ring, packet) = (self.held.next(), self.schedule.next_due());
+        let (notify, packet) = (self.deferred.next(), self.schedule.next_due());
         let watchdog = self.watchdog.next_due(self.out());
-        ring.into_iter().chain(packet).chain(watchdog).min()
+        notify.into_iter().chain(packet).chain(watchdog).min()
     }
 
     /// Applies a changed setting of the wait strategy.
-    pub(crate) fn set_waiting(&mut self, setting: Setting) {
+    pub(crate) fn set_wait_strategy(&mut self, setting: Setting) {
         let now = self.read_clock();
         self.sleeper.awake();
         if let Some(counted) = self.waiter.set(&self.values, self.most_waiting, setting, now) {
@@ -236,9 +236,9 @@ impl Engine {
         if self.waiter.spins_between_ticks() {
             tracing::warn!(
                 device = self.device.info().name,
-                clock_hz = self.values.get(Setting::ClockHz),
+                tick_hz = self.values.get(Setting::TickHz),
                 "no sleep here is as short as a tick: the engine stays awake between ticks, and \
-                 takes a processor; a lower clock_hz lets it sleep"
+                 takes a processor; a lower tick_hz lets it sleep"
             );
         }
     }

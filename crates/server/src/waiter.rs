@@ -5,15 +5,15 @@ use rustix::time::{ClockId, clock_gettime};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_waiting::{Bounds, Clock, Controller, Costs, Found, Next, Spinner, Step, Throttled};
 
-use crate::engine::Mode;
+use crate::engine::WaitStrategy;
 
 /// One wait strategy with its state.
 #[derive(Debug)]
 pub(crate) enum Waiter {
     Poll,
-    Interrupt,
-    Adaptive(Spinner),
-    Clocked(Clock),
+    Block,
+    SpinThenBlock(Spinner),
+    TimerDriven(Clock),
     Auto(Box<Controller>),
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Counted {
     pub(crate) switches: u64,
     pub(crate) late_packets: u64,
     pub(crate) throttled: u64,
-    pub(crate) put_aside: u64,
+    pub(crate) preempted: u64,
     pub(crate) awake: u64,
 }
 
@@ -35,16 +35,18 @@ impl Waiter {
     /// Creates the waiter for the settings, from `now` on, in nanoseconds; up to `packets` may
     /// arrive between two looks.
     pub(crate) fn new(values: &Values, packets: u64, now: u64) -> Waiter {
-        let mode = Mode::of(values.get(Setting::Mode));
-        match mode {
-            Mode::Poll => Waiter::Poll,
-            Mode::Interrupt => Waiter::Interrupt,
-            Mode::Adaptive => Waiter::Adaptive(Spinner::new(Costs::of_this_machine().wake_up)),
-            Mode::Clocked => {
-                let hz = values.get(Setting::ClockHz);
-                Waiter::Clocked(Clock::new(hz, Costs::of_this_machine().least_sleep(), now))
+        let strategy = WaitStrategy::of(values.get(Setting::Wait));
+        match strategy {
+            WaitStrategy::Poll => Waiter::Poll,
+            WaitStrategy::Block => Waiter::Block,
+            WaitStrategy::SpinThenBlock => {
+                Waiter::SpinThenBlock(Spinner::new(Costs::of_this_machine().wake_up))
             }
-            Mode::Auto => {
+            WaitStrategy::TimerDriven => {
+                let hz = values.get(Setting::TickHz);
+                Waiter::TimerDriven(Clock::new(hz, Costs::of_this_machine().least_sleep(), now))
+            }
+            WaitStrategy::Auto => {
                 let costs = Costs::of_this_machine();
                 Waiter::Auto(Box::new(Controller::new(bounds(values, packets), costs)))
             }
@@ -66,7 +68,7 @@ impl Waiter {
             }
             // The timer's slack belongs to the thread.
             (Setting::LatencyUs | Setting::CpuPercent | Setting::TimerSlackUs, _) => None,
-            (Setting::ClockHz, waiter) if !matches!(waiter, Waiter::Clocked(_)) => None,
+            (Setting::TickHz, waiter) if !matches!(waiter, Waiter::TimerDriven(_)) => None,
             _ => {
                 let counted = self.counted();
                 *self = Waiter::new(values, packets, now);
@@ -77,17 +79,17 @@ impl Waiter {
 
     /// Returns `true` if the waiter needs the time after each poll iteration.
     pub(crate) fn needs_time(&self) -> bool {
-        !matches!(self, Waiter::Poll | Waiter::Interrupt)
+        !matches!(self, Waiter::Poll | Waiter::Block)
     }
 
     /// Returns `true` if the waiter may sleep by the clock.
     pub(crate) fn has_clock(&self) -> bool {
-        matches!(self, Waiter::Clocked(_) | Waiter::Auto(_))
+        matches!(self, Waiter::TimerDriven(_) | Waiter::Auto(_))
     }
 
     /// Returns `true` if the engine stays awake between ticks, because no sleep is so short.
     pub(crate) fn spins_between_ticks(&self) -> bool {
-        matches!(self, Waiter::Clocked(clock) if clock.spins())
+        matches!(self, Waiter::TimerDriven(clock) if clock.spins())
     }
 
     /// Yields the processor between two looks without sleep. An engine that spins for a while gives
@@ -106,27 +108,27 @@ impl Waiter {
     pub(crate) fn after(&mut self, now: u64, found: Found, drained: bool, slept: bool) -> Next {
         let is_busy = found.work > 0;
         Next::Take(match self {
-            Waiter::Poll => Step::Look,
-            Waiter::Interrupt => {
+            Waiter::Poll => Step::Poll,
+            Waiter::Block => {
                 if is_busy {
-                    Step::Look
+                    Step::Poll
                 } else {
-                    Step::Rung
+                    Step::Block
                 }
             }
-            Waiter::Adaptive(spinner) => {
+            Waiter::SpinThenBlock(spinner) => {
                 if is_busy {
                     spinner.found(now, slept);
-                    Step::Look
-                } else if spinner.look_again(now) {
-                    Step::Look
+                    Step::Poll
+                } else if spinner.poll_again(now) {
+                    Step::Poll
                 } else {
-                    Step::Rung
+                    Step::Block
                 }
             }
-            Waiter::Clocked(clock) => {
+            Waiter::TimerDriven(clock) => {
                 if is_busy && !drained {
-                    Step::Look
+                    Step::Poll
                 } else {
                     clock.step(now)
                 }
@@ -143,9 +145,9 @@ impl Waiter {
     /// Records the end of a sleep.
     pub(crate) fn woke(&mut self, now: u64) {
         match self {
-            Waiter::Clocked(clock) => clock.woke(now),
+            Waiter::TimerDriven(clock) => clock.woke(now),
             Waiter::Auto(controller) => controller.woke(now),
-            Waiter::Poll | Waiter::Interrupt | Waiter::Adaptive(_) => {}
+            Waiter::Poll | Waiter::Block | Waiter::SpinThenBlock(_) => {}
         }
     }
 
@@ -169,7 +171,7 @@ impl Waiter {
     /// Returns the waiter's counts.
     pub(crate) fn counted(&self) -> Counted {
         match self {
-            Waiter::Clocked(clock) => Counted {
+            Waiter::TimerDriven(clock) => Counted {
                 ticks: clock.counts.kept,
                 missed: clock.counts.missed,
                 late_ns: clock.counts.late,
@@ -182,13 +184,13 @@ impl Waiter {
                 switches: controller.counts.switches,
                 late_packets: controller.counts.late,
                 throttled: controller.counts.throttled,
-                put_aside: controller.put_aside(),
+                preempted: controller.preempted(),
                 ..Counted::default()
             },
-            Waiter::Adaptive(spinner) => {
-                Counted { put_aside: spinner.put_aside(), ..Counted::default() }
+            Waiter::SpinThenBlock(spinner) => {
+                Counted { preempted: spinner.preempted(), ..Counted::default() }
             }
-            Waiter::Poll | Waiter::Interrupt => Counted::default(),
+            Waiter::Poll | Waiter::Block => Counted::default(),
         }
     }
 }
@@ -204,7 +206,7 @@ impl Counted {
             switches: self.switches + other.switches,
             late_packets: self.late_packets + other.late_packets,
             throttled: self.throttled + other.throttled,
-            put_aside: self.put_aside + other.put_aside,
+            preempted: self.preempted + other.preempted,
             awake: self.awake + other.awake,
         }
     }
@@ -229,17 +231,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_it_has_learnt_is_kept_by_settings_of_others() {
-        for mode in [Mode::Adaptive, Mode::Clocked, Mode::Auto] {
-            let mut values = Values::from(mode);
+    fn unrelated_settings_keep_the_waiters_state() {
+        for strategy in [WaitStrategy::SpinThenBlock, WaitStrategy::TimerDriven, WaitStrategy::Auto]
+        {
+            let mut values = Values::from(strategy);
             let mut waiter = Waiter::new(&values, 64, 0);
             let before = format!("{waiter:?}");
             values.set(Setting::TimerSlackUs, 7).unwrap();
             assert!(waiter.set(&values, 64, Setting::TimerSlackUs, 1_000_000).is_none());
             assert_eq!(format!("{waiter:?}"), before);
             // A setting that concerns the waiter makes it begin anew.
-            values.set(Setting::Mode, Mode::Poll as u64).unwrap();
-            assert!(waiter.set(&values, 64, Setting::Mode, 1_000_000).is_some());
+            values.set(Setting::Wait, WaitStrategy::Poll as u64).unwrap();
+            assert!(waiter.set(&values, 64, Setting::Wait, 1_000_000).is_some());
             assert!(matches!(waiter, Waiter::Poll));
         }
     }

@@ -15,7 +15,7 @@ use towpath_protocol::settings::{Setting, Values};
 
 /// Poll iterations between two looks at the clock while the watchdog is armed, if no sleep lies
 /// between.
-const TURNS: u32 = 64;
+const ITERATIONS: u32 = 64;
 
 /// The way of arming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct Watchdog {
     at: Option<u64>,
     /// Packets completed when the deadline was set, or at the last check.
     seen: u64,
-    turns: u32,
+    iterations: u32,
     /// Resets since the last completion; 0: the device works.
     resets: u64,
     /// The counts.
@@ -83,7 +83,7 @@ impl Watchdog {
             window,
             at: None,
             seen: 0,
-            turns: 0,
+            iterations: 0,
             resets: 0,
             counts: Counts::default(),
         }
@@ -109,7 +109,12 @@ impl Watchdog {
     /// Checks after each poll iteration. `out` packets are in flight, and `returned` packets were
     /// ever completed. The watchdog calls `now` only when it needs the time, in nanoseconds.
     #[inline]
-    pub fn after_turn(&mut self, out: u64, returned: u64, now: impl FnOnce() -> u64) -> Verdict {
+    pub fn after_iteration(
+        &mut self,
+        out: u64,
+        returned: u64,
+        now: impl FnOnce() -> u64,
+    ) -> Verdict {
         if out == 0 && self.resets == 0 && (self.at.is_none() || self.arming == Arming::Lazy) {
             return Verdict::Fine;
         }
@@ -132,7 +137,7 @@ impl Watchdog {
             (self.at, self.seen) = (Some(now() + self.window), returned);
             return Verdict::Fine;
         };
-        if !self.is_time_to_look() {
+        if !self.is_time_to_poll() {
             return Verdict::Fine;
         }
         let now = now();
@@ -152,7 +157,7 @@ impl Watchdog {
         } else if came || self.at.is_none() {
             self.counts.arms += 1;
             self.at = Some(now() + self.window);
-        } else if self.is_time_to_look() {
+        } else if self.is_time_to_poll() {
             self.counts.checks += 1;
             let now = now();
             if self.at.is_some_and(|at| at <= now) {
@@ -167,11 +172,11 @@ impl Watchdog {
         Verdict::Fine
     }
 
-    fn is_time_to_look(&mut self) -> bool {
-        self.turns += 1;
-        let look = self.turns >= TURNS;
+    fn is_time_to_poll(&mut self) -> bool {
+        self.iterations += 1;
+        let look = self.iterations >= ITERATIONS;
         if look {
-            self.turns = 0;
+            self.iterations = 0;
         }
         look
     }
@@ -197,7 +202,7 @@ impl Watchdog {
 
     /// Records a sleep of the engine: the next poll iteration looks at the clock.
     pub fn slept(&mut self) {
-        self.turns = TURNS;
+        self.iterations = ITERATIONS;
     }
 
     /// Returns the time of the next check, in nanoseconds, if `out` packets are in flight. Without
@@ -228,10 +233,10 @@ mod tests {
             Simulated { dog: Watchdog::new(arming, WINDOW), now: 5, out: 0, returned: 0 }
         }
 
-        fn turn(&mut self) -> Verdict {
+        fn iteration(&mut self) -> Verdict {
             let now = self.now;
             self.now += 7;
-            self.dog.after_turn(self.out, self.returned, || now)
+            self.dog.after_iteration(self.out, self.returned, || now)
         }
 
         fn back(&mut self, count: u64) {
@@ -244,16 +249,16 @@ mod tests {
             let due = self.dog.next_due(self.out).unwrap_or(u64::MAX);
             self.now = self.now.max(due.min(self.now + most));
             self.dog.slept();
-            self.turn()
+            self.iteration()
         }
 
         /// Returns the time to notice a stall that begins with the packets of this iteration, for
         /// an engine that sleeps or one that does not.
         fn noticed(&mut self, sleeps: bool) -> u64 {
             let begin = self.now;
-            assert_eq!(self.turn(), Verdict::Fine);
+            assert_eq!(self.iteration(), Verdict::Fine);
             while self.now < begin + 10 * WINDOW {
-                let verdict = if sleeps { self.sleep(u64::MAX / 2) } else { self.turn() };
+                let verdict = if sleeps { self.sleep(u64::MAX / 2) } else { self.iteration() };
                 match verdict {
                     Verdict::Fine => {}
                     Verdict::Stalled { new: true } => return self.now - begin,
@@ -274,7 +279,7 @@ mod tests {
     /// directly after one window. The engine looks at the clock every 64 poll iterations.
     #[test]
     fn a_stall_is_noticed_in_time() {
-        let grain = 7 * u64::from(TURNS + 1);
+        let grain = 7 * u64::from(ITERATIONS + 1);
         for (arming, looks) in [(Arming::Eager, 1), (Arming::Lazy, 2)] {
             for sleeps in [false, true] {
                 // The stall begins at any moment of a window, and after any traffic.
@@ -282,11 +287,11 @@ mod tests {
                     let mut device = Simulated::new(arming);
                     for packet in 0..before {
                         device.out += 1 + packet % 3;
-                        assert_eq!(device.turn(), Verdict::Fine);
+                        assert_eq!(device.iteration(), Verdict::Fine);
                         device.back(device.out - packet % 2);
-                        assert_eq!(device.turn(), Verdict::Fine);
+                        assert_eq!(device.iteration(), Verdict::Fine);
                         device.back(device.out);
-                        assert_eq!(device.turn(), Verdict::Fine);
+                        assert_eq!(device.iteration(), Verdict::Fine);
                     }
                     device.out += 3;
                     let took = device.noticed(sleeps);
@@ -301,26 +306,27 @@ mod tests {
     /// While the device completes a packet within each window, the watchdog resets nothing. That
     /// also holds if packets are always in flight, and after long silence.
     #[test]
-    fn what_is_slow_is_not_stalled() {
+    fn a_slow_device_is_not_stalled() {
         for arming in [Arming::Lazy, Arming::Eager] {
             let mut device = Simulated::new(arming);
             device.out = 5;
             for round in 0..200 {
                 let until = device.now + WINDOW - 20;
                 while device.now < until {
-                    let verdict = if round % 2 == 0 { device.turn() } else { device.sleep(10) };
+                    let verdict =
+                        if round % 2 == 0 { device.iteration() } else { device.sleep(10) };
                     assert_eq!(verdict, Verdict::Fine, "{arming:?}, round {round}");
                 }
                 device.back(1);
                 device.out += 1;
-                assert_eq!(device.turn(), Verdict::Fine);
+                assert_eq!(device.iteration(), Verdict::Fine);
                 if round % 10 == 9 {
                     device.back(device.out);
-                    assert_eq!(device.turn(), Verdict::Fine);
+                    assert_eq!(device.iteration(), Verdict::Fine);
                     assert_eq!(device.dog.next_due(device.out), None, "an idle system never wakes");
                     device.now += 50 * WINDOW;
                     device.out = 5;
-                    assert_eq!(device.turn(), Verdict::Fine);
+                    assert_eq!(device.iteration(), Verdict::Fine);
                 }
             }
             assert_eq!(device.dog.counts.resets, 0);
@@ -331,7 +337,7 @@ mod tests {
     /// The watchdog resets a device that stays stalled once per window, and reports the stall once.
     /// A later completion ends the stall, and the next one is new.
     #[test]
-    fn a_stall_is_told_of_once() {
+    fn a_stall_is_reported_once() {
         for arming in [Arming::Lazy, Arming::Eager] {
             let mut device = Simulated::new(arming);
             device.out = 4;
@@ -340,7 +346,7 @@ mod tests {
             for _ in 0..3 {
                 device.out = 4;
                 let verdicts: Vec<_> = (0..1000)
-                    .map(|_| device.turn())
+                    .map(|_| device.iteration())
                     .filter(|verdict| *verdict != Verdict::Fine)
                     .take(1)
                     .collect();
@@ -349,10 +355,10 @@ mod tests {
             }
             assert_eq!((device.dog.counts.stalls, device.dog.counts.resets), (1, 4));
             device.out = 4;
-            assert_eq!(device.turn(), Verdict::Fine);
+            assert_eq!(device.iteration(), Verdict::Fine);
             device.back(4);
-            assert_eq!(device.turn(), Verdict::Recovered { resets: 4 }, "{arming:?}");
-            assert_eq!(device.turn(), Verdict::Fine);
+            assert_eq!(device.iteration(), Verdict::Recovered { resets: 4 }, "{arming:?}");
+            assert_eq!(device.iteration(), Verdict::Fine);
             device.out = 1;
             device.noticed(false);
             assert_eq!((device.dog.counts.stalls, device.dog.counts.resets), (2, 5));
@@ -361,14 +367,14 @@ mod tests {
 
     /// The lazy watchdog does nothing per packet between its checks; the eager one arms for each.
     #[test]
-    fn what_they_do_for_frames() {
+    fn lazy_watchdog_arms_once_eager_arms_per_packet() {
         let run = |arming| {
             let mut device = Simulated::new(arming);
             for _ in 0..1000 {
                 device.out = 1;
-                assert_eq!(device.turn(), Verdict::Fine);
+                assert_eq!(device.iteration(), Verdict::Fine);
                 device.back(1);
-                assert_eq!(device.turn(), Verdict::Fine);
+                assert_eq!(device.iteration(), Verdict::Fine);
             }
             device.dog.counts
         };
@@ -379,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_changed_in_a_stall_does_not_end_it() {
+    fn a_change_during_a_stall_does_not_end_it() {
         for (from, to) in [(Arming::Eager, Arming::Lazy), (Arming::Lazy, Arming::Eager)] {
             let mut device = Simulated::new(from);
             device.out = 1;
@@ -389,23 +395,26 @@ mod tests {
             device.out = 1;
             device.dog.change(Watchdog::new(to, 2 * WINDOW));
             for _ in 0..100 {
-                assert!(!matches!(device.turn(), Verdict::Recovered { .. }), "nothing came back");
+                assert!(
+                    !matches!(device.iteration(), Verdict::Recovered { .. }),
+                    "nothing came back"
+                );
             }
             device.back(1);
-            let ends = (0..100).any(|_| matches!(device.turn(), Verdict::Recovered { .. }));
+            let ends = (0..100).any(|_| matches!(device.iteration(), Verdict::Recovered { .. }));
             assert!(ends, "it came back");
             assert_eq!(device.dog.counts.stalls, 1);
         }
     }
 
     #[test]
-    fn what_is_changed_counts_on() {
+    fn a_changed_watchdog_keeps_its_counts() {
         let mut device = Simulated::new(Arming::Eager);
         device.out = 1;
-        device.turn();
+        device.iteration();
         device.dog.change(Watchdog::new(Arming::Lazy, 0));
         for _ in 0..1000 {
-            assert_eq!(device.turn(), Verdict::Fine, "0 is off");
+            assert_eq!(device.iteration(), Verdict::Fine, "0 is off");
         }
         assert_eq!(device.dog.next_due(device.out), None);
         device.dog.change(Watchdog::new(Arming::Eager, WINDOW));

@@ -11,7 +11,7 @@
 /// that uses up the last of them goes whole. This is about twice the size of 512 packets of 1 KiB,
 /// so that ordinary packets meet the packet limits first. It is also a millisecond's copying at 1
 /// GB/s.
-pub(crate) const TURN_BYTES: u64 = 1 << 20;
+pub(crate) const ITERATION_BYTES: u64 = 1 << 20;
 
 /// The fixed cost of a copy, as a number of bytes. Headers, descriptors and counters of one copy
 /// take about as long as moving a kilobyte.
@@ -58,7 +58,7 @@ pub(crate) struct Spent {
     pub(crate) unit: Work,
     /// The work for captures and promiscuous endpoints. It counts against the poll iteration, and
     /// against no unit's share.
-    pub(crate) taps: Work,
+    pub(crate) captures: Work,
     /// Bytes of the first `upto` packets of the batch.
     bytes: u64,
     upto: usize,
@@ -72,7 +72,7 @@ pub(crate) struct Share {
     /// Bytes of the queue pair's turn.
     pub(crate) bytes: i64,
     /// Bytes of the poll iteration.
-    pub(crate) turn_bytes: i64,
+    pub(crate) iteration_bytes: i64,
 }
 
 impl Spent {
@@ -86,13 +86,13 @@ impl Spent {
         let sent = lens.len();
         self.bytes += lens.skip(self.upto).map(u64::from).sum::<u64>();
         self.upto = sent;
-        if self.unit == Work::default() && self.taps == Work::default() {
+        if self.unit == Work::default() && self.captures == Work::default() {
             return false;
         }
         let bytes = (self.bytes + self.unit.cost()) as i64;
         bytes >= share.bytes
-            || bytes + self.taps.cost() as i64 >= share.turn_bytes
-            || sent + (self.unit.copies + self.taps.copies) as usize >= share.packets
+            || bytes + self.captures.cost() as i64 >= share.iteration_bytes
+            || sent + (self.unit.copies + self.captures.copies) as usize >= share.packets
     }
 }
 

@@ -16,7 +16,7 @@ use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Message, Open};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
-use towpath_queue::doorbell::{self, Ringer};
+use towpath_queue::doorbell::{self, Notifier};
 use towpath_queue::events::{self, Marker};
 use towpath_queue::receive::application_side;
 use towpath_queue::transmit::TransmitProducer;
@@ -31,7 +31,7 @@ struct Raw {
     heap: Option<Region>,
     transmit: TransmitProducer,
     marker: Marker,
-    ringer: Ringer,
+    notifier: Notifier,
     mac: [u8; 6],
     ipv4: Ipv4Addr,
 }
@@ -48,12 +48,12 @@ impl Raw {
     fn attach(server: &Server, open: Open) -> Raw {
         let channel = Channel::new(server.connect().unwrap());
         let attach = Attach {
-            queue_sets: 1,
+            queue_pairs: 1,
             endpoints: 1,
             transmit_slots: 64,
             receive_slots: 8,
-            transmit_frame_bytes: 2048,
-            receive_frame_bytes: 2048,
+            transmit_buffer_bytes: 2048,
+            receive_buffer_bytes: 2048,
             name: message::fixed_name("raw"),
             ipv4: [0; 4],
             reserved: 0,
@@ -63,7 +63,7 @@ impl Raw {
         else {
             panic!("not attached");
         };
-        let [server, _receive_heap, state, application, heap, doorbell, wake] =
+        let [server, _receive_pool, state, application, heap, doorbell, wake] =
             <[_; 7]>::try_from(descriptors).unwrap();
         let readable = |file| Arc::new(SharedFile::adopt(file).unwrap().map_readable().unwrap());
         let writable = |file| SharedFile::adopt(file).unwrap().map_writable().unwrap();
@@ -75,9 +75,9 @@ impl Raw {
         let mut own = shape.application_own(own_words(application));
         let (transmit, _) = application_side(
             &shape.queues,
-            shape.receive_heap,
-            own.queue_sets.remove(0),
-            &pages.queue_sets[0],
+            shape.receive_pool,
+            own.queue_pairs.remove(0),
+            &pages.queue_pairs[0],
         );
         Raw {
             _channel: channel,
@@ -87,7 +87,7 @@ impl Raw {
             heap: Some(heap),
             transmit,
             marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
-            ringer: Ringer::new(
+            notifier: Notifier::new(
                 peer_words(&state).part(towpath_protocol::layout::STATE_SLEEP_WORD, 1),
             ),
             mac: attached.mac,
@@ -99,7 +99,7 @@ impl Raw {
         self.transmit.publish();
         self.marker.mark(events::fence(), 0).unwrap();
         if self.marker.publish()
-            && self.ringer.must_ring(doorbell::fence(), false) == doorbell::Due::Now
+            && self.notifier.must_notify(doorbell::fence(), false) == doorbell::Due::Now
         {
             rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
         }
@@ -118,19 +118,19 @@ const FORGED_MAC: [u8; 6] = [2, 0xba, 0xdb, 0xad, 0, 1];
 
 /// Frames of a separate protocol take the full path through the server.
 #[test]
-fn what_was_checked_is_what_arrives() {
+fn checked_bytes_are_the_delivered_bytes() {
     let open = Open { given: message::RULE_ETHERTYPE, ethertype: 0x88b5, ..Open::default() };
     flip(open, &Rule::new().ethertype(0x88b5), |raw, to, len| {
-        let mut frame = [&to.info().mac[..], &raw.mac, &[0x88, 0xb5]].concat();
-        frame.resize(len, 0);
+        let mut buffer = [&to.info().mac[..], &raw.mac, &[0x88, 0xb5]].concat();
+        buffer.resize(len, 0);
         let good = raw.mac.to_vec();
-        (frame, vec![Flip { at: 6, good, forged: FORGED_MAC.to_vec() }])
+        (buffer, vec![Flip { at: 6, good, forged: FORGED_MAC.to_vec() }])
     });
 }
 
 /// UDP packets take the fast path.
 #[test]
-fn what_was_checked_of_plain_packets_is_what_arrives() {
+fn checked_bytes_of_plain_packets_are_the_delivered_bytes() {
     let given = message::RULE_PROTOCOL | message::RULE_PORT;
     let open = Open { given, protocol: 17, port: 1000, ..Open::default() };
     flip(open, &Rule::new().udp(2000), |raw, to, len| {
@@ -147,7 +147,7 @@ fn what_was_checked_of_plain_packets_is_what_arrives() {
     });
 }
 
-fn flip(open: Open, rule: &Rule, frame: impl Fn(&Raw, &Session, usize) -> (Vec<u8>, Vec<Flip>)) {
+fn flip(open: Open, rule: &Rule, buffer: impl Fn(&Raw, &Session, usize) -> (Vec<u8>, Vec<Flip>)) {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
     let config = Config {
         subnets: Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None },
@@ -158,15 +158,15 @@ fn flip(open: Open, rule: &Rule, frame: impl Fn(&Raw, &Session, usize) -> (Vec<u
     let mut receiver =
         Session::attach_over(server.connect().unwrap(), &Options::default()).unwrap();
     receiver.open(rule).unwrap();
-    let frame_start =
-        |frame: u32| raw.shape.transmit_heap.frame_offset(frame) + HEADROOM_BYTES as usize;
-    let starts: Vec<usize> = (0..64).map(frame_start).collect();
+    let buffer_start =
+        |buffer: u32| raw.shape.transmit_pool.buffer_offset(buffer) + HEADROOM_BYTES as usize;
+    let starts: Vec<usize> = (0..64).map(buffer_start).collect();
     // The engine copies small packets whole, and of larger ones the beginning.
-    let length = |frame: usize| if frame.is_multiple_of(2) { 60 } else { 1400 };
+    let length = |buffer: usize| if buffer.is_multiple_of(2) { 60 } else { 1400 };
     let mut flips = Vec::new();
     let mut heap = raw.heap.take().unwrap();
     for (number, start) in starts.iter().enumerate() {
-        let (bytes, all) = frame(&raw, &receiver, length(number));
+        let (bytes, all) = buffer(&raw, &receiver, length(number));
         assert!(heap.copy_in(*start, &bytes));
         flips = all;
     }
@@ -186,14 +186,14 @@ fn flip(open: Open, rule: &Rule, frame: impl Fn(&Raw, &Session, usize) -> (Vec<u
         });
         let until = Instant::now() + Duration::from_millis(1500);
         let mut free: Vec<u32> = (0..64).collect();
-        let mut turn = 0u32;
+        let mut iteration = 0u32;
         while Instant::now() < until {
-            turn += 1;
-            while let Some(frame) = free.pop() {
-                let len = length(frame as usize) as u32;
-                let one = Descriptor { frame, start: HEADROOM_BYTES, len, endpoint: 0, flags: 0 };
+            iteration += 1;
+            while let Some(buffer) = free.pop() {
+                let len = length(buffer as usize) as u32;
+                let one = Descriptor { buffer, start: HEADROOM_BYTES, len, endpoint: 0, flags: 0 };
                 if !raw.transmit.push(&[one]) {
-                    free.push(frame);
+                    free.push(buffer);
                     break;
                 }
             }
@@ -206,8 +206,8 @@ fn flip(open: Open, rule: &Rule, frame: impl Fn(&Raw, &Session, usize) -> (Vec<u
                     wrong += u64::from(!flips.iter().all(right));
                 })
                 .unwrap();
-            raw.transmit.reclaim(|frame| free.push(frame)).unwrap();
-            if turn.is_multiple_of(64) {
+            raw.transmit.reclaim(|buffer| free.push(buffer)).unwrap();
+            if iteration.is_multiple_of(64) {
                 std::thread::yield_now();
             }
         }

@@ -15,16 +15,16 @@ use towpath_device::loopback;
 use towpath_memory::{Mapping, Region, own_words, peer_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
 use towpath_queue::events::{self, Acknowledger, Marker};
-use towpath_queue::frames::FreeFrames;
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 use towpath_server::internals::{
-    Addresses, Budgets, Doorbell, Endpoint, Engine, Link, Memories, Order, Relays, Rights, Rule,
+    Addresses, Budgets, Command, Doorbell, Endpoint, Engine, Link, Memories, Relays, Rights, Rule,
     Session, Vlan,
 };
-use towpath_server::{Mode, Values};
+use towpath_server::{Values, WaitStrategy as EngineStrategy};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const PORT: u16 = 2000;
@@ -43,9 +43,9 @@ struct Application {
     receive: ReceiveConsumer,
     marker: Marker,
     events: Acknowledger,
-    free: FreeFrames,
-    transmit_heap: Region,
-    receive_heap: Arc<Mapping>,
+    free: FreeBuffers,
+    transmit_pool: Region,
+    receive_pool: Arc<Mapping>,
 }
 
 fn region(bytes: usize) -> Region {
@@ -58,23 +58,23 @@ fn session() -> (Session, Application) {
     let server = region(shape.server_words() * 8);
     let application = region(shape.application_words() * 8);
     let ledger = region(shape.ledger_words() * 8);
-    let receive_heap = region(shape.receive_heap.heap_bytes());
-    let transmit_heap = region(shape.transmit_heap.heap_bytes());
+    let receive_pool = region(shape.receive_pool.pool_bytes());
+    let transmit_pool = region(shape.transmit_pool.pool_bytes());
     let pages = shape.server_peer(&peer_words(server.mapping()));
-    let reader = receive_heap.mapping().clone();
+    let reader = receive_pool.mapping().clone();
     let memories = Memories {
         server,
         application: application.mapping().clone(),
         ledger,
-        receive_heap,
-        transmit_heap: transmit_heap.mapping().clone(),
+        receive_pool,
+        transmit_pool: transmit_pool.mapping().clone(),
     };
     let mut own = shape.application_own(own_words(application));
-    let words = own.queue_sets.remove(0);
+    let words = own.queue_pairs.remove(0);
     let (transmit, mut receive) =
-        application_side(&shape.queues, shape.receive_heap, words, &pages.queue_sets[0]);
-    for frame in 0..SLOTS {
-        assert!(receive.provide(frame));
+        application_side(&shape.queues, shape.receive_pool, words, &pages.queue_pairs[0]);
+    for buffer in 0..SLOTS {
+        assert!(receive.provide(buffer));
     }
     receive.publish();
     let (_bell, doorbell) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -87,9 +87,9 @@ fn session() -> (Session, Application) {
         receive,
         marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
         events: Acknowledger::new(shape.events(), own.acknowledgements, &pages.events),
-        free: FreeFrames::new(0, SLOTS),
-        transmit_heap,
-        receive_heap: reader,
+        free: FreeBuffers::new(0, SLOTS),
+        transmit_pool,
+        receive_pool: reader,
     };
     (session, application)
 }
@@ -97,19 +97,19 @@ fn session() -> (Session, Application) {
 impl Application {
     /// Sends a packet in as many buffers as it needs. Returns `false` if there are too few.
     fn send(&mut self, packet: &[u8]) -> bool {
-        let heap = self.shape.transmit_heap;
+        let heap = self.shape.transmit_pool;
         let pieces = packet.chunks(heap.data_bytes() as usize);
         if self.free.len() < pieces.len() || (self.transmit.room() as usize) < pieces.len() {
             return false;
         }
         let chain: Vec<Descriptor> = pieces
             .map(|piece| {
-                let frame = self.free.take().unwrap();
+                let buffer = self.free.take().unwrap();
                 let len = piece.len() as u32;
-                let one = Descriptor { frame, start: HEADROOM_BYTES, len, endpoint: 0, flags: 0 };
-                let at = one.heap_offset(&heap);
+                let one = Descriptor { buffer, start: HEADROOM_BYTES, len, endpoint: 0, flags: 0 };
+                let at = one.pool_offset(&heap);
                 // SAFETY: the buffer is free: no queue holds it, so the engine does not read it.
-                let bytes = unsafe { self.transmit_heap.bytes_mut(at, piece.len()) };
+                let bytes = unsafe { self.transmit_pool.bytes_mut(at, piece.len()) };
                 bytes.unwrap().copy_from_slice(piece);
                 one
             })
@@ -134,12 +134,12 @@ impl Application {
         let count = self.receive.take(&mut chain).unwrap();
         let mut packet = Vec::new();
         for one in &chain[..count] {
-            let at = one.heap_offset(&self.shape.receive_heap);
+            let at = one.pool_offset(&self.shape.receive_pool);
             // SAFETY: the queue gave the buffer to this side, and the engine writes it only after
             // this side has provided it again.
-            let bytes = unsafe { self.receive_heap.bytes(at, one.len as usize) };
+            let bytes = unsafe { self.receive_pool.bytes(at, one.len as usize) };
             packet.extend_from_slice(bytes.unwrap());
-            assert!(self.receive.provide(one.frame));
+            assert!(self.receive.provide(one.buffer));
         }
         (count > 0).then_some(packet)
     }
@@ -150,17 +150,18 @@ fn packets_are_handed_over_without_a_race() {
     let (near, _far) =
         loopback::pair(&loopback::Config { mtu: 9000, ..loopback::Config::default() }).unwrap();
     let event = || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-    let (orders, engine_orders) = channel();
+    let (commands, engine_commands) = channel();
     let (engine_events, _events) = channel();
     let (wake, control_wake, relays) = (event(), event(), Relays::none().unwrap());
-    let link = Link { orders: engine_orders, events: engine_events, wake, control_wake, relays };
+    let link =
+        Link { commands: engine_commands, events: engine_events, wake, control_wake, relays };
     let budgets =
-        Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, turn_budget: 512 };
-    let values = Values::from(Mode::Poll);
+        Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
+    let values = Values::from(EngineStrategy::Poll);
     let state = region(STATE_WORDS * 8);
     let mut engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
     let (session, mut application) = session();
-    orders.send((0, Order::AddSession(Box::new(session)))).unwrap();
+    commands.send((0, Command::AddSession(Box::new(session)))).unwrap();
     let rule = Rule {
         mac: Some(MAC),
         vlan: Vlan::Untagged,
@@ -173,24 +174,25 @@ fn packets_are_handed_over_without_a_race() {
     let std::net::IpAddr::V4(ip) = flow.source else { unreachable!() };
     let addresses = Addresses { ipv4: Some(ip.to_bits()), ipv6: [None; 2] };
     let endpoint = Box::new(Endpoint {
-        queue_set: 0,
+        queue_pair: 0,
         rule,
         rights: Rights::new(rule, MAC, addresses),
         offload: false,
-        tap: false,
+        captures: false,
         coalescing: (1, 0),
-        turn: 0,
+        iteration: 0,
         received: 0,
     });
-    let add = Order::AddEndpoint { session: 1, number: 0, endpoint, tap: None, group: false };
-    orders.send((0, add)).unwrap();
-    engine.turn().unwrap();
+    let add =
+        Command::AddEndpoint { session: 1, number: 0, endpoint, listening: None, group: false };
+    commands.send((0, add)).unwrap();
+    engine.iteration().unwrap();
 
     let stop = Arc::new(AtomicBool::new(false));
     let far_stop = stop.clone();
     let engine = thread::spawn(move || {
         while !far_stop.load(Ordering::Relaxed) {
-            if engine.turn().unwrap() == 0 {
+            if engine.iteration().unwrap() == 0 {
                 thread::yield_now();
             }
         }
@@ -213,7 +215,7 @@ fn packets_are_handed_over_without_a_race() {
             came += 1;
         }
         let free = &mut application.free;
-        application.transmit.reclaim(|frame| free.give_back(frame)).unwrap();
+        application.transmit.reclaim(|buffer| free.release(buffer)).unwrap();
         if came == 0 {
             thread::yield_now();
         }

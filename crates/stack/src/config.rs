@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The offloads that the link performs on sent frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offload {
-    /// `true` if the link takes frames with [`Checksum::Unfinished`](crate::Checksum::Unfinished).
+    /// `true` if the link takes frames with [`Checksum::Partial`](crate::Checksum::Partial).
     pub checksum: bool,
     /// `true` if the link takes frames with [`Segmentation`](crate::Segmentation). Counts only with
     /// `checksum`.

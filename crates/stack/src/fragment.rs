@@ -48,7 +48,7 @@ pub(crate) fn push(
         let more = offset + len < payload;
         header.fragment = Some(FragmentOf { id: making.id, offset, more });
         header.payload_bytes = len + extra;
-        let frame = frame(&header, making, Meta::FINISHED, parts, offset, len, outbox);
+        let frame = frame(&header, making, Meta::FULL, parts, offset, len, outbox);
         if !outbox.push(frame) {
             return false;
         }

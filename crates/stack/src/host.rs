@@ -163,13 +163,13 @@ impl Host {
         let whole = header.len() + len <= mtu;
         let (sum, meta) = if whole && self.config.offload.checksum && header.protocol == ip::UDP {
             let start = (ethernet::HEADER_BYTES + header.len()) as u16;
-            let checksum = Checksum::Unfinished { start, offset: sum_at as u16 };
+            let checksum = Checksum::Partial { start, offset: sum_at as u16 };
             (pseudo.folded(), Meta { checksum, segmentation: None })
         } else {
             let sum = pseudo.add(first).add(rest).finish();
             // Zero would mean "no checksum" (RFC 768).
             let sum = if sum == 0 && header.protocol == ip::UDP { 0xffff } else { sum };
-            (sum, Meta::FINISHED)
+            (sum, Meta::FULL)
         };
         first[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
         let making = Making { header, to, mtu, id: self.random.next() as u32, meta };

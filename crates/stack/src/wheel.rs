@@ -163,7 +163,7 @@ mod tests {
 
     /// Compares with a sorted map, with timers from a millisecond to days.
     #[test]
-    fn fires_what_a_sorted_map_fires() {
+    fn timers_fire_as_in_a_sorted_map() {
         let mut wheel = Wheel::new(Instant::ZERO);
         let mut oracle = std::collections::BTreeMap::new();
         let mut now = 0u64;

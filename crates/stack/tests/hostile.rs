@@ -192,7 +192,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn mangled_frames_do_no_harm(
+    fn mangled_packets_do_no_harm(
         seed in 0u64..4,
         choices in prop::collection::vec(
             (any::<u16>(), prop::collection::vec(mangling(), 0..3), 0u16..2000), 1..80),
@@ -222,7 +222,7 @@ proptest! {
         let mut world = World::new(1, [small(0), small(1)]);
         for mut frame in frames {
             let now = world.now;
-            world.nodes[1].stack.input(now, &frame, Meta::FINISHED);
+            world.nodes[1].stack.input(now, &frame, Meta::FULL);
             for (at, byte) in [2, 0, 0, 0, 0, 2].into_iter().enumerate() {
                 if let Some(place) = frame.get_mut(at) { *place = byte; }
             }
@@ -232,7 +232,7 @@ proptest! {
                     frame[14] = if ethertype[0] == 8 { 0x45 } else { 0x60 };
                 }
                 mend(&mut frame);
-                world.nodes[1].stack.input(now, &frame, Meta::FINISHED);
+                world.nodes[1].stack.input(now, &frame, Meta::FULL);
             }
             within_limits(&world);
         }
@@ -287,7 +287,7 @@ fn fragments_without_end_are_dropped() {
             frame[20..22].copy_from_slice(&offset.to_be_bytes());
             mend(&mut frame);
             let now = world.now;
-            world.nodes[1].stack.input(now, &frame, Meta::FINISHED);
+            world.nodes[1].stack.input(now, &frame, Meta::FULL);
             within_limits(&world);
         }
     }
@@ -304,7 +304,7 @@ fn errors_are_limited_and_never_answered() {
     let closed = wrap(&world, false, 17, datagram.clone());
     let now = world.now;
     for _ in 0..5000 {
-        world.nodes[1].stack.input(now, &closed, Meta::FINISHED);
+        world.nodes[1].stack.input(now, &closed, Meta::FULL);
     }
     assert_eq!(counted(&world), 500);
     assert_eq!(world.nodes[1].stack.counters().errors_limited, 4500);
@@ -315,9 +315,9 @@ fn errors_are_limited_and_never_answered() {
     broadcast[30..34].copy_from_slice(&[10, 0, 0, 255]);
     mend(&mut broadcast);
     let now = world.now;
-    world.nodes[1].stack.input(now, &broadcast, Meta::FINISHED);
+    world.nodes[1].stack.input(now, &broadcast, Meta::FULL);
     // About an error: silence.
     let error = wrap(&world, false, 1, vec![3, 1, 0, 0, 0, 0, 0, 0]);
-    world.nodes[1].stack.input(now, &error, Meta::FINISHED);
+    world.nodes[1].stack.input(now, &error, Meta::FULL);
     assert_eq!(counted(&world), 500);
 }

@@ -48,7 +48,7 @@ fn hear(world: &mut World, frame: &[u8]) -> (u64, u64) {
         (counters.path_mtu_lowered, counters.icmp_errors_unmatched)
     };
     let (before, now) = (counted(world), world.now);
-    world.nodes[0].stack.input(now, frame, Meta::FINISHED);
+    world.nodes[0].stack.input(now, frame, Meta::FULL);
     let after = counted(world);
     (after.0 - before.0, after.1 - before.1)
 }
@@ -130,7 +130,7 @@ impl Talk {
 }
 
 #[test]
-fn a_datagrams_path_is_lowered_by_what_is_true_alone() {
+fn only_genuine_errors_lower_a_datagrams_path_mtu() {
     for v6 in [false, true] {
         for connected in [false, true] {
             let mut talk = Talk::new(v6);
@@ -154,7 +154,7 @@ fn a_datagrams_path_is_lowered_by_what_is_true_alone() {
 }
 
 #[test]
-fn a_socket_that_sent_nothing_large_there_lately_believes_nothing() {
+fn sockets_without_recent_large_datagrams_ignore_errors() {
     for v6 in [false, true] {
         let mut talk = Talk::new(v6);
         let small = talk.send(400);
@@ -179,7 +179,7 @@ fn a_socket_that_sent_nothing_large_there_lately_believes_nothing() {
 }
 
 #[test]
-fn a_connections_path_is_lowered_by_what_is_in_flight_alone() {
+fn only_errors_about_data_in_flight_lower_a_tcp_path_mtu() {
     for v6 in [false, true] {
         let mut world = World::new(32, [config(0), config(1)]);
         let (client, _server) = world.connected(80, v6);

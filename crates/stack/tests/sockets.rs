@@ -53,7 +53,7 @@ fn a_flood_of_syns_leaves_room_for_the_honest() {
         let from = ([10, 0, 0, (number % 250) as u8 + 3], 1000 + number as u16);
         let now = world.now;
         let syn = segment(from, 80, (number, 0), 2);
-        world.nodes[1].stack.input(now, &syn, Meta::FINISHED);
+        world.nodes[1].stack.input(now, &syn, Meta::FULL);
         assert!(world.nodes[1].stack.tcp_sizes().0 <= 128);
         world.now = world.now + Duration::from_micros(10);
     }
@@ -68,7 +68,7 @@ fn a_flood_of_syns_leaves_room_for_the_honest() {
 }
 
 #[test]
-fn who_is_not_accepted_waits() {
+fn connections_beyond_the_backlog_wait_for_accept() {
     let mut world = world(2);
     let listener = world.nodes[1].stack.tcp_listen(at(1, 80), 4).unwrap();
     let clients: Vec<_> = (0..10).map(|_| connect(&mut world, at(1, 80))).collect();
@@ -300,7 +300,7 @@ fn a_narrow_path_is_learned() {
         frame[24..26].copy_from_slice(&value.to_be_bytes());
         frame.extend_from_slice(&message);
         let now = world.now;
-        world.nodes[0].stack.input(now, &frame, Meta::FINISHED);
+        world.nodes[0].stack.input(now, &frame, Meta::FULL);
         assert_eq!(world.nodes[0].stack.counters().path_mtu_lowered, 1);
         world.idle(Duration::from_secs(1));
         let now = world.now;
@@ -315,7 +315,7 @@ fn a_narrow_path_is_learned() {
         assert_eq!(world.nodes[0].stack.counters().tcp_retransmitted, 0);
         // A forged report, about a packet not in flight, is not believed.
         let now = world.now;
-        world.nodes[0].stack.input(now, &frame, Meta::FINISHED);
+        world.nodes[0].stack.input(now, &frame, Meta::FULL);
         assert_eq!(world.nodes[0].stack.counters().path_mtu_lowered, 1);
     }
 }
@@ -500,7 +500,7 @@ fn thousands_of_connections_come_work_and_go() {
 }
 
 #[test]
-fn another_claims_our_address() {
+fn an_address_conflict_is_counted_and_answered_once() {
     let mut world = world(15);
     world.idle(Duration::from_secs(1));
     let sent = world.nodes[0].stack.counters().arp_sent;
@@ -509,7 +509,7 @@ fn another_claims_our_address() {
     claim.extend_from_slice(&[2, 0, 0, 0, 0, 66, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 10, 0, 0, 1]);
     for _ in 0..5 {
         let now = world.now;
-        world.nodes[0].stack.input(now, &claim, Meta::FINISHED);
+        world.nodes[0].stack.input(now, &claim, Meta::FULL);
     }
     world.idle(Duration::from_secs(1));
     let counters = world.nodes[0].stack.counters();

@@ -47,7 +47,7 @@ fn a_clean_link_carries_everything_once() {
 }
 
 #[test]
-fn large_frames_save_segments() {
+fn large_packets_reduce_the_number_of_packets() {
     let plain = transfer(2, false, [config(0), config(1)], Faults::default(), false, 2_000_000);
     let large = [offloaded(config(0)), offloaded(config(1))];
     let large = transfer(2, false, large, Faults::default(), false, 2_000_000);
@@ -57,7 +57,7 @@ fn large_frames_save_segments() {
 /// A peer may take small segments of any size: the link refuses no packet for too many segments, or
 /// too small ones, which the simulation asserts of each. (smoltcp takes no size under 48.)
 #[test]
-fn peers_with_small_segments_get_smaller_large_frames() {
+fn peers_with_small_segments_get_smaller_large_packets() {
     for v6 in [false, true] {
         for segment_bytes in [1, 48, 87, 88, 100, 159, 160, 300, 511, 512, 536, 1000] {
             let mut world = World::new(7, [offloaded(config(0)), offloaded(config(1))]);
@@ -80,7 +80,7 @@ fn peers_with_small_segments_get_smaller_large_frames() {
 }
 
 #[test]
-fn one_side_cuts_and_the_other_does_not() {
+fn transfers_work_between_unequal_links() {
     transfer(3, false, [offloaded(config(0)), config(1)], Faults::default(), true, 500_000);
     let mut jumbo = config(1);
     jumbo.mtu = 9000;

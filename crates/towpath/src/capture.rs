@@ -62,9 +62,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         name: "towpath capture".to_owned(),
         endpoints: 1,
         transmit_slots: 8,
-        transmit_frame_bytes: 64,
+        transmit_buffer_bytes: 64,
         receive_slots: SLOTS,
-        receive_frame_bytes: FRAME_BYTES,
+        receive_buffer_bytes: FRAME_BYTES,
         ..Options::default()
     };
     let mut session = Session::attach(&socket, &options)
@@ -235,7 +235,7 @@ impl Capture {
             )
         };
         if rung {
-            session.take_rings();
+            session.take_notifications();
         }
         Ok(ended || gone)
     }

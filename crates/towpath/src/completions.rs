@@ -156,8 +156,8 @@ fn words(argument: &str) -> Vec<String> {
     }
     let mut all = Vec::new();
     for (setting, spec) in Setting::ALL {
-        // A starting server has no endpoints yet, and takes its mode by an option of that name.
-        if argument == "set" && (spec.scope != Scope::Device || *setting == Setting::Mode) {
+        // A starting server has no endpoints yet, and takes its wait strategy by an option of that name.
+        if argument == "set" && (spec.scope != Scope::Device || *setting == Setting::Wait) {
             continue;
         }
         match spec.kind {

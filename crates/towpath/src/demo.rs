@@ -272,9 +272,9 @@ fn held(pid: u32) -> Option<usize> {
 }
 
 /// Returns the number of buffers of an application's session.
-fn session_frames() -> u32 {
+fn session_buffers() -> u32 {
     let options = parts::session_options("", None);
-    options.queue_sets * (options.transmit_slots + options.receive_slots)
+    options.queue_pairs * (options.transmit_slots + options.receive_slots)
 }
 
 /// Kills an application in the middle of all traffic, its own included. Waits until the application
@@ -305,7 +305,7 @@ fn kill_in_traffic(
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(Killed {
-        frames: session_frames(),
+        frames: session_buffers(),
         answered: flood.answered(),
         unanswered: flood.unanswered(),
         after_ms: killed.elapsed().as_millis(),

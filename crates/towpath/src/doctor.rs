@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_is_whole_and_its_verdict_follows_from_it() {
+    fn the_report_is_complete_and_its_verdict_consistent() {
         let report = Report::make(Args { json: true, quick: false });
         let text = serde_json::to_string(&report).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_prints_what_to_do() {
+    fn a_report_prints_the_remedy() {
         let finding = Finding::new("TAP", Standing::Missing, "no file", "no devices");
         let report = Report {
             can_run: false,

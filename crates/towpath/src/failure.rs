@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_says_has_no_number() {
+    fn system_errors_are_shown_without_their_number() {
         assert_eq!(says(&io::Error::from_raw_os_error(2)), "No such file or directory");
         assert_eq!(says(&io::Error::other("x")), "x");
         assert_eq!(one_line("a\n  b\n"), "a; b");

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_somebody_else_is_not_looked_into() {
+    fn a_directory_of_another_user_is_not_searched() {
         let directory = std::env::temp_dir().join(format!("towpath-ours-{}", std::process::id()));
         assert!(is_ours(&directory), "none yet");
         fs::create_dir(&directory).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_runs_or_the_one_named() {
+    fn the_only_running_server_or_the_named_one_is_found() {
         let directory = std::env::temp_dir().join(format!("towpath-find-{}", std::process::id()));
         fs::create_dir(&directory).unwrap();
         let places = [directory.clone(), directory.join("absent")];

@@ -43,10 +43,10 @@ fn to_text(report: &Report) -> String {
         device.name.clone(),
         device.mac.clone(),
         device.mtu.to_string(),
-        device.mode.clone(),
+        device.wait.clone(),
         device.uptime_s.to_string(),
         report.sessions.len().to_string(),
-        format!("{} of {}", device.addresses_given, device.addresses),
+        format!("{} of {}", device.addresses_in_use, device.addresses),
     ]);
     let mut text = devices.to_text();
     if report.sessions.is_empty() {

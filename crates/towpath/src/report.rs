@@ -25,11 +25,11 @@ pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) mac: String,
     pub(crate) mtu: u64,
-    pub(crate) mode: String,
+    pub(crate) wait: String,
     pub(crate) epoch: u64,
     pub(crate) uptime_s: u64,
     pub(crate) addresses: u64,
-    pub(crate) addresses_given: u64,
+    pub(crate) addresses_in_use: u64,
     pub(crate) counters: BTreeMap<String, u64>,
 }
 

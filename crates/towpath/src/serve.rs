@@ -32,7 +32,7 @@ use values::Identity;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   towpath serve --tap tap0 --address 10.77.0.1/24 --address fd77::1/64 --allow-user alice
-  towpath serve --tap tap0 --address 10.77.0.1/24 --user towpath --allow-group net --mode poll
+  towpath serve --tap tap0 --address 10.77.0.1/24 --user towpath --allow-group net --wait poll
   towpath serve --config /etc/towpath/tap0.toml --log debug
   towpath serve --config /etc/towpath/tap0.toml --print-config
   towpath serve --tap tap0 --address 10.77.0.1/24 --fault drop=0.01,seed=42 --pcap wire.pcapng";
@@ -54,7 +54,7 @@ pub(crate) struct Args {
 }
 
 /// The time between two checks that the file of `--pcap` can still be written.
-const PCAP_LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const PCAP_POLL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Serves.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -144,7 +144,7 @@ fn wait_for_end(
     mut pcap: Option<(&Path, CaptureStatus)>,
 ) -> Result<(), Failure> {
     loop {
-        let timeout = pcap.as_ref().map(|_| PCAP_LOOK);
+        let timeout = pcap.as_ref().map(|_| PCAP_POLL);
         let mut heard = [
             PollFd::new(signals, PollFlags::IN),
             PollFd::from_borrowed_fd(server.over().as_fd(), PollFlags::IN),

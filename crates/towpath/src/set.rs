@@ -15,8 +15,8 @@ Only root and the server's user may. Each setting is changed by itself, in the o
 first that is refused ends it. Endpoints are named as by towpath ls.
 
 Examples:
-  towpath set tap0 mode=poll
-  towpath set /run/towpath/tap0.sock mode=interrupt
+  towpath set tap0 wait=poll
+  towpath set /run/towpath/tap0.sock wait=block
   towpath set --list";
 
 /// Options of `towpath set`.
@@ -65,7 +65,7 @@ impl FromStr for Change {
             Some((session.parse().ok().filter(|number| *number > 0)?, endpoint.parse().ok()?))
         };
         endpoint().map(|(session, endpoint)| Change::Of(session, endpoint)).ok_or_else(|| {
-            "neither SETTING=VALUE, as mode=poll, nor SESSION/ENDPOINT, as 3/0".to_owned()
+            "neither SETTING=VALUE, as wait=poll, nor SESSION/ENDPOINT, as 3/0".to_owned()
         })
     }
 }
@@ -159,9 +159,9 @@ mod tests {
 
     #[test]
     fn changes_are_read() {
-        assert_eq!("mode=poll".parse(), Ok(Change::Set(Setting::Mode, 0)));
+        assert_eq!("wait=poll".parse(), Ok(Change::Set(Setting::Wait, 0)));
         assert_eq!("3/0".parse(), Ok(Change::Of(3, 0)));
-        for wrong in ["0/1", "3", "3/x", "mode", "speed=1", "mode=fast"] {
+        for wrong in ["0/1", "3", "3/x", "wait", "speed=1", "wait=fast"] {
             let error = wrong.parse::<Change>().unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{wrong}: {error}");
         }
@@ -173,22 +173,22 @@ mod tests {
             let changes: Vec<Change> = text.split(' ').map(|one| one.parse().unwrap()).collect();
             asked(&changes)
         };
-        let all = asked("mode=poll 3/1 weight=2 mode=auto priority=1 4/0 weight=3").unwrap();
+        let all = asked("wait=poll 3/1 weight=2 wait=auto priority=1 4/0 weight=3").unwrap();
         let of: Vec<_> = all.iter().map(|(of, setting, _)| (*of, setting.spec().name)).collect();
         let (first, second) = (Some((3, 1)), Some((4, 0)));
         assert_eq!(
             of,
             [
-                (None, "mode"),
+                (None, "wait"),
                 (first, "weight"),
-                (None, "mode"),
+                (None, "wait"),
                 (first, "priority"),
                 (second, "weight")
             ]
         );
         for (text, part) in [
-            ("mode=poll 3/1", "3/1"),
-            ("3/1 mode=poll", "3/1"),
+            ("wait=poll 3/1", "3/1"),
+            ("3/1 wait=poll", "3/1"),
             ("3/1 4/0 weight=1", "3/1"),
             ("3/1 weight=1 4/0", "4/0"),
             ("3/1 4/0 3/1", "3/1"),

@@ -107,8 +107,8 @@ fn print_while_read(text: &str) -> Result<(), Failure> {
 fn totals(report: &Report) -> String {
     let device = &report.device;
     let mut text = format!(
-        "{}: {}, mtu {}, mode {}, up {} s\n\n",
-        device.name, device.mac, device.mtu, device.mode, device.uptime_s
+        "{}: {}, mtu {}, wait={}, up {} s\n\n",
+        device.name, device.mac, device.mtu, device.wait, device.uptime_s
     );
     let mut counters = Table::new(["DEVICE COUNTER", "VALUE"]);
     for (name, value) in &device.counters {
@@ -173,7 +173,7 @@ fn rates(before: &Report, now: &Report, elapsed: Duration) -> String {
         "TX BYTES",
         "DROPS",
         "SLEEPS",
-        "RINGS",
+        "NOTIFICATIONS",
     ]);
     let (old, new) = (&before.device.counters, &now.device.counters);
     table.row([
@@ -184,7 +184,7 @@ fn rates(before: &Report, now: &Report, elapsed: Duration) -> String {
         rate(old, new, "tx_bytes"),
         per_second(dropped(old), dropped(new)).to_string(),
         rate(old, new, "sleeps"),
-        rate(old, new, "rings"),
+        rate(old, new, "notifications"),
     ]);
     let mut counted = BTreeMap::new();
     each(before, |session, endpoint, counters| {
@@ -220,11 +220,11 @@ fn each(report: &Report, mut show: impl FnMut(&report::Session, u64, &BTreeMap<S
 mod tests {
     use super::*;
 
-    fn report(packets: u64, no_frames: u64) -> Report {
+    fn report(packets: u64, no_buffers: u64) -> Report {
         let value = serde_json::json!({
             "device": { "name": "tap0", "counters": { "rx_packets": packets * 2 } },
             "sessions": [{ "session": 3, "name": "web", "endpoints": [{ "endpoint": 1,
-                "counters": { "rx_packets": packets, "rx_dropped_no_frames": no_frames } }] }],
+                "counters": { "rx_packets": packets, "rx_dropped_no_buffers": no_buffers } }] }],
         });
         report::read("/x".as_ref(), value).unwrap()
     }
@@ -232,8 +232,8 @@ mod tests {
     #[test]
     fn totals_name_every_drop() {
         let text = totals(&report(7, 5));
-        assert!(text.contains("rx: no frames"), "{text}");
-        assert!(!totals(&report(7, 0)).contains("no frames"));
+        assert!(text.contains("rx: no buffers"), "{text}");
+        assert!(!totals(&report(7, 0)).contains("no buffers"));
     }
 
     #[test]

@@ -111,8 +111,8 @@ fn assert_held(pid: u32, output: &Output, protection: &str) {
 const ONE_USER: &str = "same user: server pages unprotected";
 
 #[test]
-fn it_holds_as_who_we_are() {
-    if !possible("it_holds_as_who_we_are") {
+fn the_demo_holds_as_the_current_user() {
+    if !possible("the_demo_holds_as_the_current_user") {
         return;
     }
     let (pid, output) = run(Command::new(program()).args(["demo", "--quick"]));
@@ -130,8 +130,8 @@ fn it_holds_as_who_we_are() {
 }
 
 #[test]
-fn it_holds_embedded() {
-    if !possible("it_holds_embedded") {
+fn the_demo_holds_embedded() {
+    if !possible("the_demo_holds_embedded") {
         return;
     }
     let (pid, output) = run(Command::new(program()).args(["demo", "--quick", "--embedded"]));
@@ -175,8 +175,8 @@ fn with_dev_net(unshare: &[&str], script: &str, program: &Path) -> Command {
 }
 
 #[test]
-fn it_holds_as_an_ordinary_user() {
-    const TEST: &str = "it_holds_as_an_ordinary_user";
+fn the_demo_holds_as_an_ordinary_user() {
+    const TEST: &str = "the_demo_holds_as_an_ordinary_user";
     if !is_root() || !possible(TEST) || !works(TEST, &["--mount"]) {
         // Without root, every other test runs as an ordinary user already.
         return;
@@ -216,8 +216,8 @@ fn assert_unavailable(pid: u32, output: &Output, cause: &str, remedy: &str) {
 }
 
 #[test]
-fn without_tun_it_is_unavailable() {
-    const TEST: &str = "without_tun_it_is_unavailable";
+fn without_tun_the_demo_is_unavailable() {
+    const TEST: &str = "without_tun_the_demo_is_unavailable";
     if !possible(TEST) || !works(TEST, namespaces()) {
         return;
     }
@@ -227,8 +227,8 @@ fn without_tun_it_is_unavailable() {
 }
 
 #[test]
-fn without_namespaces_it_is_unavailable() {
-    const TEST: &str = "without_namespaces_it_is_unavailable";
+fn without_namespaces_the_demo_is_unavailable() {
+    const TEST: &str = "without_namespaces_the_demo_is_unavailable";
     let unshare = ["--user", "--map-root-user"];
     if !possible(TEST) || !works(TEST, &unshare) {
         return;
@@ -272,8 +272,8 @@ fn end_early(signal: Signal) {
 }
 
 #[test]
-fn killed_or_interrupted_it_leaves_nothing() {
-    if !possible("killed_or_interrupted_it_leaves_nothing") {
+fn a_killed_or_interrupted_demo_leaves_nothing() {
+    if !possible("a_killed_or_interrupted_demo_leaves_nothing") {
         return;
     }
     end_early(Signal::KILL);

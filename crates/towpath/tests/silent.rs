@@ -22,7 +22,7 @@ fn a_server_that_does_not_answer_is_named() {
         vec!["ls", "--socket", socket],
         vec!["ls", "--json", "--socket", socket],
         vec!["stat", "--socket", socket],
-        vec!["set", socket, "clock_hz=500"],
+        vec!["set", socket, "tick_hz=500"],
         vec!["capture", "--socket", socket, "-w", "-"],
     ];
     let running: Vec<_> = commands

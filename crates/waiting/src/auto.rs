@@ -103,7 +103,7 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Asleep until a notification.
-    Rung,
+    Block,
     /// By the clock.
     Clock,
     /// Awake, for a bound that no sleep keeps.
@@ -170,7 +170,7 @@ pub struct Controller {
     gaps: Gaps,
     /// The actual cost in this window, what it paid for, and what the clock would have cost.
     paid: u64,
-    rung: u32,
+    blocked: u32,
     found: u32,
     clock: Imagined,
     votes: u32,
@@ -190,7 +190,7 @@ impl Controller {
             bounds,
             costs,
             counts: Counts::default(),
-            way: Way::Rung,
+            way: Way::Block,
             mark: 0,
             looked: 0,
             behind: None,
@@ -207,7 +207,7 @@ impl Controller {
             spinner: Spinner::new(costs.wake_up_cpu),
             gaps: Gaps::default(),
             paid: 0,
-            rung: 0,
+            blocked: 0,
             found: 0,
             clock: Imagined::default(),
             votes: 0,
@@ -234,8 +234,8 @@ impl Controller {
 
     /// Returns how often another thread got the processor while this side spun.
     #[must_use]
-    pub fn put_aside(&self) -> u64 {
-        self.spinner.put_aside()
+    pub fn preempted(&self) -> u64 {
+        self.spinner.preempted()
     }
 
     /// Returns the interval between ticks, in nanoseconds: the longest that keeps the bound.
@@ -268,7 +268,7 @@ impl Controller {
         if std::mem::take(&mut self.spins) {
             self.paid += now.saturating_sub(self.mark);
         }
-        self.spinner.aside.over(now);
+        self.spinner.preemption.over(now);
         self.account(now, true);
         if found.work > 0 {
             self.came(now, found);
@@ -279,13 +279,13 @@ impl Controller {
             self.counts.throttled += 1;
             Next::Throttle { until: now + self.until_paid() }
         } else if found.work > 0 && !drained {
-            Next::Take(Step::Look)
+            Next::Take(Step::Poll)
         } else {
             Next::Take(self.idle(now, found.work > 0))
         };
         self.slept = match next {
-            Next::Take(Step::Look | Step::Spin { .. }) => None,
-            Next::Take(Step::Rung | Step::Unrung { .. }) | Next::Throttle { .. } => {
+            Next::Take(Step::Poll | Step::Spin { .. }) => None,
+            Next::Take(Step::Block | Step::SleepUntil { .. }) | Next::Throttle { .. } => {
                 self.sleeps(now);
                 Some(next)
             }
@@ -340,12 +340,12 @@ impl Controller {
         self.account(now, false);
         self.woken = now;
         match next {
-            Next::Take(Step::Rung) => {
+            Next::Take(Step::Block) => {
                 self.tokens -= self.costs.wake_up_cpu as i64;
                 self.paid += self.costs.wake_up_cpu;
-                self.rung += 1;
+                self.blocked += 1;
             }
-            Next::Take(Step::Unrung { until }) => {
+            Next::Take(Step::SleepUntil { until }) => {
                 self.paid += self.costs.tick_cpu;
                 if let Some(late) = now.checked_sub(until) {
                     self.tokens -= self.costs.tick_cpu as i64;
@@ -360,7 +360,7 @@ impl Controller {
                 self.tokens -= self.costs.tick_cpu as i64;
                 self.paid += self.costs.tick_cpu;
             }
-            Next::Take(Step::Look | Step::Spin { .. }) => {}
+            Next::Take(Step::Poll | Step::Spin { .. }) => {}
         }
     }
 
@@ -405,7 +405,7 @@ impl Controller {
         // After a notification, the first packet came a wake-up ago; the others, and those of a
         // tick, came since the last look.
         let longest = match slept {
-            Some(Next::Take(Step::Rung)) => waited.min(self.costs.wake_up),
+            Some(Next::Take(Step::Block)) => waited.min(self.costs.wake_up),
             _ => waited,
         };
         // A side that never drains has packets that wait since it last did.
@@ -414,9 +414,9 @@ impl Controller {
             // No side waits for completions, or for the poll iteration after a command.
             self.counts.late += found.packets as u64;
         }
-        let is_rung = slept == Some(Next::Take(Step::Rung));
-        self.spinner.found(now, is_rung);
-        let late = if is_rung { self.costs.wake_up } else { 0 };
+        let was_notified = slept == Some(Next::Take(Step::Block));
+        self.spinner.found(now, was_notified);
+        let late = if was_notified { self.costs.wake_up } else { 0 };
         self.gaps.add(now, late, found.work as u64);
         self.found += 1;
         if waited > 0 {
@@ -441,20 +441,21 @@ impl Controller {
     fn idle(&mut self, now: u64, found: bool) -> Step {
         let Some(interval) = self.interval() else {
             // With notifications, a packet waits for a wake-up; that may be soon enough.
-            let way = if self.bounds.latency < self.costs.wake_up { Way::Awake } else { Way::Rung };
+            let way =
+                if self.bounds.latency < self.costs.wake_up { Way::Awake } else { Way::Block };
             self.go(way);
-            return if way == Way::Awake { self.awake(now) } else { self.until_rung(now) };
+            return if way == Way::Awake { self.awake(now) } else { self.until_notified(now) };
         };
         if self.way == Way::Awake {
-            self.go(Way::Rung);
+            self.go(Way::Block);
         }
         match self.way {
             Way::Clock => self.by_the_clock(now, found, interval),
-            Way::Rung | Way::Awake => {
+            Way::Block | Way::Awake => {
                 let clock = self.clock.cost(&self.costs);
                 // Where the difference is great, a few wake-ups are enough to see it.
-                let much_better = self.rung >= WINDOW / 4 && clock * 2 < self.paid;
-                if self.rung >= WINDOW || much_better {
+                let much_better = self.blocked >= WINDOW / 4 && clock * 2 < self.paid;
+                if self.blocked >= WINDOW || much_better {
                     let better = clock * 100 < self.paid * WORTH;
                     self.begin_window();
                     self.votes = if better { self.votes + 1 } else { 0 };
@@ -464,7 +465,7 @@ impl Controller {
                         return self.by_the_clock(now, found, interval);
                     }
                 }
-                self.until_rung(now)
+                self.until_notified(now)
             }
         }
     }
@@ -480,44 +481,44 @@ impl Controller {
                 self.try_at = now + TRY_FIRST;
             } else {
                 self.try_after = (self.try_after * 2).min(TRY_LAST);
-                self.go(Way::Rung);
-                return self.until_rung(now);
+                self.go(Way::Block);
+                return self.until_notified(now);
             }
         }
         if found {
-            return Step::Unrung { until: now + interval };
+            return Step::SleepUntil { until: now + interval };
         }
         if !self.empty {
             self.empty = true;
             self.armed_empty = now;
             // Another tick, if it is likely to cost less than a notification.
             if u64::from(self.again) * self.costs.wake_up_cpu > 256 * self.costs.tick_cpu {
-                return Step::Unrung { until: now + interval };
+                return Step::SleepUntil { until: now + interval };
             }
         }
-        Step::Rung
+        Step::Block
     }
 
     /// Spins as long as that costs less than sleeping, and sleeps until a notification.
-    fn until_rung(&mut self, now: u64) -> Step {
-        if self.tokens > 0 && self.spinner.look_again(now) {
+    fn until_notified(&mut self, now: u64) -> Step {
+        if self.tokens > 0 && self.spinner.poll_again(now) {
             self.spins = true;
-            return Step::Look;
+            return Step::Poll;
         }
-        Step::Rung
+        Step::Block
     }
 
     /// Spins as long as the bound needs it and processor time is left, and sleeps.
     fn awake(&mut self, now: u64) -> Step {
         let limited = self.bounds.cpu_percent < 100;
         if limited && self.tokens < SAVED / 2 {
-            return Step::Rung;
+            return Step::Block;
         }
         let idle = now.saturating_sub(self.gaps.since);
-        if idle < self.gaps.spin && self.spinner.aside.may_spin(now) {
-            Step::Look
+        if idle < self.gaps.spin && self.spinner.preemption.may_spin(now) {
+            Step::Poll
         } else {
-            Step::Rung
+            Step::Block
         }
     }
 
@@ -531,7 +532,7 @@ impl Controller {
     }
 
     fn begin_window(&mut self) {
-        (self.paid, self.rung, self.found) = (0, 0, 0);
+        (self.paid, self.blocked, self.found) = (0, 0, 0);
         self.clock = Imagined::default();
     }
 }

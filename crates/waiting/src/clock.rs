@@ -61,7 +61,7 @@ impl Clock {
             self.next += passed * self.period;
         }
         let until = self.next;
-        if self.spins { Step::Spin { until } } else { Step::Unrung { until } }
+        if self.spins { Step::Spin { until } } else { Step::SleepUntil { until } }
     }
 
     /// Notes the end of a wait: at the tick, or before it for urgent work.
@@ -83,17 +83,17 @@ mod tests {
     #[test]
     fn ticks_are_kept_missed_and_late() {
         let mut clock = Clock::new(1_000, 30_000, 5);
-        assert_eq!(clock.step(100), Step::Unrung { until: 1_000_005 });
+        assert_eq!(clock.step(100), Step::SleepUntil { until: 1_000_005 });
         clock.woke(900_000);
         assert_eq!(clock.counts, Ticks::default(), "woken before the tick for what is urgent");
-        assert_eq!(clock.step(900_100), Step::Unrung { until: 1_000_005 });
+        assert_eq!(clock.step(900_100), Step::SleepUntil { until: 1_000_005 });
         clock.woke(1_040_005);
         assert_eq!(
             clock.counts,
             Ticks { kept: 1, missed: 0, late: 40_000, latest: 40_000, awake: 0 }
         );
         // At work over three ticks.
-        assert_eq!(clock.step(4_500_000), Step::Unrung { until: 5_000_005 });
+        assert_eq!(clock.step(4_500_000), Step::SleepUntil { until: 5_000_005 });
         assert_eq!(clock.counts.missed, 3);
         clock.woke(5_000_005);
         assert_eq!(clock.counts.kept, 2);

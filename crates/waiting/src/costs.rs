@@ -52,14 +52,14 @@ impl Costs {
     }
 
     fn within(rounds: usize, limit: Duration) -> io::Result<Costs> {
-        let rung = round_trips(two_processors(), rounds, limit)?;
-        if rung.times.is_empty() {
+        let blocked = round_trips(two_processors(), rounds, limit)?;
+        if blocked.times.is_empty() {
             return Err(unseen());
         }
         // A round trip is two wake-ups.
-        let wake_ups = 2 * rung.times.len() as u64;
-        let wake_up_cpu = rung.cpu.as_nanos() as u64 / wake_ups;
-        let halves = rung.times.iter().map(|time| time.as_nanos() as u64 / 2).collect();
+        let wake_ups = 2 * blocked.times.len() as u64;
+        let wake_up_cpu = blocked.cpu.as_nanos() as u64 / wake_ups;
+        let halves = blocked.times.iter().map(|time| time.as_nanos() as u64 / 2).collect();
         let wake_up = at(halves, 50);
         let (tick_cpu, tick_late) = ticks(limit)?;
         Ok(Costs { wake_up, wake_up_cpu, tick_cpu, tick_late })
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_seen_once_is_not_measured() {
+    fn costs_without_one_sample_are_an_error() {
         // The limits allow neither a round trip nor a tick: zeros would be no costs.
         for (rounds, limit) in [(0, LIMIT), (ROUNDS, Duration::ZERO)] {
             let error = Costs::within(rounds, limit).unwrap_err();

@@ -9,7 +9,7 @@ pub(crate) struct Imagined {
     next: Option<u64>,
     found: bool,
     ticks: u64,
-    rung: u64,
+    blocked: u64,
 }
 
 impl Imagined {
@@ -22,13 +22,13 @@ impl Imagined {
         if self.next.is_some() {
             self.found = true;
         } else {
-            self.rung += 1;
+            self.blocked += 1;
             self.next = Some(now + interval);
         }
     }
 
     /// Returns the cost in nanoseconds of processor time.
     pub(crate) fn cost(&self, costs: &Costs) -> u64 {
-        self.ticks * costs.tick_cpu + self.rung * costs.wake_up_cpu
+        self.ticks * costs.tick_cpu + self.blocked * costs.wake_up_cpu
     }
 }

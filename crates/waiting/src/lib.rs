@@ -14,12 +14,12 @@
 //! | [`wake_ups`] | how long a thread sleeps on after a notification |
 #![forbid(unsafe_code)]
 
-mod aside;
 pub mod auto;
 pub mod clock;
 pub mod costs;
 mod gaps;
 mod imagined;
+mod preemption;
 pub mod spinner;
 pub mod wake_ups;
 
@@ -32,16 +32,16 @@ pub use spinner::Spinner;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Look again at once.
-    Look,
+    Poll,
     /// Stay awake without looking, until then.
     Spin {
         /// When to look.
         until: u64,
     },
     /// Announce sleep, look once more, and sleep until a notification.
-    Rung,
+    Block,
     /// Sleep until then; only urgent work causes a notification.
-    Unrung {
+    SleepUntil {
         /// When to look.
         until: u64,
     },

@@ -6,7 +6,7 @@
 //! possible cost (the ski rental problem). When no packet is likely to come so soon, it is zero. It
 //! is zero, too, where another thread wants the processor.
 
-use crate::aside::Aside;
+use crate::preemption::Preemption;
 
 /// Parts in which the longest time to spin is counted.
 const PARTS: usize = 16;
@@ -25,7 +25,7 @@ pub struct Spinner {
     until_choice: u32,
     spin: u64,
     idle_since: Option<u64>,
-    pub(crate) aside: Aside,
+    pub(crate) preemption: Preemption,
 }
 
 impl Spinner {
@@ -40,15 +40,15 @@ impl Spinner {
             until_choice: EACH,
             spin: 0,
             idle_since: None,
-            aside: Aside::default(),
+            preemption: Preemption::default(),
         }
     }
 
     /// Returns how often another thread got the processor while this side spun, so that it does not
     /// spin for a while: 50 ms the first time, and up to 1.6 s where it happens again at once.
     #[must_use]
-    pub fn put_aside(&self) -> u64 {
-        self.aside.times
+    pub fn preempted(&self) -> u64 {
+        self.preemption.times
     }
 
     /// Returns how long the side spins, in nanoseconds: 0 to the cost of a wake-up.
@@ -58,19 +58,19 @@ impl Spinner {
     }
 
     /// Returns whether to look again when there is nothing to do; if not, the side sleeps.
-    pub fn look_again(&mut self, now: u64) -> bool {
+    pub fn poll_again(&mut self, now: u64) -> bool {
         let since = *self.idle_since.get_or_insert(now);
         if now.saturating_sub(since) < self.spin {
-            return self.aside.may_spin(now);
+            return self.preemption.may_spin(now);
         }
-        self.aside.over(now);
+        self.preemption.over(now);
         false
     }
 
     /// Notes that a look found something. `slept`: after a sleep, so that a wake-up lies between
     /// the packet's arrival and now.
     pub fn found(&mut self, now: u64, slept: bool) {
-        self.aside.over(now);
+        self.preemption.over(now);
         let Some(since) = self.idle_since.take() else { return };
         let wake_up = if slept { self.wake_up } else { 0 };
         let idle = now.saturating_sub(since).saturating_sub(wake_up);
@@ -124,7 +124,7 @@ mod tests {
             let comes = now + idle;
             let mut slept = false;
             while now < comes {
-                if !spinner.look_again(now) {
+                if !spinner.poll_again(now) {
                     slept = true;
                     break;
                 }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_soon_is_spun_for_and_what_does_not_is_slept_for() {
+    fn short_idle_times_are_spun_and_long_ones_are_slept() {
         let mut spinner = Spinner::new(COST);
         paid(&mut spinner, [3_000; 100]);
         assert!((3_000..6_000).contains(&spinner.spin()), "{}", spinner.spin());
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_pays_much_more_than_twice_the_best() {
+    fn the_spinner_pays_at_most_about_twice_the_optimum() {
         let mut state = 0x5eed_u64;
         for mean in [500, 5_000, 30_000, 100_000, 1_000_000] {
             let mut spinner = Spinner::new(COST);

@@ -30,9 +30,9 @@ impl Random {
 /// How a side waits.
 enum Waiter {
     Poll,
-    Interrupt,
-    Adaptive(Spinner),
-    Clocked(Clock),
+    Block,
+    SpinThenBlock(Spinner),
+    TimerDriven(Clock),
     Auto(Box<Controller>),
 }
 
@@ -42,29 +42,29 @@ impl Waiter {
             Waiter::Auto(controller) => {
                 return controller.after(now, Found::received(found), drained);
             }
-            _ if found > 0 && !drained => Step::Look,
-            Waiter::Poll => Step::Look,
-            Waiter::Interrupt => Step::Rung,
-            Waiter::Adaptive(spinner) => {
-                if spinner.look_again(now) {
-                    Step::Look
+            _ if found > 0 && !drained => Step::Poll,
+            Waiter::Poll => Step::Poll,
+            Waiter::Block => Step::Block,
+            Waiter::SpinThenBlock(spinner) => {
+                if spinner.poll_again(now) {
+                    Step::Poll
                 } else {
-                    Step::Rung
+                    Step::Block
                 }
             }
-            Waiter::Clocked(clock) => clock.step(now),
+            Waiter::TimerDriven(clock) => clock.step(now),
         })
     }
 
     fn found(&mut self, now: u64, rung: bool) {
-        if let Waiter::Adaptive(spinner) = self {
+        if let Waiter::SpinThenBlock(spinner) = self {
             spinner.found(now, rung);
         }
     }
 
     fn woke(&mut self, now: u64) {
         match self {
-            Waiter::Clocked(clock) => clock.woke(now),
+            Waiter::TimerDriven(clock) => clock.woke(now),
             Waiter::Auto(controller) => controller.woke(now),
             _ => {}
         }
@@ -154,13 +154,13 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
             }
         };
         match step {
-            Step::Look => {}
+            Step::Poll => {}
             Step::Spin { until } => {
                 busy += until.saturating_sub(now);
                 now = now.max(until);
                 waiter.woke(now);
             }
-            Step::Rung => {
+            Step::Block => {
                 // It looks once more after it announced its sleep.
                 busy += TURN;
                 now += TURN;
@@ -172,11 +172,13 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
                     waiter.woke(now);
                 }
             }
-            Step::Unrung { until } => {
+            Step::SleepUntil { until } => {
                 let last = (next + world.urgent).checked_sub(1).filter(|_| world.urgent > 0);
-                let rings = last.and_then(|last| arrivals.get(last)).copied();
-                if let Some(rings) = rings.filter(|rings| *rings < until) {
-                    now = now.max(rings) + COSTS.wake_up;
+                let notifications = last.and_then(|last| arrivals.get(last)).copied();
+                if let Some(notifications) =
+                    notifications.filter(|notifications| *notifications < until)
+                {
+                    now = now.max(notifications) + COSTS.wake_up;
                     busy += wake_up_cpu;
                 } else {
                     busy += tick_cpu;
@@ -213,14 +215,14 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
 fn fixed() -> Vec<(String, Waiter)> {
     let mut all = vec![
         ("poll".to_owned(), Waiter::Poll),
-        ("interrupt".to_owned(), Waiter::Interrupt),
-        ("adaptive".to_owned(), Waiter::Adaptive(Spinner::new(COSTS.wake_up))),
+        ("block".to_owned(), Waiter::Block),
+        ("spin-then-block".to_owned(), Waiter::SpinThenBlock(Spinner::new(COSTS.wake_up))),
     ];
     for step in 0..=24 {
         // From 50 Hz to 50 kHz.
         let hz = (50.0 * 1000_f64.powf(f64::from(step) / 24.0)) as u64;
         let clock = Clock::new(hz, COSTS.least_sleep(), 1);
-        all.push((format!("clocked {hz}"), Waiter::Clocked(clock)));
+        all.push((format!("timer-driven {hz}"), Waiter::TimerDriven(clock)));
     }
     all
 }
@@ -332,7 +334,7 @@ fn steady_and_fast() {
 /// A device with few places is polled before more packets come than it has places, and not by a
 /// clock where no sleep is so short.
 #[test]
-fn what_a_device_keeps_is_looked_at_in_time() {
+fn a_device_with_few_slots_is_polled_in_time() {
     let interval = |packets, rate| {
         let mut arrivals = Vec::new();
         steady(&mut Random(3), 0, SECOND / 5, rate, &mut arrivals);
@@ -352,7 +354,7 @@ fn what_a_device_keeps_is_looked_at_in_time() {
 /// Sent packets and completions do not wait in the device: the controller does not poll a device
 /// that receives nothing more often for them, and counts none of them as late.
 #[test]
-fn what_is_sent_does_not_count_as_received() {
+fn sent_packets_do_not_count_as_received() {
     let serve = |found: Found, sleeps: bool| {
         let bounds = Bounds { latency: 1_000_000, cpu_percent: 100, packets: 40 };
         let mut controller = Controller::new(bounds, COSTS);
@@ -402,7 +404,7 @@ fn on_and_off() {
 }
 
 #[test]
-fn many_with_little_each() {
+fn many_slow_senders() {
     pattern("many", 3, |random, end, to| {
         for _ in 0..500 {
             steady(random, 0, end, 20.0, to);
@@ -416,7 +418,7 @@ fn overload() {
 }
 
 #[test]
-fn twenty_with_steps() {
+fn twenty_random_load_changes() {
     let mut wrong = Vec::new();
     for seed in 1..=20 {
         let mut random = Random(seed * 0x9e37_79b9);
@@ -490,7 +492,7 @@ fn the_bound_on_processor_time_is_hard() {
 /// The controller pays a debt that the scheduler knows of in full, however long the poll iteration
 /// was; a stopped thread owes nothing.
 #[test]
-fn what_the_scheduler_says_is_paid() {
+fn processor_time_that_the_scheduler_reports_is_paid() {
     for (worked, least, most) in
         [(100_000_000, 850_000_000, 1_100_000_000), (1_000_000, 0, 15_000_000), (0, 0, 5_000_000)]
     {
@@ -515,7 +517,7 @@ fn what_the_scheduler_says_is_paid() {
 /// The side pays for commands that it follows meanwhile before it takes others; they end a throttle
 /// only where they lift the bound.
 #[test]
-fn orders_do_not_end_a_throttle() {
+fn commands_do_not_end_a_throttle() {
     let bounds = Bounds { latency: 1_000_000, cpu_percent: 5, packets: 0 };
     let mut controller = Controller::new(bounds, COSTS);
     controller.after(1_000, Found::received(1), true);
@@ -570,7 +572,7 @@ fn owed_after(stall: u64, cpu_percent: u64) -> (u64, u64) {
 }
 
 #[test]
-fn one_long_turn_is_paid_for_once_and_within_bounds() {
+fn one_long_iteration_is_paid_once_and_within_bounds() {
     for cpu_percent in [1, 10, 50, 99] {
         // Awake that long, the side owes this much rest, less the time that it had saved up.
         for stall in [3_000_000, 5_000_000] {
@@ -592,7 +594,7 @@ fn one_long_turn_is_paid_for_once_and_within_bounds() {
 /// next cost much more than the same load from the beginning, or keep the bound less well. Steady
 /// loads change nothing.
 #[test]
-fn it_settles_and_does_not_flap() {
+fn the_controller_settles_and_does_not_oscillate() {
     let rates = [100.0, 3_000.0, 20_000.0, 300_000.0];
     for before in rates {
         for after in rates {

@@ -50,7 +50,7 @@ fn send(session: &mut Session, endpoint: Endpoint, frame: &[u8]) -> Result<(), S
     loop {
         match session.send_bytes(endpoint, frame) {
             Err(SendError::Full) => {
-                session.want_room(endpoint.queue_set())?;
+                session.want_room(endpoint.queue_pair())?;
                 session.wait(None)?;
             }
             sent => return sent,

@@ -55,7 +55,7 @@ fn is_writable_file(file: &OwnedFd) -> bool {
 /// Attaches with the largest memories that are granted, and detaches, from many threads.
 pub(crate) fn large(field: &Field) -> io::Result<Deeds> {
     let small = small("large memories");
-    come_and_go(field, Attach { receive_slots: 32_768, receive_frame_bytes: 7_000, ..small })
+    come_and_go(field, Attach { receive_slots: 32_768, receive_buffer_bytes: 7_000, ..small })
 }
 
 /// Attaches as [`large`] does with small memories: the server logs each arrival and departure.

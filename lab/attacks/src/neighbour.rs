@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use towpath_client::{Endpoint, Options, Rule, Session, Waiting};
+use towpath_client::{Endpoint, Options, Rule, Session, WaitStrategy};
 use towpath_packet::build::Flow;
 
 /// The time that one step of a round trip waits before it checks for the end.
@@ -244,9 +244,9 @@ struct Pair {
 
 impl Pair {
     fn attach(socket: &Path, spins: bool) -> Result<Pair, Box<dyn std::error::Error>> {
-        let waiting = if spins { Waiting::Poll } else { Waiting::Block };
+        let waiting = if spins { WaitStrategy::Poll } else { WaitStrategy::Block };
         let attach = |name: &str| -> Result<(Session, Endpoint), Box<dyn std::error::Error>> {
-            let options = Options { name: name.into(), waiting, ..small() };
+            let options = Options { name: name.into(), wait_strategy: waiting, ..small() };
             let mut session = Session::attach(socket, &options)?;
             let endpoint = session.open(&Rule::new())?;
             Ok((session, endpoint))

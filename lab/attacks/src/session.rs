@@ -63,12 +63,12 @@ pub(crate) fn ask(channel: &Channel, message: &Message) -> Option<(Message, Vec<
 /// Returns the request for a small session.
 pub(crate) fn small(name: &str) -> Attach {
     Attach {
-        queue_sets: 1,
+        queue_pairs: 1,
         endpoints: 4,
         transmit_slots: 8,
         receive_slots: 8,
-        transmit_frame_bytes: 2048,
-        receive_frame_bytes: 2048,
+        transmit_buffer_bytes: 2048,
+        receive_buffer_bytes: 2048,
         name: fixed_name(name),
         ipv4: [0; 4],
         reserved: 0,
@@ -145,6 +145,6 @@ impl Target {
 
     /// Takes the waiting notifications, so that the next one finds room.
     pub(crate) fn take_notifications(&mut self) {
-        self.session.take_rings();
+        self.session.take_notifications();
     }
 }

@@ -210,7 +210,7 @@ mod tests {
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
     #[test]
-    fn a_packet_socket_takes_what_a_pipe_does_not() {
+    fn a_unix_socket_takes_a_filter_and_a_pipe_does_not() {
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (near, far) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         assert!(attach_filter(far.as_fd(), 4096));

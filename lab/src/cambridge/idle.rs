@@ -17,8 +17,8 @@ use super::requests::{FIRST_PORT, KernelClient, KernelServer, PATIENCE, Sessions
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::{KernelWire, raise_file_limit};
 use crate::latency::median_us;
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::{Measured, Summary, in_turn, ratios};
 use crate::techniques::Waits;
 
@@ -80,7 +80,7 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
         Trips { count: 400, at_most: Duration::from_millis(600) }
     };
     outcome.how += &format!(
-        "; round trips with engine and server asleep: mode=interrupt, the application blocks, and {} us \
+        "; round trips with engine and server asleep: wait=block, the application blocks, and {} us \
          pass between two; kernel: the client looks, its server sleeps in epoll or select",
         ASLEEP_WITHIN.as_micros()
     );
@@ -140,7 +140,7 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
 /// Client and server application at a server of their own, so that nothing of the many is there when
 /// one is measured.
 struct Ours {
-    station: Station,
+    process: Process,
     sessions: Sessions,
     waits: Waits,
 }
@@ -151,16 +151,16 @@ impl Ours {
         // application asleep, the engine is too.
         let sleeping = Serving::memory(1500).on(cores.0);
         let serving = if waits == Waits::Blocks { sleeping } else { sleeping.polling() };
-        let station = Station::start(&serving, None)?;
-        let sessions = Sessions::new(&station.socket(), idle + 1)?;
-        station.pause()?;
-        Ok(Ours { station, sessions, waits })
+        let process = Process::start(&serving, None)?;
+        let sessions = Sessions::new(&process.socket(), idle + 1)?;
+        process.pause()?;
+        Ok(Ours { process, sessions, waits })
     }
 
     fn run(&mut self, trips: Trips) -> anyhow::Result<f64> {
-        self.station.resume()?;
+        self.process.resume()?;
         let median = trips.run(self.waits, || self.sessions.trip(0, self.waits));
-        self.station.pause()?;
+        self.process.pause()?;
         median
     }
 }

@@ -13,8 +13,8 @@ use super::Place;
 use super::requests::{FIRST_PORT, Idle, KernelClient, KernelServer, PATIENCE, SPINS, Sessions};
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::{Summary, in_turn, ratios};
 use crate::techniques::Waits;
 
@@ -30,16 +30,16 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
     let mut curves = [Vec::new(), Vec::new(), Vec::new()];
     for &connections in numbers {
         let parameters = [("connections", connections as f64)];
-        let station = Station::start(&polling, None)?;
-        let mut sessions = Sessions::new(&station.socket(), connections)?;
+        let process = Process::start(&polling, None)?;
+        let mut sessions = Sessions::new(&process.socket(), connections)?;
         let per_s = |done: u64| done as f64 / window.as_secs_f64() / 1e3;
         let values = in_turn(
             settings.pairs(),
             &mut [
                 &mut || {
-                    station.resume()?;
+                    process.resume()?;
                     let done = closed(&mut sessions, connections, window, Idle::Looks)?;
-                    station.pause()?;
+                    process.pause()?;
                     Ok(per_s(done))
                 },
                 &mut || Ok(per_s(kernel(wire, cores, connections, false, window, Waits::Polls)?)),
@@ -85,10 +85,10 @@ fn overhead(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     let Place { settings, cores, wire } = place;
-    let station = Station::start(&Serving::memory(1500).on(cores.0), None)?;
-    let sessions = std::cell::RefCell::new(Sessions::new(&station.socket(), connections)?);
+    let process = Process::start(&Serving::memory(1500).on(cores.0), None)?;
+    let sessions = std::cell::RefCell::new(Sessions::new(&process.socket(), connections)?);
     let own = std::process::id();
-    let all = Participants::new(&[own, station.pid()]);
+    let all = Participants::new(&[own, process.pid()]);
     // Requests a second come with the processor time, in the same rounds.
     let rates: [_; 3] = std::array::from_fn(|_| std::cell::RefCell::new(Vec::new()));
     let measured = |place: usize, all: &Participants, run: &dyn Fn() -> anyhow::Result<u64>| {

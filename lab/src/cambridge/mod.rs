@@ -19,8 +19,8 @@ use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
 use crate::machine::two_cores;
 use crate::messages::{self, Amount, MTU_BYTES, Stream};
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::{Pairs, Summary};
 use crate::techniques::Waits;
 
@@ -59,17 +59,17 @@ fn bandwidth(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let Place { settings, cores, wire } = place;
     let sizes: Vec<usize> = (4..=16).step_by(if settings.quick { 4 } else { 1 }).collect();
     let window = Duration::from_millis(if settings.quick { 30 } else { 150 });
-    let station = Station::start(&Serving::memory(MTU_BYTES).on(cores.0).polling(), None)?;
+    let process = Process::start(&Serving::memory(MTU_BYTES).on(cores.0).polling(), None)?;
     towpath_testkit::pin(cores.1)?;
-    let stream = &std::cell::RefCell::new(Stream::new(&station.socket(), Waits::Polls)?);
+    let stream = &std::cell::RefCell::new(Stream::new(&process.socket(), Waits::Polls)?);
     let mut curves = [Vec::new(), Vec::new(), Vec::new()];
     for bytes in sizes.into_iter().map(|shift| 1usize << shift) {
         let parameters = [("message_bytes", bytes as f64)];
-        let station = &station;
+        let process = &process;
         let ours = || -> anyhow::Result<f64> {
-            station.resume()?;
+            process.resume()?;
             let moved = stream.borrow_mut().run(bytes, Amount::Time(window), None)?;
-            station.pause()?;
+            process.pause()?;
             Ok(moved.gbit_s(bytes))
         };
         let udp = || {

@@ -18,8 +18,8 @@ use crate::figure::{Axis, Figure, Series};
 use crate::flow::{self, HEADER_BYTES};
 use crate::kernel_wire::{KernelWire, receive, send_to};
 use crate::latency::Latency;
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::Summary;
 
 /// What the application does for each message.
@@ -98,8 +98,8 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
         WORK.as_micros(),
         cores.0
     );
-    let beside = Station::start(&Serving::memory(1500).on(cores.0), None)?;
-    let together = Station::start(&Serving::memory(1500).on(cores.1), None)?;
+    let beside = Process::start(&Serving::memory(1500).on(cores.0), None)?;
+    let together = Process::start(&Serving::memory(1500).on(cores.1), None)?;
     let mut beside = Ours::new(beside, cores)?;
     let mut together = Ours::new(together, cores)?;
     let mut figure = Figure::new(
@@ -216,31 +216,31 @@ struct Ours {
     to: Endpoint,
     headers: [u8; HEADER_BYTES],
     cores: (usize, usize),
-    station: Station,
+    process: Process,
 }
 
 impl Ours {
-    fn new(station: Station, cores: (usize, usize)) -> anyhow::Result<Ours> {
+    fn new(process: Process, cores: (usize, usize)) -> anyhow::Result<Ours> {
         let options = |name: &str, slots| Options {
             name: name.into(),
             transmit_slots: slots,
-            transmit_frame_bytes: 256,
-            receive_frame_bytes: 256,
+            transmit_buffer_bytes: 256,
+            receive_buffer_bytes: 256,
             ..Options::default()
         };
-        let mut generator = Session::attach(station.socket(), &options("generator", 4096))?;
-        let mut application = Session::attach(station.socket(), &options("application", 8))?;
+        let mut generator = Session::attach(process.socket(), &options("generator", 4096))?;
+        let mut application = Session::attach(process.socket(), &options("application", 8))?;
         let flow = flow::between(&generator, &application, (1000, 2000))?;
         let from = generator.open(&Rule::new().udp(1000))?;
         let to = application.open(&Rule::new().udp(2000))?;
         let headers = flow::headers(&flow, PACKET_BYTES - HEADER_BYTES)?;
-        Ok(Ours { generator, application, from, to, headers, cores, station })
+        Ok(Ours { generator, application, from, to, headers, cores, process })
     }
 
     fn run(&mut self, per_s: f64, window: Duration) -> anyhow::Result<Run> {
-        self.station.resume()?;
+        self.process.resume()?;
         let run = self.run_resumed(per_s, window);
-        self.station.pause()?;
+        self.process.pause()?;
         run
     }
 
@@ -284,7 +284,7 @@ impl Ours {
                                 rest[..8].copy_from_slice(&due.to_ne_bytes());
                             }
                         };
-                        match generator.send(*from, PACKET_BYTES, Meta::FINISHED, packet) {
+                        match generator.send(*from, PACKET_BYTES, Meta::FULL, packet) {
                             Ok(()) => Ok(true),
                             Err(SendError::Full) => Ok(false),
                             Err(error) => Err(error.into()),

@@ -57,13 +57,13 @@ impl Sessions {
             name: "client".into(),
             transmit_slots: slots,
             receive_slots: slots,
-            transmit_frame_bytes: 256,
-            receive_frame_bytes: 256,
+            transmit_buffer_bytes: 256,
+            receive_buffer_bytes: 256,
             ..Options::default()
         };
         let server = Options {
             name: "server".into(),
-            queue_sets: connections as u32,
+            queue_pairs: connections as u32,
             endpoints: connections as u32,
             transmit_slots: 8,
             receive_slots: 8,
@@ -75,7 +75,7 @@ impl Sessions {
         let endpoints = (0..connections)
             .map(|place| {
                 let port = FIRST_PORT + place as u16;
-                Ok(server.open(&Rule::new().udp(port).queue_set(place as u32))?)
+                Ok(server.open(&Rule::new().udp(port).queue_pair(place as u32))?)
             })
             .collect::<anyhow::Result<_>>()?;
         let flow = flow::between(&client, &server, (1000, 0))?;
@@ -87,7 +87,7 @@ impl Sessions {
     /// Sends a request on a connection; answers whether there was room. Known with the next flush.
     pub(super) fn ask(&mut self, connection: u32) -> anyhow::Result<bool> {
         let request = &self.request;
-        let sent = self.client.send(self.from, PACKET_BYTES, Meta::FINISHED, |parts| {
+        let sent = self.client.send(self.from, PACKET_BYTES, Meta::FULL, |parts| {
             if let [part] = parts
                 && let Some((headers, payload)) = part.split_at_mut_checked(HEADER_BYTES)
             {
@@ -119,9 +119,9 @@ impl Sessions {
         }
         // One look through whoever has news, so that the client has its turn too.
         for _ in 0..64 {
-            let Some(queue_set) = self.server.ready()? else { break };
+            let Some(queue_pair) = self.server.ready()? else { break };
             let owed = &mut self.owed;
-            self.server.receive(queue_set, 8, |packet| owed.push(packet.endpoint()))?;
+            self.server.receive(queue_pair, 8, |packet| owed.push(packet.endpoint()))?;
             while let Some(connection) = self.owed.pop() {
                 self.answer(connection)?;
             }
@@ -151,17 +151,17 @@ impl Sessions {
                 let _ = poll(&mut heard, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
             }
             self.client.disarm();
-            self.client.take_rings();
+            self.client.take_notifications();
         }
         self.server.disarm();
-        self.server.take_rings();
+        self.server.take_notifications();
         Ok(false)
     }
 
     fn answer(&mut self, connection: u32) -> anyhow::Result<()> {
         let endpoint = self.endpoints.get(connection as usize).context("no such connection")?;
         let request = &self.request;
-        self.server.send(*endpoint, PACKET_BYTES, Meta::FINISHED, |parts| {
+        self.server.send(*endpoint, PACKET_BYTES, Meta::FULL, |parts| {
             if let [part] = parts
                 && let Some((headers, payload)) = part.split_at_mut_checked(HEADER_BYTES)
             {

@@ -13,8 +13,8 @@ use super::Handoff;
 use super::packets::{PACKET_BYTES, aim, options, send_batch};
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role, tell};
+use crate::process::{Serving, start_server};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, start_server};
 
 /// Batches of two sizes: what one has more than the other is the packets', what both have alike is
 /// the batch's. A step takes some microseconds.

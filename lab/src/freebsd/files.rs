@@ -13,8 +13,8 @@ use towpath_testkit::{Participants, pin};
 use super::{Handoff, IN_TWO_WAYS, Refused, Run, TWO_WAYS, both, slow};
 use crate::Settings;
 use crate::kernel_wire::KernelWire;
+use crate::process::{Process, Serving, Wire};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station, Wire};
 
 const FILE_BYTES: usize = 1024;
 /// Clients that ask at the same time.
@@ -37,7 +37,7 @@ pub(super) fn measure(
         ("slow device", slow("tpbsd9", asleep(""))),
     ] {
         let is_slow = matches!(serving.wire, Wire::SlowTap { .. });
-        let station = Station::start(&serving, None)?;
+        let process = Process::start(&serving, None)?;
         // Threads stay where those are that start them: on one core, all of them.
         let (ways, pairs, refused) = thread::scope(|scope| {
             let measuring = scope.spawn(|| -> anyhow::Result<_> {
@@ -45,19 +45,19 @@ pub(super) fn measure(
                     Some(cpu) => pin(cpu)?,
                     None => free(cores)?,
                 }
-                let network = Network::attach(station.socket())?;
+                let network = Network::attach(process.socket())?;
                 let ip = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
                 let ip = ip.context("the host got no IPv4 address")?;
                 let refused = Refused::default();
-                let all = Participants::new(&[std::process::id(), station.pid()]);
+                let all = Participants::new(&[std::process::id(), process.pid()]);
                 let ours = || served(&network, SocketAddr::new(ip, 0), &all, window);
                 let ways = handoff
                     .map(|handoff| {
                         let way =
-                            |way| handoff.run(&station, way, is_slow.then_some(&refused), ours);
+                            |way| handoff.run(&process, way, is_slow.then_some(&refused), ours);
                         let ways =
                             both(settings.pairs(), || way(handoff.direct), || way(handoff.queued))?;
-                        station.set(handoff.setting, handoff.setting.spec().default)?;
+                        process.set(handoff.setting, handoff.setting.spec().default)?;
                         anyhow::Ok(ways)
                     })
                     .transpose()?;

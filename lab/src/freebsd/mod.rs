@@ -16,8 +16,8 @@ use towpath_client::Setting;
 use crate::Settings;
 use crate::kernel_wire::KernelWire;
 use crate::machine::two_cores;
+use crate::process::{Process, Serving, Wire};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station, Wire};
 use crate::statistics::Pairs;
 
 pub(crate) use counted::counted;
@@ -57,15 +57,15 @@ impl Handoff {
     /// have refused some.
     fn run(
         self,
-        station: &Station,
+        process: &Process,
         way: u64,
         refused: Option<&Refused>,
         run: impl Fn() -> anyhow::Result<Run>,
     ) -> anyhow::Result<Run> {
-        station.set(self.setting, way)?;
-        let before = Counted::of(station)?;
+        process.set(self.setting, way)?;
+        let before = Counted::of(process)?;
         let outcome = run()?;
-        let after = Counted::of(station)?;
+        let after = Counted::of(process)?;
         if let Some(refused) = refused {
             refused.add(way == self.direct, &before, &after)?;
         }
@@ -80,8 +80,8 @@ struct Counted {
 }
 
 impl Counted {
-    fn of(station: &Station) -> anyhow::Result<Counted> {
-        let counters = station.counters()?;
+    fn of(process: &Process) -> anyhow::Result<Counted> {
+        let counters = process.counters()?;
         let read = |name| counters.get(name).copied().with_context(|| format!("no {name}"));
         Ok(Counted { full: read("tx_full")?, taken: read("tx_packets")? })
     }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_two_ways_differ_where_they_can_be_chosen() {
+    fn the_two_handoff_modes_differ_if_available() {
         let named = Setting::ALL.iter().any(|(_, spec)| spec.name == "handoff");
         let found = Handoff::find();
         assert_eq!(found.is_some(), named, "a setting of that name has these two words");

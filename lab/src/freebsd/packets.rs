@@ -14,8 +14,8 @@ use crate::Settings;
 use crate::echo::mac_of;
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::{KernelWire, send_to};
+use crate::process::{HOST, Process, Serving, Wire};
 use crate::report::{Outcome, Row};
-use crate::station::{HOST, Serving, Station, Wire};
 use crate::statistics::{Pairs, Summary, in_turn, ratios};
 use crate::techniques::Waits;
 
@@ -43,9 +43,9 @@ pub(super) fn measure(
         ("slow device", slow("tpbsd5", asleep("", cores.0)), Waits::Blocks),
     ] {
         let is_slow = matches!(serving.wire, Wire::SlowTap { .. });
-        let station = Station::start(&serving, None)?;
+        let process = Process::start(&serving, None)?;
         pin(cores.1)?;
-        let sender = std::cell::RefCell::new(Sender::new(&station, serving.wire.tap()?, waits)?);
+        let sender = std::cell::RefCell::new(Sender::new(&process, serving.wire.tap()?, waits)?);
         let ours = || sender.borrow_mut().run(window, BATCH);
         let parameters = [("packet_bytes", PACKET_BYTES as f64)];
         let row = |name: String, unit, values: &[f64]| Row::new(&name, &parameters, unit, values);
@@ -63,11 +63,11 @@ pub(super) fn measure(
         };
         if let Some(handoff) = handoff {
             let refused = Refused::default();
-            let way = |way| handoff.run(&station, way, is_slow.then_some(&refused), ours);
+            let way = |way| handoff.run(&process, way, is_slow.then_some(&refused), ours);
             let (rates, cpu) =
                 both(settings.pairs(), || way(handoff.direct), || way(handoff.queued))?;
             add(outcome, IN_TWO_WAYS, TWO_WAYS, &rates, &cpu);
-            station.set(handoff.setting, handoff.setting.spec().default)?;
+            process.set(handoff.setting, handoff.setting.spec().default)?;
             refused.rows(&format!("empty UDP packets, {what}"), &parameters, outcome);
         }
         // A kernel's socket has no slow device here: there is nothing to compare with.
@@ -77,15 +77,15 @@ pub(super) fn measure(
         let (rates, cpu) = both(
             settings.pairs(),
             || {
-                station.resume()?;
+                process.resume()?;
                 let run = ours();
-                station.pause()?;
+                process.pause()?;
                 run
             },
             || kernel(wire, window),
         )?;
         add(outcome, "Towpath to the kernel's sockets", ["Towpath", "kernel"], &rates, &cpu);
-        station.resume()?;
+        process.resume()?;
     }
     by_batch(settings, cores, wire, handoff, window, outcome)
 }
@@ -102,16 +102,16 @@ fn by_batch(
 ) -> anyhow::Result<()> {
     let Some(handoff) = handoff else { return Ok(()) };
     let serving = Serving::tap("tpbsd6").on(cores.0).polling();
-    let station = Station::start(&serving, None)?;
+    let process = Process::start(&serving, None)?;
     pin(cores.1)?;
-    let sender = std::cell::RefCell::new(Sender::new(&station, serving.wire.tap()?, Waits::Polls)?);
+    let sender = std::cell::RefCell::new(Sender::new(&process, serving.wire.tap()?, Waits::Polls)?);
     let mut curves = [Vec::new(), Vec::new(), Vec::new()];
     for batch in BATCHES {
         let way = |way| {
-            station.resume()?;
-            station.set(handoff.setting, way)?;
+            process.resume()?;
+            process.set(handoff.setting, way)?;
             let (rate, _) = sender.borrow_mut().run(window / 2, batch)?;
-            station.pause()?;
+            process.pause()?;
             anyhow::Ok(rate)
         };
         let values = in_turn(
@@ -132,7 +132,7 @@ fn by_batch(
             curve.push([batch as f64, Summary::of(values).median]);
         }
     }
-    station.resume()?;
+    process.resume()?;
     let figure = Figure::new(
         "packets",
         "Empty UDP packets by how many are made known at once",
@@ -157,11 +157,11 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    fn new(station: &Station, tap: &str, waits: Waits) -> anyhow::Result<Sender> {
+    fn new(process: &Process, tap: &str, waits: Waits) -> anyhow::Result<Sender> {
         let sink = UdpSocket::bind((HOST, PORT))?;
-        let mut session = Session::attach(station.socket(), &options())?;
+        let mut session = Session::attach(process.socket(), &options())?;
         let (endpoint, packet) = aim(&mut session, tap)?;
-        let participants = Participants::new(&[std::process::id(), station.pid()]);
+        let participants = Participants::new(&[std::process::id(), process.pid()]);
         Ok(Sender { session, endpoint, packet, _sink: sink, participants, waits })
     }
 
@@ -218,7 +218,7 @@ pub(super) fn send_batch(
 ) -> anyhow::Result<usize> {
     let mut sent = 0;
     while sent < count {
-        let outcome = session.send(endpoint, PACKET_BYTES, Meta::FINISHED, |parts| {
+        let outcome = session.send(endpoint, PACKET_BYTES, Meta::FULL, |parts| {
             if let [part] = parts {
                 part.copy_from_slice(packet);
             }

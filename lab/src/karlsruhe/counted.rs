@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_is_heard() {
+    fn an_error_of_one_thread_is_returned() {
         let own = Participants::new(&[std::process::id()]);
         let parts: Vec<Part<'_>> =
             vec![Box::new(|| Ok(1)), Box::new(|| anyhow::bail!("no frames"))];

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use towpath_client::{Endpoint, Meta, Options, Rule, Scope, Session, Setting, Waiting};
+use towpath_client::{Endpoint, Meta, Options, Rule, Scope, Session, Setting, WaitStrategy};
 use towpath_netlink::Netlink;
 use towpath_packet::build::Flow;
 use towpath_testkit::{Participants, pin};
@@ -16,7 +16,7 @@ use super::counted::{Counted, counted};
 use super::left::Left;
 use super::{WINDOW_S, Way};
 use crate::echo::mac_of;
-use crate::station::{HOST, Station};
+use crate::process::{HOST, Process};
 
 /// A full Ethernet frame, as a bulk transfer has them.
 pub(super) const FRAME_BYTES: usize = 1514;
@@ -95,7 +95,7 @@ impl Sample {
 
 /// An application on a station, and the kernel's side of it.
 pub(super) struct Bench<'a> {
-    station: &'a Station,
+    process: &'a Process,
     session: Session,
     endpoint: Endpoint,
     headers: [u8; HEADER_BYTES],
@@ -108,7 +108,7 @@ pub(super) struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     pub(super) fn new(
-        station: &'a Station,
+        process: &'a Process,
         tap: &str,
         cores: (usize, usize),
     ) -> anyhow::Result<Bench<'a>> {
@@ -119,7 +119,7 @@ impl<'a> Bench<'a> {
             receive_slots: SLOTS,
             ..Options::default()
         };
-        let mut session = Session::attach(station.socket(), &options)?;
+        let mut session = Session::attach(process.socket(), &options)?;
         let (ip, _) = session.info().ipv4.context("a session without an IPv4 address")?;
         let endpoint = session.open(&Rule::new().udp(PORT))?;
         // The application answers no ARP.
@@ -131,8 +131,8 @@ impl<'a> Bench<'a> {
         let mut frame = flow.udp(&vec![0; FRAME_BYTES - HEADER_BYTES]);
         frame[40..42].fill(0);
         let headers = *frame.first_chunk().context("a frame without headers")?;
-        let participants = Participants::new(&[std::process::id(), station.pid()]);
-        Ok(Bench { station, session, endpoint, headers, kernel, participants, cores, left: None })
+        let participants = Participants::new(&[std::process::id(), process.pid()]);
+        Ok(Bench { process, session, endpoint, headers, kernel, participants, cores, left: None })
     }
 
     /// Carries frames for a time in some way, and leaves everything as it was.
@@ -145,9 +145,9 @@ impl<'a> Bench<'a> {
         for &(setting, value) in &way.settings {
             self.set(setting, value)?;
         }
-        self.session.set_waiting(way.waiting)?;
+        self.session.set_wait_strategy(way.waiting)?;
         let sample = self.run(load, window);
-        self.session.set_waiting(Waiting::Block)?;
+        self.session.set_wait_strategy(WaitStrategy::Block)?;
         for &(setting, _) in &way.settings {
             self.set(setting, setting.spec().default)?;
         }
@@ -156,7 +156,7 @@ impl<'a> Bench<'a> {
 
     fn set(&mut self, setting: Setting, value: u64) -> anyhow::Result<()> {
         match setting.spec().scope {
-            Scope::Device => self.station.set(setting, value),
+            Scope::Device => self.process.set(setting, value),
             Scope::Endpoint | Scope::OwnEndpoint => {
                 Ok(self.session.set(self.endpoint, setting, value)?)
             }
@@ -167,7 +167,7 @@ impl<'a> Bench<'a> {
     pub(super) fn run(&mut self, load: Load, window: Duration) -> anyhow::Result<Sample> {
         let frames = (window.as_secs_f64() * f64::from(load.rate)) as u64;
         let frames = frames.next_multiple_of(u64::from(load.burst));
-        let counters = self.station.counters()?;
+        let counters = self.process.counters()?;
         let Counted { took, usage, left, .. } = match load.direction {
             Direction::Sending => self.send(load, frames)?,
             Direction::Receiving => self.receive(load, frames)?,
@@ -175,7 +175,7 @@ impl<'a> Bench<'a> {
         // The engine says what it counted when its turn is over, which may be after the last frame.
         let until = Instant::now() + PATIENCE;
         let (after, moved) = loop {
-            let after = self.station.counters()?;
+            let after = self.process.counters()?;
             let moved =
                 since(&counters, &after, "rx_packets") + since(&counters, &after, "tx_packets");
             if moved >= frames || Instant::now() >= until {
@@ -204,7 +204,7 @@ impl<'a> Bench<'a> {
             pin(cpu)?;
             paced(load, frames, |count| {
                 for sent in 1..=count {
-                    session.send(*endpoint, FRAME_BYTES, Meta::FINISHED, |parts| {
+                    session.send(*endpoint, FRAME_BYTES, Meta::FULL, |parts| {
                         if let [part] = parts {
                             part[..HEADER_BYTES].copy_from_slice(headers);
                             part[HEADER_BYTES..].fill(count as u8);
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_flushed_whole_or_frame_by_frame() {
+    fn a_burst_is_flushed_whole_or_in_parts() {
         let whole = Load::bursts(Direction::Sending, 1000, 16);
         let after = |load: Load| (1..=16).filter(|&frames| load.flushes_after(frames)).count();
         assert_eq!(after(whole), 1);

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_had_is_missing() {
+    fn unaccounted_processor_time_is_missing() {
         // Of ten seconds of two cores six were left and three the participants': one is missing.
         assert!((missing(0.6, 3.0) - 0.1).abs() < 1e-9);
         assert!(missing(1.0, 0.0).abs() < 1e-9);

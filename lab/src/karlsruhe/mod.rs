@@ -14,14 +14,14 @@ mod tcp;
 use std::time::Duration;
 
 use anyhow::Context;
-use towpath_client::{Kind, Setting, Waiting};
+use towpath_client::{Kind, Setting, WaitStrategy};
 
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::fit;
 use crate::machine::two_cores;
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::{Pairs, Summary};
 use crate::techniques::compared;
 pub(crate) use left::count_idle;
@@ -64,8 +64,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ..Outcome::default()
     };
     {
-        let station = Station::start(&Serving::tap(TAP).on(cores.0), None)?;
-        let mut bench = Bench::new(&station, TAP, cores)?;
+        let process = Process::start(&Serving::tap(TAP).on(cores.0), None)?;
+        let mut bench = Bench::new(&process, TAP, cores)?;
         table(settings, &mut bench, window, &mut outcome)?;
         savings(settings, &mut bench, window, &mut outcome)?;
         bench.left = Some(left::Left::start(cores, settings)?);
@@ -196,13 +196,13 @@ struct Way {
     /// Of the device and of the application's endpoint.
     settings: Vec<(Setting, u64)>,
     /// How the application waits.
-    waiting: Waiting,
+    waiting: WaitStrategy,
 }
 
 impl Way {
     /// A ring for each frame, and everybody sleeps.
     fn plain() -> Way {
-        Way { burst: 1, flushed: 1, settings: Vec::new(), waiting: Waiting::Block }
+        Way { burst: 1, flushed: 1, settings: Vec::new(), waiting: WaitStrategy::Block }
     }
 
     /// So many frames are sent at once, and flushed together.
@@ -244,7 +244,7 @@ fn all_savings() -> Vec<Saving> {
         saving(&one_ring, bursts(), Way { flushed: 1, ..bursts() }, sending),
         saving(&one_ring, bursts(), bursts().with(Setting::RxBatch, 1), receiving),
     ];
-    for setting in [Setting::Mode, Setting::RingSaving] {
+    for setting in [Setting::Wait, Setting::NotificationSuppression] {
         let spec = setting.spec();
         let Kind::Word(words) = spec.kind else { continue };
         for (value, against) in compared(words, spec.default) {
@@ -265,11 +265,11 @@ fn all_savings() -> Vec<Saving> {
         if let Some(clocked) = clocked(hz) {
             all.push(saving(&format!("the engine's clock at {hz} Hz"), clocked, plain(), both));
         }
-        let waiting = Waiting::Clocked(hz as u32);
+        let waiting = WaitStrategy::TimerDriven(hz as u32);
         let on = Way { waiting, ..plain() };
         all.push(saving(&format!("the application's clock at {hz} Hz"), on, plain(), receiving));
     }
-    let on = Way { waiting: Waiting::Spin, ..plain() };
+    let on = Way { waiting: WaitStrategy::SpinThenBlock, ..plain() };
     all.push(saving("the application spins before it sleeps", on, plain(), receiving));
     all.push(saving(
         "a ring after 16 frames or 1 ms",
@@ -282,8 +282,8 @@ fn all_savings() -> Vec<Saving> {
 
 /// The engine looks so many times a second.
 fn clocked(hz: u64) -> Option<Way> {
-    let clocked = Setting::Mode.parse("clocked").ok()?;
-    Some(Way::plain().with(Setting::Mode, clocked).with(Setting::ClockHz, hz))
+    let clocked = Setting::Wait.parse("timer-driven").ok()?;
+    Some(Way::plain().with(Setting::Wait, clocked).with(Setting::TickHz, hz))
 }
 
 fn savings(
@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn savings_differ_from_what_they_are_compared_with() {
+    fn each_saving_differs_from_its_baseline() {
         let all = all_savings();
         for (place, saving) in all.iter().enumerate() {
             assert_ne!(saving.on, saving.off, "{}", saving.name);
@@ -346,6 +346,10 @@ mod tests {
             assert_eq!(saving.on.burst, saving.off.burst, "{}", saving.name);
         }
         let named = |part: &str| all.iter().filter(|saving| saving.name.contains(part)).count();
-        assert!(named("mode=") >= 3 && named("ring_saving=on") == 1 && named("clock at") == 4);
+        assert!(
+            named("wait=") >= 3
+                && named("notification_suppression=on") == 1
+                && named("clock at") == 4
+        );
     }
 }

@@ -16,8 +16,8 @@ use super::counted::{Counted, counted};
 use super::left::{Left, missing};
 use crate::Settings;
 use crate::kernel_wire::KernelWire;
+use crate::process::{HOST, Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{HOST, Serving, Station};
 use crate::statistics::Pairs;
 
 /// Megabits a second: the paper's, and more.
@@ -35,11 +35,11 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     // Nothing is pinned: what is left is left on both.
     let wire = KernelWire::new("tpkarv", 1500)?;
-    let station = Station::start(&Serving::tap(TAP), None)?;
-    let network = Network::attach(station.socket())?;
+    let process = Process::start(&Serving::tap(TAP), None)?;
+    let network = Network::attach(process.socket())?;
     let ours = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
     let ours = ours.context("the host got no IPv4 address")?;
-    let with_server = Participants::new(&[std::process::id(), station.pid()]);
+    let with_server = Participants::new(&[std::process::id(), process.pid()]);
     let alone = Participants::new(&[std::process::id()]);
     outcome.how += &format!(
         "; TCP in writes of {WRITE_BYTES} bytes, paced, nothing pinned, both ends of a connection \

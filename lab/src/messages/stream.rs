@@ -36,8 +36,8 @@ impl Stream {
             name: name.into(),
             transmit_slots: SLOTS as u32,
             receive_slots: SLOTS as u32,
-            transmit_frame_bytes: FRAME_BYTES as u32,
-            receive_frame_bytes: FRAME_BYTES as u32,
+            transmit_buffer_bytes: FRAME_BYTES as u32,
+            receive_buffer_bytes: FRAME_BYTES as u32,
             ..Options::default()
         };
         let mut sender = Session::attach(socket, &options("generator"))?;
@@ -101,7 +101,7 @@ impl Stream {
         for number in 0..most {
             let (headers, fill) = (&self.headers, self.sent as u8);
             let len = HEADER_BYTES + piece_bytes;
-            let sent = self.sender.send(self.from, len, Meta::FINISHED, |parts| {
+            let sent = self.sender.send(self.from, len, Meta::FULL, |parts| {
                 let mut before = HEADER_BYTES;
                 for part in parts {
                     let (start, payload) = part.split_at_mut(before.min(part.len()));

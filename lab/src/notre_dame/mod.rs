@@ -20,8 +20,8 @@ use crate::echo::{ETHERTYPE, Echo, FRAME_BYTES, Initiator, mac_of};
 use crate::figure::{Axis, Figure, MOST_POINTS, Series};
 use crate::latency::{Latency, lowest, lowest_part, mean_of_lowest_us, median_us};
 use crate::machine::two_cores;
+use crate::process::{Process, Serving, start};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station, start};
 use crate::techniques::{Technique, Waits, Way, all};
 
 /// Pairs of runs of a row; together they have the paper's 5 · 2^10 trials.
@@ -59,7 +59,7 @@ struct Side {
     initiator: Initiator,
     /// Sends back, where that is a process of its own. Ends before the interface does.
     _echo: Option<Child>,
-    station: Option<Station>,
+    process: Option<Process>,
     first: Vec<Duration>,
     second: Vec<Duration>,
 }
@@ -67,15 +67,15 @@ struct Side {
 impl Side {
     /// An application of a server on a TAP.
     fn served(name: &str, way: &Way, echo_cpu: Option<usize>) -> anyhow::Result<Side> {
-        let station = Station::start(&way.serving, None)?;
+        let process = Process::start(&way.serving, None)?;
         let tap = way.serving.wire.tap()?;
-        let (own, process) = echo(tap, None, echo_cpu)?;
-        let socket = station.socket();
+        let (own, echo) = echo(tap, None, echo_cpu)?;
+        let socket = process.socket();
         let mut initiator = Initiator::attach(&socket, mac_of(tap)?, own, way.waits, way.small)?;
         if let crate::echo::Near::Session(session, endpoint) = &mut initiator.near {
-            way.apply(&station, session, *endpoint)?;
+            way.apply(&process, session, *endpoint)?;
         }
-        Ok(Side::new(name, initiator, Some(station), process))
+        Ok(Side::new(name, initiator, Some(process), echo))
     }
 
     /// AF_PACKET sockets at both ends of a veth pair.
@@ -95,17 +95,17 @@ impl Side {
     fn new(
         name: &str,
         initiator: Initiator,
-        station: Option<Station>,
+        process: Option<Process>,
         echo: Option<Child>,
     ) -> Side {
         let (first, second) = (Vec::new(), Vec::new());
-        Side { name: name.to_owned(), initiator, station, _echo: echo, first, second }
+        Side { name: name.to_owned(), initiator, process, _echo: echo, first, second }
     }
 
     /// A run of trials. Answers the mean of the lowest of its second trips, in microseconds.
     fn run(&mut self, trials: Trials, cold: bool) -> anyhow::Result<f64> {
-        if let Some(station) = &self.station {
-            station.resume()?;
+        if let Some(process) = &self.process {
+            process.resume()?;
         }
         let mut second = Vec::with_capacity(trials.count);
         let start = Instant::now();
@@ -120,8 +120,8 @@ impl Side {
                 self.first.push(one);
             }
         }
-        if let Some(station) = &self.station {
-            station.pause()?;
+        if let Some(process) = &self.process {
+            process.pause()?;
         }
         let mean = mean_of_lowest_us(&second);
         if !cold {
@@ -133,8 +133,8 @@ impl Side {
     /// Who it is, and what the server and the endpoint counted: for an error.
     fn state(&self) -> String {
         let mut text = self.name.clone();
-        if let Some(station) = &self.station {
-            let counters = station.counters().unwrap_or_default();
+        if let Some(process) = &self.process {
+            let counters = process.counters().unwrap_or_default();
             let counters = counters.iter().filter(|(_, value)| **value > 0);
             let counters: Vec<_> =
                 counters.map(|(name, value)| format!("{name} {value}")).collect();
@@ -264,7 +264,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         let off = Side::served(&format!("off: {name}"), &off, echo_cpu)?;
         let compared = compare([on, off], trials)?;
         let figure =
-            if name.contains("sleep") || name.contains("block") || name.starts_with("mode=") {
+            if name.contains("sleep") || name.contains("block") || name.starts_with("wait=") {
                 &mut sleeping
             } else {
                 &mut switched

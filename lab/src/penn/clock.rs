@@ -4,7 +4,7 @@
 //! which the paper's section 2.4 says of its buffer, is part of the capacity here.
 //!
 //! Who looks by the clock is first an application, here, which sleeps in between and is never woken
-//! for a frame, and then the engine (`mode=clocked`), in [`engine`]. β, C and α are measured: C with
+//! for a frame, and then the engine (`wait=timer-driven`), in [`engine`]. β, C and α are measured: C with
 //! nothing to receive, α from what looks at many frames cost more.
 
 use std::time::Duration;
@@ -13,8 +13,8 @@ use super::engine;
 use super::looks::{Bench, FRAME_BYTES, RING, Run};
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::Summary;
 
 /// Frames a second, well within what the generator and the engine do on one core together.
@@ -39,8 +39,8 @@ pub(super) fn measure(
          {FRAME_BYTES} bytes; generator and engine on core {}",
         cores.1, cores.0
     );
-    let station = Station::start(&Serving::memory(1500).on(cores.0), None)?;
-    let mut bench = Bench::new(&station, cores)?;
+    let process = Process::start(&Serving::memory(1500).on(cores.0), None)?;
+    let mut bench = Bench::new(&process, cores)?;
     bench.run(1000.0, RATES[0], window)?;
     let median = |values: Vec<f64>| Summary::of(&values).median;
     let again = |bench: &mut Bench, clock, rate| {
@@ -71,11 +71,11 @@ pub(super) fn measure(
         let (mut measured, mut model, mut each_frame) = (Vec::new(), Vec::new(), Vec::new());
         for &clock in clocks {
             let runs = again(&mut bench, clock, rate)?;
-            let parameters = [("looks_per_s", clock), ("frames_per_s", rate)];
+            let parameters = [("polls_per_s", clock), ("frames_per_s", rate)];
             let parts: Vec<f64> = runs.iter().map(|run| run.busy / run.took).collect();
             let foretold: Vec<f64> = runs
                 .iter()
-                .map(|run| run.looks_per_s() * look_s + run.frames_per_s() * frame_s)
+                .map(|run| run.polls_per_s() * look_s + run.frames_per_s() * frame_s)
                 .collect();
             let ratios: Vec<f64> =
                 parts.iter().zip(&foretold).map(|(measured, model)| measured / model).collect();
@@ -108,14 +108,14 @@ pub(super) fn measure(
         let foretold: Vec<f64> = runs
             .iter()
             .map(|run| {
-                let looks = run.looks_per_s();
+                let looks = run.polls_per_s();
                 let processor = (1.0 - looks * look_s) / frame_s;
                 processor.min(f64::from(RING) * looks).min(FLOOD)
             })
             .collect();
         let ratios: Vec<f64> =
             rates.iter().zip(&foretold).map(|(measured, model)| measured / model).collect();
-        let parameters = [("looks_per_s", clock), ("ring_frames", f64::from(RING))];
+        let parameters = [("polls_per_s", clock), ("ring_frames", f64::from(RING))];
         let name = "clock: capacity, measured to the model";
         outcome.rows.push(Row::new(name, &parameters, "ratio", &ratios));
         outcome.context.push(Row::new("clock: capacity", &parameters, "frames/s", &rates));
@@ -127,5 +127,5 @@ pub(super) fn measure(
             .with(Series::dots("measured", measured))
             .with(Series::line("least of ring β, (1 - β C) / α, offered", model)),
     );
-    engine::measure(&station, &mut bench, clocks, (runs, window), outcome)
+    engine::measure(&process, &mut bench, clocks, (runs, window), outcome)
 }

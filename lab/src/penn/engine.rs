@@ -5,7 +5,7 @@
 //! was set. λ is what it moved. What comes between two looks must find room: the model's capacity is
 //! `ring · β`. But who has half of its queue in use does not wait for the tick and rings (see
 //! docs/signalling.md), so what is offered above that capacity shows what such rings add, and what is
-//! refused all the same. Beside each clock, in turn, is `mode=auto`, which chooses.
+//! refused all the same. Beside each clock, in turn, is `wait=auto`, which chooses.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use towpath_client::Setting;
 use super::clock::{FLOOD, RATES};
 use super::looks::{Bench, Run, SENDING_RING};
 use crate::figure::{Axis, Figure, Series};
+use crate::process::Process;
 use crate::report::{Outcome, Row};
-use crate::station::Station;
 use crate::statistics::{Pairs, Summary};
 
 /// How often the application looks while it must lose nothing.
@@ -31,7 +31,7 @@ const SETTLING: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     /// Ticks a second that the engine kept.
-    looks_per_s: f64,
+    polls_per_s: f64,
     /// Frames a second that it moved.
     frames_per_s: f64,
     /// The part of a core that its process took.
@@ -41,30 +41,30 @@ struct Sample {
 
 /// A machine, and for how long it is looked at.
 struct Engine<'a> {
-    station: &'a Station,
+    process: &'a Process,
     bench: &'a mut Bench,
     window: Duration,
 }
 
 impl Engine<'_> {
     fn by_the_clock(&mut self, hz: f64, rate: f64) -> anyhow::Result<Sample> {
-        self.station.set(Setting::ClockHz, hz as u64)?;
-        self.station.set(Setting::Mode, Setting::Mode.parse("clocked")?)?;
+        self.process.set(Setting::TickHz, hz as u64)?;
+        self.process.set(Setting::Wait, Setting::Wait.parse("timer-driven")?)?;
         self.run(rate)
     }
 
     fn by_itself(&mut self, rate: f64) -> anyhow::Result<Sample> {
-        self.station.set(Setting::Mode, Setting::Mode.parse("auto")?)?;
+        self.process.set(Setting::Wait, Setting::Wait.parse("auto")?)?;
         self.run(rate)
     }
 
     fn run(&mut self, rate: f64) -> anyhow::Result<Sample> {
         let hz = if rate < FLOOD { APPLICATION_HZ } else { FLOODED_HZ };
-        let (before, start) = (self.station.counters()?, Instant::now());
+        let (before, start) = (self.process.counters()?, Instant::now());
         // What answering and changing settings leaves to be done is no part of the run.
         std::thread::sleep(SETTLING);
         let run = self.bench.run(hz, rate, self.window)?;
-        let (after, took) = (self.station.counters()?, start.elapsed().as_secs_f64());
+        let (after, took) = (self.process.counters()?, start.elapsed().as_secs_f64());
         let since = |name: &str| {
             let value = |all: &std::collections::BTreeMap<String, u64>| {
                 all.get(name).copied().unwrap_or_default()
@@ -72,7 +72,7 @@ impl Engine<'_> {
             value(&after).saturating_sub(value(&before)) as f64
         };
         Ok(Sample {
-            looks_per_s: since("ticks") / took,
+            polls_per_s: since("ticks") / took,
             frames_per_s: since("local_packets") / run.took,
             busy: run.engine_busy / run.took,
             run,
@@ -89,20 +89,20 @@ fn each(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Vec<f64> {
 }
 
 pub(super) fn measure(
-    station: &Station,
+    process: &Process,
     bench: &mut Bench,
     clocks: &[f64],
     (runs, window): (usize, Duration),
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    let mut engine = Engine { station, bench, window };
+    let mut engine = Engine { process, bench, window };
     let mut again = |hz: f64, rate: f64| {
         (0..runs).map(|_| engine.by_the_clock(hz, rate)).collect::<anyhow::Result<Vec<Sample>>>()
     };
-    let looks = each(&again(MIDDLE_HZ, 0.0)?, |sample| sample.busy / sample.looks_per_s.max(1.0));
+    let looks = each(&again(MIDDLE_HZ, 0.0)?, |sample| sample.busy / sample.polls_per_s.max(1.0));
     let look_s = median(&looks);
     let frames = each(&again(MIDDLE_HZ, RATES[1])?, |sample| {
-        (sample.busy - sample.looks_per_s * look_s) / sample.frames_per_s.max(1.0)
+        (sample.busy - sample.polls_per_s * look_s) / sample.frames_per_s.max(1.0)
     });
     let costs = Costs { look_s, frame_s: median(&frames) };
     let us = |values: &[f64]| values.iter().map(|value| value * 1e6).collect::<Vec<_>>();
@@ -122,7 +122,7 @@ struct Costs {
 
 impl Costs {
     fn foretold(self, sample: &Sample) -> f64 {
-        sample.looks_per_s * self.look_s + sample.frames_per_s * self.frame_s
+        sample.polls_per_s * self.look_s + sample.frames_per_s * self.frame_s
     }
 }
 
@@ -161,16 +161,16 @@ fn processor(
             )?;
             // The first of each was thrown away.
             let (clocked, auto) = (&clocked.into_inner()[1..], &auto.into_inner()[1..]);
-            let parameters = [("looks_per_s", clock), ("frames_per_s", rate)];
+            let parameters = [("polls_per_s", clock), ("frames_per_s", rate)];
             let row = |name: &str, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
             let ratios = each(clocked, |sample| sample.busy / costs.foretold(sample));
             let name = "engine's clock: processor time, measured to β C + λ α";
             outcome.rows.push(row(name, "ratio", &ratios));
-            let name = "engine's clock: processor time, to that of mode=auto";
+            let name = "engine's clock: processor time, to that of wait=auto";
             outcome.rows.push(row(name, "ratio", &pairs.ratios()));
-            let kept = each(clocked, |sample| sample.looks_per_s);
+            let kept = each(clocked, |sample| sample.polls_per_s);
             outcome.context.push(row("engine's clock: β as kept", "looks/s", &kept));
-            for (who, samples) in [("engine's clock", clocked), ("engine, mode=auto", auto)] {
+            for (who, samples) in [("engine's clock", clocked), ("engine, wait=auto", auto)] {
                 let percent = each(samples, |sample| 100.0 * sample.busy);
                 let name = format!("{who}: processor time");
                 outcome.context.push(row(&name, "% of a core", &percent));
@@ -182,7 +182,7 @@ fn processor(
         }
         figure.series.push(Series::dots(&format!("measured, λ = {rate}/s"), measured));
         figure.series.push(Series::line(&format!("β C + λ α, λ = {rate}/s"), model));
-        figure.series.push(Series::line(&format!("mode=auto beside it, λ = {rate}/s"), chosen));
+        figure.series.push(Series::line(&format!("wait=auto beside it, λ = {rate}/s"), chosen));
     }
     outcome.figures.push(figure);
     Ok(())
@@ -209,16 +209,16 @@ fn capacity(
             .map(|_| engine.by_the_clock(clock, FLOOD))
             .collect::<anyhow::Result<Vec<Sample>>>()?;
         let foretold = |sample: &Sample| {
-            let processor = (1.0 - sample.looks_per_s * costs.look_s) / costs.frame_s;
-            processor.min(ring * sample.looks_per_s).min(FLOOD)
+            let processor = (1.0 - sample.polls_per_s * costs.look_s) / costs.frame_s;
+            processor.min(ring * sample.polls_per_s).min(FLOOD)
         };
-        let parameters = [("looks_per_s", clock), ("ring_frames", ring)];
+        let parameters = [("polls_per_s", clock), ("ring_frames", ring)];
         let row = |name: &str, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
         let ratios = each(&samples, |sample| sample.frames_per_s / foretold(sample));
         outcome.rows.push(row("engine's clock: capacity, measured to the model", "ratio", &ratios));
         let rates = each(&samples, |sample| sample.frames_per_s);
         outcome.context.push(row("engine's clock: capacity", "frames/s", &rates));
-        let kept = each(&samples, |sample| sample.looks_per_s);
+        let kept = each(&samples, |sample| sample.polls_per_s);
         outcome.context.push(row("engine's clock: β as kept, flooded", "looks/s", &kept));
         let part = |of: u64, all: u64| 100.0 * of as f64 / all.max(1) as f64;
         let refused =

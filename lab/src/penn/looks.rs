@@ -10,7 +10,7 @@ use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_testkit::{Participants, pin, this_thread_cpu_time};
 
 use crate::flow::{self, HEADER_BYTES};
-use crate::station::Station;
+use crate::process::Process;
 
 /// Frames that wait for the application's next look at most.
 pub(super) const RING: u32 = 256;
@@ -37,7 +37,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn looks_per_s(&self) -> f64 {
+    pub(super) fn polls_per_s(&self) -> f64 {
         self.looks as f64 / self.took
     }
 
@@ -57,20 +57,20 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub(super) fn new(station: &Station, cores: (usize, usize)) -> anyhow::Result<Bench> {
+    pub(super) fn new(process: &Process, cores: (usize, usize)) -> anyhow::Result<Bench> {
         let options = |name: &str, receive_slots| Options {
             name: name.into(),
             transmit_slots: SENDING_RING,
             receive_slots,
             ..Options::default()
         };
-        let mut generator = Session::attach(station.socket(), &options("generator", 8))?;
-        let mut application = Session::attach(station.socket(), &options("clocked", RING))?;
+        let mut generator = Session::attach(process.socket(), &options("generator", 8))?;
+        let mut application = Session::attach(process.socket(), &options("timer-driven", RING))?;
         let flow = flow::between(&generator, &application, (1000, 2000))?;
         let from = generator.open(&Rule::new().udp(1000))?;
         application.open(&Rule::new().udp(2000))?;
         let headers = flow::headers(&flow, FRAME_BYTES - HEADER_BYTES)?;
-        let engine = Participants::new(&[station.pid()]);
+        let engine = Participants::new(&[process.pid()]);
         Ok(Bench { generator, application, from, headers, cores, engine })
     }
 
@@ -132,7 +132,7 @@ fn send(
         }
         let due = (now.as_secs_f64() * rate) as u64;
         while sent < due {
-            let outcome = generator.send(from, FRAME_BYTES, Meta::FINISHED, |parts| {
+            let outcome = generator.send(from, FRAME_BYTES, Meta::FULL, |parts| {
                 if let [part] = parts {
                     part[..HEADER_BYTES].copy_from_slice(headers);
                     part[HEADER_BYTES..].fill(sent as u8);

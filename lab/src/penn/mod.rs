@@ -21,8 +21,8 @@ use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
 use crate::machine::two_cores;
 use crate::messages::{self, Amount, MTU_BYTES, Stream};
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::{Pairs, Summary};
 use crate::techniques::Waits;
 
@@ -63,18 +63,18 @@ fn throughput(
     // Eight times the paper's 8 MB: at today's rates it would be over too soon.
     let total = if settings.quick { 8 << 20 } else { 64 << 20 };
     let sizes: Vec<usize> = (10..=16).step_by(if settings.quick { 3 } else { 1 }).collect();
-    let station = Station::start(&Serving::memory(MTU_BYTES).on(cores.0).polling(), None)?;
+    let process = Process::start(&Serving::memory(MTU_BYTES).on(cores.0).polling(), None)?;
     pin(cores.1)?;
-    let stream = std::cell::RefCell::new(Stream::new(&station.socket(), Waits::Polls)?);
+    let stream = std::cell::RefCell::new(Stream::new(&process.socket(), Waits::Polls)?);
     let mut curves = [Vec::new(), Vec::new()];
     for bytes in sizes.into_iter().map(|shift| 1usize << shift) {
         let amount = Amount::Messages((total / bytes) as u64);
         let pairs = Pairs::measure(
             settings.pairs(),
             || {
-                station.resume()?;
+                process.resume()?;
                 let moved = stream.borrow_mut().run(bytes, amount, None)?;
-                station.pause()?;
+                process.pause()?;
                 Ok(moved.gbit_s(bytes) * 1e3)
             },
             || Ok(messages::udp(wire, cores, bytes, amount, None)?.gbit_s(bytes) * 1e3),

@@ -11,8 +11,8 @@ use towpath_testkit::pin;
 
 use crate::Settings;
 use crate::messages::{Amount, MTU_BYTES, Stream, add};
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::Pairs;
 use crate::techniques::Waits;
 
@@ -30,8 +30,8 @@ pub(super) fn measure(
     let total: usize = if settings.quick { 4 << 20 } else { 32 << 20 };
     let sizes: Vec<usize> = (10..=16).step_by(if settings.quick { 3 } else { 1 }).collect();
     let serving = |mtu| Serving::memory(mtu).on(cores.0).polling();
-    let cut = Station::start(&serving(1500), None)?;
-    let whole = Station::start(&serving(MTU_BYTES), None)?;
+    let cut = Process::start(&serving(1500), None)?;
+    let whole = Process::start(&serving(MTU_BYTES), None)?;
     pin(cores.1)?;
     let pdus = RefCell::new(Pdus::new(&cut)?);
     let stream = RefCell::new(Stream::new(&whole.socket(), Waits::Polls)?);
@@ -73,7 +73,7 @@ struct Pdus {
 }
 
 impl Pdus {
-    fn new(station: &Station) -> anyhow::Result<Pdus> {
+    fn new(process: &Process) -> anyhow::Result<Pdus> {
         let open = |name: &str| -> anyhow::Result<PduEndpoint> {
             let options = Options {
                 name: name.into(),
@@ -81,7 +81,7 @@ impl Pdus {
                 receive_slots: 1024,
                 ..Options::default()
             };
-            let session = Session::attach(station.socket(), &options)?;
+            let session = Session::attach(process.socket(), &options)?;
             Ok(PduEndpoint::open(session, &towpath_pdu::Options::default())?)
         };
         let (sender, receiver) = (open("generator")?, open("sink")?);

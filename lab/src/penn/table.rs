@@ -14,8 +14,8 @@ use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
 use crate::messages::{self, Amount, MTU_BYTES, Moved, Stream};
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::{Pairs, Summary};
 use crate::techniques::Waits;
 
@@ -71,7 +71,7 @@ impl State {
 
 /// Who carries PDUs.
 pub(super) struct Carriers<'a> {
-    station: &'a Station,
+    process: &'a Process,
     stream: Stream,
     wire: &'a KernelWire,
     /// Where the kernel has a thread for each side; both in one, if none.
@@ -93,9 +93,9 @@ impl Carriers<'_> {
                 None => messages::udp_alone(self.wire, pdu_bytes, amount, rate),
             };
         }
-        self.station.resume()?;
+        self.process.resume()?;
         let moved = self.stream.run(pdu_bytes, amount, rate);
-        self.station.pause()?;
+        self.process.pause()?;
         moved
     }
 }
@@ -146,17 +146,17 @@ pub(super) fn measure(
     pin(cpu)?;
     // Ten seconds of each, in five parts.
     let window = Duration::from_millis(if settings.quick { 40 } else { 2000 });
-    let one = Station::start(&Serving::memory(MTU_BYTES).on(cpu), None)?;
-    let two = Station::start(&Serving::memory(MTU_BYTES).on(cores.0), None)?;
-    let carriers = |station, cores| -> anyhow::Result<RefCell<Carriers<'_>>> {
-        let stream = Stream::new(&Station::socket(station), Waits::Blocks)?;
-        Ok(RefCell::new(Carriers { station, stream, wire, cores }))
+    let one = Process::start(&Serving::memory(MTU_BYTES).on(cpu), None)?;
+    let two = Process::start(&Serving::memory(MTU_BYTES).on(cores.0), None)?;
+    let carriers = |process, cores| -> anyhow::Result<RefCell<Carriers<'_>>> {
+        let stream = Stream::new(&Process::socket(process), Waits::Blocks)?;
+        Ok(RefCell::new(Carriers { process, stream, wire, cores }))
     };
     let (alone, spread) = (carriers(&one, None)?, carriers(&two, Some(cores))?);
     let load = Load::start(Some(cpu))?;
     let own = std::process::id();
     let participants =
-        |station: &Station| [Participants::new(&[own]), Participants::new(&[own, station.pid()])];
+        |process: &Process| [Participants::new(&[own]), Participants::new(&[own, process.pid()])];
     let here = Place { carriers: &alone, load: &load, participants: participants(&one) };
     let everywhere = Place { carriers: &spread, load: free, participants: participants(&two) };
     let mut transfers = Figure::new(
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_not_divided_by_nothing() {
+    fn ratios_of_almost_no_idle_time_are_not_computed() {
         let all = |left: &[f64]| -> Vec<Sample> {
             left.iter().map(|&left| Sample { transfer_s: 1.0, left }).collect()
         };

@@ -1,4 +1,4 @@
-//! How the engine waits: `mode=auto` beside the kernel's sockets at three rates, and beside every
+//! How the engine waits: `wait=auto` beside the kernel's sockets at three rates, and beside every
 //! fixed setting on patterns of traffic.
 //!
 //! Smith and Traw left the choice of their clock's base rate as an unsolved problem. Here the
@@ -15,8 +15,8 @@ use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
 use crate::machine::two_cores;
+use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
-use crate::station::{Serving, Station};
 use crate::statistics::Summary;
 use pattern::Pattern;
 use run::{Load, Ours, Run};
@@ -57,8 +57,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    let station = Station::start(&Serving::tap(TAP).on(cores.1), None)?;
-    let mut ours = Ours::new(&station, TAP)?;
+    let process = Process::start(&Serving::tap(TAP).on(cores.1), None)?;
+    let mut ours = Ours::new(&process, TAP)?;
     let wire = KernelWire::new("tpwaw", 1500)?;
     beside_sockets(settings, &mut ours, &wire, cores, &mut outcome)?;
     beside_fixed(settings, &mut ours, cores, &mut outcome)?;
@@ -74,7 +74,7 @@ fn beside_sockets(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     let window = Duration::from_millis(if settings.quick { 100 } else { 500 });
-    ours.set(Setting::Mode, Setting::Mode.parse("auto")?)?;
+    ours.set(Setting::Wait, Setting::Wait.parse("auto")?)?;
     for bound_us in [100, 1000, 10_000] {
         ours.set(Setting::LatencyUs, bound_us)?;
         for rate in [10_000.0, 100_000.0, 400_000.0] {
@@ -146,13 +146,13 @@ fn beside_sockets(
 /// A setting that stays as it is.
 fn fixed(quick: bool) -> Vec<(String, &'static str, Option<u64>)> {
     let mut all: Vec<_> =
-        ["poll", "interrupt", "adaptive"].map(|mode| (mode.to_owned(), mode, None)).into();
+        ["poll", "block", "spin-then-block"].map(|mode| (mode.to_owned(), mode, None)).into();
     let clocks: &[u64] = if quick {
         &[800, 1200, 2500]
     } else {
         &[100, 200, 400, 800, 1000, 1200, 1600, 3200, 10_000]
     };
-    all.extend(clocks.iter().map(|hz| (format!("clocked {hz}"), "clocked", Some(*hz))));
+    all.extend(clocks.iter().map(|hz| (format!("timer-driven {hz}"), "timer-driven", Some(*hz))));
     all
 }
 
@@ -178,7 +178,7 @@ fn beside_fixed(
     let rounds = if settings.quick { 2 } else { 5 };
     let mut figure = Figure::new(
         "auto-best",
-        "Processor time: mode=auto beside the best fixed setting within 1 ms",
+        "Processor time: wait=auto beside the best fixed setting within 1 ms",
         Axis::log("best fixed", "% of a processor"),
         Axis::log("auto", "% of a processor"),
     );
@@ -196,12 +196,12 @@ fn beside_fixed(
         for _ in 0..rounds {
             for (place, (_, mode, hz)) in fixed.iter().enumerate() {
                 if let Some(hz) = hz {
-                    ours.set(Setting::ClockHz, *hz)?;
+                    ours.set(Setting::TickHz, *hz)?;
                 }
-                ours.set(Setting::Mode, Setting::Mode.parse(mode)?)?;
+                ours.set(Setting::Wait, Setting::Wait.parse(mode)?)?;
                 of_fixed[place].push(ours.run(&load, cores)?);
             }
-            ours.set(Setting::Mode, Setting::Mode.parse("auto")?)?;
+            ours.set(Setting::Wait, Setting::Wait.parse("auto")?)?;
             of_auto.push(ours.run(&load, cores)?);
         }
         let median = |runs: &[Run], value: &dyn Fn(&Run) -> f64| {

@@ -17,7 +17,7 @@ use towpath_testkit::{Participants, Usage, pin, this_thread_usage};
 
 use crate::kernel_wire::{FAR, KernelWire, raise_file_limit, receive};
 use crate::latency::Latency;
-use crate::station::{HOST, Station};
+use crate::process::{HOST, Process};
 
 /// The first port.
 const PORT: u16 = 2000;
@@ -164,7 +164,7 @@ impl<'a> Load<'a> {
 
 /// An application on a station.
 pub(super) struct Ours<'a> {
-    station: &'a Station,
+    process: &'a Process,
     session: Session,
     /// To an endpoint each.
     kernel: Vec<UdpSocket>,
@@ -172,15 +172,15 @@ pub(super) struct Ours<'a> {
 }
 
 impl<'a> Ours<'a> {
-    pub(super) fn new(station: &'a Station, tap: &str) -> anyhow::Result<Ours<'a>> {
+    pub(super) fn new(process: &'a Process, tap: &str) -> anyhow::Result<Ours<'a>> {
         let options = Options {
             name: "waiting".into(),
             receive_slots: 4096,
-            receive_frame_bytes: 256,
+            receive_buffer_bytes: 256,
             endpoints: u32::from(MANY),
             ..Options::default()
         };
-        let mut session = Session::attach(station.socket(), &options)?;
+        let mut session = Session::attach(process.socket(), &options)?;
         let (ip, _) = session.info().ipv4.context("a session without an IPv4 address")?;
         for port in PORT..PORT + MANY {
             session.open(&Rule::new().udp(port))?;
@@ -194,12 +194,12 @@ impl<'a> Ours<'a> {
             Ok(socket)
         };
         let kernel = (PORT..PORT + MANY).map(to).collect::<io::Result<_>>()?;
-        let server = Participants::new(&[station.pid()]);
-        Ok(Ours { station, session, kernel, server })
+        let server = Participants::new(&[process.pid()]);
+        Ok(Ours { process, session, kernel, server })
     }
 
     pub(super) fn set(&self, setting: Setting, value: u64) -> anyhow::Result<()> {
-        self.station.set(setting, value)
+        self.process.set(setting, value)
     }
 
     pub(super) fn run(&mut self, load: &Load<'_>, cores: (usize, usize)) -> anyhow::Result<Run> {
@@ -239,7 +239,7 @@ impl<'a> Ours<'a> {
         let server = server.usage()?.since(&before);
         run.usage.cpu += server.cpu;
         run.usage.sleeps += server.sleeps;
-        run.usage.put_aside += server.put_aside;
+        run.usage.preempted += server.preempted;
         Ok(run)
     }
 }

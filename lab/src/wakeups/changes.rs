@@ -1,10 +1,10 @@
-//! The engine goes from every mode to every other while packets are under way.
+//! The engine goes from every strategy to every other while packets are under way.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use towpath_client::{Kind, Setting, Waiting};
+use towpath_client::{Kind, Setting, WaitStrategy};
 use towpath_device::random::Random;
 
 use super::progress::Progress;
@@ -12,11 +12,11 @@ use super::traffic::{Side, Traffic};
 use super::{Plan, goal, serve, set};
 use crate::report::{Outcome, Row};
 
-/// How many modes there are.
-fn modes() -> anyhow::Result<u64> {
-    match Setting::Mode.spec().kind {
+/// How many strategies there are.
+fn strategies() -> anyhow::Result<u64> {
+    match Setting::Wait.spec().kind {
         Kind::Word(words) if words.len() > 1 => Ok(words.len() as u64),
-        _ => bail!("modes without a choice of words"),
+        _ => bail!("strategies without a choice of words"),
     }
 }
 
@@ -39,24 +39,24 @@ fn every_change(count: u64) -> Vec<u64> {
     walk
 }
 
-/// From every mode to every other, a packet at least between two changes.
+/// From every strategy to every other, a packet at least between two changes.
 pub(super) fn changes(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let order = every_change(modes()?);
+    let order = every_change(strategies()?);
     let (server, _far) = serve(order[0])?;
-    let sides = Side::pair(&server, [Waiting::Block; 2], plan.limit)?;
+    let sides = Side::pair(&server, [WaitStrategy::Block; 2], plan.limit)?;
     let mut progress = Progress::new("changes: passes", plan.passes);
     let (start, traffic) = (Instant::now(), Traffic::default());
     let mut random = Random::new(seed.rotate_left(32));
-    let (mut mode, mut changes) = (order[0], 0);
+    let (mut strategy, mut changes) = (order[0], 0);
     let changed = traffic.run(sides, seed, true, |ended| {
         for pass in 0..plan.passes {
             let pick = |values: [u64; 3], random: &mut Random| values[random.below(3) as usize];
-            set(&server, Setting::ClockHz, pick([2000, 20_000, 60_000], &mut random))?;
+            set(&server, Setting::TickHz, pick([2000, 20_000, 60_000], &mut random))?;
             set(&server, Setting::LatencyUs, pick([1, 100, 2000], &mut random))?;
             for &next in &order[1..] {
                 let before = traffic.rounds.load(Ordering::Relaxed);
-                mode = next;
-                set(&server, Setting::Mode, mode)?;
+                strategy = next;
+                set(&server, Setting::Wait, strategy)?;
                 changes += 1;
                 while traffic.rounds.load(Ordering::Relaxed) == before {
                     if ended() {
@@ -69,15 +69,16 @@ pub(super) fn changes(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::
         }
         Ok(())
     });
-    let now = Setting::Mode.show(mode);
-    changed.with_context(|| format!("lost: mode {now}, after {changes} changes, seed {seed}"))?;
+    let now = Setting::Wait.show(strategy);
+    changed
+        .with_context(|| format!("lost: strategy {now}, after {changes} changes, seed {seed}"))?;
     progress.done(plan.passes, start.elapsed());
     server.stop()?;
     let all = plan.passes * (order.len() as u64 - 1);
-    outcome.rows.push(goal("changes of mode under traffic", changes, all, "changes"));
+    outcome.rows.push(goal("changes of strategy under traffic", changes, all, "changes"));
     let rounds = traffic.rounds.load(Ordering::Relaxed) as f64;
     outcome.context.push(Row::new(
-        "packets there and back, changes of mode",
+        "packets there and back, changes of strategy",
         &[],
         "rounds",
         &[rounds],
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_mode_is_gone_to_from_each_other_once() {
+    fn each_mode_change_occurs_once() {
         assert_eq!(every_change(3), [0, 1, 2, 1, 0, 2, 0]);
         for count in [2, 3, 4, 5, 6, 9] {
             let walk = every_change(count);
@@ -106,11 +107,11 @@ mod tests {
 
     #[test]
     fn all_modes_are_known() {
-        let modes = modes().unwrap();
-        for mode in 0..modes {
-            let word = Setting::Mode.show(mode);
-            assert_eq!(Setting::Mode.parse(&word).unwrap(), mode);
+        let strategies = strategies().unwrap();
+        for strategy in 0..strategies {
+            let word = Setting::Wait.show(strategy);
+            assert_eq!(Setting::Wait.parse(&word).unwrap(), strategy);
         }
-        assert!(serve(modes).is_err(), "one more than there are");
+        assert!(serve(strategies).is_err(), "one more than there are");
     }
 }

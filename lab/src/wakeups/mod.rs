@@ -2,13 +2,13 @@
 //!
 //! Sessions of a server in this process send each other one packet at a time, so that whoever is not
 //! woken waits for ever: nothing that comes later wakes it. Each wait has a limit that no wait
-//! reaches otherwise, and the first that does ends the run, with the mode, the seed and how many went
+//! reaches otherwise, and the first that does ends the run, with the wait strategy, the seed and how many went
 //! well before. What the models leave out is here: pipes, eventfds, epoll, real processors, several
-//! ringers of one sleeper. See docs/signalling.md.
+//! notifiers of one sleeper. See docs/signalling.md.
 //!
 //! Three parts. *Bursts*: everybody polls, and an event that is not marked anew is what could be
 //! lost. *Sleeps*: each way that an engine sleeps with each that applications do. *Changes*: the
-//! engine goes from every mode to every other while packets are under way.
+//! engine goes from every strategy to every other while packets are under way.
 
 mod changes;
 mod pause;
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use towpath_client::{Setting, Waiting};
+use towpath_client::{Setting, WaitStrategy};
 use towpath_device::loopback;
 use towpath_device::random::Random;
 use towpath_protocol::store::MemoryStore;
@@ -41,7 +41,7 @@ const CLOCK_HZ: u32 = 5000;
 const GIVES_WAY: Duration = Duration::from_micros(100);
 /// Whoever is to sleep and does so less than once in so many packets there and back does not.
 const ROUNDS_A_SLEEP: u64 = 50;
-/// The mode in which the engine never sleeps.
+/// The strategy in which the engine never sleeps.
 const NEVER_SLEEPS: &str = "poll";
 
 /// How often each part is tried.
@@ -50,7 +50,7 @@ struct Plan {
     bursts: u64,
     /// Sleeps of the engine, and as many of both applications together, for each pair of their ways.
     sleeps: u64,
-    /// Times that every mode is gone over to from every other.
+    /// Times that every strategy is gone over to from every other.
     passes: u64,
     limit: Duration,
 }
@@ -67,14 +67,14 @@ impl Plan {
     }
 }
 
-fn serve(mode: u64) -> anyhow::Result<(Server, loopback::LoopbackDevice)> {
+fn serve(strategy: u64) -> anyhow::Result<(Server, loopback::LoopbackDevice)> {
     let (near, far) = loopback::pair(&loopback::Config::default())?;
     let mut config = Config {
         subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 24)), ipv6: None },
         ..Config::default()
     };
-    config.settings.set(Setting::Mode, mode)?;
-    config.settings.set(Setting::ClockHz, u64::from(CLOCK_HZ))?;
+    config.settings.set(Setting::Wait, strategy)?;
+    config.settings.set(Setting::TickHz, u64::from(CLOCK_HZ))?;
     // The controller ticks about as often.
     config.settings.set(Setting::LatencyUs, 1_000_000 / u64::from(CLOCK_HZ))?;
     Ok((Server::start(&config, Box::new(near), Box::<MemoryStore>::default())?, far))
@@ -91,8 +91,8 @@ fn engine_sleeps(server: &Server) -> anyhow::Result<u64> {
 
 /// Everybody polls: bursts of one to eight packets, each waited for.
 fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let (server, _far) = serve(Setting::Mode.parse(NEVER_SLEEPS)?)?;
-    let [mut from, mut to] = Side::pair(&server, [Waiting::Poll; 2], plan.limit)?;
+    let (server, _far) = serve(Setting::Wait.parse(NEVER_SLEEPS)?)?;
+    let [mut from, mut to] = Side::pair(&server, [WaitStrategy::Poll; 2], plan.limit)?;
     let mut progress = Progress::new("poll: bursts", plan.bursts);
     let (start, mut random, mut next) = (Instant::now(), Random::new(seed), 0u64);
     for burst in 0..plan.bursts {
@@ -109,7 +109,7 @@ fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
             }
             if waiting.elapsed() >= plan.limit {
                 let left = end - next;
-                bail!("lost in mode poll, seed {seed}, after {burst} bursts: {left} of {count}");
+                bail!("lost in wait=poll, seed {seed}, after {burst} bursts: {left} of {count}");
             }
             to.take(|number| {
                 if number != next {
@@ -119,7 +119,7 @@ fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
             })?;
         }
         if let Some(number) = wrong {
-            bail!("packet {number} out of order in mode poll, seed {seed}, burst {burst}");
+            bail!("packet {number} out of order in wait=poll, seed {seed}, burst {burst}");
         }
         if burst % 65_536 == 0 {
             progress.at(burst);
@@ -173,17 +173,17 @@ fn sleep_often(
     })
 }
 
-/// An engine in a mode in which it is to sleep so often, which may be never, and applications that
+/// An engine in a strategy in which it is to sleep so often, which may be never, and applications that
 /// sleep in some way.
 fn sleeps(
     plan: &Plan,
-    (mode, of_engine): (&str, u64),
-    (way, waiting): (&str, Waiting),
+    (strategy, of_engine): (&str, u64),
+    (way, waiting): (&str, WaitStrategy),
     seed: u64,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    let name = format!("engine {mode}, application {way}");
-    let (server, _far) = serve(Setting::Mode.parse(mode)?)?;
+    let name = format!("engine {strategy}, application {way}");
+    let (server, _far) = serve(Setting::Wait.parse(strategy)?)?;
     let sides = Side::pair(&server, [waiting; 2], plan.limit)?;
     let mut progress = Progress::new(&format!("sleeps, {name}"), of_engine + plan.sleeps);
     let start = Instant::now();
@@ -221,10 +221,10 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    for mode in ["interrupt", "adaptive", "clocked", "auto", NEVER_SLEEPS] {
-        let of_engine = if mode == NEVER_SLEEPS { 0 } else { plan.sleeps };
-        for way in ["block", "spin", "clocked"].into_iter().zip(WAYS) {
-            sleeps(&plan, (mode, of_engine), way, seed, &mut outcome)?;
+    for strategy in ["block", "spin-then-block", "timer-driven", "auto", NEVER_SLEEPS] {
+        let of_engine = if strategy == NEVER_SLEEPS { 0 } else { plan.sleeps };
+        for way in ["block", "spin", "timer-driven"].into_iter().zip(WAYS) {
+            sleeps(&plan, (strategy, of_engine), way, seed, &mut outcome)?;
         }
     }
     changes(&plan, seed, &mut outcome)?;
@@ -239,11 +239,11 @@ mod tests {
     const FEW: Plan = Plan { bursts: 500, sleeps: 300, passes: 2, limit: LIMIT };
 
     #[test]
-    fn what_is_tried_is_counted() {
+    fn each_attempt_is_counted() {
         let (seed, mut outcome) = (7, Outcome::default());
         bursts(&FEW, seed, &mut outcome).unwrap();
-        for way in ["block", "spin", "clocked"].into_iter().zip(WAYS) {
-            sleeps(&FEW, ("interrupt", FEW.sleeps), way, seed, &mut outcome).unwrap();
+        for way in ["block", "spin", "timer-driven"].into_iter().zip(WAYS) {
+            sleeps(&FEW, ("block", FEW.sleeps), way, seed, &mut outcome).unwrap();
             sleeps(&FEW, (NEVER_SLEEPS, 0), way, seed, &mut outcome).unwrap();
         }
         changes(&FEW, seed, &mut outcome).unwrap();
@@ -253,32 +253,33 @@ mod tests {
 
     /// However often the applications sleep, it does not stand for the engine, nor the other way round.
     #[test]
-    fn who_does_not_sleep_misses_its_goal() {
+    fn a_side_that_does_not_sleep_misses_its_goal() {
         let (plan, mut outcome) = (Plan { sleeps: 5, ..FEW }, Outcome::default());
-        let block = ("block", Waiting::Block);
+        let block = ("block", WaitStrategy::Block);
         sleeps(&plan, (NEVER_SLEEPS, plan.sleeps), block, 7, &mut outcome).unwrap();
-        sleeps(&plan, ("clocked", plan.sleeps), ("poll", Waiting::Poll), 7, &mut outcome).unwrap();
-        sleeps(&plan, ("clocked", 0), block, 7, &mut outcome).unwrap();
+        sleeps(&plan, ("timer-driven", plan.sleeps), ("poll", WaitStrategy::Poll), 7, &mut outcome)
+            .unwrap();
+        sleeps(&plan, ("timer-driven", 0), block, 7, &mut outcome).unwrap();
         let held = |row: &Row| (row.name.clone(), row.holds());
         let rows: Vec<_> = outcome.rows.iter().map(held).collect();
         let expected = [
             ("sleeps of the engine, engine poll, application block", false),
             ("sleeps of the applications, engine poll, application block", true),
-            ("sleeps of the engine, engine clocked, application poll", true),
-            ("sleeps of the applications, engine clocked, application poll", false),
-            ("sleeps of the engine, engine clocked, application block", false),
-            ("sleeps of the applications, engine clocked, application block", true),
+            ("sleeps of the engine, engine timer-driven, application poll", true),
+            ("sleeps of the applications, engine timer-driven, application poll", false),
+            ("sleeps of the engine, engine timer-driven, application block", false),
+            ("sleeps of the applications, engine timer-driven, application block", true),
         ];
         assert_eq!(rows, expected.map(|(name, held)| (name.to_owned(), held)));
     }
 
     /// Whoever looks once a second, and is not rung, is as good as one that was not woken.
     #[test]
-    fn what_is_lost_is_named() {
-        let (server, _far) = serve(Setting::Mode.parse("clocked").unwrap()).unwrap();
-        set(&server, Setting::ClockHz, 1).unwrap();
+    fn a_lost_wake_up_is_named() {
+        let (server, _far) = serve(Setting::Wait.parse("timer-driven").unwrap()).unwrap();
+        set(&server, Setting::TickHz, 1).unwrap();
         let limit = Duration::from_millis(20);
-        let sides = Side::pair(&server, [Waiting::Block; 2], limit).unwrap();
+        let sides = Side::pair(&server, [WaitStrategy::Block; 2], limit).unwrap();
         let traffic = Traffic::default();
         let error = traffic
             .run(sides, 7, false, |ended| {
@@ -291,8 +292,8 @@ mod tests {
         let text = format!("{error:#}");
         assert!(text.contains("after 0 rounds: the engine brought nothing for 20ms"), "{text}");
         // And one whose packets are there, and who was not told.
-        let [mut from, mut to] = Side::pair(&server, [Waiting::Block; 2], limit).unwrap();
-        set(&server, Setting::Mode, 0).unwrap();
+        let [mut from, mut to] = Side::pair(&server, [WaitStrategy::Block; 2], limit).unwrap();
+        set(&server, Setting::Wait, 0).unwrap();
         to.session.set(to.endpoint, Setting::RxFrames, 100).unwrap();
         to.session.set(to.endpoint, Setting::RxUsecs, 1_000_000).unwrap();
         let waiter = std::thread::spawn(move || (to.wait(), to));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use towpath_client::{Endpoint, Options, Rule, Session, Waiting};
+use towpath_client::{Endpoint, Options, Rule, Session, WaitStrategy};
 use towpath_device::random::Random;
 use towpath_server::Server;
 
@@ -29,11 +29,12 @@ pub(super) struct Side {
 impl Side {
     pub(super) fn pair(
         server: &Server,
-        waits: [Waiting; 2],
+        waits: [WaitStrategy; 2],
         limit: Duration,
     ) -> anyhow::Result<[Side; 2]> {
         let side = |name: &str, waiting| -> anyhow::Result<Side> {
-            let options = Options { name: name.into(), waiting, ..Options::default() };
+            let options =
+                Options { name: name.into(), wait_strategy: waiting, ..Options::default() };
             let mut session = Session::attach_over(server.connect()?, &options)?;
             let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
             Ok(Side { session, endpoint, frame: vec![0; 60], limit })
@@ -98,7 +99,8 @@ pub(super) struct Traffic {
 }
 
 /// Ways to wait that are taken in turn, when they are to change.
-pub(super) const WAYS: [Waiting; 3] = [Waiting::Block, Waiting::Spin, Waiting::Clocked(CLOCK_HZ)];
+pub(super) const WAYS: [WaitStrategy; 3] =
+    [WaitStrategy::Block, WaitStrategy::SpinThenBlock, WaitStrategy::TimerDriven(CLOCK_HZ)];
 
 impl Traffic {
     /// Runs two sides, and `watch` beside them until it is done; then ends them. `changing`: how the
@@ -170,7 +172,7 @@ impl Traffic {
         if let Some(random) = changing
             && round.is_multiple_of(16)
         {
-            side.session.set_waiting(WAYS[random.below(3) as usize])?;
+            side.session.set_wait_strategy(WAYS[random.below(3) as usize])?;
         }
         Ok(())
     }

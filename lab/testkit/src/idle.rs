@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn who_computes_on_a_core_is_missing_there() {
+    fn a_computing_thread_reduces_idle_time_of_its_core() {
         let cpu = cores().unwrap()[0].cpu;
         let idle = calibrated(&[cpu]);
         std::thread::spawn(move || {

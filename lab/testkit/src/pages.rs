@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_arrive_whichever_way_they_go() {
+    fn every_way_to_move_pages_delivers_the_bytes() {
         let mut pages = Pages::new(3 * PAGE_BYTES).unwrap();
         for (how, area) in [(Move::Remap, &pages.private), (Move::Protect, &pages.shared)] {
             for place in 0..3 {

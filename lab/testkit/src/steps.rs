@@ -392,7 +392,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn who_was_stepped_through_goes_on() {
+    fn a_stepped_process_goes_on() {
         if cfg!(not(target_arch = "x86_64")) {
             return;
         }
@@ -408,7 +408,7 @@ mod tests {
                 Ok(watch) => watch,
                 Err(error) => {
                     let why = error.unavailable().unwrap_or_else(|| panic!("{error}"));
-                    crate::skip("who_was_stepped_through_goes_on", why);
+                    crate::skip("a_stepped_process_goes_on", why);
                     break;
                 }
             };
@@ -433,7 +433,7 @@ mod tests {
 
     /// A signal may come at any moment of a watch, its first and its last among them.
     #[test]
-    fn no_signal_of_who_is_stepped_through_is_lost() {
+    fn no_signal_to_a_stepped_process_is_lost() {
         if cfg!(not(target_arch = "x86_64")) {
             return;
         }
@@ -468,7 +468,7 @@ mod tests {
                     Ok(watch) => drop(watch),
                     Err(error) => {
                         let why = error.unavailable().unwrap_or_else(|| panic!("{error}"));
-                        crate::skip("no_signal_of_who_is_stepped_through_is_lost", why);
+                        crate::skip("no_signal_to_a_stepped_process_is_lost", why);
                         break;
                     }
                 }

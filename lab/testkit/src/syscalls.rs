@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use towpath_sandbox::{Error, Unavailable};
 
 /// The time between two looks at an idle thread: a watch may last that much longer than asked for.
-const LOOK_INTERVAL: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The time after its last stop during which the watch looks at a thread without sleeping.
 const SPIN: Duration = Duration::from_micros(100);
@@ -209,7 +209,7 @@ impl Trace {
                 trace.go_on(&stop)?;
                 return Ok(trace);
             }
-            std::thread::sleep(LOOK_INTERVAL);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Err(Errno::TIMEDOUT)
     }
@@ -246,7 +246,7 @@ impl Trace {
                     return Err(Errno::TIMEDOUT.into());
                 }
                 (None, _) if now - last_stop < SPIN => std::thread::yield_now(),
-                (None, _) => std::thread::sleep(LOOK_INTERVAL),
+                (None, _) => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }

@@ -121,7 +121,7 @@ pub struct Usage {
     /// How often threads of the processes went to sleep by themselves, and so were woken.
     pub sleeps: u64,
     /// How often they were preempted.
-    pub put_aside: u64,
+    pub preempted: u64,
 }
 
 impl Usage {
@@ -131,14 +131,14 @@ impl Usage {
         Usage {
             cpu: self.cpu.saturating_sub(before.cpu),
             sleeps: self.sleeps.saturating_sub(before.sleeps),
-            put_aside: self.put_aside.saturating_sub(before.put_aside),
+            preempted: self.preempted.saturating_sub(before.preempted),
         }
     }
 
     /// Returns how often threads were switched.
     #[must_use]
     pub fn switches(&self) -> u64 {
-        self.sleeps + self.put_aside
+        self.sleeps + self.preempted
     }
 }
 
@@ -156,11 +156,11 @@ impl Moment {
     #[must_use]
     pub fn until(&self, later: &Moment) -> Usage {
         let mut usage = Usage { cpu: later.cpu.saturating_sub(self.cpu), ..Usage::default() };
-        for (thread, [sleeps, put_aside]) in &later.threads {
+        for (thread, [sleeps, preempted]) in &later.threads {
             let [slept, were_put] = self.threads.get(thread).copied().unwrap_or_default();
             // A number that now belongs to another thread counts from zero again.
             usage.sleeps += sleeps.saturating_sub(slept);
-            usage.put_aside += put_aside.saturating_sub(were_put);
+            usage.preempted += preempted.saturating_sub(were_put);
         }
         usage
     }
@@ -228,7 +228,7 @@ pub fn this_thread_usage() -> io::Result<Usage> {
     Ok(Usage {
         cpu: this_thread_cpu_time()?,
         sleeps: times.voluntary_switches,
-        put_aside: times.involuntary_switches,
+        preempted: times.involuntary_switches,
     })
 }
 
@@ -345,12 +345,12 @@ mod tests {
         // The second has ended, the third's number is another thread's, the fourth is new.
         let after = moment(9, &[((1, 1), [13, 2]), ((1, 3), [4, 0]), ((1, 4), [7, 1])]);
         let usage = before.until(&after);
-        assert_eq!((usage.sleeps, usage.put_aside), (3 + 7, 1 + 1));
+        assert_eq!((usage.sleeps, usage.preempted), (3 + 7, 1 + 1));
         assert_eq!(usage.cpu, Duration::from_millis(4));
     }
 
     #[test]
-    fn odd_files_are_not_believed() {
+    fn malformed_proc_files_are_refused() {
         assert_eq!(
             schedstat("7 8 9\n"),
             Some((Duration::from_nanos(7), Duration::from_nanos(8), 9))

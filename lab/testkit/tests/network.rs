@@ -282,7 +282,7 @@ fn long_lists_are_read_to_their_end() {
 }
 
 #[test]
-fn the_kernel_says_why_it_refuses() {
+fn a_refusal_has_the_kernels_reason() {
     isolated!(|| {
         let mut netlink = Netlink::open().unwrap();
         netlink.create_bridge("taken").unwrap();
@@ -310,7 +310,7 @@ fn the_kernel_says_why_it_refuses() {
 }
 
 #[test]
-fn who_may_not_is_told_what_it_takes() {
+fn refused_operations_name_the_missing_capability() {
     isolated!(|| {
         // Capabilities are a thread's own.
         std::thread::spawn(|| {

@@ -100,18 +100,18 @@ fn a_confined_program_gains_nothing_by_another() {
 }
 
 #[test]
-fn the_running_program_starts_as_anybody() {
+fn the_running_program_starts_as_any_user() {
     let program = Executable::current().unwrap();
     let mut command = program.command();
     command.args(["--list", "--format=terse"]);
     Users::find().applications[1].confine(&mut command);
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("the_running_program_starts_as_anybody: test"), "{output:?}");
+    assert!(text.contains("the_running_program_starts_as_any_user: test"), "{output:?}");
 }
 
 #[test]
-fn what_the_machine_allows_is_found_without_side_effects() {
+fn checks_of_the_machine_have_no_side_effects() {
     let before = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
     let namespaces = check_namespaces();
     let tap = check_tun();
@@ -308,7 +308,7 @@ fn signals_reach_a_watched_process() {
 }
 
 #[test]
-fn who_cannot_be_watched_is_said() {
+fn threads_that_cannot_be_watched_are_refused() {
     // The own thread, and numbers without a thread.
     for tid in [std::process::id(), u32::MAX, i32::MAX as u32] {
         assert!(SyscallWatch::start(tid, Duration::from_secs(1)).is_err());
@@ -350,7 +350,7 @@ fn allocations_are_counted_by_thread() {
 }
 
 #[test]
-fn what_leaked_is_named() {
+fn leaked_descriptors_are_named() {
     let mut shell = start(
         "/bin/sh",
         &["-c", "exec 2>/dev/null; echo 1; read x; exec 7</etc/passwd; echo 2; read x"],

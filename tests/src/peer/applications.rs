@@ -6,7 +6,7 @@ use std::time::Instant;
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_tests::{PATIENCE, frames};
 
-use crate::orders::{Order, Orders};
+use crate::inputs::{Input, Inputs};
 
 /// Frames of a batch: fewer than the queues hold, so that none may be lost.
 const BATCH: u64 = 16;
@@ -27,7 +27,7 @@ fn attach(socket: &Path, name: &str) -> (Session, Endpoint) {
 fn send(session: &mut Session, endpoint: Endpoint, to: [u8; 6], seed: u64, number: u64) {
     let source = session.info().mac;
     loop {
-        let sent = session.send(endpoint, frames::len(seed, number), Meta::FINISHED, |parts| {
+        let sent = session.send(endpoint, frames::len(seed, number), Meta::FULL, |parts| {
             frames::write(parts[0], to, source, seed, number);
         });
         match sent {
@@ -91,7 +91,7 @@ pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
     let (mut a, of_a) = attach(socket, "pair-a");
     let (mut b, of_b) = attach(socket, "pair-b");
     let (mac_a, mac_b) = (a.info().mac, b.info().mac);
-    let orders = Orders::listen();
+    let inputs = Inputs::listen();
     let mut number = 0;
     loop {
         for step in 0..BATCH {
@@ -106,15 +106,15 @@ pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
             println!("running");
         }
         number += BATCH;
-        match orders.next() {
-            Order::None => {}
-            Order::Line(line) if line == "count" => println!("{number}"),
-            Order::Line(line) => panic!("no such order: {line}"),
-            Order::Over => break,
+        match inputs.next() {
+            Input::None => {}
+            Input::Line(line) if line == "count" => println!("{number}"),
+            Input::Line(line) => panic!("no such order: {line}"),
+            Input::Over => break,
         }
     }
     let statistics = [a.statistics(), b.statistics()];
-    assert!(statistics.iter().all(|one| one.rings <= one.batches), "{statistics:?}");
+    assert!(statistics.iter().all(|one| one.notifications <= one.batches), "{statistics:?}");
     nothing_dropped(&a, of_a, number);
     nothing_dropped(&b, of_b, number);
     println!("exchanged {number}");
@@ -124,7 +124,7 @@ pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
 /// answers `count`, and at the end of its input prints `echoed N`.
 pub(crate) fn echoed(socket: &Path, seed: u64) {
     let (mut session, endpoint) = attach(socket, "echoed");
-    let orders = Orders::listen();
+    let inputs = Inputs::listen();
     let mut number = 0;
     loop {
         for step in 0..BATCH {
@@ -136,11 +136,11 @@ pub(crate) fn echoed(socket: &Path, seed: u64) {
             println!("running");
         }
         number += BATCH;
-        match orders.next() {
-            Order::None => {}
-            Order::Line(line) if line == "count" => println!("{number}"),
-            Order::Line(line) => panic!("no such order: {line}"),
-            Order::Over => break,
+        match inputs.next() {
+            Input::None => {}
+            Input::Line(line) if line == "count" => println!("{number}"),
+            Input::Line(line) => panic!("no such order: {line}"),
+            Input::Over => break,
         }
     }
     nothing_dropped(&session, endpoint, number);

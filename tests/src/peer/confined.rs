@@ -80,7 +80,7 @@ pub(crate) fn run(socket: &Path, server: i32) {
     let raw = Raw::connect(socket).expect("connects");
     let (attached, files) = raw.attach(raw::attach("confined")).expect("attaches");
     println!("trusted: {}", attached.flags & TRUSTED != 0);
-    let [server_pages, receive_heap, state, pages, heap, _doorbell, _wake] = &files[..] else {
+    let [server_pages, receive_pool, state, pages, heap, _doorbell, _wake] = &files[..] else {
         panic!("{} descriptors", files.len())
     };
     // Mapped while that is allowed: the only mapping that stays writable.
@@ -91,7 +91,7 @@ pub(crate) fn run(socket: &Path, server: i32) {
     assert!(matches!(reply, Reply::Message(Message::Done, _)), "{reply:?}");
     for (name, file) in [
         ("server pages", server_pages),
-        ("receive heap", receive_heap),
+        ("receive heap", receive_pool),
         ("state page", state),
         ("application pages", pages),
         ("transmit heap", heap),

@@ -63,7 +63,7 @@ fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
     assert!(matches!(closed, OpenError::Lost(Lost::Forked)), "close: {closed}");
     // These calls return no error: they must neither fault nor take anything from the parent.
     session.disarm();
-    session.take_rings();
+    session.take_notifications();
     assert!(session.counters(endpoint).iter().all(|(_, value)| *value == 0), "counters");
     assert_eq!(session.statistics(), before, "statistics");
     drop(session);

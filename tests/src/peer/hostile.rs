@@ -9,15 +9,15 @@ use towpath_client::{Endpoint, Lost, Options, Rule, Session, Violation};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::SessionShape;
 use towpath_queue::descriptor::{
-    Descriptor, HEADROOM_BYTES, META, MORE, OUTGOING, SMALL, SMALL_BYTES,
+    Descriptor, EXPEDITED, EXPEDITED_BYTES, HEADROOM_BYTES, META, MORE, OUTGOING,
 };
 use towpath_queue::word::LINE_WORDS;
-use towpath_tests::memory::{Places, QueueSetPlaces, Words};
+use towpath_tests::memory::{Places, QueuePairOffsets, Words};
 use towpath_tests::{PATIENCE, frames};
 
 const TRANSMIT_SLOTS: u32 = 64;
 const RECEIVE_SLOTS: u32 = 8;
-const QUEUE_SETS: u32 = 2;
+const QUEUE_PAIRS: u32 = 2;
 
 /// A session, and its memory behind the library's back.
 pub(crate) struct Hostile {
@@ -35,20 +35,20 @@ impl Hostile {
     pub(crate) fn attach(socket: &Path, name: &str) -> Hostile {
         let options = Options {
             name: name.into(),
-            queue_sets: QUEUE_SETS,
+            queue_pairs: QUEUE_PAIRS,
             endpoints: 4,
             transmit_slots: TRANSMIT_SLOTS,
             receive_slots: RECEIVE_SLOTS,
-            transmit_frame_bytes: 2048,
-            receive_frame_bytes: 2048,
+            transmit_buffer_bytes: 2048,
+            receive_buffer_bytes: 2048,
             ..Options::default()
         };
         let mut session = Session::attach(socket, &options).expect("attaches");
         let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
-        let other = Rule::new().ethertype(frames::ETHERTYPE + 1).queue_set(1);
+        let other = Rule::new().ethertype(frames::ETHERTYPE + 1).queue_pair(1);
         let other = session.open(&other).expect("opens");
         let (slots, frames) = (options.transmit_slots, options.receive_slots);
-        let shape = SessionShape::new(QUEUE_SETS, 4, slots, frames, 2048, 2048).expect("a shape");
+        let shape = SessionShape::new(QUEUE_PAIRS, 4, slots, frames, 2048, 2048).expect("a shape");
         Hostile {
             session,
             endpoint,
@@ -63,8 +63,8 @@ impl Hostile {
         }
     }
 
-    fn set(&self, queue_set: usize) -> QueueSetPlaces {
-        self.places.queue_sets[queue_set]
+    fn set(&self, queue_pair: usize) -> QueuePairOffsets {
+        self.places.queue_pairs[queue_pair]
     }
 
     /// Wakes the server.
@@ -75,10 +75,10 @@ impl Hostile {
     }
 
     /// Announces that a queue pair has something to send.
-    fn announce(&self, queue_set: u64) {
+    fn announce(&self, queue_pair: u64) {
         let head = self.pages.load(self.places.events) as u32;
-        let slot = (head & (QUEUE_SETS.next_power_of_two() - 1)) as usize;
-        self.pages.store(self.places.events + LINE_WORDS + slot, queue_set);
+        let slot = (head & (QUEUE_PAIRS.next_power_of_two() - 1)) as usize;
+        self.pages.store(self.places.events + LINE_WORDS + slot, queue_pair);
         self.pages.store(self.places.events, u64::from(head.wrapping_add(1)));
         self.ring();
     }
@@ -105,7 +105,7 @@ impl Hostile {
     /// send.
     fn correct(&self) -> Descriptor {
         Descriptor {
-            frame: 0,
+            buffer: 0,
             start: HEADROOM_BYTES,
             len: 60,
             endpoint: self.endpoint.number(),
@@ -159,8 +159,8 @@ impl Hostile {
                 Err(lost) => return Some(lost),
                 // Data from before the end must be taken first.
                 Ok(true) => {
-                    for queue_set in 0..QUEUE_SETS {
-                        if let Err(lost) = self.session.receive(queue_set, 64, |_| ()) {
+                    for queue_pair in 0..QUEUE_PAIRS {
+                        if let Err(lost) = self.session.receive(queue_pair, 64, |_| ()) {
                             return Some(lost);
                         }
                     }
@@ -189,10 +189,10 @@ type Act = fn(&mut Hostile);
 
 const ACTS: &[(&str, Violation, Act)] = &[
     ("a frame outside of the heap", Violation::Frame, |h| {
-        h.push_one(Descriptor { frame: h.shape.transmit_heap.frames(), ..h.correct() });
+        h.push_one(Descriptor { buffer: h.shape.transmit_pool.buffers(), ..h.correct() });
     }),
     ("the last frame number there is", Violation::Frame, |h| {
-        h.push_one(Descriptor { frame: 0xff_ffff, ..h.correct() });
+        h.push_one(Descriptor { buffer: 0xff_ffff, ..h.correct() });
     }),
     ("data that starts in the headroom", Violation::Range, |h| {
         h.push_one(Descriptor { start: HEADROOM_BYTES - 1, ..h.correct() });
@@ -201,7 +201,7 @@ const ACTS: &[(&str, Violation, Act)] = &[
         h.push_one(Descriptor { len: 0, ..h.correct() });
     }),
     ("data a byte over the frame", Violation::Range, |h| {
-        let len = h.shape.transmit_heap.data_bytes() + 1;
+        let len = h.shape.transmit_pool.data_bytes() + 1;
         h.push_one(Descriptor { len, ..h.correct() });
     }),
     ("the largest start and length", Violation::Range, |h| {
@@ -215,9 +215,9 @@ const ACTS: &[(&str, Violation, Act)] = &[
         h.push_one(Descriptor { flags: MORE, ..h.correct() });
     }),
     ("a chain of 49 frames", Violation::Chain, |h| {
-        let more = |frame| Descriptor { frame, flags: MORE, ..h.correct() }.to_words();
+        let more = |buffer| Descriptor { buffer, flags: MORE, ..h.correct() }.to_words();
         let mut chain: Vec<_> = (0..48).map(more).collect();
-        chain.push(Descriptor { frame: 48, ..h.correct() }.to_words());
+        chain.push(Descriptor { buffer: 48, ..h.correct() }.to_words());
         h.push(&chain);
     }),
     ("an endpoint that does not exist", Violation::Endpoint, |h| {
@@ -231,11 +231,11 @@ const ACTS: &[(&str, Violation, Act)] = &[
     }),
     ("a plain packet by an endpoint of another queue set", Violation::Endpoint, |h| {
         let (mac, ip) = (h.session.info().mac, h.session.info().ipv4.expect("an address").0);
-        let rule = Rule::new().udp(7).queue_set(1);
+        let rule = Rule::new().udp(7).queue_pair(1);
         let other = h.session.open(&rule).expect("opens");
         let flow = Flow::v4().macs(mac, mac).addresses(ip, ip).ports(7, 7);
         let frame = flow.udp(b"to whoever sent it");
-        let start = h.correct().heap_offset(&h.shape.transmit_heap) / 8;
+        let start = h.correct().pool_offset(&h.shape.transmit_pool) / 8;
         for (place, bytes) in frame.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
@@ -245,20 +245,20 @@ const ACTS: &[(&str, Violation, Act)] = &[
     }),
     ("a chain of two endpoints", Violation::Endpoint, |h| {
         let first = Descriptor { flags: MORE, ..h.correct() };
-        let second = Descriptor { frame: 1, endpoint: h.other.number(), ..h.correct() };
+        let second = Descriptor { buffer: 1, endpoint: h.other.number(), ..h.correct() };
         h.push(&[first.to_words(), second.to_words()]);
     }),
     ("a flag that does not exist", Violation::Flags, |h| {
         h.push_one(Descriptor { flags: 1 << 5, ..h.correct() });
     }),
     ("a small packet that is none", Violation::Flags, |h| {
-        h.push_one(Descriptor { flags: SMALL, len: SMALL_BYTES + 1, ..h.correct() });
+        h.push_one(Descriptor { flags: EXPEDITED, len: EXPEDITED_BYTES + 1, ..h.correct() });
     }),
     ("a small packet that goes on", Violation::Flags, |h| {
-        h.push_one(Descriptor { flags: SMALL | MORE, ..h.correct() });
+        h.push_one(Descriptor { flags: EXPEDITED | MORE, ..h.correct() });
     }),
     ("a small packet by an endpoint that does not exist", Violation::Endpoint, |h| {
-        h.push_one(Descriptor { flags: SMALL, endpoint: 5, ..h.correct() });
+        h.push_one(Descriptor { flags: EXPEDITED, endpoint: 5, ..h.correct() });
     }),
     ("the flag of captured packets", Violation::Flags, |h| {
         h.push_one(Descriptor { flags: OUTGOING, ..h.correct() });
@@ -284,11 +284,11 @@ const ACTS: &[(&str, Violation, Act)] = &[
         h.announce(0);
     }),
     ("an event of a queue set that does not exist", Violation::Event, |h| {
-        h.announce(u64::from(QUEUE_SETS));
+        h.announce(u64::from(QUEUE_PAIRS));
     }),
     ("an event of 64 bits", Violation::Event, |h| h.announce(u64::MAX)),
     ("more events than queue sets", Violation::Index, |h| {
-        h.pages.store(h.places.events, u64::from(QUEUE_SETS + 1));
+        h.pages.store(h.places.events, u64::from(QUEUE_PAIRS + 1));
         h.ring();
     }),
     ("acknowledgements of events that were not taken", Violation::Event, |h| {
@@ -306,7 +306,7 @@ const ACTS: &[(&str, Violation, Act)] = &[
     }),
     ("a frame provided that is outside of the heap", Violation::Frame, |h| {
         let provided = h.set(0).provided;
-        h.pages.store(provided, u64::from(h.shape.receive_heap.frames()));
+        h.pages.store(provided, u64::from(h.shape.receive_pool.buffers()));
         h.receive_while(|_| ());
     }),
     ("a frame provided of 33 bits", Violation::Frame, |h| {

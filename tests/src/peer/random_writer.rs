@@ -31,7 +31,7 @@ pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
             scope.spawn(move || {
                 let (pages, heap, places) = words;
                 let heads: Vec<usize> = places
-                    .queue_sets
+                    .queue_pairs
                     .iter()
                     .flat_map(|set| [set.transmit_head, set.receive_head, set.transmit_head + 1])
                     .chain([0, places.acknowledgements, places.events])

@@ -10,7 +10,7 @@ use std::time::Duration;
 use towpath_device::tap::{Options, TapDevice};
 use towpath_device::{Device, loopback};
 use towpath_protocol::store::{MemoryStore, Store};
-use towpath_server::{Config, Mode, Policy, Server, Subnets};
+use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
 use towpath_tests::far::Echo;
 
 use crate::logged::Logged;
@@ -46,12 +46,12 @@ impl Store for Counted {
 pub(crate) fn run(socket: &Path, options: &[&str]) {
     let logged = Logged::start();
     let mut policy = Policy::default();
-    let (mut mode, mut echo, mut tap, mut waits) = (Mode::Interrupt, true, None, false);
+    let (mut mode, mut echo, mut tap, mut waits) = (EngineStrategy::Block, true, None, false);
     for option in options {
         let (name, value) = option.split_once('=').expect("name=value");
         match (name, value) {
-            ("mode", "poll") => mode = Mode::Poll,
-            ("mode", "interrupt") => mode = Mode::Interrupt,
+            ("wait", "poll") => mode = EngineStrategy::Poll,
+            ("wait", "block") => mode = EngineStrategy::Block,
             ("far", "echo") => echo = true,
             ("far", "none") => echo = false,
             // The far end fetches packets late, so that some are in flight at any moment.

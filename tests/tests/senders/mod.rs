@@ -8,7 +8,7 @@ use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{Message, Set};
 use towpath_protocol::settings::Kind;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server};
+use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::frames;
 
 /// Packets that the far end holds before it is drained.
@@ -19,7 +19,7 @@ pub(crate) struct World {
     pub(crate) far: DeviceFarEnd,
 }
 
-pub(crate) fn world(mode: Mode) -> World {
+pub(crate) fn world(mode: EngineStrategy) -> World {
     let config = loopback::Config { ring_packets: RING, ..Default::default() };
     let (near, far) = loopback::pair(&config).unwrap();
     let config = Config { settings: mode.into(), ..Config::default() };
@@ -67,9 +67,13 @@ impl World {
 
     /// Returns a sender whose expedited messages go through a queue pair of their own, or through
     /// their endpoint's.
-    pub(crate) fn sender_with(&self, name: &str, small_queue_set: Option<u32>) -> Sender {
-        let options =
-            Options { name: name.into(), queue_sets: 2, small_queue_set, ..Options::default() };
+    pub(crate) fn sender_with(&self, name: &str, expedited_queue_pair: Option<u32>) -> Sender {
+        let options = Options {
+            name: name.into(),
+            queue_pairs: 2,
+            expedited_queue_pair,
+            ..Options::default()
+        };
         let mut session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
         let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
         let mac = session.info().mac;
@@ -118,12 +122,12 @@ impl Sender {
     pub(crate) fn send_more(&mut self, len: usize) -> bool {
         self.put(len, |session, endpoint, frame| {
             let fill = |parts: &mut [&mut [u8]]| parts[0].copy_from_slice(frame);
-            session.send_more(endpoint, frame.len(), Meta::FINISHED, fill)
+            session.send_more(endpoint, frame.len(), Meta::FULL, fill)
         })
     }
 
     pub(crate) fn small(&mut self, len: usize) -> bool {
-        self.put(len, |session, endpoint, frame| session.send_small(endpoint, frame))
+        self.put(len, |session, endpoint, frame| session.send_expedited(endpoint, frame))
     }
 
     pub(crate) fn put(

@@ -57,7 +57,7 @@ pub(super) fn assert_frames(what: &str, got: &[(Vec<u8>, Meta)], expected: &[Vec
             panic!("{what}: frame {at} of {} did not arrive", expected.len());
         };
         assert!(got == expected, "{what}: frame {at} is another:\n{got:x?}\n{expected:x?}");
-        assert!(meta.is_finished(), "{what}: frame {at} is unfinished");
+        assert!(meta.is_full(), "{what}: frame {at} is unfinished");
     }
     assert_eq!(got.len(), expected.len(), "{what}: more frames than were sent");
 }
@@ -82,7 +82,7 @@ fn order(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
         sent += near.offer(&packets);
         drain(far, &mut arrived);
         for _ in 0..random.below(32) {
-            if fed < COUNT && far.send(&inward[fed], Meta::FINISHED) {
+            if fed < COUNT && far.send(&inward[fed], Meta::FULL) {
                 fed += 1;
             }
         }
@@ -102,7 +102,7 @@ fn budgets(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
     let mut received = Vec::new();
     let deadline = Instant::now() + PATIENCE;
     while received.len() < frames.len() {
-        while fed < frames.len() && far.send(&frames[fed], Meta::FINISHED) {
+        while fed < frames.len() && far.send(&frames[fed], Meta::FULL) {
             fed += 1;
         }
         // A far end that is a device itself moves only when the suite calls it.
@@ -176,7 +176,7 @@ fn chains(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     for parts in 1..=MAX_PARTS {
         let frame = frame(NEAR_MAC, parts as u32, size(near, &mut random).max(100));
         let cuts = cuts(&mut random, frame.len(), parts);
-        let packet = Outgoing { bytes: &frame, cuts: &cuts, meta: Meta::FINISHED };
+        let packet = Outgoing { bytes: &frame, cuts: &cuts, meta: Meta::FULL };
         let mut taken = 0;
         near.run_until("room for a chain", |near, _| {
             drain(far, &mut arrived);
@@ -205,7 +205,7 @@ fn chains(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
 /// Returns whether `got` is `sent`, either unchanged, with its metadata, or finished and segmented.
 fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, String> {
     let Some((first, got_meta)) = got.first() else { return Ok(false) };
-    if !got_meta.is_finished() {
+    if !got_meta.is_full() {
         let mut wanted = meta;
         if let (Some(wanted), Some(got)) = (&mut wanted.segmentation, got_meta.segmentation) {
             // A device need not pass on the length of the headers.
@@ -232,7 +232,7 @@ fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, St
     let mut bytes = Vec::new();
     for (frame, meta) in got {
         let headers = Headers::parse(frame, frame.len()).map_err(|error| format!("{error:?}"))?;
-        if !meta.is_finished() || verify(frame, &headers) != Verdict::Right {
+        if !meta.is_full() || verify(frame, &headers) != Verdict::Right {
             return Err(format!("a wrong checksum in a frame of {} bytes", frame.len()));
         }
         if let Some(segmentation) = meta_segment_bytes(sent, headers.protocol(), frame) {
@@ -259,8 +259,8 @@ fn metadata(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     let mut packets = Vec::new();
     for (from, to, outward) in [(NEAR_MAC, FAR_MAC, true), (FAR_MAC, NEAR_MAC, false)] {
         for flow in [Flow::v4(), Flow::v6()].map(|flow| flow.macs(from, to)) {
-            packets.push((outward, flow.udp_unfinished(&payload[..1000])));
-            packets.push((outward, flow.tcp_unfinished(&Tcp::default(), &payload[..999])));
+            packets.push((outward, flow.udp_partial(&payload[..1000])));
+            packets.push((outward, flow.tcp_partial(&Tcp::default(), &payload[..999])));
             let segment_bytes = (near.info.mtu - 60) as u16;
             packets.push((outward, flow.tcp_large(&Tcp::default(), &payload, segment_bytes)));
         }
@@ -316,11 +316,7 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         let dropped = near.device.counters().tx_dropped;
         let good = [place];
         let what = format!("{}, {case}", near.what());
-        near.offer_parts(&[
-            (&good, Meta::FINISHED),
-            (&parts, Meta::FINISHED),
-            (&good, Meta::FINISHED),
-        ]);
+        near.offer_parts(&[(&good, Meta::FULL), (&parts, Meta::FULL), (&good, Meta::FULL)]);
         let mut arrived = Vec::new();
         near.run_until(case, |near, _| {
             drain(far, &mut arrived);
@@ -330,12 +326,12 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         assert_eq!(near.device.counters().tx_dropped, dropped + 1, "{what}: not counted");
     }
 
-    let taken = near.device.rx_provide(&near.spaces, nowhere, &[0]);
+    let taken = near.device.rx_fill(&near.spaces, nowhere, &[0]);
     assert_eq!(taken, 0, "{}: a frame in an unknown space", near.what());
     let mut frames = Vec::new();
     near.reset();
     for outside in [u32::MAX, near.memory_end().max(u32::MAX / 2)] {
-        let taken = near.device.rx_provide(&near.spaces, near.pool, &[outside]);
+        let taken = near.device.rx_fill(&near.spaces, near.pool, &[outside]);
         assert_eq!(taken, 0, "{}: a frame outside of its space", near.what());
         near.device.reset(&mut frames).expect("reset");
         assert!(frames.is_empty());
@@ -351,7 +347,7 @@ fn reset(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
             frames.iter().map(|frame| Outgoing::whole(frame)).collect();
         near.offer(&packets);
         for number in 0..5 {
-            far.send(&frame(FAR_MAC, round * 100 + number, 200), Meta::FINISHED);
+            far.send(&frame(FAR_MAC, round * 100 + number, 200), Meta::FULL);
         }
         if round % 2 == 0 {
             near.receive_up_to(2);
@@ -373,7 +369,7 @@ fn reset(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         let marker = frame(FAR_MAC, 5000 + round, 300);
         let mut sent = false;
         near.run_until("a frame received after a reset", |_, received| {
-            sent = sent || far.send(&marker, Meta::FINISHED);
+            sent = sent || far.send(&marker, Meta::FULL);
             received.last().is_some_and(|(last, _)| *last == marker)
         });
     }
@@ -402,7 +398,7 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
                 let packets: Vec<Outgoing<'_>> = batch
                     .iter()
                     .zip(&cuts)
-                    .map(|(bytes, cuts)| Outgoing { bytes, cuts, meta: Meta::FINISHED })
+                    .map(|(bytes, cuts)| Outgoing { bytes, cuts, meta: Meta::FULL })
                     .collect();
                 let taken = near.offer(&packets);
                 outward.extend(batch.into_iter().take(taken));
@@ -412,7 +408,7 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
                 let frame = frame(FAR_MAC, inward.len() as u32, len);
                 // A wire may lose frames that the far end does not take in time; the suite gives it
                 // time.
-                if inward.len() - received.len() < 32 && far.send(&frame, Meta::FINISHED) {
+                if inward.len() - received.len() < 32 && far.send(&frame, Meta::FULL) {
                     inward.push(frame);
                 }
             }

@@ -20,7 +20,7 @@ pub trait FarEnd: Send {
 }
 
 /// Empty buffers that the far device has at most, and places that it sends packets from.
-const FRAMES: u32 = 128;
+const BUFFERS: u32 = 128;
 const PLACES: u32 = 64;
 
 /// A device as the other end: for devices that come in pairs.
@@ -28,7 +28,7 @@ pub struct DeviceFarEnd {
     device: Box<dyn Device>,
     spaces: Spaces,
     memory: SpaceId,
-    frame_bytes: u32,
+    buffer_bytes: u32,
     /// Free places to send from: offsets, which serve as tokens.
     places: Vec<u64>,
     received: VecDeque<Received>,
@@ -43,37 +43,37 @@ impl DeviceFarEnd {
     pub fn new(mut device: Box<dyn Device>) -> DeviceFarEnd {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).expect("the far end starts");
-        let frame_bytes = device.info().rx_frame_bytes as u32;
-        let bytes = (FRAMES + PLACES) as usize * frame_bytes as usize;
+        let buffer_bytes = device.info().rx_buffer_bytes as u32;
+        let bytes = (BUFFERS + PLACES) as usize * buffer_bytes as usize;
         let region = Region::private(bytes).expect("memory");
         let memory = spaces.add(Space::writable(region));
-        let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
-        device.rx_provide(&spaces, memory, &frames);
+        let buffers: Vec<u32> = (0..BUFFERS).map(|index| index * buffer_bytes).collect();
+        device.rx_fill(&spaces, memory, &buffers);
         let places =
-            (FRAMES..FRAMES + PLACES).map(|index| u64::from(index * frame_bytes)).collect();
-        DeviceFarEnd { device, spaces, memory, frame_bytes, places, received: VecDeque::new() }
+            (BUFFERS..BUFFERS + PLACES).map(|index| u64::from(index * buffer_bytes)).collect();
+        DeviceFarEnd { device, spaces, memory, buffer_bytes, places, received: VecDeque::new() }
     }
 
     fn turn(&mut self) {
         let mut received = Vec::new();
         let budget = 64usize.saturating_sub(self.received.len());
-        // A device that is gone has no more frames to return.
-        let _ = self.device.rx_return(&mut self.spaces, &mut received, budget);
+        // A device that is gone has no more buffers to return.
+        let _ = self.device.rx_poll(&mut self.spaces, &mut received, budget);
         self.received.extend(received);
-        let _ = self.device.tx_return(&mut self.places, PLACES as usize);
+        let _ = self.device.tx_complete(&mut self.places, PLACES as usize);
     }
 }
 
 impl FarEnd for DeviceFarEnd {
     fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
-        assert!(frame.len() <= self.frame_bytes as usize, "no longer than a frame");
+        assert!(frame.len() <= self.buffer_bytes as usize, "no longer than a buffer");
         self.turn();
         let Some(token) = self.places.pop() else { return false };
         let offset = token as u32;
         self.spaces.copy_in(self.memory, offset, frame).expect("inside");
         let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
         let packet = Packet { parts: &parts, meta, token };
-        let taken = self.device.tx_provide(&mut self.spaces, &[packet]).expect("the far end sends");
+        let taken = self.device.tx_submit(&mut self.spaces, &[packet]).expect("the far end sends");
         if taken == 0 {
             self.places.push(token);
         }
@@ -88,7 +88,7 @@ impl FarEnd for DeviceFarEnd {
         let received = self.received.pop_front()?;
         let mut frame = vec![0; received.len as usize];
         self.spaces.copy_out(received.space, received.offset, &mut frame).expect("inside");
-        self.device.rx_provide(&self.spaces, received.space, &[received.frame]);
+        self.device.rx_fill(&self.spaces, received.space, &[received.buffer]);
         Some((frame, received.meta))
     }
 

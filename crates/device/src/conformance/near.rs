@@ -9,7 +9,7 @@ use super::FarEnd;
 use crate::{Armed, Device, Info, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
 
 /// Buffers in the pool.
-const FRAMES: u32 = 640;
+const BUFFERS: u32 = 640;
 /// Places to send from, and their size in bytes; a ring must refuse before all are with it.
 pub(super) const PLACES: u32 = 4096;
 pub(super) const PLACE_BYTES: u32 = 2048;
@@ -38,7 +38,7 @@ pub(super) struct Outgoing<'a> {
 
 impl<'a> Outgoing<'a> {
     pub(super) fn whole(bytes: &'a [u8]) -> Outgoing<'a> {
-        Outgoing { bytes, cuts: &[], meta: Meta::FINISHED }
+        Outgoing { bytes, cuts: &[], meta: Meta::FULL }
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Near {
     pub(super) pool: SpaceId,
     pub(super) memory: SpaceId,
     memory_start: u32,
-    frames: Vec<Holder>,
+    buffers: Vec<Holder>,
     places: Vec<u32>,
     /// Token to place and length in bytes.
     outstanding: BTreeMap<u64, (u32, u32)>,
@@ -64,7 +64,7 @@ impl Near {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).expect("the device starts");
         let info = device.info().clone();
-        let pool_bytes = FRAMES as usize * info.rx_frame_bytes;
+        let pool_bytes = BUFFERS as usize * info.rx_buffer_bytes;
         let memory_bytes = (PLACES * PLACE_BYTES + LARGE_BYTES) as usize;
         let mut space = |bytes| {
             let region = Region::private(bytes).expect("memory");
@@ -82,7 +82,7 @@ impl Near {
             pool,
             memory,
             memory_start,
-            frames: vec![Holder::Suite; FRAMES as usize],
+            buffers: vec![Holder::Suite; BUFFERS as usize],
             places: (0..PLACES).rev().collect(),
             outstanding: BTreeMap::new(),
             next_token: 1,
@@ -90,7 +90,7 @@ impl Near {
             info,
         };
         near.provide();
-        assert!(near.with_device() > 0, "{}: no frame was taken", near.what);
+        assert!(near.with_device() > 0, "{}: no buffer was taken", near.what);
         near
     }
 
@@ -99,7 +99,7 @@ impl Near {
     }
 
     pub(super) fn with_device(&self) -> usize {
-        self.frames.iter().filter(|holder| **holder == Holder::Device).count()
+        self.buffers.iter().filter(|holder| **holder == Holder::Device).count()
     }
 
     pub(super) fn outstanding(&self) -> usize {
@@ -108,53 +108,52 @@ impl Near {
 
     /// Gives the device every buffer that it does not have.
     pub(super) fn provide(&mut self) {
-        let size = self.info.rx_frame_bytes as u32;
-        let ours: Vec<u32> = (0..FRAMES)
-            .filter(|index| self.frames[*index as usize] == Holder::Suite)
+        let size = self.info.rx_buffer_bytes as u32;
+        let ours: Vec<u32> = (0..BUFFERS)
+            .filter(|index| self.buffers[*index as usize] == Holder::Suite)
             .map(|index| index * size)
             .collect();
-        let taken = self.device.rx_provide(&self.spaces, self.pool, &ours);
-        assert!(taken <= ours.len(), "{}: took more frames than there are", self.what);
-        for frame in &ours[..taken] {
-            self.frames[(frame / size) as usize] = Holder::Device;
+        let taken = self.device.rx_fill(&self.spaces, self.pool, &ours);
+        assert!(taken <= ours.len(), "{}: took more buffers than there are", self.what);
+        for buffer in &ours[..taken] {
+            self.buffers[(buffer / size) as usize] = Holder::Device;
         }
     }
 
-    fn take_back(&mut self, frame: u32) {
-        let size = self.info.rx_frame_bytes as u32;
-        let index = (frame / size) as usize;
+    fn take_back(&mut self, buffer: u32) {
+        let size = self.info.rx_buffer_bytes as u32;
+        let index = (buffer / size) as usize;
         assert!(
-            frame.is_multiple_of(size) && self.frames.get(index) == Some(&Holder::Device),
-            "{}: frame {frame} came back and was not with the device",
+            buffer.is_multiple_of(size) && self.buffers.get(index) == Some(&Holder::Device),
+            "{}: buffer {buffer} came back and was not with the device",
             self.what
         );
-        self.frames[index] = Holder::Suite;
+        self.buffers[index] = Holder::Suite;
     }
 
     /// Takes at most `budget` received frames; returns those of the suite's far end, with how many
     /// there were of all.
     pub(super) fn receive_up_to(&mut self, budget: usize) -> (Vec<(Vec<u8>, Meta)>, usize) {
         let mut received: Vec<Received> = Vec::new();
-        let count =
-            self.device.rx_return(&mut self.spaces, &mut received, budget).expect("rx_return");
-        assert_eq!(count, received.len(), "{}: rx_return's answer", self.what);
-        assert!(count <= budget, "{}: rx_return over its budget", self.what);
+        let count = self.device.rx_poll(&mut self.spaces, &mut received, budget).expect("rx_poll");
+        assert_eq!(count, received.len(), "{}: rx_poll's answer", self.what);
+        assert!(count <= budget, "{}: rx_poll over its budget", self.what);
         let mut frames = Vec::new();
         for got in received {
-            assert_eq!(got.space, self.pool, "{}: a frame's space", self.what);
+            assert_eq!(got.space, self.pool, "{}: a buffer's space", self.what);
             let end = u64::from(got.offset) + u64::from(got.len);
             assert!(
-                got.offset >= got.frame
-                    && end <= u64::from(got.frame) + self.info.rx_frame_bytes as u64,
-                "{}: data outside of its frame",
+                got.offset >= got.buffer
+                    && end <= u64::from(got.buffer) + self.info.rx_buffer_bytes as u64,
+                "{}: data outside of its buffer",
                 self.what
             );
             if !self.info.can.rx_offload {
-                assert!(got.meta.is_finished(), "{}: unasked {:?}", self.what, got.meta);
+                assert!(got.meta.is_full(), "{}: unasked {:?}", self.what, got.meta);
             }
             let mut bytes = vec![0; got.len as usize];
             self.spaces.copy_out(got.space, got.offset, &mut bytes).expect("inside the pool");
-            self.take_back(got.frame);
+            self.take_back(got.buffer);
             if bytes.get(6..12) == Some(&FAR_MAC[..]) {
                 frames.push((bytes, got.meta));
             }
@@ -206,7 +205,7 @@ impl Near {
             .zip(self.next_token..)
             .map(|((packet, parts), token)| Packet { parts, meta: packet.meta, token })
             .collect();
-        let taken = self.device.tx_provide(&mut self.spaces, &list).expect("tx_provide");
+        let taken = self.device.tx_submit(&mut self.spaces, &list).expect("tx_submit");
         assert!(taken <= packets.len(), "{}: took more packets than there are", self.what);
         for (at, place) in placed.iter().enumerate() {
             if at < taken {
@@ -226,7 +225,7 @@ impl Near {
             .zip(self.next_token..)
             .map(|((parts, meta), token)| Packet { parts, meta: *meta, token })
             .collect();
-        let taken = self.device.tx_provide(&mut self.spaces, &list).expect("tx_provide");
+        let taken = self.device.tx_submit(&mut self.spaces, &list).expect("tx_submit");
         assert_eq!(taken, list.len(), "{}: an empty ring has room", self.what);
         for _ in packets {
             self.outstanding.insert(self.next_token, (u32::MAX, 0));
@@ -256,9 +255,9 @@ impl Near {
     /// the device took them, and behind `last`.
     fn take_tokens_after(&mut self, budget: usize, last: u64) -> (usize, Option<u64>) {
         let mut tokens = Vec::new();
-        let count = self.device.tx_return(&mut tokens, budget).expect("tx_return");
-        assert_eq!(count, tokens.len(), "{}: tx_return's answer", self.what);
-        assert!(count <= budget, "{}: tx_return over its budget", self.what);
+        let count = self.device.tx_complete(&mut tokens, budget).expect("tx_complete");
+        assert_eq!(count, tokens.len(), "{}: tx_complete's answer", self.what);
+        assert!(count <= budget, "{}: tx_complete over its budget", self.what);
         let mut in_order = Some(last);
         for token in tokens {
             in_order = in_order.filter(|last| *last < token).map(|_| token);
@@ -308,12 +307,12 @@ impl Near {
 
     /// Resets the device, and checks that it keeps nothing.
     pub(super) fn reset(&mut self) {
-        let mut frames = Vec::new();
-        self.device.reset(&mut frames).expect("reset");
-        for frame in frames {
-            self.take_back(frame);
+        let mut buffers = Vec::new();
+        self.device.reset(&mut buffers).expect("reset");
+        for buffer in buffers {
+            self.take_back(buffer);
         }
-        assert_eq!(self.with_device(), 0, "{}: frames kept over a reset", self.what);
+        assert_eq!(self.with_device(), 0, "{}: buffers kept over a reset", self.what);
         let mut last = 0;
         loop {
             let (count, in_order) = self.take_tokens_after(7, last);

@@ -48,7 +48,7 @@ fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
                     std::hint::spin_loop();
                 }
                 let frame = frame(FAR_MAC, number as u32, 60);
-                while !far.send(&frame, Meta::FINISHED) && !stop.load(Ordering::Relaxed) {
+                while !far.send(&frame, Meta::FULL) && !stop.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }
             }

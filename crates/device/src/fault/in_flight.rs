@@ -31,7 +31,7 @@ impl InFlight {
     ) -> Result<(), DeviceError> {
         loop {
             self.done.clear();
-            if device.tx_return(&mut self.done, BATCH)? == 0 {
+            if device.tx_complete(&mut self.done, BATCH)? == 0 {
                 return Ok(());
             }
             for token in &self.done {
@@ -65,10 +65,10 @@ impl InFlight {
             let last = self.unused.len() - 1;
             let packets: [Packet<'_>; BATCH] = std::array::from_fn(|at| Packet {
                 parts: std::slice::from_ref(&parts[at]),
-                meta: Meta::FINISHED,
+                meta: Meta::FULL,
                 token: if at < count { self.unused[last - at] } else { u64::MAX },
             });
-            let taken = device.tx_provide(spaces, &packets[..count])?;
+            let taken = device.tx_submit(spaces, &packets[..count])?;
             for part in &parts[..taken] {
                 if let Some(token) = self.unused.pop() {
                     let place = Place { space: part.space, offset: part.offset };

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_fault_specs_are_explained() {
         for (text, error) in [
             ("drop", "\"drop\" is not key=value"),
             ("drop=1.5", "drop=1.5: a rate from 0 to 1 is needed"),

@@ -60,10 +60,10 @@ impl Bell {
             return 0;
         }
         self.wants.store(0, Ordering::Relaxed);
-        self.ring_always()
+        self.notify_always()
     }
 
-    pub(super) fn ring_always(&self) -> u64 {
+    pub(super) fn notify_always(&self) -> u64 {
         let Some(fd) = &self.fd else { return 0 };
         // It fails only when 2^64 - 2 notifications are unread, and then it is readable anyhow.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());

@@ -58,7 +58,7 @@ impl PacketSocket {
 impl FarEnd for PacketSocket {
     fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
         let mut bytes = vec![0; HEADER_BYTES];
-        if let Checksum::Unfinished { start, offset } = meta.checksum {
+        if let Checksum::Partial { start, offset } = meta.checksum {
             bytes[0] = 1;
             bytes[6..8].copy_from_slice(&start.to_ne_bytes());
             bytes[8..10].copy_from_slice(&offset.to_ne_bytes());
@@ -88,9 +88,9 @@ impl FarEnd for PacketSocket {
         let (header, frame) = self.buffer[..got].split_at(HEADER_BYTES);
         let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
         let checksum = match header[0] {
-            flags if flags & 1 != 0 => Checksum::Unfinished { start: field(6), offset: field(8) },
+            flags if flags & 1 != 0 => Checksum::Partial { start: field(6), offset: field(8) },
             2 => Checksum::Verified,
-            _ => Checksum::Finished,
+            _ => Checksum::Full,
         };
         let kind = match header[1] & 0x7f {
             0 => None,

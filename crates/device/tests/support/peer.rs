@@ -11,7 +11,7 @@ use towpath_device::{
 };
 use towpath_memory::Region;
 use towpath_packet::build::{Flow, Tcp};
-use towpath_packet::checksum::{Verdict, finish, verify};
+use towpath_packet::checksum::{Verdict, complete, verify};
 use towpath_packet::headers::{Headers, Network};
 use towpath_packet::transport::{Transport, tcp_flags};
 
@@ -88,12 +88,12 @@ impl Host {
     fn new(mut device: Box<dyn Device>, address: Ipv4Addr, reply: Vec<u8>, chunk: usize) -> Host {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).expect("the device starts");
-        let frame_bytes = device.info().rx_frame_bytes as u32;
+        let frame_bytes = device.info().rx_buffer_bytes as u32;
         // One buffer more than is provided: the peer sends replies out of it.
         let region = Region::private(((FRAMES + 1) * frame_bytes) as usize).expect("memory");
         let memory = spaces.add(Space::writable(region));
         let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
-        assert_eq!(device.rx_provide(&spaces, memory, &frames), FRAMES as usize);
+        assert_eq!(device.rx_fill(&spaces, memory, &frames), FRAMES as usize);
         let seen = Seen::default();
         Host {
             device,
@@ -112,7 +112,7 @@ impl Host {
     fn run(&mut self, stop: &AtomicBool) -> Result<(), DeviceError> {
         let mut received: Vec<Received> = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            if self.device.rx_return(&mut self.spaces, &mut received, 32)? == 0
+            if self.device.rx_poll(&mut self.spaces, &mut received, 32)? == 0
                 && self.device.arm(false)? == Armed::Sleep
             {
                 self.seen.sleeps += 1;
@@ -125,7 +125,7 @@ impl Host {
             for got in received.drain(..) {
                 let mut frame = vec![0; got.len as usize];
                 self.spaces.copy_out(got.space, got.offset, &mut frame).expect("inside");
-                self.device.rx_provide(&self.spaces, got.space, &[got.frame]);
+                self.device.rx_fill(&self.spaces, got.space, &[got.buffer]);
                 self.answer(&frame, got.meta)?;
             }
         }
@@ -138,10 +138,10 @@ impl Host {
         let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
         let packet = Packet { parts: &parts, meta, token: 1 };
         let mut tokens = Vec::new();
-        while self.device.tx_provide(&mut self.spaces, &[packet])? == 0 {
+        while self.device.tx_submit(&mut self.spaces, &[packet])? == 0 {
             std::thread::yield_now();
         }
-        while self.device.tx_return(&mut tokens, 1)? == 0 {}
+        while self.device.tx_complete(&mut tokens, 1)? == 0 {}
         Ok(())
     }
 
@@ -152,7 +152,7 @@ impl Host {
                 let flow = Flow::v4()
                     .macs(MAC, headers.source)
                     .addresses(self.address, Ipv4Addr::from_bits(arp.sender_ip));
-                self.send(&flow.i_have(), Meta::FINISHED)
+                self.send(&flow.i_have(), Meta::FULL)
             }
             Network::Ipv4(ip) if ip.destination == self.address.to_bits() => {
                 if !checksum_is_right(frame, &headers, meta) {
@@ -167,7 +167,7 @@ impl Host {
                     Transport::Icmp { kind: 8, id, .. } => {
                         self.seen.echo_requests += 1;
                         let sequence = u16::from_be_bytes([l4[6], l4[7]]);
-                        self.send(&flow.echo(false, id, sequence, &l4[8..]), Meta::FINISHED)
+                        self.send(&flow.echo(false, id, sequence, &l4[8..]), Meta::FULL)
                     }
                     Transport::Tcp { source, destination, flags, header_bytes } => {
                         let flow = flow.ports(destination, source);
@@ -211,7 +211,7 @@ impl Host {
                 // 7323, 2.2).
                 options: &[2, 4, 5, 180, 1, 3, 3, 8],
             };
-            return self.send(&flow.tcp(&tcp, &[]), Meta::FINISHED);
+            return self.send(&flow.tcp(&tcp, &[]), Meta::FULL);
         }
         if sequence == self.expected {
             self.seen.stream.extend_from_slice(payload);
@@ -232,14 +232,14 @@ impl Host {
             let (frame, meta) = if large.len() > 1460 {
                 flow.tcp_large(&tcp, large, 1460)
             } else {
-                flow.tcp_unfinished(&tcp, large)
+                flow.tcp_partial(&tcp, large)
             };
             self.sent = end;
             self.send(&frame, meta)?;
         }
         tcp.sequence = FIRST + 1 + self.sent as u32;
         if !payload.is_empty() || flags & tcp_flags::FIN != 0 {
-            self.send(&flow.tcp(&tcp, &[]), Meta::FINISHED)?;
+            self.send(&flow.tcp(&tcp, &[]), Meta::FULL)?;
         }
         Ok(())
     }
@@ -249,8 +249,8 @@ impl Host {
 /// packet were to go out whole: its field holds the pseudo-header's sum with the whole length.
 fn checksum_is_right(frame: &[u8], headers: &Headers, meta: Meta) -> bool {
     let mut frame = frame.to_vec();
-    if let towpath_device::Checksum::Unfinished { start, offset } = meta.checksum
-        && finish(&mut frame, start, offset).is_err()
+    if let towpath_device::Checksum::Partial { start, offset } = meta.checksum
+        && complete(&mut frame, start, offset).is_err()
     {
         return false;
     }

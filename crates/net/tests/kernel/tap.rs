@@ -84,9 +84,9 @@ impl TapLink {
 fn meta(header: &[u8]) -> Meta {
     let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let checksum = match header[0] {
-        flags if flags & 1 != 0 => Checksum::Unfinished { start: half(6), offset: half(8) },
+        flags if flags & 1 != 0 => Checksum::Partial { start: half(6), offset: half(8) },
         flags if flags & 2 != 0 => Checksum::Verified,
-        _ => Checksum::Finished,
+        _ => Checksum::Full,
     };
     let kind = match header[1] & 0x7f {
         1 => Some(SegmentationKind::Tcp4),
@@ -104,7 +104,7 @@ fn meta(header: &[u8]) -> Meta {
 
 fn header(meta: Meta) -> [u8; HEADER] {
     let mut header = [0; HEADER];
-    if let Checksum::Unfinished { start, offset } = meta.checksum {
+    if let Checksum::Partial { start, offset } = meta.checksum {
         header[0] = 1;
         header[6..8].copy_from_slice(&start.to_ne_bytes());
         header[8..10].copy_from_slice(&offset.to_ne_bytes());

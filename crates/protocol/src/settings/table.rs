@@ -6,23 +6,23 @@ impl Setting {
     /// All settings, in the order of their numbers.
     pub const ALL: &'static [(Setting, Spec)] = &[
         (
-            Setting::Mode,
+            Setting::Wait,
             Spec {
-                name: "mode",
+                name: "wait",
                 scope: Scope::Device,
-                kind: Kind::Word(&["poll", "interrupt", "adaptive", "clocked", "auto"]),
+                kind: Kind::Word(&["poll", "block", "spin-then-block", "timer-driven", "auto"]),
                 default: 1,
                 help: "how the engine waits: without end, asleep, spinning a while first, by the clock, or as costs least",
             },
         ),
         (
-            Setting::ClockHz,
+            Setting::TickHz,
             Spec {
-                name: "clock_hz",
+                name: "tick_hz",
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 100_000, unit: "Hz" },
                 default: 1000,
-                help: "ticks a second of mode=clocked; above what sleep holds it spins between ticks, logs that and counts ticks_awake",
+                help: "ticks a second of wait=timer-driven; above what sleep holds it spins between ticks, logs that and counts ticks_awake",
             },
         ),
         (
@@ -32,7 +32,7 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 1_000_000, unit: "us" },
                 default: 1000,
-                help: "what waiting may add to the way of 99 packets in 100, for mode=auto",
+                help: "what waiting may add to the way of 99 packets in 100, for wait=auto",
             },
         ),
         (
@@ -42,7 +42,7 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 100, unit: "hundredths of a processor" },
                 default: 100,
-                help: "processor time that the engine may take, for mode=auto; it is kept to, whatever waits and whoever rings",
+                help: "processor time that the engine may take, for wait=auto; it is kept to, whatever waits and whoever rings",
             },
         ),
         (
@@ -66,9 +66,9 @@ impl Setting {
             },
         ),
         (
-            Setting::RingSaving,
+            Setting::NotificationSuppression,
             Spec {
-                name: "ring_saving",
+                name: "notification_suppression",
                 scope: Scope::Device,
                 kind: OFF_ON,
                 default: 1,
@@ -92,7 +92,7 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
                 default: 0,
-                help: "how long a ring is put off, for more packets; 0: not at all. It is made before when rx_frames have come, or by ring_half",
+                help: "how long a ring is put off, for more packets; 0: not at all. It is made before when rx_frames have come, or by early_notification",
             },
         ),
         (
@@ -126,7 +126,7 @@ impl Setting {
             },
         ),
         (
-            Setting::Small,
+            Setting::Expedited,
             Spec {
                 name: "small",
                 scope: Scope::Device,
@@ -170,9 +170,9 @@ impl Setting {
             },
         ),
         (
-            Setting::RateFps,
+            Setting::RatePps,
             Spec {
-                name: "rate_fps",
+                name: "rate_pps",
                 scope: Scope::Endpoint,
                 kind: Kind::Number {
                     least: 0,
@@ -218,9 +218,9 @@ impl Setting {
             },
         ),
         (
-            Setting::MaxRunBytes,
+            Setting::MaxMessageBytes,
             Spec {
-                name: "max_run_bytes",
+                name: "max_message_bytes",
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 1 << 20, unit: "bytes" },
                 default: 65_536,
@@ -268,9 +268,9 @@ impl Setting {
             },
         ),
         (
-            Setting::BurstFrames,
+            Setting::BurstPackets,
             Spec {
-                name: "burst_frames",
+                name: "burst_packets",
                 scope: Scope::Endpoint,
                 kind: Kind::Number {
                     least: 0,
@@ -278,13 +278,13 @@ impl Setting {
                     unit: "packets (0: 4 ms of the rate, at least 1)",
                 },
                 default: 0,
-                help: "what may be sent at once after a pause, beyond rate_fps",
+                help: "what may be sent at once after a pause, beyond rate_pps",
             },
         ),
         (
-            Setting::RingHalf,
+            Setting::EarlyNotification,
             Spec {
-                name: "ring_half",
+                name: "early_notification",
                 scope: Scope::Device,
                 kind: OFF_ON,
                 default: 1,

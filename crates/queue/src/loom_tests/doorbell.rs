@@ -13,12 +13,12 @@ fn one_batch() {
     let bell = Bell::new();
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
-    let (mut sleeper, mut ringer) = doorbell_sides();
+    let (mut sleeper, mut notifier) = doorbell_sides();
     let far = bell;
     let writer = thread::spawn(move || {
         assert!(producer.push(&[descriptor(0)]));
         producer.publish();
-        if ringer.must_ring(doorbell::fence(), false) == Due::Now {
+        if notifier.must_notify(doorbell::fence(), false) == Due::Now {
             far.ring();
         }
     });
@@ -43,12 +43,12 @@ fn no_wake_up_is_lost() {
 
 #[test]
 fn without_the_sleepers_barrier_a_wake_up_is_lost() {
-    without(Barrier::SleeperLooks, one_batch);
+    without(Barrier::SleeperChecks, one_batch);
 }
 
 #[test]
-fn without_the_ringers_barrier_a_wake_up_is_lost() {
-    without(Barrier::RingerLooks, one_batch);
+fn without_the_notifiers_barrier_a_wake_up_is_lost() {
+    without(Barrier::NotifierChecks, one_batch);
 }
 
 /// The sleeper is timer-driven, its tick never comes, and two batches cannot wait for it.
@@ -57,69 +57,69 @@ fn urgent_batches() {
     let bell = Bell::new();
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
-    let (mut sleeper, mut ringer) = doorbell_sides();
+    let (mut sleeper, mut notifier) = doorbell_sides();
     let far = bell;
     let writer = thread::spawn(move || {
-        for frame in 0..2 {
-            assert!(producer.push(&[descriptor(frame)]));
+        for buffer in 0..2 {
+            assert!(producer.push(&[descriptor(buffer)]));
             producer.publish();
-            if ringer.must_ring(doorbell::fence(), true) == Due::Now {
+            if notifier.must_notify(doorbell::fence(), true) == Due::Now {
                 far.ring();
             }
         }
     });
     let mut seen = 0;
     while seen < 2 {
-        let must_look = sleeper.prepare_by_the_clock();
+        let must_look = sleeper.prepare_timer_driven();
         if must_look {
             seen = server.transmit.observe().unwrap();
         }
         if seen < 2 {
             bell.sleep();
         }
-        sleeper.awake_by_the_clock();
+        sleeper.awake_timer_driven();
         seen = server.transmit.observe().unwrap();
     }
     writer.join().unwrap();
 }
 
 #[test]
-fn no_urgent_wake_up_of_a_clocked_side_is_lost() {
+fn no_urgent_wake_up_of_a_timer_driven_side_is_lost() {
     model(urgent_batches);
 }
 
 #[test]
 fn without_the_sleepers_barrier_an_urgent_wake_up_is_lost() {
-    without(Barrier::SleeperLooks, urgent_batches);
+    without(Barrier::SleeperChecks, urgent_batches);
 }
 
 #[test]
-fn without_the_ringers_barrier_an_urgent_wake_up_is_lost() {
-    without(Barrier::RingerLooks, urgent_batches);
+fn without_the_notifiers_barrier_an_urgent_wake_up_is_lost() {
+    without(Barrier::NotifierChecks, urgent_batches);
 }
 
 /// A timer-driven side receives no notification, and then changes to a sleep that only a
 /// notification ends. Its look finds work from before the change, and later work causes a
 /// notification.
 #[test]
-fn no_wake_up_is_lost_from_the_clock_to_sleep() {
+fn no_wake_up_is_lost_from_timer_driven_to_blocked() {
     model(|| {
         let pair = Pair::new(8, 8);
         let bell = Bell::new();
         let (mut producer, _) = pair.application();
         let mut server = pair.server();
-        let (mut sleeper, mut ringer) = doorbell_sides();
+        let (mut sleeper, mut notifier) = doorbell_sides();
         let far = bell;
         let writer = thread::spawn(move || {
             assert!(producer.push(&[descriptor(0)]));
             producer.publish();
-            if ringer.must_ring(doorbell::fence(), false) == Due::Now {
+            if notifier.must_notify(doorbell::fence(), false) == Due::Now {
                 far.ring();
             }
         });
         // The tick comes at once, and finds no reason to wait.
-        let _ = sleeper.prepare_by_the_clock();
-        sleeper.awake_by_the_clock();
+        let _ = sleeper.prepare_timer_driven();
+        sleeper.awake_timer_driven();
         while server.transmit.observe().unwrap() == 0 {
             sleeper.prepare();
             if server.transmit.observe().unwrap() == 0 {
@@ -133,19 +133,19 @@ fn no_wake_up_is_lost_from_the_clock_to_sleep() {
 
 /// One notification for each sleep, and for every sleep: two batches, two sleeps.
 #[test]
-fn a_ring_for_every_sleep() {
+fn one_notification_for_each_sleep() {
     model(|| {
         let pair = Pair::new(8, 8);
         let bell = Bell::new();
         let (mut producer, _) = pair.application();
         let mut server = pair.server();
-        let (mut sleeper, mut ringer) = doorbell_sides();
+        let (mut sleeper, mut notifier) = doorbell_sides();
         let far = bell;
         let writer = thread::spawn(move || {
-            for frame in 0..2 {
-                assert!(producer.push(&[descriptor(frame)]));
+            for buffer in 0..2 {
+                assert!(producer.push(&[descriptor(buffer)]));
                 producer.publish();
-                if ringer.must_ring(doorbell::fence(), false) == Due::Now {
+                if notifier.must_notify(doorbell::fence(), false) == Due::Now {
                     far.ring();
                 }
             }

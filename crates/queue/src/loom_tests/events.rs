@@ -17,19 +17,19 @@ fn batches(news: u32, together: bool) {
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
     let (mut marker, mut acknowledger) = event_sides();
-    let (mut sleeper, mut ringer) = doorbell_sides();
+    let (mut sleeper, mut notifier) = doorbell_sides();
     let far = bell;
     let writer = thread::spawn(move || {
-        for frame in 0..news {
-            assert!(producer.push(&[descriptor(frame)]));
+        for buffer in 0..news {
+            assert!(producer.push(&[descriptor(buffer)]));
             producer.publish();
             let fenced = events::fence();
             marker.mark(fenced, 0).unwrap();
             let new = marker.publish();
             // The producer sends a deferred notification whether or not the last batch's event is
             // new.
-            let rings = if together { frame + 1 == news } else { new };
-            if rings && ringer.must_ring(doorbell::fence(), false) == Due::Now {
+            let rings = if together { buffer + 1 == news } else { new };
+            if rings && notifier.must_notify(doorbell::fence(), false) == Due::Now {
                 far.ring();
             }
         }
@@ -61,17 +61,17 @@ fn no_event_is_lost() {
 
 #[test]
 fn without_the_markers_barrier_an_event_is_lost() {
-    without(Barrier::MarkerLooks, || batches(2, false));
+    without(Barrier::MarkerChecks, || batches(2, false));
 }
 
 #[test]
 fn without_the_acknowledgers_barrier_an_event_is_lost() {
-    without(Barrier::AcknowledgerLooks, || batches(2, false));
+    without(Barrier::AcknowledgerChecks, || batches(2, false));
 }
 
 /// One notification for two batches, the first of which was published with its notification
 /// deferred.
 #[test]
-fn a_ring_that_was_put_off_is_for_all_before_it() {
+fn a_deferred_notification_covers_all_earlier_batches() {
     model(|| batches(2, true));
 }

@@ -128,10 +128,10 @@ fn no_request_is_lost() {
 
 #[test]
 fn without_the_leavers_barrier_work_is_lost() {
-    without(Barrier::LeaverLooks, || all_is_done(2, 1, 2));
+    without(Barrier::LeaverChecks, || all_is_done(2, 1, 2));
 }
 
 #[test]
 fn without_the_holders_barrier_work_is_lost() {
-    without(Barrier::HolderLooks, || all_is_done(2, 1, 2));
+    without(Barrier::HolderChecks, || all_is_done(2, 1, 2));
 }

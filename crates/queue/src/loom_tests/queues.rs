@@ -9,14 +9,14 @@ use crate::test_memory::Pair;
 
 /// The consumer sees only written entries: never a descriptor before its words.
 #[test]
-fn what_is_observed_was_written() {
+fn only_written_descriptors_are_observed() {
     model(|| {
         let pair = Pair::new(8, 8);
         let (mut producer, _) = pair.application();
         let mut server = pair.server();
         let writer = thread::spawn(move || {
-            for frame in 0..2 {
-                assert!(producer.push(&[descriptor(frame)]));
+            for buffer in 0..2 {
+                assert!(producer.push(&[descriptor(buffer)]));
                 producer.publish();
             }
         });
@@ -50,8 +50,8 @@ fn a_received_descriptor_is_whole() {
         let writer = thread::spawn(move || {
             for _ in 0..2 {
                 if server.receive.observe(&mut server.receive_ledger).unwrap() > 0 {
-                    let frame = server.receive.frame(0);
-                    server.receive.push(&mut server.receive_ledger, descriptor(frame));
+                    let buffer = server.receive.buffer(0);
+                    server.receive.push(&mut server.receive_ledger, descriptor(buffer));
                     server.receive.publish();
                 }
             }
@@ -62,7 +62,7 @@ fn a_received_descriptor_is_whole() {
             consumer.observe().unwrap();
             while consumer.take(&mut packet).unwrap() > 0 {
                 assert_eq!(packet[0], descriptor(expected.next().unwrap()));
-                assert!(consumer.provide(packet[0].frame));
+                assert!(consumer.provide(packet[0].buffer));
                 consumer.publish();
             }
         }

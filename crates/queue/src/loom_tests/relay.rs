@@ -33,7 +33,7 @@ fn relayed(calls_first: bool) {
 }
 
 #[test]
-fn no_notification_is_lost_on_its_way_through_a_worker() {
+fn no_notification_is_lost_through_a_worker() {
     model(|| relayed(false));
 }
 

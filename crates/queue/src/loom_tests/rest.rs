@@ -17,15 +17,15 @@ fn rests(news: u32, rests_anew: bool) {
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
     let (mut sleeper, mut sleep_ringer) = doorbell_sides();
-    let (mut rest, mut rest_ringer) = doorbell_sides();
+    let (mut rest, mut parked_notifier) = doorbell_sides();
     let far = bell;
     let writer = thread::spawn(move || {
-        for frame in 0..news {
-            assert!(producer.push(&[descriptor(frame)]));
+        for buffer in 0..news {
+            assert!(producer.push(&[descriptor(buffer)]));
             producer.publish();
             let fenced = doorbell::fence();
-            let asleep = sleep_ringer.must_ring(fenced, false);
-            let rests = rest_ringer.must_ring(fenced, true);
+            let asleep = sleep_ringer.must_notify(fenced, false);
+            let rests = parked_notifier.must_notify(fenced, true);
             if asleep == Due::Now || rests == Due::Now {
                 far.ring();
             }
@@ -65,7 +65,7 @@ fn rests(news: u32, rests_anew: bool) {
 }
 
 #[test]
-fn no_news_of_a_session_that_rests_are_lost() {
+fn no_news_of_a_parked_session_is_lost() {
     model(|| rests(2, true));
 }
 
@@ -74,16 +74,16 @@ fn no_news_of_a_session_that_rests_are_lost() {
 /// for one that is yet to be answered, and sends no other.
 #[test]
 #[should_panic(expected = "deadlock")]
-fn resting_on_after_a_late_ring_loses_news() {
+fn staying_parked_after_a_late_notification_loses_news() {
     model(|| rests(2, false));
 }
 
 #[test]
-fn without_the_sleepers_barrier_news_of_a_session_that_rests_are_lost() {
-    without(Barrier::SleeperLooks, || rests(1, true));
+fn without_the_sleepers_barrier_parked_news_is_lost() {
+    without(Barrier::SleeperChecks, || rests(1, true));
 }
 
 #[test]
-fn without_the_ringers_barrier_news_of_a_session_that_rests_are_lost() {
-    without(Barrier::RingerLooks, || rests(1, true));
+fn without_the_notifiers_barrier_parked_news_is_lost() {
+    without(Barrier::NotifierChecks, || rests(1, true));
 }

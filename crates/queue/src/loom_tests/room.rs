@@ -17,7 +17,7 @@ fn room() {
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
     let (mut marker, mut acknowledger) = event_sides();
-    let (mut sleeper, mut ringer) = doorbell_sides();
+    let (mut sleeper, mut notifier) = doorbell_sides();
     assert!(producer.push(&[descriptor(0)]));
     producer.publish();
     let far = bell;
@@ -32,7 +32,7 @@ fn room() {
         if server.transmit.is_wanted() {
             marker.mark(fenced, 0).unwrap();
         }
-        if marker.publish() && ringer.must_ring(doorbell::fence(), false) == Due::Now {
+        if marker.publish() && notifier.must_notify(doorbell::fence(), false) == Due::Now {
             far.ring();
         }
     });
@@ -54,16 +54,16 @@ fn room() {
 }
 
 #[test]
-fn room_that_is_waited_for_is_told() {
+fn awaited_room_is_reported() {
     model(room);
 }
 
 #[test]
-fn without_the_markers_barrier_a_wish_for_room_is_overlooked() {
-    without(Barrier::MarkerLooks, room);
+fn without_the_markers_barrier_a_request_for_room_is_missed() {
+    without(Barrier::MarkerChecks, room);
 }
 
 #[test]
-fn without_the_wishers_barrier_room_is_overlooked() {
-    without(Barrier::WisherLooks, room);
+fn without_the_requesters_barrier_room_is_missed() {
+    without(Barrier::RequesterChecks, room);
 }

@@ -148,8 +148,8 @@ impl<'a, S, M> Entered<'a, S, M> {
         let (section, place) = (self.section, self.inside().head);
         drop(self);
         // SYNC: the flag is free before this thread looks for work that was left. Partner:
-        // `LeaverLooks`.
-        full_fence(Barrier::HolderLooks);
+        // `LeaverChecks`.
+        full_fence(Barrier::HolderChecks);
         let now = section.sequence[section.slot(place)].load(Ordering::Relaxed);
         if section.door.0.requests.load(Ordering::Relaxed) != 0 {
             Left::Requests

@@ -187,7 +187,7 @@ mod tests {
 
     /// A peer chooses one word of a pair so as to make a factor zero, and chooses the other freely.
     #[test]
-    fn no_word_makes_keys_collide_whatever_else_is_in_them() {
+    fn no_chosen_word_makes_keys_collide() {
         const PUBLIC: [u64; 4] = [0, u64::MAX, 0x9e37_79b9_7f4a_7c15, !0x9e37_79b9_7f4a_7c15];
         for seed in [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0] {
             for chosen in PUBLIC {

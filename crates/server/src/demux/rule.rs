@@ -229,12 +229,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_more_specific_set_has_the_earlier_place() {
-        let mut order: Vec<Fields> = (0..=Fields::MAX).collect();
-        order.sort_by_key(|fields| PLACES[usize::from(*fields)]);
-        assert_eq!(order.first(), Some(&Fields::MAX));
-        assert_eq!(order.last(), Some(&0));
-        for pair in order.windows(2) {
+    fn more_specific_field_sets_come_first() {
+        let mut command: Vec<Fields> = (0..=Fields::MAX).collect();
+        command.sort_by_key(|fields| PLACES[usize::from(*fields)]);
+        assert_eq!(command.first(), Some(&Fields::MAX));
+        assert_eq!(command.last(), Some(&0));
+        for pair in command.windows(2) {
             let rank = |fields: Fields| (fields.count_ones(), fields);
             assert!(rank(pair[0]) > rank(pair[1]), "{pair:?}");
         }

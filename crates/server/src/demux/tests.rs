@@ -77,7 +77,7 @@ fn vlans_are_apart_unless_any_is_asked_for() {
 }
 
 #[test]
-fn groups_reach_those_whose_rule_matches_but_for_the_local_addresses() {
+fn group_membership_ignores_local_addresses_of_rules() {
     let mut table = FlowTable::new(1, FlowCache::Off);
     let flow = Flow { destination_mac: [0xff; 6], ..Flow::v4() };
     let headers = parse(&flow.udp(b"x"));
@@ -100,7 +100,7 @@ fn broadcast(port: u16) -> [Headers; 2] {
 }
 
 #[test]
-fn a_packet_for_a_group_looks_at_no_rule_of_another_port() {
+fn a_group_lookup_skips_rules_of_other_ports() {
     let mut table = FlowTable::new(1, FlowCache::Off);
     let member = |port: u16| Rule { protocol: Some(17), port: Some(port), ..rule(1) };
     for port in 0..10_000 {
@@ -124,7 +124,7 @@ fn a_packet_for_a_group_looks_at_no_rule_of_another_port() {
 }
 
 #[test]
-fn members_are_in_as_many_tables_as_there_are_sets_of_the_fields_that_count() {
+fn group_members_share_a_table_per_field_set() {
     let mut table = FlowTable::new(1, FlowCache::Off);
     let ip = |number: u8| Some(IpAddr::from([192, 0, 2, number]));
     for bits in 0..256_u32 {
@@ -438,7 +438,7 @@ fn a_cache_that_is_off_compares_nothing() {
 }
 
 #[test]
-fn what_no_rule_asks_for_does_not_end_a_train() {
+fn fields_that_no_rule_matches_do_not_end_a_train() {
     let (mut table, _) = ports(FlowCache::On, 8);
     let from = |source_port| {
         let flow = Flow { destination_mac: mac(1), destination_port: 3, source_port, ..Flow::v4() };
@@ -489,7 +489,7 @@ fn between(thresholds: Thresholds) -> Vec<usize> {
 }
 
 #[test]
-fn between_the_thresholds_automatic_stays_as_it_is() {
+fn the_automatic_cache_is_stable_between_thresholds() {
     for thresholds in [FEW_SETS, MORE_SETS] {
         let (mut table, packets) = ports(FlowCache::Auto, 8);
         if thresholds == MORE_SETS {

@@ -12,14 +12,14 @@ const SLOT_BYTES: usize = 64;
 
 struct World {
     handoff: Handoff,
-    stage: Stage,
+    bounce: BounceBuffers,
     spaces: Spaces,
     near: loopback::LoopbackDevice,
     far: DeviceFarEnd,
 }
 
 impl World {
-    fn new(way: HandoffMode, small_share: usize) -> World {
+    fn new(way: HandoffMode, expedited_share: usize) -> World {
         let config = loopback::Config { ring_packets: ROOM, ..loopback::Config::default() };
         let (mut near, far) = loopback::pair(&config).unwrap();
         let mut spaces = Spaces::default();
@@ -30,39 +30,39 @@ impl World {
         }
         let space = spaces.add(Space::new(memory.mapping().clone()));
         near.start(&mut spaces).unwrap();
-        let mut stage = Stage::new(memory, space, SLOTS, SLOT_BYTES);
+        let mut bounce = BounceBuffers::new(memory, space, SLOTS, SLOT_BYTES);
         for slot in 0..SLOTS {
             let offset = slot * SLOT_BYTES as u32;
             let len = SLOT_BYTES as u32;
-            stage.slots[slot as usize].parts.push(Part { space, offset, len });
+            bounce.slots[slot as usize].parts.push(Part { space, offset, len });
         }
-        let handoff = Handoff::new(way, small_share);
-        World { handoff, stage, spaces, near, far: DeviceFarEnd::new(Box::new(far)) }
+        let handoff = Handoff::new(way, expedited_share);
+        World { handoff, bounce, spaces, near, far: DeviceFarEnd::new(Box::new(far)) }
     }
 
-    fn give(&mut self, slot: u32, small: bool) {
-        self.handoff.give(slot, small, &self.stage, &mut self.spaces, &mut self.near).unwrap();
+    fn give(&mut self, slot: u32, expedited: bool) {
+        self.handoff.give(slot, expedited, &self.bounce, &mut self.spaces, &mut self.near).unwrap();
     }
 
     fn flush(&mut self) {
-        self.handoff.flush(&self.stage, &mut self.spaces, &mut self.near).unwrap();
+        self.handoff.flush(&self.bounce, &mut self.spaces, &mut self.near).unwrap();
     }
 
     /// Returns the slots of the packets that came out. The far end may hold more than the ring.
     fn receive(&mut self) -> Vec<u8> {
-        self.near.tx_return(&mut Vec::new(), SLOTS as usize).unwrap();
+        self.near.tx_complete(&mut Vec::new(), SLOTS as usize).unwrap();
         std::iter::from_fn(|| self.far.receive()).map(|(frame, _)| frame[0]).collect()
     }
 }
 
 #[test]
-fn small_packets_that_wait_leave_when_they_go_past_nobody_any_more() {
+fn waiting_expedited_packets_leave_when_their_share_is_zero() {
     let mut world = World::new(HandoffMode::Queued, 1);
     (0..8).for_each(|slot| world.give(slot, false));
     (8..14).for_each(|slot| world.give(slot, true));
     world.flush();
     assert!(world.handoff.is_blocked());
-    world.handoff.set_small_share(0);
+    world.handoff.set_expedited_share(0);
     // Other packets wait all the time.
     let (mut came, mut next) = (Vec::new(), 14);
     while next < 40 {
@@ -72,8 +72,8 @@ fn small_packets_that_wait_leave_when_they_go_past_nobody_any_more() {
         world.flush();
         assert!(world.handoff.is_waiting());
     }
-    let small: Vec<u8> = came.iter().copied().filter(|slot| (8..14).contains(slot)).collect();
-    assert_eq!(small, [8, 9, 10, 11, 12, 13], "all of them, in order: {came:?}");
+    let expedited: Vec<u8> = came.iter().copied().filter(|slot| (8..14).contains(slot)).collect();
+    assert_eq!(expedited, [8, 9, 10, 11, 12, 13], "all of them, in order: {came:?}");
     let others = came.iter().filter(|slot| !(8..14).contains(*slot));
     assert!(others.is_sorted(), "{came:?}");
 }
@@ -81,7 +81,7 @@ fn small_packets_that_wait_leave_when_they_go_past_nobody_any_more() {
 /// Packets that the device returns unsent precede all waiting ones, expedited packets too: those
 /// that waited meanwhile, and those that come later.
 #[test]
-fn what_is_sent_again_is_overtaken_by_nothing() {
+fn packets_sent_again_precede_all_others() {
     let mut world = World::new(HandoffMode::Queued, 8);
     (6..12).for_each(|slot| world.give(slot, false));
     (12..18).for_each(|slot| world.give(slot, true));
@@ -95,17 +95,17 @@ fn what_is_sent_again_is_overtaken_by_nothing() {
         later.next().into_iter().for_each(|slot| world.give(slot, true));
     }
     assert_eq!((came.len(), &came[..6]), (24, &[0, 1, 2, 3, 4, 5][..]), "{came:?}");
-    let small: Vec<u8> = came.iter().copied().filter(|slot| *slot >= 12).collect();
-    assert!(small.is_sorted(), "small ones stay in order: {came:?}");
+    let expedited: Vec<u8> = came.iter().copied().filter(|slot| *slot >= 12).collect();
+    assert!(expedited.is_sorted(), "small ones stay in order: {came:?}");
     let others = came.iter().filter(|slot| **slot < 12);
     assert!(others.is_sorted(), "{came:?}");
     assert!(came.iter().position(|slot| *slot == 12) < came.iter().position(|slot| *slot == 6));
-    assert_eq!(world.handoff.counts.small, 12);
+    assert_eq!(world.handoff.counts.expedited, 12);
 }
 
 /// Expedited packets that lost their precedence are not overtaken by later ones that have it again.
 #[test]
-fn small_packets_stay_in_order_when_their_share_is_switched_off_and_on() {
+fn expedited_packets_stay_in_order_when_their_share_toggles() {
     let mut world = World::new(HandoffMode::Queued, 8);
     (0..40).for_each(|slot| world.give(slot, false));
     let mut came = Vec::new();
@@ -115,15 +115,15 @@ fn small_packets_stay_in_order_when_their_share_is_switched_off_and_on() {
         world.flush();
     }
     (40..50).for_each(|slot| world.give(slot, true));
-    world.handoff.set_small_share(0);
-    world.handoff.set_small_share(8);
+    world.handoff.set_expedited_share(0);
+    world.handoff.set_expedited_share(8);
     (50..60).for_each(|slot| world.give(slot, true));
     while came.len() < 60 {
         world.flush();
         came.extend(world.receive());
     }
-    let small: Vec<u8> = came.into_iter().filter(|slot| *slot >= 40).collect();
-    assert_eq!(small, (40..60).collect::<Vec<u8>>());
+    let expedited: Vec<u8> = came.into_iter().filter(|slot| *slot >= 40).collect();
+    assert_eq!(expedited, (40..60).collect::<Vec<u8>>());
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_packet_that_waits_is_counted_once() {
 }
 
 #[test]
-fn a_backlog_that_was_forgotten_keeps_nobody_waiting() {
+fn a_forgotten_backlog_blocks_no_later_packet() {
     let mut world = World::new(HandoffMode::Direct, 8);
     let mut given = 0;
     while !world.handoff.is_blocked() && given < 20 {

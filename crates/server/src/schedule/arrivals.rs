@@ -73,7 +73,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_came_lately_behind_what_waits_long_is_not_old() {
+    fn recent_packets_behind_old_ones_are_not_late() {
         const MS: u64 = 1_000_000;
         let mut arrivals = Arrivals::new(10 * MS);
         for number in 0..=100 {
@@ -87,7 +87,7 @@ mod tests {
     proptest! {
         /// Compares the record with a time noted for each packet.
         #[test]
-        fn as_if_each_had_its_time(
+        fn arrival_times_match_a_time_for_each_packet(
             first: u32,
             steps in prop::collection::vec((0u32..50, 0u64..400, 0u32..45), 1..300),
         ) {

@@ -45,16 +45,16 @@ impl Bucket {
         Bucket::new(rate_bps, 8 * SECOND_NS, if pacing { 0 } else { given })
     }
 
-    /// Creates a bucket of packets per second (not 0). `burst_frames` 0 means [`BURST_NS`] of the
+    /// Creates a bucket of packets per second (not 0). `burst_packets` 0 means [`BURST_NS`] of the
     /// rate, and at least one packet.
     #[must_use]
-    pub(crate) fn frames(rate_fps: u64, burst_frames: u64, pacing: bool) -> Bucket {
-        let given = if burst_frames == 0 {
-            mul_div(rate_fps, BURST_NS, SECOND_NS).max(1)
+    pub(crate) fn frames(rate_pps: u64, burst_packets: u64, pacing: bool) -> Bucket {
+        let given = if burst_packets == 0 {
+            mul_div(rate_pps, BURST_NS, SECOND_NS).max(1)
         } else {
-            burst_frames
+            burst_packets
         };
-        Bucket::new(rate_fps, SECOND_NS, if pacing { 0 } else { given })
+        Bucket::new(rate_pps, SECOND_NS, if pacing { 0 } else { given })
     }
 
     fn new(rate: u64, unit_cost: u64, burst: u64) -> Bucket {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_at_ten_megabits_holds_what_it_holds() {
+    fn a_bucket_at_ten_megabits_sends_rate_and_burst() {
         // 1 250 000 bytes and a burst of 16 384 are 833 packets and 10.9 more.
         let went = greedy(&mut Bucket::bits(10_000_000, 0, false), 5, SECOND_NS + 5, |_| 1500);
         assert_eq!(went.len(), 844);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_the_bucket_goes_and_is_paid() {
+    fn a_packet_larger_than_the_bucket_goes_and_is_charged() {
         let mut bucket = Bucket::bits(8_000_000, 1000, false);
         let went = greedy(&mut bucket, 0, SECOND_NS, |_| 50_000);
         // The rate is a megabyte per second: each packet waits until the one before is paid.

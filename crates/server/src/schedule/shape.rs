@@ -20,11 +20,11 @@ pub struct Shaping {
     /// Bits per second, counted from the Ethernet header to the end of the payload; 0: no limit.
     pub rate_bps: u64,
     /// Packets per second; 0: no limit.
-    pub rate_fps: u64,
+    pub rate_pps: u64,
     /// The burst after a pause, in bytes; 0: see [`Bucket::bits`].
     pub burst_bytes: u32,
-    /// The burst after a pause in packets, beyond `rate_fps`; 0: see [`Bucket::frames`].
-    pub burst_frames: u32,
+    /// The burst after a pause in packets, beyond `rate_pps`; 0: see [`Bucket::frames`].
+    pub burst_packets: u32,
     /// `true` if the scheduler spaces the endpoint's packets evenly at their rate, instead of in
     /// bursts.
     pub pacing: bool,
@@ -32,7 +32,7 @@ pub struct Shaping {
     /// packet that has waited so long, or would have to.
     pub max_delay_us: u32,
     /// The part of a message that the scheduler keeps together, in bytes; 0: nothing.
-    pub max_run_bytes: u32,
+    pub max_message_bytes: u32,
     /// Packets per tick; 0: no limit.
     pub quota: u32,
     /// The endpoint sends in one of so many ticks: in the first tick at or after each multiple of
@@ -46,12 +46,12 @@ impl Default for Shaping {
             priority: 3,
             weight: 100,
             rate_bps: 0,
-            rate_fps: 0,
+            rate_pps: 0,
             burst_bytes: 0,
-            burst_frames: 0,
+            burst_packets: 0,
             pacing: false,
             max_delay_us: 0,
-            max_run_bytes: 65_536,
+            max_message_bytes: 65_536,
             quota: 0,
             tick_multiple: 1,
         }
@@ -66,7 +66,7 @@ impl Shaping {
     }
 
     fn takes_time(&self) -> bool {
-        self.rate_bps > 0 || self.rate_fps > 0 || self.max_delay_us > 0
+        self.rate_bps > 0 || self.rate_pps > 0 || self.max_delay_us > 0
     }
 }
 
@@ -130,11 +130,11 @@ impl Shape {
     #[must_use]
     pub fn new(set: Shaping) -> Shape {
         let bits = |rate| Bucket::bits(rate, u64::from(set.burst_bytes), set.pacing);
-        let frames = |rate| Bucket::frames(rate, u64::from(set.burst_frames), set.pacing);
+        let frames = |rate| Bucket::frames(rate, u64::from(set.burst_packets), set.pacing);
         Shape {
             set,
             bits: (set.rate_bps > 0).then(|| bits(set.rate_bps)),
-            frames: (set.rate_fps > 0).then(|| frames(set.rate_fps)),
+            frames: (set.rate_pps > 0).then(|| frames(set.rate_pps)),
             tick: 0,
             used: 0,
         }
@@ -145,7 +145,8 @@ impl Shape {
     #[must_use]
     pub fn changed(&self, set: Shaping, now: u64) -> Shape {
         let mut new = Shape::new(set);
-        let (bytes, packets) = (MOST_OWED_BYTES + u64::from(set.max_run_bytes), MOST_OWED_PACKETS);
+        let (bytes, packets) =
+            (MOST_OWED_BYTES + u64::from(set.max_message_bytes), MOST_OWED_PACKETS);
         if let (Some(new), Some(old)) = (&mut new.bits, &self.bits) {
             *new = new.instead_of(old, bytes, now);
         }
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_wait_too_long_is_late_and_costs_nothing() {
+    fn a_packet_beyond_its_delay_is_late_and_not_charged() {
         let set = Shaping {
             rate_bps: 12_000_000,
             pacing: true,
@@ -320,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_message_that_has_begun_goes_on_and_is_paid_later() {
-        let set = Shaping { rate_fps: 1000, pacing: true, ..Shaping::default() };
+        let set = Shaping { rate_pps: 1000, pacing: true, ..Shaping::default() };
         let mut shape = Shape::new(set);
         let first = at(1000, 0);
         shape.charge(60, &first);

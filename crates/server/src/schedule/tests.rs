@@ -37,8 +37,8 @@ impl World {
         let senders = classes
             .iter()
             .enumerate()
-            .map(|(place, (level, weight))| Sender {
-                unit: schedule.add(place as u32, 0),
+            .map(|(key, (level, weight))| Sender {
+                unit: schedule.add(key as u32, 0),
                 class: Class { level: *level, weight: *weight },
                 queue: VecDeque::new(),
                 device: true,
@@ -49,8 +49,8 @@ impl World {
         World { schedule, senders, room: usize::MAX, wire: Vec::new(), max_run: 65_536 }
     }
 
-    fn push(&mut self, place: usize, len: u64, together: bool) {
-        let sender = &mut self.senders[place];
+    fn push(&mut self, key: usize, len: u64, together: bool) {
+        let sender = &mut self.senders[key];
         sender.queue.push_back((len, together));
         if !self.schedule.is_active(sender.unit) {
             self.schedule.enter(sender.unit, sender.class, false, 0);
@@ -63,10 +63,10 @@ impl World {
         let mut sent = 0;
         while left > 0 {
             let Some(turn) = self.schedule.next(self.room > 0) else { break };
-            let place = turn.place as usize;
+            let key = turn.key as usize;
             let (mut bytes, mut run, mut done) = (turn.bytes, turn.run, 0);
             let budget = turn.packets.min(left);
-            let sender = &mut self.senders[place];
+            let sender = &mut self.senders[key];
             let stop = loop {
                 let Some((len, together)) = sender.queue.front().copied() else { break None };
                 let may =
@@ -78,7 +78,7 @@ impl World {
                 (sender.sent, sender.packets) = (sender.sent + len, sender.packets + 1);
                 if sender.device {
                     self.room -= 1;
-                    self.wire.push(place);
+                    self.wire.push(key);
                 }
                 self.schedule.charge(turn.unit, len);
                 (done, bytes) = (done + 1, bytes.saturating_sub(len as i64));
@@ -105,9 +105,9 @@ impl World {
     /// Runs `turns` poll iterations with every queue full.
     fn flood(&mut self, lens: &[u64], turns: usize, room: Option<usize>) {
         for _ in 0..turns {
-            for (place, len) in lens.iter().enumerate() {
-                while *len > 0 && self.senders[place].queue.len() < 600 {
-                    self.push(place, *len, false);
+            for (key, len) in lens.iter().enumerate() {
+                while *len > 0 && self.senders[key].queue.len() < 600 {
+                    self.push(key, *len, false);
                 }
             }
             if let Some(room) = room {
@@ -124,7 +124,7 @@ impl World {
 }
 
 #[test]
-fn weights_share_bytes_whatever_the_packets_lengths() {
+fn weights_share_bytes_for_any_packet_lengths() {
     for (lens, room) in
         [([64, 1500], None), ([1500, 64], Some(7)), ([64, 64], Some(1)), ([1500, 64_000], None)]
     {
@@ -141,11 +141,11 @@ fn weights_share_bytes_whatever_the_packets_lengths() {
 }
 
 #[test]
-fn weights_count_while_a_lower_level_waits_for_room_for_what_is_large() {
+fn weights_hold_while_a_lower_level_waits_for_large_room() {
     for (lens, room) in [([64_000; 2], 1), ([64_000; 2], 3), ([1500, 64_000], 1), ([64; 2], 1)] {
         let classes = [(3, 100), (3, 100), (5, 100), (5, 900)];
         let mut world = World::new(Box::new(Deficit), &classes);
-        (0..2).for_each(|place| world.push(place, 64_000, false));
+        (0..2).for_each(|key| world.push(key, 64_000, false));
         let turn = world.schedule.next(true).unwrap();
         world.schedule.more(turn.unit, Stop::Blocked { at_once: true, large: true }, 0);
         assert!(!world.schedule.may_use_device(world.senders[1].unit), "it is kept for the first");
@@ -183,7 +183,7 @@ impl Policy for Counted {
 }
 
 #[test]
-fn rounds_in_which_nobody_sends_are_skipped_also_when_somebody_is_set_aside() {
+fn empty_rounds_are_skipped_even_with_a_blocked_unit() {
     let asked = Arc::new(AtomicUsize::new(0));
     let mut schedule = Schedule::new(Box::new(Counted(asked.clone())));
     let units = [0, 1, 2].map(|number| {
@@ -209,11 +209,11 @@ fn rounds_in_which_nobody_sends_are_skipped_also_when_somebody_is_set_aside() {
 }
 
 #[test]
-fn room_for_a_few_moves_a_few() {
+fn little_room_moves_few_units() {
     const MANY: usize = 500;
     let mut world = World::new(Box::new(Deficit), &[(3, 100); MANY]);
-    for place in 0..MANY {
-        (0..20).for_each(|_| world.push(place, 1500, false));
+    for key in 0..MANY {
+        (0..20).for_each(|_| world.push(key, 1500, false));
     }
     world.room = 0;
     world.turn(512);
@@ -232,10 +232,10 @@ fn room_for_a_few_moves_a_few() {
 }
 
 #[test]
-fn who_finds_no_room_keeps_its_place_and_its_share() {
+fn a_blocked_unit_keeps_its_position_and_share() {
     let mut world = World::new(Box::new(Deficit), &[(3, 100); 4]);
     world.senders[1].device = false;
-    (0..3).for_each(|place| world.push(place, 20_000, false));
+    (0..3).for_each(|key| world.push(key, 20_000, false));
     // Packets for this host go ahead meanwhile, and a late unit is last.
     for _ in 0..3 {
         world.room = 0;
@@ -244,8 +244,8 @@ fn who_finds_no_room_keeps_its_place_and_its_share() {
         world.push(3, 20_000, false);
     }
     assert_eq!((world.senders[1].packets, world.wire.len()), (3, 0));
-    for place in [2, 0, 0] {
-        world.push(place, 20_000, false);
+    for key in [2, 0, 0] {
+        world.push(key, 20_000, false);
     }
     for _ in 0..3 {
         world.room = 1;
@@ -270,8 +270,8 @@ fn a_lower_priority_gets_what_a_higher_one_leaves() {
     for policy in policies {
         let mut world = World::new(policy, &[(2, 100), (7, 1), (3, 100)]);
         for _ in 0..100 {
-            for place in [0, 2] {
-                (0..600).for_each(|_| world.push(place, 1500, false));
+            for key in [0, 2] {
+                (0..600).for_each(|_| world.push(key, 1500, false));
             }
             (0..10).for_each(|_| world.push(1, 64, false));
             world.room = 50;
@@ -289,8 +289,8 @@ fn local_packets_do_not_wait_for_the_device() {
     world.senders[1].device = false;
     world.senders[2].device = false;
     world.room = 0;
-    for place in 0..3 {
-        (0..200).for_each(|_| world.push(place, 1500, false));
+    for key in 0..3 {
+        (0..200).for_each(|_| world.push(key, 1500, false));
     }
     for _ in 0..3 {
         world.turn(512);
@@ -323,7 +323,7 @@ fn a_message_is_kept_together_up_to_its_longest_run() {
             }
         }
         let runs = world.wire.chunk_by(|a, b| a == b).map(|run| (run[0], run.len()));
-        let (whole, others): (Vec<_>, Vec<_>) = runs.partition(|(place, _)| *place == 0);
+        let (whole, others): (Vec<_>, Vec<_>) = runs.partition(|(key, _)| *key == 0);
         assert!(whole.iter().all(|(_, len)| len.is_multiple_of(20)), "{whole:?}");
         assert!(whole.len() > 10 && others.len() > 10, "the others got between");
     }
@@ -344,7 +344,7 @@ fn a_message_is_kept_together_up_to_its_longest_run() {
 }
 
 #[test]
-fn who_waits_for_a_time_or_a_tick_is_due_then_and_once() {
+fn a_unit_waiting_for_a_time_or_tick_is_due_once() {
     let mut schedule = Schedule::new(Box::new(Deficit));
     let units: Vec<u32> = (0..5).map(|number| schedule.add(0, number)).collect();
     let park = |schedule: &mut Schedule, unit: u32, stop| {
@@ -365,7 +365,7 @@ fn who_waits_for_a_time_or_a_tick_is_due_then_and_once() {
     let due = |schedule: &mut Schedule, now, tick| {
         let one = schedule.due(now, tick)?;
         schedule.idle(one.unit);
-        Some(one.queue_set)
+        Some(one.queue_pair)
     };
     // A hurried unit is due at once, whatever its deadline.
     let session = schedule.add(1, 5);
@@ -383,7 +383,7 @@ fn who_waits_for_a_time_or_a_tick_is_due_then_and_once() {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Push { place: usize, len: u64, together: bool },
+    Push { key: usize, len: u64, together: bool },
     Turn { left: usize, room: usize },
     Remove(usize),
     Policy(bool),
@@ -392,7 +392,7 @@ enum Act {
 fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         6 => (0usize..6, 60u64..65_000, any::<bool>())
-            .prop_map(|(place, len, together)| Act::Push { place, len, together }),
+            .prop_map(|(key, len, together)| Act::Push { key, len, together }),
         6 => (1usize..40, 0usize..20).prop_map(|(left, room)| Act::Turn { left, room }),
         1 => (0usize..6).prop_map(Act::Remove),
         1 => any::<bool>().prop_map(Act::Policy),
@@ -406,9 +406,9 @@ proptest! {
     /// In every sequence of acts, the scheduler forgets no unit, no unit starves within a level,
     /// and a higher level precedes a lower one.
     #[test]
-    fn nobody_is_forgotten(acts in acts(), levels in prop::collection::vec(0u8..3, 6), local in 0usize..7) {
+    fn no_unit_is_forgotten_or_starved(acts in acts(), levels in prop::collection::vec(0u8..3, 6), local in 0usize..7) {
         let classes: Vec<(u8, u16)> =
-            levels.iter().enumerate().map(|(place, level)| (*level, 1 + 37 * place as u16)).collect();
+            levels.iter().enumerate().map(|(key, level)| (*level, 1 + 37 * key as u16)).collect();
         let mut world = World::new(Box::new(Deficit), &classes);
         if local < 6 {
             world.senders[local].device = false;
@@ -416,21 +416,21 @@ proptest! {
         let mut pushed = [0u64; 6];
         for act in acts {
             match act {
-                Act::Push { place, len, together } => {
-                    pushed[place] += 1;
-                    world.push(place, len, together);
+                Act::Push { key, len, together } => {
+                    pushed[key] += 1;
+                    world.push(key, len, together);
                 }
                 Act::Turn { left, room } => {
                     world.room = room;
                     world.turn(left);
                 }
-                Act::Remove(place) => {
+                Act::Remove(key) => {
                     // A session ends, and another one attaches.
-                    let sender = &mut world.senders[place];
-                    pushed[place] -= sender.queue.len() as u64;
+                    let sender = &mut world.senders[key];
+                    pushed[key] -= sender.queue.len() as u64;
                     sender.queue.clear();
                     world.schedule.remove([sender.unit]);
-                    sender.unit = world.schedule.add(place as u32, 0);
+                    sender.unit = world.schedule.add(key as u32, 0);
                 }
                 Act::Policy(deficit) => {
                     let policy: Box<dyn Policy> =
@@ -452,7 +452,7 @@ proptest! {
             prop_assert_eq!(sender.packets, pushed);
             prop_assert!(!world.schedule.is_active(sender.unit));
         }
-        prop_assert_eq!(world.schedule.ready(true) + world.schedule.small(true), 0);
+        prop_assert_eq!(world.schedule.ready(true) + world.schedule.expedited(true), 0);
         prop_assert_eq!(world.schedule.ready(false) + world.schedule.blocked(), 0);
     }
 

@@ -8,9 +8,9 @@ pub(crate) struct Turn {
     /// The unit.
     pub unit: u32,
     /// The session key of the unit.
-    pub place: u32,
+    pub key: u32,
     /// The queue pair of the unit.
-    pub queue_set: u32,
+    pub queue_pair: u32,
     /// The maximum number of packets.
     pub packets: usize,
     /// The limit in bytes; the packet that uses up the last of them goes whole.
@@ -45,7 +45,7 @@ pub(crate) struct Due {
     /// The unit.
     pub unit: u32,
     /// The session key of the unit.
-    pub place: u32,
+    pub key: u32,
     /// The queue pair of the unit.
-    pub queue_set: u32,
+    pub queue_pair: u32,
 }

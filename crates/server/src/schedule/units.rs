@@ -11,7 +11,7 @@ use crate::schedule::shape::{Class, LEVELS};
 /// Marks the absence of a unit.
 pub(crate) const NONE: u32 = u32::MAX;
 /// The line of units whose next packet is expedited.
-pub(crate) const SMALL: u8 = LEVELS;
+pub(crate) const EXPEDITED: u8 = LEVELS;
 /// The number of lines: one per level, and the expedited one.
 const LINES: usize = LEVELS as usize + 1;
 
@@ -51,8 +51,8 @@ pub(crate) enum State {
 /// The scheduler's view of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unit {
-    pub(crate) place: u32,
-    pub(crate) queue_set: u32,
+    pub(crate) key: u32,
+    pub(crate) queue_pair: u32,
     /// The unit's neighbours in each [`List`] of its line.
     links: [Links; 2],
     pub(crate) state: State,
@@ -97,10 +97,10 @@ impl Units {
         }
     }
 
-    pub(crate) fn add(&mut self, place: u32, queue_set: u32) -> u32 {
+    pub(crate) fn add(&mut self, key: u32, queue_pair: u32) -> u32 {
         let unit = Unit {
-            place,
-            queue_set,
+            key,
+            queue_pair,
             links: [ALONE; 2],
             state: State::Idle,
             class: Class::default(),

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pinned_is_not_merged() {
+    fn pinned_pages_are_not_merged() {
         let files: Vec<SharedFile> = [1, EXTENT_BYTES, 5 * EXTENT_BYTES + 1]
             .iter()
             .map(|len| SharedFile::create("pin-test", *len).unwrap())

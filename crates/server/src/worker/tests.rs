@@ -136,7 +136,7 @@ fn is_closed(read: &mut std::fs::File) -> bool {
 }
 
 #[test]
-fn one_message_of_a_connection_is_heard_until_it_is_answered() {
+fn a_connection_has_one_unanswered_request_at_a_time() {
     let mut world = World::new(LONG);
     let peer = world.connect(7, 0);
     say(&peer, b"first");
@@ -165,7 +165,7 @@ fn one_message_of_a_connection_is_heard_until_it_is_answered() {
 }
 
 #[test]
-fn what_is_no_request_is_told_without_its_content() {
+fn invalid_requests_are_reported_without_their_content() {
     let mut world = World::new(LONG);
     let long = world.connect(1, 0);
     say(&long, &[7; MAX_REQUEST_BYTES + 1]);
@@ -306,7 +306,7 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
 }
 
 #[test]
-fn memory_is_given_back_at_once_or_when_the_connection_ends() {
+fn memory_is_freed_at_once_or_when_the_connection_ends() {
     let mut world = World::new(100_000_000);
     let [first, second] = [files(), files()];
     for file in first.iter().chain(&second) {
@@ -354,7 +354,7 @@ fn a_connection_stays_until_its_descriptors_are_read() {
 }
 
 #[test]
-fn doorbells_are_rung_for_the_engine_and_closed() {
+fn worker_notifies_for_the_engine_and_closes_doorbells() {
     let mut world = World::new(LONG);
     let mut bells: Vec<_> =
         (0..2).map(|_| std::os::unix::net::UnixStream::pair().unwrap()).collect();
@@ -384,7 +384,7 @@ fn doorbells_are_rung_for_the_engine_and_closed() {
 }
 
 #[test]
-fn commands_wait_for_room_and_none_is_hung() {
+fn commands_wait_for_socket_room_and_none_is_lost() {
     let mut world = World::new(LONG);
     // The test sends more at once than a socket has room for.
     let mut pipes = Vec::new();

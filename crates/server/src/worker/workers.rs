@@ -205,9 +205,9 @@ impl Workers {
     /// Keeps a worker whose user has gone, up to the limit of idle workers.
     fn rest(&mut self, id: u64) {
         let Some(one) = self.all.get(&id) else { return };
-        let rests = one.uses == 0 && one.link.is_idle() && !one.is_hung;
+        let parks = one.uses == 0 && one.link.is_idle() && !one.is_hung;
         let at = self.idle.iter().position(|other| *other == id);
-        match (rests, at) {
+        match (parks, at) {
             (true, None) => self.idle.push_back(id),
             (false, Some(at)) => drop(self.idle.remove(at)),
             _ => {}

@@ -139,7 +139,7 @@ mod tests {
 
     /// Compares with a plain list, whose end holds the most recently used one.
     #[test]
-    fn the_order_is_that_of_use() {
+    fn entries_are_in_order_of_use() {
         let mut table = Table::new();
         let mut list: Vec<u64> = Vec::new();
         let mut state = 1_u64;

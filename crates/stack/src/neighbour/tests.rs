@@ -37,7 +37,7 @@ impl Bench {
     fn hold(&mut self, number: usize) {
         let Bench { neighbours, outbox, counters, .. } = self;
         let to = NextHop::Neighbour(ip(number));
-        let frame = Frame { bytes: vec![0; 60], meta: Meta::FINISHED, to };
+        let frame = Frame { bytes: vec![0; 60], meta: Meta::FULL, to };
         neighbours.hold(ip(number), frame, outbox, counters);
     }
 
@@ -110,7 +110,7 @@ fn the_cost_does_not_grow_with_the_table() {
 }
 
 #[test]
-fn the_one_not_used_for_the_longest_time_gives_way() {
+fn the_least_recently_used_neighbour_is_evicted() {
     let mut bench = Bench::new(1 << 20);
     for number in 0..LIMIT {
         bench.learn(number);
@@ -126,7 +126,7 @@ fn the_one_not_used_for_the_longest_time_gives_way() {
 }
 
 #[test]
-fn held_frames_are_bounded_in_sum() {
+fn held_packets_are_bounded_in_total() {
     let mut bench = Bench::new(0);
     let most = LEAST_HELD_BYTES / Outbox::cost(60);
     for number in 0..LIMIT {

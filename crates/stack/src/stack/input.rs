@@ -16,7 +16,7 @@ const DEFEND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Returns `true` if the stack has to verify the TCP or UDP checksum.
 fn must_verify(meta: &Meta) -> bool {
-    meta.segmentation.is_none() && meta.checksum == Checksum::Finished
+    meta.segmentation.is_none() && meta.checksum == Checksum::Full
 }
 
 impl Stack {

@@ -80,7 +80,7 @@ impl Stack {
         let mut bytes = self.host.outbox.buffer();
         arp.write(&mut bytes, station);
         self.host.counters.arp_sent += 1;
-        let frame = Frame { bytes, meta: Meta::FINISHED, to: NextHop::Station(station) };
+        let frame = Frame { bytes, meta: Meta::FULL, to: NextHop::Station(station) };
         if !self.host.outbox.push(frame) {
             self.host.counters.transmit_limit += 1;
         }

@@ -67,15 +67,15 @@ impl Path {
         if !self.offload.checksum {
             let sum = pseudo.add(tcp).finish();
             tcp[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&sum.to_be_bytes());
-            return Meta::FINISHED;
+            return Meta::FULL;
         }
         tcp[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&pseudo.folded().to_be_bytes());
-        self.unfinished()
+        self.partial()
     }
 
-    fn unfinished(&self) -> Meta {
+    fn partial(&self) -> Meta {
         let start = (ETHERNET_BYTES + self.header_bytes()) as u16;
-        let checksum = Checksum::Unfinished { start, offset: CHECKSUM_AT as u16 };
+        let checksum = Checksum::Partial { start, offset: CHECKSUM_AT as u16 };
         Meta { checksum, segmentation: None }
     }
 
@@ -94,9 +94,9 @@ impl Path {
                 header_bytes: (ETHERNET_BYTES + headers) as u16,
                 ecn: false,
             });
-            return Meta { segmentation, ..self.unfinished() };
+            return Meta { segmentation, ..self.partial() };
         }
-        if self.offload.checksum { self.unfinished() } else { Meta::FINISHED }
+        if self.offload.checksum { self.partial() } else { Meta::FULL }
     }
 }
 

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn smoltcp_is_told_where_the_peer_is_wherever_it_began() {
+    fn smoltcp_gets_peer_positions_for_any_initial_sequence() {
         for start in [0, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_fff0_u32] {
             let mut recovery = Recovery::default();
             assert_eq!(recovery.tell(start).0, start);

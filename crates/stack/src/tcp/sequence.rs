@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_generator_draws_what_was_wanted() {
+    fn the_seeded_generator_draws_the_wanted_number() {
         for (index, wanted) in [0, 1, 0x8000_0000, u32::MAX, 0x1234_5678].into_iter().enumerate() {
             let mut state = seed(wanted, 0xdead_beef_0000_0000 + index as u64);
             for _ in 0..2 {

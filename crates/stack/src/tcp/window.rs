@@ -93,7 +93,7 @@ mod tests {
 
     /// Uses the numbers of a connection that stood still for ever.
     #[test]
-    fn behind_an_end_that_moved_back() {
+    fn acks_behind_a_retracted_window_end_are_adjusted() {
         let mut window = Window::default();
         window.heard_syn(u32::MAX, true);
         window.note_sent(&Sent { flags: segment::SYN, window_shift: 4, ..sent(0, 65_535) });

@@ -151,7 +151,7 @@ mod tests {
 
     /// Compares with a plain list, with lengths that make the ring wrap at every place.
     #[test]
-    fn what_went_in_comes_out() {
+    fn datagrams_come_out_as_they_went_in() {
         for is_ipv4 in [true, false] {
             let mut queue = Queue::new(10_000, is_ipv4);
             let mut list: VecDeque<(u16, Vec<u8>)> = VecDeque::new();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_keep_their_memory_and_a_trickle_gives_it_back() {
+    fn bursts_keep_memory_and_single_datagrams_release_it() {
         let mut queue = Queue::new(1 << 20, true);
         let (from, to) = addresses(true, 7);
         let mut burst = |count: usize| {

@@ -172,7 +172,7 @@ impl World {
                 let (at, bit) = (self.numbers.below(frame.len() as u64), self.numbers.below(8));
                 // Only a full checksum shows that bytes changed on the way.
                 frame = finished(frame, meta);
-                meta = Meta::FINISHED;
+                meta = Meta::FULL;
                 frame[at as usize] ^= 1 << bit;
             }
             self.inject(1 - from, frame, meta);
@@ -339,7 +339,7 @@ impl World {
 
 /// Completes the checksum of a frame that need not be cut.
 pub fn finished(mut frame: Vec<u8>, meta: Meta) -> Vec<u8> {
-    if let Checksum::Unfinished { start, offset } = meta.checksum {
+    if let Checksum::Partial { start, offset } = meta.checksum {
         let start = usize::from(start);
         let at = start + usize::from(offset);
         let sum = !sum(&frame[start..]);
@@ -363,7 +363,7 @@ pub fn sum(bytes: &[u8]) -> u16 {
 fn state_segment_bytes(frame: &mut [u8], meta: Meta, segment_bytes: u16) {
     const SYN: u8 = 2;
     const SEGMENT_SIZE_OPTION: [u8; 2] = [2, 4];
-    let Checksum::Unfinished { start, offset: 16 } = meta.checksum else { return };
+    let Checksum::Partial { start, offset: 16 } = meta.checksum else { return };
     let tcp = &mut frame[usize::from(start)..];
     if tcp[13] & SYN == 0 {
         return;
@@ -376,9 +376,9 @@ fn state_segment_bytes(frame: &mut [u8], meta: Meta, segment_bytes: u16) {
 /// the stack's own.
 pub fn cut(frame: Vec<u8>, meta: Meta) -> Vec<(Vec<u8>, Meta)> {
     let Some(segmentation) = meta.segmentation else {
-        return vec![(finished(frame, meta), Meta::FINISHED)];
+        return vec![(finished(frame, meta), Meta::FULL)];
     };
-    let Checksum::Unfinished { start, offset } = meta.checksum else {
+    let Checksum::Partial { start, offset } = meta.checksum else {
         panic!("a large frame without an unfinished checksum");
     };
     let (tcp, headers) = (usize::from(start), usize::from(segmentation.header_bytes));
@@ -414,7 +414,7 @@ pub fn cut(frame: Vec<u8>, meta: Meta) -> Vec<(Vec<u8>, Meta)> {
         segment[at..at + 2].copy_from_slice(&sum(&pseudo).to_be_bytes());
         let total = !sum(&segment[tcp..]);
         segment[at..at + 2].copy_from_slice(&total.to_be_bytes());
-        out.push((segment, Meta::FINISHED));
+        out.push((segment, Meta::FULL));
     }
     out
 }

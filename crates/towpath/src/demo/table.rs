@@ -67,7 +67,7 @@ impl Outcome {
         let allowed = self.early + self.killed.as_ref().map_or(0, |killed| killed.unanswered);
         for (name, count) in drops(&self.report["device"]["counters"]) {
             // Packets for the killed application match no endpoint.
-            if name != "rx_dropped_nobody" || count > allowed {
+            if name != "rx_dropped_no_match" || count > allowed {
                 failures.push(format!("device: {name} {count}"));
             }
         }
@@ -215,7 +215,7 @@ impl Outcome {
 
 /// Packets without a matching endpoint.
 pub(super) fn nobodys(report: &Value) -> u64 {
-    report["device"]["counters"]["rx_dropped_nobody"].as_u64().unwrap_or(0)
+    report["device"]["counters"]["rx_dropped_no_match"].as_u64().unwrap_or(0)
 }
 
 /// Returns the drops, by reason.

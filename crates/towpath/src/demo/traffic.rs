@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_content_hashes_to_what_it_says() {
+    fn a_content_matches_its_stated_hash() {
         let content = Content::make((1 << 20) + 5).unwrap();
         let mut bytes = vec![0; content.len as usize];
         content.file.read_exact_at(&mut bytes, 0).unwrap();

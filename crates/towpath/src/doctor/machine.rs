@@ -117,14 +117,14 @@ fn cpus() -> Finding {
             "cores",
             Standing::Limited,
             found,
-            "server and applications share one core: take mode interrupt, not poll",
+            "server and applications share one core: take wait=block, not poll",
         )
-        .remedy("a machine, container or affinity with two cores, for mode poll"),
+        .remedy("a machine, container or affinity with two cores, for wait=poll"),
         _ => Finding::new(
             "cores",
             Standing::Ok,
             found,
-            "a server and an application can each have a core: mode poll is possible",
+            "a server and an application can each have a core: wait=poll is possible",
         ),
     }
 }
@@ -147,13 +147,13 @@ fn virtual_machine() -> Finding {
             "machine",
             Standing::Ok,
             format!("virtual ({vendor}){described}, {processor}"),
-            "waking a sleeping core takes the hypervisor's time, which mode poll never pays",
+            "waking a sleeping core takes the hypervisor's time, which wait=poll never pays",
         ),
         None => Finding::new(
             "machine",
             Standing::Ok,
             format!("no hypervisor{described}, {processor}"),
-            "waking a sleeping core is cheap: mode interrupt costs little",
+            "waking a sleeping core is cheap: wait=block costs little",
         ),
     }
 }

@@ -77,8 +77,8 @@ fn waiting() -> Finding {
     let slept = 1_000_000_000 / costs.least_sleep();
     let means = format!(
         "a processor carries {rung:.0} frames a second that wake it one by one, and {:.0} with 1000 \
-         ticks a second; mode=clocked sleeps up to {slept} Hz and spins above; a latency bound below \
-         {} keeps mode=auto awake",
+         ticks a second; wait=timer-driven sleeps up to {slept} Hz and spins above; a latency bound below \
+         {} keeps wait=auto awake",
         (1e9 - 1000.0 * costs.tick_cpu as f64).max(0.0) / frame,
         ns(costs.wake_up),
     );
@@ -111,7 +111,7 @@ fn wake_up(here: usize, there: usize) -> Finding {
             micros(on_one.median / 2),
             across.samples,
         ),
-        format!("about {} for each sleep in mode interrupt; mode poll never pays it", micros(cost)),
+        format!("about {} for each sleep in wait=block; wait=poll never pays it", micros(cost)),
     )
 }
 
@@ -140,7 +140,7 @@ fn not_measured(name: &'static str) -> Finding {
         name,
         Standing::Limited,
         "not measured: threads cannot be started or placed",
-        "choose the mode yourself: towpath serve --mode",
+        "choose the wait strategy yourself: towpath serve --wait",
     )
     .remedy("allow sched_setaffinity and eventfd to this process")
 }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waiting_costs_is_said_in_numbers() {
+    fn waiting_costs_are_reported_as_numbers() {
         let row = waiting();
         assert_eq!(row.name, "waiting");
         // The figures depend on the machine; none of them is zero or absurdly large.

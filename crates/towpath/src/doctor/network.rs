@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_sets_are_named_by_what_they_lack() {
+    fn large_capability_sets_are_named_by_what_they_lack() {
         assert_eq!(names(CapabilitySet::empty()), "none");
         assert_eq!(names(CapabilitySet::all()), "all");
         let two = CapabilitySet::NET_ADMIN | CapabilitySet::BPF;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use towpath_server::{Config, Policy, Setting};
 
-use super::values::{Assignment, Fault, Group, Identity, Mode, Number, Subnet, User, subnets};
+use super::values::{Assignment, Fault, Group, Identity, Number, Subnet, User, Wait, subnets};
 use crate::failure::{Failure, says};
 
 /// The largest configuration file accepted, in bytes.
@@ -66,11 +66,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GROUP")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_group: Vec<Group>,
-    /// How the engine waits for work: poll, interrupt, adaptive, clocked or auto; `interrupt` by
+    /// How the engine waits for work: poll, interrupt, adaptive, clocked or auto; `block` by
     /// default
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mode: Option<Mode>,
+    pub(crate) wait: Option<Wait>,
     /// A first value of another setting of `towpath set`; may be given several times
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -173,7 +173,7 @@ impl Settings {
             user: self.user.or(file.user),
             allow_user: list(self.allow_user, file.allow_user),
             allow_group: list(self.allow_group, file.allow_group),
-            mode: self.mode.or(file.mode),
+            wait: self.wait.or(file.wait),
             set: list(self.set, file.set),
             engine_cpu: self.engine_cpu.or(file.engine_cpu),
             fault: self.fault.or(file.fault),
@@ -201,7 +201,7 @@ impl Settings {
         let socket = self.tap.as_deref().map(towpath_client::default_socket);
         let defaults = Settings {
             socket,
-            mode: Some(Mode(Setting::Mode.spec().default)),
+            wait: Some(Wait(Setting::Wait.spec().default)),
             log: Some(Level::Info),
             sessions_per_user: number(policy.sessions_per_user),
             sessions_per_group: number(policy.sessions_per_group),
@@ -240,9 +240,9 @@ impl Settings {
         let given: Vec<Subnet> = self.address.iter().chain(&self.subnet).copied().collect();
         config.subnets = subnets(&given)
             .map_err(|text| Failure::usage(format!("--address and --subnet: {text}")))?;
-        let mode = self.mode.map(|Mode(value)| (Setting::Mode, value));
+        let wait = self.wait.map(|Wait(value)| (Setting::Wait, value));
         let first = self.set.iter().map(|Assignment(setting, value)| (*setting, *value));
-        for (setting, value) in first.chain(mode) {
+        for (setting, value) in first.chain(wait) {
             config
                 .settings
                 .set(setting, value)
@@ -271,8 +271,8 @@ socket = "/run/towpath/seven.sock"
 user = "61001:61001"
 allow-user = ["root", 61002]
 allow-group = [61003]
-mode = "poll"
-set = ["rx_batch=17", "clock_hz=300"]
+wait = "poll"
+set = ["rx_batch=17", "tick_hz=300"]
 engine-cpu = 1
 fault = "drop=0.01,seed=42"
 pcap = "/var/tmp/seven.pcapng"
@@ -289,7 +289,7 @@ transmit-budget = 11
 "#;
 
     #[test]
-    fn a_file_says_all_and_printed_says_the_same() {
+    fn printed_settings_equal_the_parsed_file() {
         let settings = Settings::parse(ALL).unwrap();
         let printed = settings.to_text().unwrap();
         let again = Settings::parse(&printed).unwrap();
@@ -300,8 +300,8 @@ transmit-budget = 11
         assert_eq!((config.policy.users, config.policy.groups), (vec![0, 61002], vec![61003]));
         assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (9, 10, 11));
         assert!(config.subnets.ipv4.is_some() && config.subnets.ipv6.is_some());
-        assert_eq!((config.settings.get(Setting::Mode), config.engine_cpu), (0, Some(1)));
-        let set = [Setting::RxBatch, Setting::ClockHz].map(|one| config.settings.get(one));
+        assert_eq!((config.settings.get(Setting::Wait), config.engine_cpu), (0, Some(1)));
+        let set = [Setting::RxBatch, Setting::TickHz].map(|one| config.settings.get(one));
         assert_eq!(set, [17, 300]);
         assert_eq!((config.policy.sessions_per_user, config.policy.sessions_per_group), (5, 6));
         let bytes = (config.policy.bytes_per_user, config.policy.session_bytes);
@@ -338,20 +338,20 @@ transmit-budget = 11
         // The printed settings are those in effect, whether from a file or the command line: each
         // setting has one place.
         let file = || Settings::parse(ALL).unwrap();
-        for (own, mode, batch) in [
+        for (own, wait, batch) in [
             ("", "poll", 17),
-            ("mode = \"clocked\"", "clocked", 17),
+            ("wait = \"timer-driven\"", "timer-driven", 17),
             ("set = [\"rx_batch=3\"]", "poll", 3),
-            ("mode = \"auto\"\nset = [\"rx_batch=3\", \"rx_batch=4\"]", "auto", 4),
+            ("wait = \"auto\"\nset = [\"rx_batch=3\", \"rx_batch=4\"]", "auto", 4),
         ] {
             let both = Settings::parse(own).unwrap().over(file());
             let printed = both.clone().with_defaults().to_text().unwrap();
             for settings in [both, Settings::parse(&printed).unwrap()] {
                 let values = settings.config("/x".into()).unwrap().settings;
-                let shown = Setting::Mode.show(values.get(Setting::Mode));
-                assert_eq!((&*shown, values.get(Setting::RxBatch)), (mode, batch), "{own}");
+                let shown = Setting::Wait.show(values.get(Setting::Wait));
+                assert_eq!((&*shown, values.get(Setting::RxBatch)), (wait, batch), "{own}");
             }
-            assert!(printed.contains(&format!("mode = {mode:?}")), "{own}: {printed}");
+            assert!(printed.contains(&format!("wait = {wait:?}")), "{own}: {printed}");
         }
         // Every default is printed, so each lies within its limits.
         let defaults = Settings::default().with_defaults();
@@ -361,7 +361,7 @@ transmit-budget = 11
     }
 
     #[test]
-    fn what_is_wrong_has_its_line() {
+    fn a_settings_error_names_its_line() {
         for (text, line, part) in [
             ("tap = \"a\"\ncolour = 1\n", 2, "unknown field `colour`"),
             ("\n\nmtu = 5\n", 3, "68 to 65521"),
@@ -369,8 +369,8 @@ transmit-budget = 11
             ("address = [\n \"10.0.0.1/24\",\n \"10.0.0.1\",\n]", 3, "10.77.0.1/24"),
             ("user = \"no-such-user-here\"", 1, "no user no-such-user-here"),
             ("allow-group = [-1]", 1, "no group -1"),
-            ("mode = \"fast\"", 1, "interrupt"),
-            ("tap = \"a\"\nset = [\"mode=poll\"]", 2, "mode = \"poll\""),
+            ("wait = \"fast\"", 1, "block"),
+            ("tap = \"a\"\nset = [\"wait=poll\"]", 2, "wait = \"poll\""),
             ("tap = \n", 1, ""),
             ("tap = \"a\"\ntap = \"b\"", 2, "duplicate key"),
             ("fault = \"lose=1\"", 1, "\"lose\""),

@@ -121,27 +121,27 @@ impl fmt::Display for Subnet {
 
 as_text!(Subnet, "an address with its network's bits, as \"10.77.0.1/24\"");
 
-/// How the engine waits: a value of the setting `mode`.
+/// How the engine waits: a value of the setting `wait`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mode(pub(crate) u64);
+pub(crate) struct Wait(pub(crate) u64);
 
-impl FromStr for Mode {
+impl FromStr for Wait {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Mode, String> {
-        Setting::Mode.parse(text).map(Mode).map_err(|error| error.to_string())
+    fn from_str(text: &str) -> Result<Wait, String> {
+        Setting::Wait.parse(text).map(Wait).map_err(|error| error.to_string())
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&Setting::Mode.show(self.0))
+        f.write_str(&Setting::Wait.show(self.0))
     }
 }
 
-as_text!(Mode, "how the engine waits, as \"poll\"");
+as_text!(Wait, "how the engine waits, as \"poll\"");
 
-/// A setting of the device with its first value. Not `mode`, which has a key of its own: given in
+/// A setting of the device with its first value. Not `wait`, which has a key of its own: given in
 /// two places, one would override the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Assignment(pub(crate) Setting, pub(crate) u64);
@@ -157,9 +157,9 @@ impl FromStr for Assignment {
             return Err(format!("{name} is an endpoint's; towpath set changes it"));
         }
         let number = setting.parse(value).map_err(|error| error.to_string())?;
-        if setting == Setting::Mode {
+        if setting == Setting::Wait {
             return Err(format!(
-                "mode has its own place: --mode {value}, in a file mode = {value:?}"
+                "wait has its own place: --wait {value}, in a file wait = {value:?}"
             ));
         }
         Ok(Assignment(setting, number))
@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_those_of_hosts_in_networks_with_room() {
+    fn addresses_must_be_hosts_in_networks_with_room() {
         for good in ["10.77.0.1/24", "10.77.0.254/24", "fd77::1/64", "192.0.2.1/30"] {
             assert_eq!(good.parse::<Subnet>().unwrap().to_string(), good);
         }

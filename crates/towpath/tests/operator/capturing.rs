@@ -134,9 +134,9 @@ fn both_directions_with_times() {
 }
 
 #[test]
-fn what_is_read_from_the_pipe_comes_at_once() {
+fn packets_reach_a_capture_pipe_at_once() {
     towpath_testkit::isolated!(|| {
-        let test = "capturing::what_is_read_from_the_pipe_comes_at_once";
+        let test = "capturing::packets_reach_a_capture_pipe_at_once";
         if !tun(test) || !installed(test, "tcpdump", "tcpdump") {
             return;
         }
@@ -178,9 +178,9 @@ fn what_is_read_from_the_pipe_comes_at_once() {
 }
 
 #[test]
-fn counts_and_times_end_it() {
+fn a_count_or_a_time_ends_the_capture() {
     towpath_testkit::isolated!(|| {
-        if !tun("capturing::counts_and_times_end_it") {
+        if !tun("capturing::a_count_or_a_time_ends_the_capture") {
             return;
         }
         let directory = Directory::new();

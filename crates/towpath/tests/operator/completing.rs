@@ -123,28 +123,31 @@ fn bash_completes_verbs_options_values_and_devices() {
     for (words, offered) in [
         (&["ser"][..], &["serve"][..]),
         (&["serve", "--print"], &["--print-config"]),
-        (&["serve", "--mode", "p"], &["poll"]),
-        (&["serve", "--mode", "=", "p"], &["poll"]),
-        (&["serve", "--mode", "="], &["adaptive", "auto", "clocked", "interrupt", "poll"]),
+        (&["serve", "--wait", "p"], &["poll"]),
+        (&["serve", "--wait", "=", "p"], &["poll"]),
+        (&["serve", "--wait", "="], &["auto", "block", "poll", "spin-then-block", "timer-driven"]),
         (&["completions", "z"], &["zsh"]),
         (&["ls", "--device", "opq"], &["opq0", "opq1"]),
         (&["ls", "--device", "=", "opq1"], &["opq1"]),
         (&["ls", "opq"], &[]),
         (&["set", "opq"], &["opq0", "opq1"]),
-        (&["set", "opx", "mode=i"], &["mode=interrupt"]),
+        (&["set", "opx", "wait=b"], &["wait=block"]),
         (
-            &["set", "opx", "mod"],
-            &["mode=adaptive", "mode=auto", "mode=clocked", "mode=interrupt", "mode=poll"],
+            &["set", "opx", "wai"],
+            &["wait=auto", "wait=block", "wait=poll", "wait=spin-then-block", "wait=timer-driven"],
         ),
         (&["set", "--li"], &["--list"]),
         (&["serve", "--set", "watchdog", "=", "l"], &["lazy"]),
         (&["serve", "--set", "=", "watchdog=l"], &["watchdog=lazy"]),
         (&["serve", "--set", "=", "watchdog", "=", "l"], &["lazy"]),
         // It has an option of its own.
-        (&["serve", "--set", "mod"], &[]),
-        (&["set", "opx", "mode", "="], &["adaptive", "auto", "clocked", "interrupt", "poll"]),
-        (&["set", "opx", "mode", "=", "p"], &["poll"]),
-        (&["set", "opx", "mode=p"], &["mode=poll"]),
+        (&["serve", "--set", "wai"], &[]),
+        (
+            &["set", "opx", "wait", "="],
+            &["auto", "block", "poll", "spin-then-block", "timer-driven"],
+        ),
+        (&["set", "opx", "wait", "=", "p"], &["poll"]),
+        (&["set", "opx", "wait=p"], &["wait=poll"]),
         (&["set", "opx", "speed", "="], &[]),
         (&["nothing", "op"], &[]),
     ] {
@@ -172,11 +175,11 @@ fn fish_completes_verbs_options_values_and_devices() {
     }
     for (line, offered) in [
         ("towpath ser", &["serve"][..]),
-        ("towpath serve --mode p", &["poll"]),
+        ("towpath serve --wait p", &["poll"]),
         ("towpath completions z", &["zsh"]),
         ("towpath ls --device opx", &["opx"]),
         ("towpath set opx", &["opx"]),
-        ("towpath set opx mode=p", &["mode=poll"]),
+        ("towpath set opx wait=p", &["wait=poll"]),
     ] {
         assert_eq!(place.fish(line), offered, "{line}");
     }
@@ -210,20 +213,20 @@ fn zsh_completes_verbs_options_values_and_devices() {
     std::fs::write(place.directory.join(".zshrc"), settings).unwrap();
     let mut cases: Vec<(String, String)> = [
         ("ser", "serve "),
-        ("serve --mode p", "serve --mode poll "),
-        ("serve --mode=p", "serve --mode=poll "),
+        ("serve --wait p", "serve --wait poll "),
+        ("serve --wait=p", "serve --wait=poll "),
         ("ls --device opx", "ls --device opx "),
         ("ls --device=opx", "ls --device=opx "),
         ("ls --device opq9", "ls --device opq9"),
         ("set opx", "set opx "),
         ("set opz", r"set opz\$\(touch\ ran\) "),
-        ("set opx mode=p", "set opx mode=poll "),
+        ("set opx wait=p", "set opx wait=poll "),
         ("set opx 3/0 wei", "set opx 3/0 weight="),
-        ("set opx mode=poll watchdog=l", "set opx mode=poll watchdog=lazy "),
+        ("set opx wait=poll watchdog=l", "set opx wait=poll watchdog=lazy "),
         ("serve --set watchdog=l", "serve --set watchdog=lazy "),
-        ("serve --set=clo", "serve --set=clock_hz="),
-        // The mode has an option of its own, and there are no endpoints yet.
-        ("serve --set mod", "serve --set mod"),
+        ("serve --set=tic", "serve --set=tick_hz="),
+        // The wait strategy has an option of its own, and there are no endpoints yet.
+        ("serve --set wai", "serve --set wai"),
         ("serve --set wei", "serve --set wei"),
         ("completions z", "completions zsh "),
         ("nothing op", "nothing op"),

@@ -23,7 +23,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["serve", "--tap", "x", "--allow-user", "no-such-user-here"], "no-such-user-here"),
         (&["serve", "--tap", "x", "--user", "61001"], "USER:GROUP"),
         (&["serve", "--tap", "x", "--fault", "lose=1"], "\"lose\""),
-        (&["serve", "--tap", "x", "--mode", "fast"], "interrupt"),
+        (&["serve", "--tap", "x", "--wait", "fast"], "block"),
         (&["serve", "--tap", "x", "--ready-fd", "77"], "--ready-fd 77"),
         (&["serve", "--tap", "x", "--ready-fd=-1"], "--ready-fd"),
         (&["serve", "--config", "/no/such/file"], "/no/such/file: No such file"),
@@ -35,24 +35,24 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["capture"], "-w"),
         (&["capture", "-w", "-", "-c", "0"], "-c"),
         (&["serve", "--tap", "x", "--set", "speed=1"], "--list"),
-        (&["serve", "--tap", "x", "--set", "mode=poll"], "--mode poll"),
+        (&["serve", "--tap", "x", "--set", "wait=poll"], "--wait poll"),
         (&["set", "x"], "<SETTING=VALUE"),
-        (&["set", "x", "mode=fast"], "poll, interrupt, "),
+        (&["set", "x", "wait=fast"], "poll, block, "),
         (&["set", "x", "speed=1"], "--list"),
         (&["set", "x", "3/1"], "SETTING=VALUE"),
-        (&["set", "x", "0/1", "mode=poll"], "SESSION/ENDPOINT"),
-        (&["set", "x", "mode=poll", "3/1"], "3/1"),
+        (&["set", "x", "0/1", "wait=poll"], "SESSION/ENDPOINT"),
+        (&["set", "x", "wait=poll", "3/1"], "3/1"),
         (&["set", "x", "3/1", "4/0", "priority=1"], "3/1"),
-        (&["set", "x", "3/1", "mode=poll"], "--list"),
-        (&["set", "mode=poll"], "set tap0 mode=poll"),
-        (&["set", "x", "clock_hz=0"], "clock_hz=0: 1 to 100000 Hz is possible"),
-        (&["set", "x", "clock_hz=100001"], "clock_hz=100001: 1 to 100000 Hz"),
-        (&["set", "x", "clock_hz=-1"], "clock_hz=-1: 1 to 100000 Hz"),
-        (&["set", "x", "clock_hz="], "clock_hz=: 1 to 100000 Hz"),
+        (&["set", "x", "3/1", "wait=poll"], "--list"),
+        (&["set", "wait=poll"], "set tap0 wait=poll"),
+        (&["set", "x", "tick_hz=0"], "tick_hz=0: 1 to 100000 Hz is possible"),
+        (&["set", "x", "tick_hz=100001"], "tick_hz=100001: 1 to 100000 Hz"),
+        (&["set", "x", "tick_hz=-1"], "tick_hz=-1: 1 to 100000 Hz"),
+        (&["set", "x", "tick_hz="], "tick_hz=: 1 to 100000 Hz"),
         (&["set", "x", "3/1", "rate_bps=1000000000001"], "rate_bps=1000000000001: 0 to 10000"),
         (&["set", "x", "3/1", "rate_bps=18446744073709551616"], "rate_bps=18446744073709551616: 0"),
         (&["set", "x", "4294967296/1", "weight=2"], "'4294967296/1'"),
-        (&["serve", "--tap", "x", "--set", "clock_hz=0"], "clock_hz=0: 1 to 100000 Hz"),
+        (&["serve", "--tap", "x", "--set", "tick_hz=0"], "tick_hz=0: 1 to 100000 Hz"),
         (&["completions"], "<SHELL>"),
         (&["completions", "tcsh"], "bash, zsh, fish"),
         (&["man", "a", "b"], "'b'"),
@@ -153,9 +153,9 @@ fn names_paths_and_rights_are_checked() {
 
 /// A request for other settings than an existing object has leaves the object as it is.
 #[test]
-fn what_cannot_be_set_leaves_the_old_settings() {
+fn refused_settings_leave_the_old_ones() {
     towpath_testkit::isolated!(|| {
-        if !tun("refusals::what_cannot_be_set_leaves_the_old_settings") {
+        if !tun("refusals::refused_settings_leave_the_old_ones") {
             return;
         }
         let directory = Directory::new();
@@ -164,23 +164,23 @@ fn what_cannot_be_set_leaves_the_old_settings() {
         let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
         let number = session.info().session;
         let own = format!("{number}/{}", endpoint.number());
-        prints(&mut towpath(&["set", &server.socket, "clock_hz=500", &own, "rate_bps=1000000"]));
+        prints(&mut towpath(&["set", &server.socket, "tick_hz=500", &own, "rate_bps=1000000"]));
         let set = || {
             let report = server.report();
             let of_endpoint = report["sessions"][0]["endpoints"][0]["settings"].to_string();
             (report["device"]["settings"].to_string(), of_endpoint)
         };
         let before = set();
-        assert!(before.0.contains("\"clock_hz\":\"500\""), "{}", before.0);
+        assert!(before.0.contains("\"tick_hz\":\"500\""), "{}", before.0);
         assert_eq!(before.1, "{\"rate_bps\":\"1000000\"}");
 
         let (no_session, no_endpoint) =
             (format!("{}/0", number + 1), format!("{number}/{}", endpoint.number() + 1));
         let far_too_many = format!("{number}/4294967295");
         for (device, changes, status, part) in [
-            (&server.socket, &["clock_hz=0"][..], 2, "clock_hz=0: 1 to 100000 Hz is possible"),
+            (&server.socket, &["tick_hz=0"][..], 2, "tick_hz=0: 1 to 100000 Hz is possible"),
             // The verb reads all settings before it changes the first.
-            (&server.socket, &["clock_hz=700", "clock_hz=0"], 2, "clock_hz=0"),
+            (&server.socket, &["tick_hz=700", "tick_hz=0"], 2, "tick_hz=0"),
             (
                 &server.socket,
                 &[own.as_str(), "rate_bps=1000000000001"],
@@ -190,8 +190,8 @@ fn what_cannot_be_set_leaves_the_old_settings() {
             (&server.socket, &[no_session.as_str(), "rate_bps=5"], 1, no_session.as_str()),
             (&server.socket, &[no_endpoint.as_str(), "rate_bps=5"], 1, no_endpoint.as_str()),
             (&server.socket, &[far_too_many.as_str(), "rate_bps=5"], 1, far_too_many.as_str()),
-            (&"opNone".to_owned(), &["clock_hz=700"], 1, "no server of opNone in "),
-            (&directory.text("no.sock"), &["clock_hz=700"], 1, "no.sock: No such file"),
+            (&"opNone".to_owned(), &["tick_hz=700"], 1, "no server of opNone in "),
+            (&directory.text("no.sock"), &["tick_hz=700"], 1, "no.sock: No such file"),
         ] {
             let mut command = towpath(&["set", device]);
             let said = fails(command.args(changes), status);

@@ -209,7 +209,7 @@ pub(crate) fn settings() -> Vec<String> {
     let lines = list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
     let names = lines.filter_map(|line| Some(format!("{}=", line.trim().split_once('=')?.0)));
     let names: Vec<String> = names.collect();
-    assert!(names.contains(&"mode=".to_owned()), "{list}");
+    assert!(names.contains(&"wait=".to_owned()), "{list}");
     names
 }
 

@@ -69,7 +69,7 @@ fn an_interface_is_made_shown_and_taken_away() {
             let report = server.report();
             assert_eq!(report["device"]["name"], "opA");
             assert_eq!(report["device"]["mtu"], 9000);
-            assert_eq!(report["device"]["mode"], "interrupt");
+            assert_eq!(report["device"]["wait"], "block");
             assert!(report["device"]["counters"]["rx_packets"].as_u64().unwrap() >= 2);
             let network = Network::attach(&server.socket).unwrap();
             let listed = prints(&mut server.verb("ls", &[]));
@@ -78,14 +78,14 @@ fn an_interface_is_made_shown_and_taken_away() {
             let json = prints(&mut server.verb("ls", &["--json"]));
             assert!(json.contains("\"ipv4\": \"10.77.0.2/24\""), "{json}");
             let counted = prints(&mut server.verb("stat", &[]));
-            assert!(counted.contains("rx_dropped_nobody"), "{counted}");
+            assert!(counted.contains("rx_dropped_no_match"), "{counted}");
             let rates = prints(&mut server.verb("stat", &["--watch", "1", "--count", "1"]));
             assert!(rates.contains("PER SECOND") && rates.contains("opA"), "{rates}");
             drop(network);
 
-            prints(&mut towpath(&["set", &server.socket, "mode=poll"]));
-            assert_eq!(server.report()["device"]["mode"], "poll");
-            prints(&mut towpath(&["set", &server.socket, "mode=interrupt"]));
+            prints(&mut towpath(&["set", &server.socket, "wait=poll"]));
+            assert_eq!(server.report()["device"]["wait"], "poll");
+            prints(&mut towpath(&["set", &server.socket, "wait=block"]));
 
             assert!(server.stop(end).success(), "{}", server.log());
             assert!(!link_exists("opA"), "the interface is still there");
@@ -121,9 +121,9 @@ fn an_interface_that_was_there_stays() {
 }
 
 #[test]
-fn a_second_server_is_told_so_and_the_first_goes_on() {
+fn a_second_server_is_refused_and_the_first_goes_on() {
     towpath_testkit::isolated!(|| {
-        if !tun("serving::a_second_server_is_told_so_and_the_first_goes_on") {
+        if !tun("serving::a_second_server_is_refused_and_the_first_goes_on") {
             return;
         }
         let directory = Directory::new();
@@ -147,9 +147,9 @@ fn a_second_server_is_told_so_and_the_first_goes_on() {
 }
 
 #[test]
-fn what_a_killed_server_left_is_taken_over() {
+fn a_successor_takes_over_after_a_killed_server() {
     towpath_testkit::isolated!(|| {
-        if !tun("serving::what_a_killed_server_left_is_taken_over") {
+        if !tun("serving::a_successor_takes_over_after_a_killed_server") {
             return;
         }
         let directory = Directory::new();
@@ -248,7 +248,7 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
             let said = fails(&mut server.verb_as(Some(&allowed), "capture", &capture), 1);
             assert!(said.contains("only root and the server's user"), "{said}");
             assert!(!exists(&file));
-            let set = ["set", &server.socket, "mode=poll"];
+            let set = ["set", &server.socket, "wait=poll"];
             let said = fails(&mut towpath_as(Some(&allowed), &set), 1);
             assert!(said.contains("only root and the server's user"), "{said}");
         }
@@ -285,23 +285,23 @@ fn readiness_is_told_to_the_service_manager() {
 }
 
 #[test]
-fn a_file_configures_and_options_overrule_it() {
+fn command_line_options_overrule_the_file() {
     towpath_testkit::isolated!(|| {
-        if !tun("serving::a_file_configures_and_options_overrule_it") {
+        if !tun("serving::command_line_options_overrule_the_file") {
             return;
         }
         let directory = Directory::new();
         let file = directory.text("op.toml");
         std::fs::write(
             &file,
-            "tap = \"opA\"\naddress = [\"10.77.0.1/24\"]\nmtu = 1300\nmode = \"poll\"\n\
+            "tap = \"opA\"\naddress = [\"10.77.0.1/24\"]\nmtu = 1300\nwait = \"poll\"\n\
              fault = \"drop=0,seed=1\"\nlog = \"warn\"\nsessions-per-user = 1\n",
         )
         .unwrap();
         let mut server = serve(&directory, "s.sock", &["--config", &file, "--mtu", "1400"]);
         let report = server.report();
         assert_eq!(
-            (&report["device"]["mtu"], &report["device"]["mode"]),
+            (&report["device"]["mtu"], &report["device"]["wait"]),
             (&1400.into(), &"poll".into())
         );
         round_trip(&server, 7);
@@ -317,7 +317,7 @@ fn a_file_configures_and_options_overrule_it() {
 
         let printed =
             prints(&mut towpath(&["serve", "--config", &file, "--mtu", "1400", "--print-config"]));
-        for line in ["tap = \"opA\"", "mtu = 1400", "mode = \"poll\"", "batch = 64"] {
+        for line in ["tap = \"opA\"", "mtu = 1400", "wait = \"poll\"", "batch = 64"] {
             assert!(printed.lines().any(|one| one == line), "{line}: {printed}");
         }
         // The printed settings are a file that says the same.
@@ -329,9 +329,9 @@ fn a_file_configures_and_options_overrule_it() {
 }
 
 #[test]
-fn a_wire_that_loses_everything_and_a_full_disk_are_survived() {
+fn the_server_survives_total_loss_and_a_full_disk() {
     towpath_testkit::isolated!(|| {
-        if !tun("serving::a_wire_that_loses_everything_and_a_full_disk_are_survived") {
+        if !tun("serving::the_server_survives_total_loss_and_a_full_disk") {
             return;
         }
         let directory = Directory::new();
@@ -379,7 +379,7 @@ fn the_only_server_needs_no_name() {
             serve opA; A=$!
             "$T" ls | grep -q opA
             "$T" ls --device opA | grep -q opA
-            "$T" set opA mode=poll
+            "$T" set opA wait=poll
             "$T" stat | grep -q poll
             serve opB; B=$!
             "$T" ls 2>&1 && exit 4
@@ -406,9 +406,9 @@ fn the_only_server_needs_no_name() {
 }
 
 #[test]
-fn a_user_without_rights_serves_what_was_made_for_it() {
+fn an_unprivileged_user_serves_a_prepared_interface() {
     towpath_testkit::isolated!(|| {
-        let test = "serving::a_user_without_rights_serves_what_was_made_for_it";
+        let test = "serving::an_unprivileged_user_serves_a_prepared_interface";
         if !tun(test) || !installed(test, "unshare", "util-linux") {
             return;
         }
@@ -456,15 +456,15 @@ fn a_user_without_rights_serves_what_was_made_for_it() {
         assert!(output.status.success(), "{printed}{said}");
         let socket = runtime.join("towpath/opA.sock");
         assert!(printed.starts_with(&format!("ready opA {}\n", socket.display())), "{printed}");
-        assert!(printed.contains("mode interrupt"), "{printed}");
+        assert!(printed.contains("wait=block"), "{printed}");
         assert!(said.contains("set the MTU of opA: Operation not permitted"), "{said}");
     });
 }
 
 #[test]
-fn a_log_that_cannot_be_written_stops_nobody() {
+fn an_unwritable_log_does_not_stop_the_server() {
     towpath_testkit::isolated!(|| {
-        if !tun("serving::a_log_that_cannot_be_written_stops_nobody") {
+        if !tun("serving::an_unwritable_log_does_not_stop_the_server") {
             return;
         }
         let directory = Directory::new();

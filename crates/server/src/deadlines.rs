@@ -7,14 +7,14 @@ const NOWHERE: u32 = u32::MAX;
 /// A heap of ids with deadlines, each id at most once. The heap knows the position of each id, so
 /// that moving or removing one needs no search.
 #[derive(Debug, Default)]
-pub(crate) struct DueHeap {
+pub(crate) struct Deadlines {
     /// Deadlines and ids. No entry is due before its parent, the one at `(index - 1) / 2`.
     heap: Vec<(u64, u32)>,
     /// The position of each id.
     at: Vec<u32>,
 }
 
-impl DueHeap {
+impl Deadlines {
     /// Reserves memory for `things` ids. The heap allocates here and at no later time.
     pub(crate) fn reserve(&mut self, things: usize) {
         self.at.resize(things.max(self.at.len()), NOWHERE);
@@ -115,8 +115,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_taken_in_the_order_of_their_times() {
-        let mut due = DueHeap::default();
+    fn entries_are_taken_in_order_of_time() {
+        let mut due = Deadlines::default();
         due.reserve(4);
         assert_eq!((due.next(), due.take(u64::MAX)), (None, None));
         due.put(30, 1);
@@ -146,8 +146,8 @@ mod tests {
     proptest! {
         /// Compares the heap with a linear search over a time for each id.
         #[test]
-        fn as_if_all_were_looked_through(acts in acts()) {
-            let mut due = DueHeap::default();
+        fn due_times_match_a_linear_search(acts in acts()) {
+            let mut due = Deadlines::default();
             due.reserve(20);
             let room = due.heap.capacity();
             let mut times = [None::<u64>; 20];

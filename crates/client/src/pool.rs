@@ -18,14 +18,14 @@ use std::sync::Arc;
 
 use towpath_memory::{Mapping, Region};
 use towpath_packet::Meta;
-use towpath_queue::HeapShape;
+use towpath_queue::PoolShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
 
 /// A received packet, read in place. The session provides its buffers again after the callback of
 /// [`crate::Session::receive`] returns.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    heap: &'a ReceiveHeap,
+    pool: &'a ReceivePool,
     descriptors: &'a [Descriptor],
     len: usize,
 }
@@ -33,7 +33,7 @@ pub struct Received<'a> {
 /// The pieces of a [`Received`] packet, in order.
 #[derive(Clone, Debug)]
 pub struct Parts<'a> {
-    heap: &'a ReceiveHeap,
+    pool: &'a ReceivePool,
     descriptors: std::slice::Iter<'a, Descriptor>,
 }
 
@@ -42,7 +42,7 @@ impl<'a> Iterator for Parts<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
-        self.descriptors.next().map(|one| self.heap.bytes(one))
+        self.descriptors.next().map(|one| self.pool.bytes(one))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -54,9 +54,9 @@ impl ExactSizeIterator for Parts<'_> {}
 
 impl<'a> Received<'a> {
     #[inline]
-    pub(crate) fn new(heap: &'a ReceiveHeap, descriptors: &'a [Descriptor]) -> Received<'a> {
+    pub(crate) fn new(pool: &'a ReceivePool, descriptors: &'a [Descriptor]) -> Received<'a> {
         let len = descriptors.iter().map(|one| one.len as usize).sum();
-        Received { heap, descriptors, len }
+        Received { pool, descriptors, len }
     }
 
     /// Returns the length in bytes, from the Ethernet header on.
@@ -84,21 +84,21 @@ impl<'a> Received<'a> {
     pub fn meta(&self) -> Meta {
         let first = &self.descriptors[0];
         if first.flags & META == 0 {
-            return Meta::FINISHED;
+            return Meta::FULL;
         }
-        self.heap.meta(first.frame)
+        self.pool.meta(first.buffer)
     }
 
     /// Returns the packet's pieces, in order.
     #[must_use]
     pub fn parts(&self) -> Parts<'a> {
-        Parts { heap: self.heap, descriptors: self.descriptors.iter() }
+        Parts { pool: self.pool, descriptors: self.descriptors.iter() }
     }
 
     /// Returns the whole packet if it is in one piece, as every packet up to the buffer size is.
     #[must_use]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
-        if self.descriptors.len() == 1 { Some(self.heap.bytes(&self.descriptors[0])) } else { None }
+        if self.descriptors.len() == 1 { Some(self.pool.bytes(&self.descriptors[0])) } else { None }
     }
 
     /// Appends the packet to a vector.
@@ -112,29 +112,29 @@ impl<'a> Received<'a> {
 
 /// The receive pool: read-only here.
 #[derive(Clone, Debug)]
-pub(crate) struct ReceiveHeap {
+pub(crate) struct ReceivePool {
     memory: Arc<Mapping>,
-    shape: HeapShape,
+    shape: PoolShape,
 }
 
-impl ReceiveHeap {
+impl ReceivePool {
     /// Creates the pool; `None` when the memory is smaller than the shape says.
-    pub(crate) fn new(memory: Mapping, shape: HeapShape) -> Option<ReceiveHeap> {
-        let fits = memory.len() >= shape.heap_bytes();
-        fits.then(|| ReceiveHeap { memory: Arc::new(memory), shape })
+    pub(crate) fn new(memory: Mapping, shape: PoolShape) -> Option<ReceivePool> {
+        let fits = memory.len() >= shape.pool_bytes();
+        fits.then(|| ReceivePool { memory: Arc::new(memory), shape })
     }
 
     /// Prefetches `len` bytes of a buffer that the application will read soon: the server's core
     /// has them.
     #[inline]
-    pub(crate) fn prefetch(&self, frame: u32, len: usize) {
-        let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
+    pub(crate) fn prefetch(&self, buffer: u32, len: usize) {
+        let start = self.shape.buffer_offset(buffer) + HEADROOM_BYTES as usize;
         self.memory.prefetch(start, len.min(self.shape.data_bytes() as usize));
     }
 
     #[inline]
     fn bytes(&self, descriptor: &Descriptor) -> &[u8] {
-        let offset = descriptor.heap_offset(&self.shape);
+        let offset = descriptor.pool_offset(&self.shape);
         // SAFETY: the queue gave us the buffer, and the session provides it again only after its
         // borrow that this slice hangs on has ended. The server writes no buffer that is not
         // provided: that is its contract, which the application trusts (see the module). This
@@ -142,12 +142,12 @@ impl ReceiveHeap {
         unsafe { self.memory.bytes(offset, descriptor.len as usize) }.unwrap_or(&[])
     }
 
-    fn meta(&self, frame: u32) -> Meta {
+    fn meta(&self, buffer: u32) -> Meta {
         let mut words = [[0; 8]; 2];
-        let start = self.shape.frame_offset(frame);
+        let start = self.shape.buffer_offset(buffer);
         for (place, word) in words.iter_mut().enumerate() {
             if !self.memory.copy_out(start + place * 8, word) {
-                return Meta::FINISHED;
+                return Meta::FULL;
             }
         }
         Meta::from_words(words.map(u64::from_ne_bytes)).unwrap_or_default()
@@ -156,16 +156,16 @@ impl ReceiveHeap {
 
 /// The transmit pool: written here alone.
 #[derive(Debug)]
-pub(crate) struct TransmitHeap {
+pub(crate) struct TransmitPool {
     memory: Region,
-    shape: HeapShape,
+    shape: PoolShape,
 }
 
-impl TransmitHeap {
+impl TransmitPool {
     /// Creates the pool; `None` when the memory is smaller than the shape says.
-    pub(crate) fn new(memory: Region, shape: HeapShape) -> Option<TransmitHeap> {
-        let fits = memory.len() >= shape.heap_bytes();
-        fits.then(|| TransmitHeap { memory, shape })
+    pub(crate) fn new(memory: Region, shape: PoolShape) -> Option<TransmitPool> {
+        let fits = memory.len() >= shape.pool_bytes();
+        fits.then(|| TransmitPool { memory, shape })
     }
 
     pub(crate) fn data_bytes(&self) -> usize {
@@ -175,19 +175,19 @@ impl TransmitHeap {
     /// Prefetches `len` bytes of a buffer that the application will write soon: the server's core
     /// has them.
     #[inline]
-    pub(crate) fn prefetch(&self, frame: u32, len: usize) {
-        let start = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
+    pub(crate) fn prefetch(&self, buffer: u32, len: usize) {
+        let start = self.shape.buffer_offset(buffer) + HEADROOM_BYTES as usize;
         self.memory.prefetch_to_write(start, len.min(self.data_bytes()));
     }
 
     /// Returns the first `len` data bytes of a buffer; `None` when it has fewer. The buffer is the
     /// caller's own: neither free nor in a queue.
     #[inline]
-    pub(crate) fn bytes_mut(&mut self, frame: u32, len: usize) -> Option<&mut [u8]> {
-        if frame >= self.shape.frames() || len > self.data_bytes() {
+    pub(crate) fn bytes_mut(&mut self, buffer: u32, len: usize) -> Option<&mut [u8]> {
+        if buffer >= self.shape.buffers() || len > self.data_bytes() {
             return None;
         }
-        let offset = self.shape.frame_offset(frame) + HEADROOM_BYTES as usize;
+        let offset = self.shape.buffer_offset(buffer) + HEADROOM_BYTES as usize;
         // SAFETY: only this process writes the transmit pool, the server does not look at a buffer
         // that is in no queue, and `&mut self` is the only way to the pool here.
         unsafe { self.memory.bytes_mut(offset, len) }
@@ -197,14 +197,14 @@ impl TransmitHeap {
     #[inline]
     pub(crate) fn write_one(
         &mut self,
-        frame: u32,
+        buffer: u32,
         len: usize,
         endpoint: u32,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Descriptor {
         let descriptor =
-            Descriptor { frame, start: HEADROOM_BYTES, len: len as u32, endpoint, flags: 0 };
-        let offset = descriptor.heap_offset(&self.shape);
+            Descriptor { buffer, start: HEADROOM_BYTES, len: len as u32, endpoint, flags: 0 };
+        let offset = descriptor.pool_offset(&self.shape);
         // SAFETY: only this process writes the transmit pool, the buffer is free, and `&mut self`
         // is the only way to the pool here.
         let bytes = unsafe { self.memory.bytes_mut(offset, len) }.unwrap_or(&mut []);
@@ -216,7 +216,7 @@ impl TransmitHeap {
     /// descriptors. The buffers are distinct and the caller's own.
     pub(crate) fn write(
         &mut self,
-        frames: &[u32],
+        buffers: &[u32],
         len: usize,
         meta: Meta,
         endpoint: u32,
@@ -224,37 +224,37 @@ impl TransmitHeap {
     ) -> ([Descriptor; MAX_CHAIN], usize) {
         let mut descriptors = [Descriptor::default(); MAX_CHAIN];
         let data_bytes = self.data_bytes();
-        for (place, frame) in frames.iter().enumerate() {
+        for (place, buffer) in buffers.iter().enumerate() {
             descriptors[place] = Descriptor {
-                frame: *frame,
+                buffer: *buffer,
                 start: HEADROOM_BYTES,
                 len: data_bytes.min(len - place * data_bytes) as u32,
                 endpoint,
-                flags: if place == 0 && meta != Meta::FINISHED { META } else { 0 },
+                flags: if place == 0 && meta != Meta::FULL { META } else { 0 },
             };
         }
         let slice = |descriptor: &Descriptor| {
-            let offset = descriptor.heap_offset(&self.shape);
+            let offset = descriptor.pool_offset(&self.shape);
             // SAFETY: only this process writes the transmit pool, the buffers are distinct and
             // free, and `&mut self` is the only way to the pool here.
             unsafe { self.memory.bytes_mut(offset, descriptor.len as usize) }.unwrap_or(&mut [])
         };
-        if frames.len() == 1 {
+        if buffers.len() == 1 {
             fill(&mut [slice(&descriptors[0])]);
         } else {
             let mut parts: [&mut [u8]; MAX_CHAIN] = std::array::from_fn(|_| &mut [][..]);
-            for (part, descriptor) in parts.iter_mut().zip(&descriptors[..frames.len()]) {
+            for (part, descriptor) in parts.iter_mut().zip(&descriptors[..buffers.len()]) {
                 *part = slice(descriptor);
             }
-            fill(&mut parts[..frames.len()]);
+            fill(&mut parts[..buffers.len()]);
         }
-        if meta != Meta::FINISHED {
-            let start = self.shape.frame_offset(frames[0]);
+        if meta != Meta::FULL {
+            let start = self.shape.buffer_offset(buffers[0]);
             let words = meta.to_words();
             for (place, word) in words.iter().enumerate() {
                 let _ = self.memory.copy_in(start + place * 8, &word.to_ne_bytes());
             }
         }
-        (descriptors, frames.len())
+        (descriptors, buffers.len())
     }
 }

@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::receive::Deliverer;
 use crate::send::count_sent;
 use crate::source::{Piece, Source};
-use crate::transmit::Group;
+use crate::transmit::Batch;
 
 /// The bytes of a frame around its IP packet.
 const ETHERNET_BYTES: usize = 14;
@@ -20,21 +20,21 @@ impl Engine {
     /// Passes on the packets of a batch from `from` up to the first that needs another path.
     /// Returns how many. The engine calls it only while there is no capture and no promiscuous
     /// endpoint.
-    pub(crate) fn pass_on(&mut self, group: &mut Group, from: usize, mtu: usize) -> usize {
-        let Some((memory, _)) = &self.heaps[group.place as usize] else { return 0 };
+    pub(crate) fn deliver_locally(&mut self, batch: &mut Batch, from: usize, mtu: usize) -> usize {
+        let Some((memory, _)) = &self.transmit_pools[batch.key as usize] else { return 0 };
         // Each packet on this path has one slot.
         let (mut first, mut slots) = (0u32, 0u32);
-        for place in from..group.count {
-            let (one, plain) = (&group.packets[place], &group.plain[place]);
+        for index in from..batch.count {
+            let (one, plain) = (&batch.packets[index], &batch.plain[index]);
             // Packets whose slots are not consecutive were taken around one that a predecessor
             // completed.
             if !one.plain || slots > 0 && one.first != first.wrapping_add(slots) {
                 break;
             }
             let len = one.len as usize;
-            let Some(sender) = &mut self.sessions[group.place as usize] else { break };
+            let Some(sender) = &mut self.sessions[batch.key as usize] else { break };
             let Some(Some(endpoint)) = sender.endpoints.get(one.endpoint as usize) else { break };
-            if endpoint.queue_set != group.queue_set
+            if endpoint.queue_pair != batch.queue_pair
                 || !endpoint.rights.allow(plain)
                 || plain.is_for_group()
                 || len > mtu + ETHERNET_BYTES
@@ -42,15 +42,15 @@ impl Engine {
                 break;
             }
             let Some(destination) = self.flows.lookup_plain(Way::Sent, plain) else {
-                group.packets[place].for_nobody_here = true;
+                batch.packets[index].no_local_match = true;
                 break;
             };
-            let copies = u64::from(self.stage.slots[group.slots[place] as usize].copies);
+            let copies = u64::from(self.bounce.slots[batch.slots[index] as usize].copies);
             count_sent(&mut sender.counters, one.endpoint, len, copies);
-            let prefix = self.stage.bytes(group.slots[place]);
-            let heap = sender.shape.transmit_heap;
+            let prefix = self.bounce.bytes(batch.slots[index]);
+            let pool = sender.shape.transmit_pool;
             let rest = [Piece {
-                offset: (group.descriptors[one.at as usize].heap_offset(&heap) + prefix.len())
+                offset: (batch.descriptors[one.at as usize].pool_offset(&pool) + prefix.len())
                     as u32,
                 len: (len - prefix.len()) as u32,
             }];
@@ -60,16 +60,16 @@ impl Engine {
                 touched: &mut self.touched,
                 segment: &mut self.segment,
                 receive_budget: self.budgets.receive_budget,
-                turn: self.turn,
+                iteration: self.iteration,
             };
-            deliverer.deliver_finished(destination, Source { prefix, memory, pieces });
+            deliverer.deliver_complete(destination, Source { prefix, memory, pieces });
             if slots == 0 {
                 first = one.first;
             }
             slots += 1;
         }
         if slots > 0 {
-            self.finish(group, first, slots);
+            self.record_completion(batch, first, slots);
             counters::add(&mut self.counters, Count::LocalPackets as usize, u64::from(slots));
         }
         slots as usize

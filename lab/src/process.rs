@@ -16,7 +16,7 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_device::{Device, loopback};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Policy, Server, Subnets};
+use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::Namespace;
 
 use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell, wait_for_end};
@@ -127,7 +127,7 @@ pub(crate) fn start_server(
     };
     let config = Config {
         socket: Some(socket),
-        settings: if serving.polls { Mode::Poll } else { Mode::Interrupt }.into(),
+        settings: if serving.polls { EngineStrategy::Poll } else { EngineStrategy::Block }.into(),
         batch: serving.batch,
         engine_cpu: serving.engine_cpu,
         policy: Policy { users: serving.users.clone(), ..Policy::default() },
@@ -138,25 +138,25 @@ pub(crate) fn start_server(
 }
 
 /// A running server. It ends with this.
-pub(crate) struct Station {
+pub(crate) struct Process {
     child: Child,
     socket: OwnSocket,
 }
 
-impl Station {
+impl Process {
     /// Starts one, in a network namespace other than the own where one is given.
-    pub(crate) fn start(serving: &Serving, inside: Option<&Namespace>) -> anyhow::Result<Station> {
+    pub(crate) fn start(serving: &Serving, inside: Option<&Namespace>) -> anyhow::Result<Process> {
         let socket = OwnSocket::new()?;
         let role = Role::Serve { serving: serving.clone(), socket: socket.path() };
         let child = start(&role, inside)?;
-        Ok(Station { child, socket })
+        Ok(Process { child, socket })
     }
 
     /// Starts one that polls, with an in-memory device and room for as many sessions as there may be.
-    pub(crate) fn start_switch(engine_cpu: usize) -> anyhow::Result<Station> {
+    pub(crate) fn start_switch(engine_cpu: usize) -> anyhow::Result<Process> {
         let socket = OwnSocket::new()?;
         let child = Child::start(&Role::Server { socket: socket.path(), engine_cpu })?;
-        Ok(Station { child, socket })
+        Ok(Process { child, socket })
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

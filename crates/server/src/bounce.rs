@@ -7,7 +7,7 @@ use towpath_device::{Meta, Part, SpaceId};
 use towpath_memory::Region;
 use towpath_packet::checksum;
 use towpath_queue::descriptor::Descriptor;
-use towpath_queue::{HeapShape, PeerWords};
+use towpath_queue::{PeerWords, PoolShape};
 
 use crate::source::{Reader, Source};
 
@@ -28,39 +28,44 @@ pub(crate) struct Slot {
     /// The offload work left to the device.
     pub meta: Meta,
     /// The in-flight entry that the slot belongs to.
-    pub flight: u32,
+    pub in_flight_slot: u32,
 }
 
 /// The server's memory for packets to send: one slot per packet, from the check until the device
 /// completes it.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct BounceBuffers {
     /// The slots' memory. The device reads it, too.
     memory: Region,
     slot_bytes: usize,
     /// The slots.
     pub slots: Vec<Slot>,
-    free: towpath_queue::frames::FreeFrames,
+    free: towpath_queue::buffers::FreeBuffers,
     space: SpaceId,
 }
 
-impl Stage {
+impl BounceBuffers {
     /// Creates `slots` slots of `slot_bytes` each, in a region of private memory. The data space
     /// `space` is the mapping that contains the region.
     #[must_use]
-    pub(crate) fn new(memory: Region, space: SpaceId, slots: u32, slot_bytes: usize) -> Stage {
+    pub(crate) fn new(
+        memory: Region,
+        space: SpaceId,
+        slots: u32,
+        slot_bytes: usize,
+    ) -> BounceBuffers {
         let slot = || Slot {
             len: 0,
             copies: 0,
             parts: Vec::with_capacity(towpath_device::MAX_PARTS + 1),
-            meta: Meta::FINISHED,
-            flight: 0,
+            meta: Meta::FULL,
+            in_flight_slot: 0,
         };
-        Stage {
+        BounceBuffers {
             memory,
             slot_bytes,
             slots: (0..slots).map(|_| slot()).collect(),
-            free: towpath_queue::frames::FreeFrames::new(0, slots),
+            free: towpath_queue::buffers::FreeBuffers::new(0, slots),
             space,
         }
     }
@@ -79,8 +84,8 @@ impl Stage {
 
     /// Frees a slot.
     #[inline]
-    pub(crate) fn give_back(&mut self, slot: u32) {
-        self.free.give_back(slot);
+    pub(crate) fn release(&mut self, slot: u32) {
+        self.free.release(slot);
     }
 
     #[inline]
@@ -96,7 +101,7 @@ impl Stage {
         &mut self,
         slot: u32,
         from: &PeerWords,
-        heap: &HeapShape,
+        pool: &PoolShape,
         packet: &[Descriptor],
         len: usize,
     ) -> bool {
@@ -109,7 +114,7 @@ impl Stage {
         let mut at = 0;
         for one in packet {
             let now = (one.len as usize).min(len - at);
-            if !self.memory.fetch(start + at, from, one.heap_offset(heap), now) {
+            if !self.memory.fetch(start + at, from, one.pool_offset(pool), now) {
                 return false;
             }
             at += now;
@@ -125,12 +130,12 @@ impl Stage {
         &mut self,
         slot: u32,
         from: &PeerWords,
-        heap: &HeapShape,
+        pool: &PoolShape,
         packet: &[Descriptor],
         len: usize,
     ) -> bool {
         let copies = self.slots[slot as usize].copies;
-        let fetched = self.fetch(slot, from, heap, packet, len);
+        let fetched = self.fetch(slot, from, pool, packet, len);
         self.slots[slot as usize].copies += copies;
         fetched
     }
@@ -141,7 +146,7 @@ impl Stage {
         &mut self,
         slot: u32,
         rest: Source<'_>,
-        finish: Option<(u16, u16)>,
+        complete: Option<(u16, u16)>,
     ) -> bool {
         let start = self.start(slot);
         let held = self.slots[slot as usize].len as usize;
@@ -152,13 +157,13 @@ impl Stage {
             return false;
         }
         self.slots[slot as usize].len = len as u32;
-        self.finish(slot, finish)
+        self.complete(slot, complete)
     }
 
-    fn finish(&mut self, slot: u32, finish: Option<(u16, u16)>) -> bool {
-        let Some((checksum_start, offset)) = finish else { return true };
-        let finished = checksum::finished(&[self.bytes(slot)], checksum_start, offset);
-        finished.is_ok_and(|(field, value)| self.memory.copy_in(self.start(slot) + field, &value))
+    fn complete(&mut self, slot: u32, complete: Option<(u16, u16)>) -> bool {
+        let Some((checksum_start, offset)) = complete else { return true };
+        let completed = checksum::completed(&[self.bytes(slot)], checksum_start, offset);
+        completed.is_ok_and(|(field, value)| self.memory.copy_in(self.start(slot) + field, &value))
     }
 
     /// Returns a slot's content.
@@ -178,7 +183,7 @@ impl Stage {
         source: Source<'_>,
         from: usize,
         payload: usize,
-        finish: Option<(u16, u16)>,
+        complete: Option<(u16, u16)>,
     ) -> bool {
         let len = header.len() + payload;
         let start = self.start(slot);
@@ -190,7 +195,7 @@ impl Stage {
             return false;
         }
         self.slots[slot as usize].len = len as u32;
-        self.finish(slot, finish)
+        self.complete(slot, complete)
     }
 
     /// Returns the place of a slot's memory, as a part to send.
@@ -219,43 +224,43 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_holds_what_was_put_there() {
+    fn a_slot_holds_the_fetched_bytes() {
         let memory = region(b"0123456789");
         let pieces = [Piece { offset: 0, len: 10 }];
         let source = Source { prefix: &[], memory: memory.mapping(), pieces: &pieces };
-        let heap = HeapShape::new(4, 256).unwrap();
-        let chain = [(0, 4), (1, 6)].map(|(frame, len)| Descriptor {
-            frame,
+        let pool = PoolShape::new(4, 256).unwrap();
+        let chain = [(0, 4), (1, 6)].map(|(buffer, len)| Descriptor {
+            buffer,
             start: HEADROOM_BYTES,
             len,
             ..Descriptor::default()
         });
-        let mut heap_bytes = vec![0; heap.heap_bytes()];
+        let mut pool_bytes = vec![0; pool.pool_bytes()];
         for (one, text) in chain.iter().zip([b"0123".as_slice(), b"456789"]) {
-            heap_bytes[one.heap_offset(&heap)..][..text.len()].copy_from_slice(text);
+            pool_bytes[one.pool_offset(&pool)..][..text.len()].copy_from_slice(text);
         }
-        let frames = region(&heap_bytes);
+        let buffers = region(&pool_bytes);
         let mut slots = Region::private(4096).unwrap();
         let _pool = slots.split_off_front(1024);
-        let mut stage = Stage::new(slots, SpaceId(0), 2, 256);
-        let slot = stage.take().unwrap();
-        let words = towpath_memory::peer_words(frames.mapping());
-        assert!(stage.fetch(slot, &words, &heap, &chain, 9));
-        assert_eq!(stage.bytes(slot), b"012345678");
-        assert!(!stage.fetch(slot, &words, &heap, &chain, 257));
-        assert!(!stage.fetch(slot, &words, &heap, &chain, 11), "more than there is");
-        assert!(stage.fetch(slot, &words, &heap, &chain, 4));
-        assert_eq!(stage.bytes(slot), b"0123");
+        let mut bounce = BounceBuffers::new(slots, SpaceId(0), 2, 256);
+        let slot = bounce.take().unwrap();
+        let words = towpath_memory::peer_words(buffers.mapping());
+        assert!(bounce.fetch(slot, &words, &pool, &chain, 9));
+        assert_eq!(bounce.bytes(slot), b"012345678");
+        assert!(!bounce.fetch(slot, &words, &pool, &chain, 257));
+        assert!(!bounce.fetch(slot, &words, &pool, &chain, 11), "more than there is");
+        assert!(bounce.fetch(slot, &words, &pool, &chain, 4));
+        assert_eq!(bounce.bytes(slot), b"0123");
         let rest = [Piece { offset: 8, len: 2 }];
-        assert!(stage.append(slot, Source { pieces: &rest, ..source }, None));
-        assert_eq!(stage.bytes(slot), b"012389");
-        assert!(stage.build(slot, b"head", source, 8, 2, None));
-        assert_eq!(stage.bytes(slot), b"head89");
-        assert!(!stage.build(slot, b"head", source, 8, 3, None));
-        assert!(stage.build(slot, &[0, 1, 0, 2, 0, 0], source, 8, 0, Some((0, 4))));
-        assert_eq!(stage.bytes(slot), [0, 1, 0, 2, 0xff, 0xfc], "its checksum is finished");
-        assert_eq!(stage.part(slot).offset, 1024 + slot * 256);
-        stage.give_back(slot);
-        assert_eq!(stage.free(), 2);
+        assert!(bounce.append(slot, Source { pieces: &rest, ..source }, None));
+        assert_eq!(bounce.bytes(slot), b"012389");
+        assert!(bounce.build(slot, b"head", source, 8, 2, None));
+        assert_eq!(bounce.bytes(slot), b"head89");
+        assert!(!bounce.build(slot, b"head", source, 8, 3, None));
+        assert!(bounce.build(slot, &[0, 1, 0, 2, 0, 0], source, 8, 0, Some((0, 4))));
+        assert_eq!(bounce.bytes(slot), [0, 1, 0, 2, 0xff, 0xfc], "its checksum is finished");
+        assert_eq!(bounce.part(slot).offset, 1024 + slot * 256);
+        bounce.release(slot);
+        assert_eq!(bounce.free(), 2);
     }
 }

@@ -11,14 +11,14 @@ use crate::word::OwnWords;
 #[derive(Debug)]
 pub struct Ledger {
     words: OwnWords,
-    frames: u32,
+    buffers: u32,
 }
 
 impl Ledger {
     /// Returns how many words the ledger of a pool takes.
     #[must_use]
-    pub const fn words_for(frames: u32) -> usize {
-        frames.div_ceil(64) as usize
+    pub const fn words_for(buffers: u32) -> usize {
+        buffers.div_ceil(64) as usize
     }
 
     /// Takes over ledger words; they are as a predecessor left them, or zero.
@@ -26,15 +26,15 @@ impl Ledger {
     /// # Panics
     /// When there are too few words: a mistake in the layout.
     #[must_use]
-    pub fn new(words: OwnWords, frames: u32) -> Ledger {
-        assert!(words.len() >= Self::words_for(frames), "a ledger smaller than its heap");
-        Ledger { words, frames }
+    pub fn new(words: OwnWords, buffers: u32) -> Ledger {
+        assert!(words.len() >= Self::words_for(buffers), "a ledger smaller than its heap");
+        Ledger { words, buffers }
     }
 
     /// Clears the ledger: a successor rebuilds it from the queues ([`crate::transmit`],
     /// [`crate::receive`]), which are authoritative after a crash.
     pub fn clear(&mut self) {
-        for index in 0..Self::words_for(self.frames) {
+        for index in 0..Self::words_for(self.buffers) {
             self.words.store(index, 0);
         }
     }
@@ -45,11 +45,11 @@ impl Ledger {
     /// [`Violation::Frame`] when there is no such buffer, [`Violation::Ownership`] when the server
     /// has it already.
     #[inline]
-    pub fn take(&mut self, frame: u32) -> Result<(), Violation> {
-        if frame >= self.frames {
+    pub fn take(&mut self, buffer: u32) -> Result<(), Violation> {
+        if buffer >= self.buffers {
             return Err(Violation::Frame);
         }
-        let (index, bit) = (frame as usize / 64, 1u64 << (frame % 64));
+        let (index, bit) = (buffer as usize / 64, 1u64 << (buffer % 64));
         let word = self.words.get(index);
         if word & bit != 0 {
             return Err(Violation::Ownership);
@@ -61,10 +61,10 @@ impl Ledger {
     /// Gives the server's buffers back, in this order. It stores each word once for as many of them
     /// as follow each other in it.
     #[inline]
-    pub fn give_back_all(&mut self, frames: impl Iterator<Item = u32>) {
+    pub fn release_all(&mut self, buffers: impl Iterator<Item = u32>) {
         let mut current: Option<(usize, u64)> = None;
-        for frame in frames {
-            let (index, bit) = (frame as usize / 64, 1u64 << (frame % 64));
+        for buffer in buffers {
+            let (index, bit) = (buffer as usize / 64, 1u64 << (buffer % 64));
             let word = match current {
                 Some((at, word)) if at == index => word,
                 other => {
@@ -84,43 +84,43 @@ impl Ledger {
 
     /// Gives one of the server's buffers back.
     #[inline]
-    pub fn give_back(&mut self, frame: u32) {
-        self.give_back_all(core::iter::once(frame));
+    pub fn release(&mut self, buffer: u32) {
+        self.release_all(core::iter::once(buffer));
     }
 
     /// `true` if the server has the buffer.
     #[must_use]
-    pub fn holds(&self, frame: u32) -> bool {
-        frame < self.frames && self.words.get(frame as usize / 64) >> (frame % 64) & 1 != 0
+    pub fn holds(&self, buffer: u32) -> bool {
+        buffer < self.buffers && self.words.get(buffer as usize / 64) >> (buffer % 64) & 1 != 0
     }
 
     /// Returns how many buffers the server has.
     #[must_use]
     pub fn held(&self) -> u32 {
-        (0..Self::words_for(self.frames)).map(|index| self.words.get(index).count_ones()).sum()
+        (0..Self::words_for(self.buffers)).map(|index| self.words.get(index).count_ones()).sum()
     }
 }
 
 /// A side's free buffers, last in first out: the buffer that was in cache last is used first. Needs
 /// neither the other side nor a system call (Tracey and Banerji's per-domain allocators).
 #[derive(Clone, Debug)]
-pub struct FreeFrames {
+pub struct FreeBuffers {
     stack: Vec<u32>,
     limit: usize,
 }
 
-impl FreeFrames {
+impl FreeBuffers {
     /// Creates a list of the buffers `from` to `to`, the lowest to be used first.
     #[must_use]
-    pub fn new(from: u32, to: u32) -> FreeFrames {
+    pub fn new(from: u32, to: u32) -> FreeBuffers {
         let stack: Vec<u32> = (from..to).rev().collect();
-        FreeFrames { limit: stack.len(), stack }
+        FreeBuffers { limit: stack.len(), stack }
     }
 
     /// Creates an empty list with room for `limit`.
     #[must_use]
-    pub fn with_room(limit: usize) -> FreeFrames {
-        FreeFrames { stack: Vec::with_capacity(limit), limit }
+    pub fn with_room(limit: usize) -> FreeBuffers {
+        FreeBuffers { stack: Vec::with_capacity(limit), limit }
     }
 
     /// Returns how many buffers are free.
@@ -143,7 +143,7 @@ impl FreeFrames {
         self.stack.pop()
     }
 
-    /// Returns the buffer that [`FreeFrames::take`] will return after `ahead` others, if none comes
+    /// Returns the buffer that [`FreeBuffers::take`] will return after `ahead` others, if none comes
     /// back meanwhile.
     #[inline]
     #[must_use]
@@ -158,9 +158,9 @@ impl FreeFrames {
     /// When more come back than there are: the caller gave one back twice, and going on would hand
     /// one buffer to two packets.
     #[inline]
-    pub fn give_back(&mut self, frame: u32) {
+    pub fn release(&mut self, buffer: u32) {
         assert!(self.stack.len() < self.limit, "a frame given back twice");
-        self.stack.push(frame);
+        self.stack.push(buffer);
     }
 
     /// Returns the free buffers, in no order that matters.
@@ -173,22 +173,22 @@ impl FreeFrames {
 /// The buffer that stands in each slot of a queue, for the side that put it there.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    frames: Box<[u32]>,
+    buffers: Box<[u32]>,
 }
 
 impl Slots {
     pub(crate) fn new(capacity: u32) -> Slots {
-        Slots { frames: alloc::vec![0; capacity as usize].into_boxed_slice() }
+        Slots { buffers: alloc::vec![0; capacity as usize].into_boxed_slice() }
     }
 
     #[inline]
-    pub(crate) fn set(&mut self, index: u32, frame: u32) {
-        let slot = index as usize & (self.frames.len() - 1);
-        self.frames[slot] = frame;
+    pub(crate) fn set(&mut self, index: u32, buffer: u32) {
+        let slot = index as usize & (self.buffers.len() - 1);
+        self.buffers[slot] = buffer;
     }
 
     #[inline]
     pub(crate) fn get(&self, index: u32) -> u32 {
-        self.frames[index as usize & (self.frames.len() - 1)]
+        self.buffers[index as usize & (self.buffers.len() - 1)]
     }
 }

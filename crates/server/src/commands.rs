@@ -23,7 +23,7 @@ use crate::session::{Endpoint, Session};
 /// ticket.
 #[expect(missing_docs, reason = "the names say it")]
 #[derive(Debug)]
-pub enum Order {
+pub enum Command {
     AddSession(Box<Session>),
     RemoveSession {
         number: u32,
@@ -32,7 +32,7 @@ pub enum Order {
         session: u32,
         number: u32,
         endpoint: Box<Endpoint>,
-        tap: Option<Tap>,
+        listening: Option<Listening>,
         group: bool,
     },
     RemoveEndpoint {
@@ -56,7 +56,7 @@ pub enum Order {
 
 /// The way in which an endpoint without a flow rule listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tap {
+pub enum Listening {
     /// The endpoint receives every packet of the device.
     Promiscuous,
     /// The endpoint receives a copy of every packet in either direction.
@@ -65,7 +65,7 @@ pub enum Tap {
 
 /// A reply or report of the engine to the control thread.
 #[derive(Debug)]
-pub enum Event {
+pub enum EngineReport {
     Done {
         ticket: u64,
     },
@@ -96,16 +96,16 @@ pub enum Event {
 
 /// Commands that the engine executes per poll iteration, so that a connection that opens or sets
 /// endlessly does not delay other sessions. An engine with commands left does not sleep.
-const ORDERS_A_TURN: usize = 16;
+const COMMANDS_PER_ITERATION: usize = 16;
 
 /// Endpoints of ending sessions that the engine removes per poll iteration, so that one session's
 /// ten thousand do not delay other sessions.
-const CLOSED_A_TURN: usize = 64;
+const CLOSED_PER_ITERATION: usize = 64;
 
 /// An ending session and its endpoints that still have flow rules.
 #[derive(Debug)]
 pub(crate) struct Closing {
-    place: u32,
+    key: u32,
     /// The number of the next endpoint.
     number: u32,
     endpoints: std::vec::IntoIter<Option<Endpoint>>,
@@ -114,18 +114,18 @@ pub(crate) struct Closing {
 
 impl Engine {
     /// Executes commands, a few per poll iteration, and returns the amount of work done.
-    pub(crate) fn follow_orders(&mut self) -> usize {
+    pub(crate) fn execute_commands(&mut self) -> usize {
         let mut work = 0;
-        self.orders_left = true;
-        while work < ORDERS_A_TURN {
-            match self.orders.try_recv() {
-                Ok((ticket, order)) => {
-                    self.follow(order);
-                    self.tell(Event::Done { ticket });
+        self.commands_left = true;
+        while work < COMMANDS_PER_ITERATION {
+            match self.commands.try_recv() {
+                Ok((ticket, command)) => {
+                    self.execute(command);
+                    self.tell(EngineReport::Done { ticket });
                     work += 1;
                 }
                 Err(error) => {
-                    self.orders_left = false;
+                    self.commands_left = false;
                     self.stop |= error == TryRecvError::Disconnected;
                     break;
                 }
@@ -137,35 +137,35 @@ impl Engine {
     /// Returns `true` if commands, or work that follows from them, continue in the next poll
     /// iteration. The engine must then not wait for a notification or a tick: it may have consumed
     /// the notification of the remaining commands already.
-    pub(crate) fn has_orders_left(&self) -> bool {
-        self.orders_left || !self.closing.is_empty() || !self.hurrying.is_empty()
+    pub(crate) fn has_commands_left(&self) -> bool {
+        self.commands_left || !self.closing.is_empty() || !self.hurrying.is_empty()
     }
 
-    fn follow(&mut self, order: Order) {
-        match order {
-            Order::AddSession(session) => self.add_session(session),
-            Order::RemoveSession { number } => {
-                if let Some(place) = self.place(number) {
-                    self.begin_closing(place, 0);
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::AddSession(session) => self.add_session(session),
+            Command::RemoveSession { number } => {
+                if let Some(key) = self.key(number) {
+                    self.begin_closing(key, 0);
                 }
             }
-            Order::AddEndpoint { session, number, endpoint, tap, group } => {
-                let Some(place) = self.place(session) else { return };
+            Command::AddEndpoint { session, number, endpoint, listening, group } => {
+                let Some(key) = self.key(session) else { return };
                 // The control thread sends commands for a session that ends with a violation until
                 // it learns of the end. A rule entered now would outlive the session and lead to
                 // the next session with its key.
-                if self.sessions[place as usize].as_ref().is_none_or(|one| one.closing) {
+                if self.sessions[key as usize].as_ref().is_none_or(|one| one.closing) {
                     return;
                 }
-                let destination = Destination { session: place, endpoint: number };
-                match tap {
+                let destination = Destination { session: key, endpoint: number };
+                match listening {
                     None => {
                         self.flows.insert(&endpoint.rule, group, destination);
                     }
-                    Some(Tap::Promiscuous) => self.flows.promiscuous.push(destination),
-                    Some(Tap::Capture) => self.flows.captures.push(destination),
+                    Some(Listening::Promiscuous) => self.flows.promiscuous.push(destination),
+                    Some(Listening::Capture) => self.flows.captures.push(destination),
                 }
-                if let Some(session) = &mut self.sessions[place as usize] {
+                if let Some(session) = &mut self.sessions[key as usize] {
                     // The counters of a reused number start at zero.
                     let first = number as usize * ENDPOINT_COUNTERS;
                     for word in first..first + ENDPOINT_COUNTERS {
@@ -174,16 +174,16 @@ impl Engine {
                     session.put_in(number, *endpoint);
                 }
             }
-            Order::RemoveEndpoint { session, number } => {
-                if let Some(place) = self.place(session) {
-                    self.remove_endpoint(place, number);
+            Command::RemoveEndpoint { session, number } => {
+                if let Some(key) = self.key(session) {
+                    self.remove_endpoint(key, number);
                 }
             }
-            Order::Set { setting, session, endpoint, value } => {
+            Command::Set { setting, session, endpoint, value } => {
                 self.set(setting, session, endpoint, value);
             }
-            Order::Notify { directly } => self.notifies_directly = directly,
-            Order::Stop => self.stop = true,
+            Command::Notify { directly } => self.notifies_directly = directly,
+            Command::Stop => self.stop = true,
         }
     }
 
@@ -194,83 +194,83 @@ impl Engine {
             let _ = self.values.set(setting, value);
         }
         match setting {
-            Setting::Mode
-            | Setting::ClockHz
+            Setting::Wait
+            | Setting::TickHz
             | Setting::LatencyUs
             | Setting::CpuPercent
-            | Setting::TimerSlackUs => self.set_waiting(setting),
+            | Setting::TimerSlackUs => self.set_wait_strategy(setting),
             Setting::Watchdog | Setting::WatchdogMs => self.set_watchdog(),
-            Setting::RxBatch => self.batch = (value as usize).min(self.budgets.batch),
-            Setting::RingSaving => self.ring_saving = value != 0,
-            Setting::RingHalf => self.ring_half = value != 0,
+            Setting::RxBatch => self.rx_batch = (value as usize).min(self.budgets.batch),
+            Setting::NotificationSuppression => self.notification_suppression = value != 0,
+            Setting::EarlyNotification => self.early_notification = value != 0,
             Setting::Notify => self.always_by_worker = value != 0,
             Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),
-            Setting::Scheduler | Setting::Handoff | Setting::Small => {
+            Setting::Scheduler | Setting::Handoff | Setting::Expedited => {
                 self.set_sending(setting, value);
             }
             Setting::RxFrames | Setting::RxUsecs => {
-                let Some(place) = self.place(session) else { return };
-                if let Some(session) = &mut self.sessions[place as usize] {
+                let Some(key) = self.key(session) else { return };
+                if let Some(session) = &mut self.sessions[key as usize] {
                     session.set_coalescing(endpoint, setting, value as u32);
                     // A deferred notification may already have waited long enough under the new
                     // setting.
-                    if self.held.has(place) {
-                        self.held.put(0, place);
+                    if self.deferred.has(key) {
+                        self.deferred.put(0, key);
                     }
                 }
             }
             Setting::Priority
             | Setting::Weight
             | Setting::RateBps
-            | Setting::RateFps
+            | Setting::RatePps
             | Setting::BurstBytes
-            | Setting::BurstFrames
+            | Setting::BurstPackets
             | Setting::Pacing
             | Setting::MaxDelayUs
-            | Setting::MaxRunBytes
+            | Setting::MaxMessageBytes
             | Setting::Quota
             | Setting::TickMultiple => {
-                if let Some(place) = self.place(session) {
-                    self.set_shape(place, endpoint, setting, value);
+                if let Some(key) = self.key(session) {
+                    self.set_shape(key, endpoint, setting, value);
                 }
             }
         }
     }
 
-    pub(crate) fn place(&self, number: u32) -> Option<u32> {
-        self.places.get(&number).copied()
+    pub(crate) fn key(&self, number: u32) -> Option<u32> {
+        self.keys.get(&number).copied()
     }
 
     fn add_session(&mut self, mut session: Box<Session>) {
-        let place = self.free_places.pop().unwrap_or_else(|| {
+        let key = self.free_keys.pop().unwrap_or_else(|| {
             self.sessions.push(None);
-            self.heaps.push(None);
-            self.held.reserve(self.sessions.len());
+            self.transmit_pools.push(None);
+            self.deferred.reserve(self.sessions.len());
             self.sessions.len() as u32 - 1
         });
-        session.transmit_space = self.spaces.add(Space::new(session.transmit_heap.clone()));
-        let words = peer_words(&session.transmit_heap);
+        session.transmit_space = self.spaces.add(Space::new(session.transmit_pool.clone()));
+        let words = peer_words(&session.transmit_pool);
         // Both views are read by atomics: the engine fetches headers as words, and copies payload.
-        self.heaps[place as usize] = Some((session.transmit_heap.clone(), words));
-        for (number, set) in session.queue_sets.iter_mut().enumerate() {
-            set.unit = self.schedule.add(place, number as u32);
+        self.transmit_pools[key as usize] = Some((session.transmit_pool.clone(), words));
+        for (number, set) in session.queue_pairs.iter_mut().enumerate() {
+            set.unit = self.schedule.add(key, number as u32);
         }
-        self.places.insert(session.number, place);
-        self.sessions[place as usize] = Some(session);
-        self.watch(place);
+        self.keys.insert(session.number, key);
+        self.sessions[key as usize] = Some(session);
+        self.make_active(key);
     }
 
-    fn remove_endpoint(&mut self, place: u32, number: u32) {
-        let Some(session) = &mut self.sessions[place as usize] else { return };
+    fn remove_endpoint(&mut self, key: u32, number: u32) {
+        let Some(session) = &mut self.sessions[key as usize] else { return };
         let Some(endpoint) = session.take_out(number) else { return };
-        let queue_set = endpoint.queue_set;
-        self.forget(&endpoint, Destination { session: place, endpoint: number });
-        self.forget_shape(place, number, queue_set);
+        let queue_pair = endpoint.queue_pair;
+        self.forget(&endpoint, Destination { session: key, endpoint: number });
+        self.forget_shape(key, number, queue_pair);
     }
 
     /// Stops delivery to an endpoint.
     fn forget(&mut self, endpoint: &Endpoint, destination: Destination) {
-        if endpoint.tap {
+        if endpoint.captures {
             self.flows.remove_taps(destination);
         } else {
             self.flows.remove(&endpoint.rule, destination);
@@ -279,26 +279,27 @@ impl Engine {
 
     /// Ends a session, which from now on receives and sends nothing. The engine waits for the
     /// session's packets in flight, and removes its flow rules a few per poll iteration.
-    pub(crate) fn begin_closing(&mut self, place: u32, reason: u32) {
-        let Some(session) = &mut self.sessions[place as usize] else { return };
+    pub(crate) fn begin_closing(&mut self, key: u32, reason: u32) {
+        let Some(session) = &mut self.sessions[key as usize] else { return };
         if session.closing {
             return;
         }
         let (number, doorbell) = (session.number, session.close(reason));
         let endpoints = std::mem::take(&mut session.endpoints).into_iter();
         let shapes = std::mem::take(&mut session.shapes).into_iter();
-        self.closing.push_back(Closing { place, number: 0, endpoints, shapes });
-        self.schedule.remove(session.queue_sets.iter().map(|set| set.unit));
-        self.unwatch(place);
-        self.held.forget(place);
-        self.hurrying.retain(|one| *one != place);
-        self.touched.retain(|(session, _)| *session != place);
+        self.closing.push_back(Closing { key, number: 0, endpoints, shapes });
+        self.schedule.remove(session.queue_pairs.iter().map(|set| set.unit));
+        self.remove_active(key);
+        self.deferred.forget(key);
+        self.hurrying.retain(|one| *one != key);
+        self.touched.retain(|(session, _)| *session != key);
         // Another session may have the key before the engine looks at it again.
-        self.finished.retain(|one| one.place != place);
+        self.completed.retain(|one| one.key != key);
         let mut gone = Vec::new();
-        let (stage, flights) = (&self.stage, &self.flights);
+        let (bounce, in_flight) = (&self.bounce, &self.in_flight);
         self.handoff.forget(|slot| {
-            let theirs = flights[stage.slots[slot as usize].flight as usize].session == place;
+            let theirs =
+                in_flight[bounce.slots[slot as usize].in_flight_slot as usize].session == key;
             if theirs {
                 gone.push(slot);
             }
@@ -309,25 +310,25 @@ impl Engine {
             self.land(slot);
         }
         if let Some(doorbell) = doorbell {
-            self.tell(Event::Closed { session: number, doorbell });
+            self.tell(EngineReport::Closed { session: number, doorbell });
         }
     }
 
     /// Removes flow rules of ending sessions, and sessions that have ended. Returns the amount of
     /// work done.
     pub(crate) fn go_on_closing(&mut self) -> usize {
-        while let Some(place) = self.landed.pop() {
-            self.take_out(place);
+        while let Some(key) = self.landed.pop() {
+            self.take_out(key);
         }
         let mut work = 0;
         while let Some(closing) = self.closing.front_mut() {
-            let place = closing.place;
+            let key = closing.key;
             let Some(endpoint) = closing.endpoints.next() else {
                 self.closing.pop_front();
-                if let Some(session) = &mut self.sessions[place as usize] {
+                if let Some(session) = &mut self.sessions[key as usize] {
                     session.emptied = true;
                 }
-                self.take_out(place);
+                self.take_out(key);
                 continue;
             };
             let number = closing.number;
@@ -335,10 +336,10 @@ impl Engine {
             let shape = closing.shapes.next().flatten();
             self.timed -= usize::from(shape.is_some_and(|shape| shape.takes_time()));
             if let Some(endpoint) = endpoint {
-                self.forget(&endpoint, Destination { session: place, endpoint: number });
+                self.forget(&endpoint, Destination { session: key, endpoint: number });
             }
             work += 1;
-            if work == CLOSED_A_TURN {
+            if work == CLOSED_PER_ITERATION {
                 break;
             }
         }
@@ -346,30 +347,30 @@ impl Engine {
     }
 
     /// Removes a session of which nothing is left, and hands it back.
-    fn take_out(&mut self, place: u32) {
-        let theirs = &mut self.sessions[place as usize];
-        let Some(session) = theirs.take_if(|one| one.closing && one.emptied && one.flights == 0)
+    fn take_out(&mut self, key: u32) {
+        let theirs = &mut self.sessions[key as usize];
+        let Some(session) = theirs.take_if(|one| one.closing && one.emptied && one.in_flight == 0)
         else {
             return;
         };
         // This call uses only the server's own objects, so no application can prolong it.
         let _ = epoll::delete(&self.epoll, session.wake.as_fd());
         self.spaces.remove(session.transmit_space);
-        self.heaps[place as usize] = None;
-        self.places.remove(&session.number);
-        self.free_places.push(place);
-        self.tell(Event::Removed(session));
+        self.transmit_pools[key as usize] = None;
+        self.keys.remove(&session.number);
+        self.free_keys.push(key);
+        self.tell(EngineReport::Removed(session));
     }
 
     /// Closes a session that violated the protocol.
-    pub(crate) fn end_if_violated(&mut self, place: u32) {
-        let Some(session) = &mut self.sessions[place as usize] else { return };
+    pub(crate) fn end_if_violated(&mut self, key: u32) {
+        let Some(session) = &mut self.sessions[key as usize] else { return };
         let Some(violation) = session.violation else { return };
         if !session.closing {
             let number = session.number;
             counters::add(&mut self.counters, Count::Violations as usize, 1);
-            self.begin_closing(place, violation as u32);
-            self.tell(Event::Violated { session: number, violation });
+            self.begin_closing(key, violation as u32);
+            self.tell(EngineReport::Violated { session: number, violation });
         }
     }
 }

@@ -15,7 +15,7 @@ use towpath_device::{
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{self, Attach, Message, Open, Set};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server, Setting, Subnets, Values};
+use towpath_server::{Config, Server, Setting, Subnets, Values, WaitStrategy as EngineStrategy};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -72,30 +72,30 @@ impl Device for Gated {
         self.0.start(spaces)
     }
 
-    fn rx_provide(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.0.rx_provide(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
+        self.0.rx_fill(spaces, space, frames)
     }
 
-    fn rx_return(
+    fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
         self.1.pass();
-        self.0.rx_return(spaces, out, budget)
+        self.0.rx_poll(spaces, out, budget)
     }
 
-    fn tx_provide(
+    fn tx_submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
-        self.0.tx_provide(spaces, packets)
+        self.0.tx_submit(spaces, packets)
     }
 
-    fn tx_return(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
-        self.0.tx_return(out, budget)
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+        self.0.tx_complete(out, budget)
     }
 
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -127,12 +127,12 @@ fn ask(channel: &Channel, message: &Message) -> (Message, Vec<OwnedFd>) {
 fn live(server: &Server) -> (Channel, u32) {
     let channel = Channel::new(server.connect().unwrap());
     let attach = Attach {
-        queue_sets: 1,
+        queue_pairs: 1,
         endpoints: 1,
         transmit_slots: 8,
         receive_slots: 8,
-        transmit_frame_bytes: 128,
-        receive_frame_bytes: 128,
+        transmit_buffer_bytes: 128,
+        receive_buffer_bytes: 128,
         name: message::fixed_name("raw"),
         ipv4: [0; 4],
         reserved: 0,
@@ -171,17 +171,18 @@ fn subnets() -> Subnets {
 /// holds a part.
 fn given(server: &Server) -> u64 {
     let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
-    report["device"]["addresses_given"].as_u64().unwrap()
+    report["device"]["addresses_in_use"].as_u64().unwrap()
 }
 
 /// With an engine that executes nothing, the server takes one command of a connection. The rest
 /// stays in the socket.
 #[test]
-fn a_connection_has_one_order_with_the_engine() {
+fn a_connection_has_one_pending_command() {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
     let gate = Arc::new(Gate::default());
     let device = Box::new(Gated(near, gate.clone()));
-    let config = Config { settings: Mode::Poll.into(), subnets: subnets(), ..Config::default() };
+    let config =
+        Config { settings: EngineStrategy::Poll.into(), subnets: subnets(), ..Config::default() };
     let server = Server::start(&config, device, Box::<MemoryStore>::default()).unwrap();
     let (channel, session) = live(&server);
     let (leaves, _) = live(&server);
@@ -228,8 +229,8 @@ fn a_connection_has_one_order_with_the_engine() {
 fn a_session_ends_between_two_ticks() {
     const ENDPOINTS: u32 = 4096;
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
-    let mut settings = Values::from(Mode::Clocked);
-    settings.set(Setting::ClockHz, 1).unwrap();
+    let mut settings = Values::from(EngineStrategy::TimerDriven);
+    settings.set(Setting::TickHz, 1).unwrap();
     let config = Config { settings, subnets: subnets(), ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
     let options = Options {
@@ -237,8 +238,8 @@ fn a_session_ends_between_two_ticks() {
         endpoints: ENDPOINTS,
         transmit_slots: 8,
         receive_slots: 8,
-        transmit_frame_bytes: 128,
-        receive_frame_bytes: 128,
+        transmit_buffer_bytes: 128,
+        receive_buffer_bytes: 128,
         ..Options::default()
     };
     let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();

@@ -3,17 +3,17 @@
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 /// A line, or its absence.
-pub(crate) enum Order {
+pub(crate) enum Input {
     Line(String),
     None,
     Over,
 }
 
 /// The lines.
-pub(crate) struct Orders(Receiver<String>);
+pub(crate) struct Inputs(Receiver<String>);
 
-impl Orders {
-    pub(crate) fn listen() -> Orders {
+impl Inputs {
+    pub(crate) fn listen() -> Inputs {
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in std::io::stdin().lines().map_while(Result::ok) {
@@ -22,15 +22,15 @@ impl Orders {
                 }
             }
         });
-        Orders(lines)
+        Inputs(lines)
     }
 
     /// Returns the next line, without a system call.
-    pub(crate) fn next(&self) -> Order {
+    pub(crate) fn next(&self) -> Input {
         match self.0.try_recv() {
-            Ok(line) => Order::Line(line),
-            Err(TryRecvError::Empty) => Order::None,
-            Err(TryRecvError::Disconnected) => Order::Over,
+            Ok(line) => Input::Line(line),
+            Err(TryRecvError::Empty) => Input::None,
+            Err(TryRecvError::Disconnected) => Input::Over,
         }
     }
 }

@@ -8,7 +8,7 @@ use towpath_client::{Endpoint, Options, Rule, Session, Setting};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Mode, Server};
+use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::{PATIENCE, eventually, frames};
 
 /// Long beside the others, and beside the delays of a busy machine.
@@ -34,12 +34,13 @@ fn world(other_us: u64) -> World {
 
 fn world_of(other_us: u64, provided: Option<u32>) -> World {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
-    let config = Config { settings: Mode::Interrupt.into(), ..Config::default() };
+    let config = Config { settings: EngineStrategy::Block.into(), ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
-    let options = Options { queue_sets: 2, receive_slots: SLOTS, provided, ..Options::default() };
+    let options = Options { queue_pairs: 2, receive_slots: SLOTS, provided, ..Options::default() };
     let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
-    let [one, other] = [(0, LONG_US), (1, other_us)].map(|(queue_set, us)| {
-        let rule = Rule::new().ethertype(frames::ETHERTYPE + queue_set).queue_set(queue_set.into());
+    let [one, other] = [(0, LONG_US), (1, other_us)].map(|(queue_pair, us)| {
+        let rule =
+            Rule::new().ethertype(frames::ETHERTYPE + queue_pair).queue_pair(queue_pair.into());
         let endpoint = session.open(&rule).unwrap();
         session.set(endpoint, Setting::RxFrames, 100).unwrap();
         session.set(endpoint, Setting::RxUsecs, us).unwrap();
@@ -64,7 +65,7 @@ impl World {
     /// Delivers a packet for an endpoint, in a poll iteration of its own.
     fn comes(&mut self, endpoint: Endpoint) {
         let before = self.received(endpoint);
-        assert!(self.far.send(&self.frame(frames::ELSEWHERE, endpoint), Meta::FINISHED));
+        assert!(self.far.send(&self.frame(frames::ELSEWHERE, endpoint), Meta::FULL));
         eventually("it is received", || self.received(endpoint) > before);
     }
 
@@ -74,19 +75,19 @@ impl World {
     }
 
     /// Asserts that it was notified, and takes the notifications.
-    fn is_rung(&mut self) {
+    fn was_notified(&mut self) {
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         let mut heard = [PollFd::new(&self.session, PollFlags::IN)];
         assert_eq!(poll(&mut heard, Some(&timeout)).unwrap(), 1, "nobody rang");
         self.session.disarm();
-        self.session.take_rings();
+        self.session.take_notifications();
         self.takes_all();
     }
 
     fn takes_all(&mut self) {
         assert!(self.session.look().unwrap());
-        for queue_set in 0..2 {
-            while self.session.receive(queue_set, 64, |_| {}).unwrap() > 0 {}
+        for queue_pair in 0..2 {
+            while self.session.receive(queue_pair, 64, |_| {}).unwrap() > 0 {}
         }
         while self.session.look().unwrap() {}
     }
@@ -103,22 +104,22 @@ impl World {
 }
 
 #[test]
-fn the_nearest_time_of_a_sessions_queue_sets_counts() {
+fn the_nearest_deadline_of_a_sessions_queue_pairs_counts() {
     let mut world = world(SHORT_US);
     world.sleeps();
     let start = Instant::now();
     world.comes(world.one);
     let second = Instant::now();
     world.comes(world.other);
-    world.is_rung();
+    world.was_notified();
     assert!(start.elapsed() < BUSY, "the first's time: {:?}", start.elapsed());
     assert!(second.elapsed() >= Duration::from_millis(15), "not put off: {:?}", second.elapsed());
-    eventually("one ring for both", || world.counter("rings") == 1);
-    assert_eq!(world.counter("rings_merged"), 2);
+    eventually("one ring for both", || world.counter("notifications") == 1);
+    assert_eq!(world.counter("notifications_merged"), 2);
 }
 
 #[test]
-fn a_ring_that_is_put_off_for_several_queue_sets_counts_once() {
+fn a_deferred_notification_of_several_queue_pairs_counts_once() {
     let mut world = world(SHORT_US);
     let socket = world.server.connect().unwrap();
     let mut near = Session::attach_over(socket, &Options::default()).unwrap();
@@ -129,13 +130,13 @@ fn a_ring_that_is_put_off_for_several_queue_sets_counts_once() {
         near.send_bytes(from, &world.frame(near.info().mac, endpoint)).unwrap();
     }
     near.flush().unwrap();
-    world.is_rung();
-    eventually("it is counted", || world.counter("rings_merged") > 0);
-    assert_eq!(world.counter("rings_merged"), 1);
+    world.was_notified();
+    eventually("it is counted", || world.counter("notifications_merged") > 0);
+    assert_eq!(world.counter("notifications_merged"), 1);
 }
 
 #[test]
-fn a_time_alone_puts_a_ring_off() {
+fn rx_usecs_alone_defers_a_notification() {
     let mut world = world(0);
     world.session.set(world.one, Setting::RxFrames, 0).unwrap();
     world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
@@ -146,16 +147,16 @@ fn a_time_alone_puts_a_ring_off() {
     for _ in 0..3 {
         world.comes(world.one);
     }
-    world.is_rung();
+    world.was_notified();
     assert!(start.elapsed() >= Duration::from_millis(15), "not put off: {:?}", start.elapsed());
-    eventually("one ring for all", || world.counter("rings") == 1);
-    assert_eq!(world.counter("rings_merged"), 3);
+    eventually("one ring for all", || world.counter("notifications") == 1);
+    assert_eq!(world.counter("notifications_merged"), 3);
 }
 
 /// The application uses up buffers one after another. A notification depends on whether it provided
 /// them again since, not on how many were used.
 #[test]
-fn who_provides_its_frames_again_is_rung_for_no_half_of_them() {
+fn half_used_notification_ignores_refilled_buffers() {
     for provided in [SLOTS, SLOTS / 4] {
         let mut world = world_of(LONG_US, Some(provided));
         world.session.set(world.one, Setting::RxFrames, 0).unwrap();
@@ -168,55 +169,59 @@ fn who_provides_its_frames_again_is_rung_for_no_half_of_them() {
             world.session.disarm();
             world.takes_all();
         }
-        assert_eq!((world.counter("rings"), world.counter("rings_saved")), (0, 0), "{provided}");
+        assert_eq!(
+            (world.counter("notifications"), world.counter("notifications_suppressed")),
+            (0, 0),
+            "{provided}"
+        );
         // And for half of them it is notified.
         world.sleeps();
         for _ in 0..=provided / 2 {
             world.comes(world.one);
         }
-        world.is_rung();
-        eventually("it is counted", || world.counter("rings_half") == 1);
+        world.was_notified();
+        eventually("it is counted", || world.counter("notifications_early") == 1);
         // But not where that is switched off.
-        world.set(Setting::RingHalf, 0);
+        world.set(Setting::EarlyNotification, 0);
         world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
         world.sleeps();
         for _ in 0..=provided / 2 {
             world.comes(world.one);
         }
-        world.is_rung();
-        eventually("it is counted", || world.counter("rings") == 2);
-        assert_eq!(world.counter("rings_half"), 1);
+        world.was_notified();
+        eventually("it is counted", || world.counter("notifications") == 2);
+        assert_eq!(world.counter("notifications_early"), 1);
     }
 }
 
 #[test]
-fn a_ring_at_once_leaves_no_time_behind() {
+fn an_immediate_notification_leaves_no_deadline_behind() {
     let mut world = world(0);
     world.sleeps();
     let start = Instant::now();
     world.comes(world.one);
     world.comes(world.other);
-    world.is_rung();
+    world.was_notified();
     world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
     world.sleeps();
     let second = Instant::now();
     world.comes(world.one);
-    world.is_rung();
+    world.was_notified();
     assert!(start.elapsed() < BUSY, "the time of a ring that was made: {:?}", start.elapsed());
     assert!(second.elapsed() >= Duration::from_millis(15), "not put off: {:?}", second.elapsed());
-    eventually("both rings are counted", || world.counter("rings") == 2);
+    eventually("both notifications are counted", || world.counter("notifications") == 2);
 }
 
 #[test]
-fn a_shorter_time_counts_for_what_waits_already() {
+fn a_shorter_deadline_applies_to_waiting_packets() {
     for us in [0, SHORT_US] {
         let mut world = world(SHORT_US);
         world.sleeps();
         let start = Instant::now();
         world.comes(world.one);
         world.session.set(world.one, Setting::RxUsecs, us).unwrap();
-        world.is_rung();
+        world.was_notified();
         assert!(start.elapsed() < BUSY, "{us}: the time as it was: {:?}", start.elapsed());
-        eventually("it is counted", || world.counter("rings") == 1);
+        eventually("it is counted", || world.counter("notifications") == 1);
     }
 }

@@ -8,14 +8,14 @@
 
 /// A look that takes longer was interrupted, in nanoseconds. The kernel's shares are longer
 /// (`kernel/sched/fair.c`: 0.7 ms and more), and a poll iteration that takes a batch is shorter.
-const LONGEST_LOOK: u64 = 500_000;
+const LONGEST_POLL: u64 = 500_000;
 /// The pause in spinning, the shortest and the longest, in nanoseconds.
 const FIRST: u64 = 50_000_000;
 const LAST: u64 = 1_600_000_000;
 
 /// Stops a spinner that was interrupted from spinning for a while.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Aside {
+pub(crate) struct Preemption {
     /// When it last looked, if it spins.
     looked: Option<u64>,
     until: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Aside {
     pub(crate) times: u64,
 }
 
-impl Aside {
+impl Preemption {
     /// Returns whether to spin when there is nothing to do. A spinner calls this or [`Aside::over`]
     /// after each look.
     pub(crate) fn may_spin(&mut self, now: u64) -> bool {
@@ -39,7 +39,7 @@ impl Aside {
     /// Notes that a look was the last one: the spinner found something to do, or goes to sleep.
     pub(crate) fn over(&mut self, now: u64) {
         let Some(looked) = self.looked.take() else { return };
-        if now.saturating_sub(looked) < LONGEST_LOOK {
+        if now.saturating_sub(looked) < LONGEST_POLL {
             return;
         }
         self.times += 1;
@@ -59,10 +59,10 @@ mod tests {
 
     /// Spins until `until` where it may. If another thread is there, that thread gets a slice after
     /// each slice of spinning. Returns how long the other thread waited.
-    fn spin(aside: &mut Aside, now: &mut u64, until: u64, crowded: bool) -> u64 {
+    fn spin(preemption: &mut Preemption, now: &mut u64, until: u64, crowded: bool) -> u64 {
         let (mut spun, mut waited) = (0, 0);
         while *now < until {
-            if !aside.may_spin(*now) {
+            if !preemption.may_spin(*now) {
                 *now += 10_000;
             } else if crowded && spun >= SLICE {
                 (spun, waited) = (0, waited + SLICE);
@@ -76,35 +76,35 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_spins_and_who_is_not_makes_others_wait_seldom() {
-        let (mut aside, mut now) = (Aside::default(), 0);
-        spin(&mut aside, &mut now, 1_000_000_000, false);
-        assert_eq!(aside.times, 0);
-        assert!(aside.may_spin(now));
+    fn a_lone_thread_spins_and_a_shared_core_is_rarely_delayed() {
+        let (mut preemption, mut now) = (Preemption::default(), 0);
+        spin(&mut preemption, &mut now, 1_000_000_000, false);
+        assert_eq!(preemption.times, 0);
+        assert!(preemption.may_spin(now));
         // The other thread loses some shares in the first half-second, and then one in a second and
         // a half.
-        spin(&mut aside, &mut now, 2_000_000_000, true);
-        let waited = spin(&mut aside, &mut now, 12_000_000_000, true);
+        spin(&mut preemption, &mut now, 2_000_000_000, true);
+        let waited = spin(&mut preemption, &mut now, 12_000_000_000, true);
         assert!((1..=8).contains(&(waited / SLICE)), "{waited}");
         // The other thread is gone: the spinner spins again, and gives way at once to the next one.
-        spin(&mut aside, &mut now, 20_000_000_000, false);
-        let times = aside.times;
-        assert!(aside.may_spin(now));
-        aside.over(now + SLICE);
-        assert_eq!(aside.times, times + 1);
-        assert!(!aside.may_spin(now + SLICE + FIRST - 1));
-        assert!(aside.may_spin(now + SLICE + FIRST));
+        spin(&mut preemption, &mut now, 20_000_000_000, false);
+        let times = preemption.times;
+        assert!(preemption.may_spin(now));
+        preemption.over(now + SLICE);
+        assert_eq!(preemption.times, times + 1);
+        assert!(!preemption.may_spin(now + SLICE + FIRST - 1));
+        assert!(preemption.may_spin(now + SLICE + FIRST));
     }
 
     #[test]
-    fn what_is_found_late_counts_and_what_was_slept_for_does_not() {
-        let mut aside = Aside::default();
-        assert!(aside.may_spin(1));
-        aside.over(2);
+    fn late_found_work_counts_and_slept_time_does_not() {
+        let mut preemption = Preemption::default();
+        assert!(preemption.may_spin(1));
+        preemption.over(2);
         // The spinner is asleep meanwhile.
-        assert!(aside.may_spin(1_000_000_000));
-        aside.over(1_000_000_000 + LONGEST_LOOK);
-        assert_eq!(aside.times, 1);
-        assert!(!aside.may_spin(1_000_000_001 + LONGEST_LOOK));
+        assert!(preemption.may_spin(1_000_000_000));
+        preemption.over(1_000_000_000 + LONGEST_POLL);
+        assert_eq!(preemption.times, 1);
+        assert!(!preemption.may_spin(1_000_000_001 + LONGEST_POLL));
     }
 }

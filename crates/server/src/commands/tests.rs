@@ -15,7 +15,7 @@ use towpath_protocol::store::MemoryStore;
 
 use super::*;
 use crate::demux::{Rule, Vlan};
-use crate::engine::{Budgets, Link, Mode};
+use crate::engine::{Budgets, Link, WaitStrategy};
 use crate::prepare::{Prepared, Relay};
 use crate::relays::Relays;
 use crate::rights::{Addresses, Rights};
@@ -27,20 +27,20 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 struct World {
     engine: Engine,
-    orders: Sender<(u64, Order)>,
-    events: Receiver<Event>,
+    commands: Sender<(u64, Command)>,
+    events: Receiver<EngineReport>,
     _far: loopback::LoopbackDevice,
 }
 
 impl World {
-    fn new(mode: Mode) -> World {
+    fn new(strategy: WaitStrategy) -> World {
         let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
         let event =
             || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-        let (orders, engine_orders) = channel();
+        let (commands, engine_commands) = channel();
         let (engine_events, events) = channel();
         let link = Link {
-            orders: engine_orders,
+            commands: engine_commands,
             events: engine_events,
             wake: event(),
             control_wake: event(),
@@ -48,30 +48,30 @@ impl World {
         };
         let state = Region::private(STATE_WORDS * 8).unwrap();
         let budgets =
-            Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, turn_budget: 512 };
-        let mut values = Values::from(mode);
-        values.set(Setting::ClockHz, 1).unwrap();
+            Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
+        let mut values = Values::from(strategy);
+        values.set(Setting::TickHz, 1).unwrap();
         let engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
-        World { engine, orders, events, _far: far }
+        World { engine, commands, events, _far: far }
     }
 
     /// Sends a command without a notification.
-    fn give(&self, order: Order) {
-        self.orders.send((0, order)).unwrap();
+    fn give(&self, command: Command) {
+        self.commands.send((0, command)).unwrap();
     }
 
     fn set(&self, setting: Setting, session: u32, value: u64) {
-        self.give(Order::Set { setting, session, endpoint: 0, value });
+        self.give(Command::Set { setting, session, endpoint: 0, value });
     }
 
     /// Attaches a session, and endpoints for ports.
-    fn attach(&self, queue_sets: u32, endpoints: u32) {
-        let shape = SessionShape::new(queue_sets, endpoints, 8, 8, 128, 128).unwrap();
+    fn attach(&self, queue_pairs: u32, endpoints: u32) {
+        let shape = SessionShape::new(queue_pairs, endpoints, 8, 8, 128, 128).unwrap();
         let state = SharedFile::create("state", 1).unwrap().into();
         let (prepared, _) = Prepared::new(1, shape, &state, &mut MemoryStore::default()).unwrap();
         let worker = self.engine.wake.clone();
         let mapped = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
-        self.give(Order::AddSession(mapped.session));
+        self.give(Command::AddSession(mapped.session));
         for number in 0..endpoints {
             let rule = Rule {
                 mac: Some(MAC),
@@ -82,37 +82,43 @@ impl World {
             };
             let addresses = Addresses { ipv4: None, ipv6: [None; 2] };
             let endpoint = Box::new(Endpoint {
-                queue_set: 0,
+                queue_pair: 0,
                 rule,
                 rights: Rights::new(rule, MAC, addresses),
                 coalescing: crate::coalescing::UNSET,
                 offload: false,
-                tap: false,
-                turn: 0,
+                captures: false,
+                iteration: 0,
                 received: 0,
             });
-            self.give(Order::AddEndpoint { session: 1, number, endpoint, tap: None, group: false });
+            self.give(Command::AddEndpoint {
+                session: 1,
+                number,
+                endpoint,
+                listening: None,
+                group: false,
+            });
         }
     }
 
     /// Runs one poll iteration, and returns the number of commands executed.
-    fn turn(&mut self) -> usize {
-        assert!(self.engine.turn().unwrap() > 0 || !self.engine.has_orders_left());
-        self.events.try_iter().filter(|event| matches!(event, Event::Done { .. })).count()
+    fn iteration(&mut self) -> usize {
+        assert!(self.engine.iteration().unwrap() > 0 || !self.engine.has_commands_left());
+        self.events.try_iter().filter(|event| matches!(event, EngineReport::Done { .. })).count()
     }
 
     fn sleeps(&self) -> u64 {
         self.engine.counters.get(Count::Sleeps as usize)
     }
 
-    /// Runs poll iterations, each with the mode's pause, until no command is left.
-    fn turn_until_done(&mut self) -> usize {
-        let mut turns = 0;
+    /// Runs poll iterations, each with the strategy's pause, until no command is left.
+    fn poll_until_done(&mut self) -> usize {
+        let mut iterations = 0;
         loop {
-            let work = self.engine.turn().unwrap();
-            turns += 1;
-            if !self.engine.has_orders_left() {
-                return turns;
+            let work = self.engine.iteration().unwrap();
+            iterations += 1;
+            if !self.engine.has_commands_left() {
+                return iterations;
             }
             assert!(work > 0 && !self.engine.is_idle());
             self.engine.pause(work).unwrap();
@@ -121,43 +127,49 @@ impl World {
 }
 
 #[test]
-fn a_turn_follows_a_few_orders_and_the_rest_is_left() {
-    let mut world = World::new(Mode::Interrupt);
+fn an_iteration_executes_a_bounded_number_of_commands() {
+    let mut world = World::new(WaitStrategy::Block);
     for _ in 0..40 {
-        world.set(Setting::RingSaving, 0, 1);
+        world.set(Setting::NotificationSuppression, 0, 1);
     }
     let mut left = Vec::new();
     for followed in [16, 16, 8, 0] {
-        assert_eq!(world.turn(), followed);
-        left.push(world.engine.has_orders_left());
+        assert_eq!(world.iteration(), followed);
+        left.push(world.engine.has_commands_left());
     }
     assert_eq!(left, [true, true, false, false]);
     assert!(world.engine.is_idle());
     // The test sends as many commands as the engine executes per poll iteration, so the engine must
     // check for more.
     for _ in 0..16 {
-        world.set(Setting::RingSaving, 0, 1);
+        world.set(Setting::NotificationSuppression, 0, 1);
     }
-    assert_eq!((world.turn(), world.engine.has_orders_left()), (16, true));
-    assert_eq!((world.turn(), world.engine.has_orders_left()), (0, false));
+    assert_eq!((world.iteration(), world.engine.has_commands_left()), (16, true));
+    assert_eq!((world.iteration(), world.engine.has_commands_left()), (0, false));
 }
 
 #[test]
-fn no_mode_sleeps_while_orders_are_left() {
-    for mode in [Mode::Poll, Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
-        let mut world = World::new(mode);
+fn no_wait_strategy_sleeps_while_commands_are_left() {
+    for strategy in [
+        WaitStrategy::Poll,
+        WaitStrategy::Block,
+        WaitStrategy::SpinThenBlock,
+        WaitStrategy::TimerDriven,
+        WaitStrategy::Auto,
+    ] {
+        let mut world = World::new(strategy);
         for _ in 0..100 {
-            world.set(Setting::RingSaving, 0, 1);
+            world.set(Setting::NotificationSuppression, 0, 1);
         }
-        assert_eq!(world.turn_until_done(), 7, "{mode:?}");
-        assert_eq!(world.events.try_iter().count(), 100, "{mode:?}");
+        assert_eq!(world.poll_until_done(), 7, "{strategy:?}");
+        assert_eq!(world.events.try_iter().count(), 100, "{strategy:?}");
         // A session ends, a few of its endpoints per poll iteration.
         world.attach(1, 1000);
-        world.turn_until_done();
-        world.give(Order::RemoveSession { number: 1 });
-        assert!(world.turn_until_done() >= 1000 / CLOSED_A_TURN, "{mode:?}");
-        let removed = world.events.try_iter().filter(|one| matches!(one, Event::Removed(_)));
-        assert_eq!((removed.count(), world.sleeps()), (1, 0), "{mode:?}");
+        world.poll_until_done();
+        world.give(Command::RemoveSession { number: 1 });
+        assert!(world.poll_until_done() >= 1000 / CLOSED_PER_ITERATION, "{strategy:?}");
+        let removed = world.events.try_iter().filter(|one| matches!(one, EngineReport::Removed(_)));
+        assert_eq!((removed.count(), world.sleeps()), (1, 0), "{strategy:?}");
     }
 }
 
@@ -165,25 +177,30 @@ fn no_mode_sleeps_while_orders_are_left() {
 /// consumes the notification of a command that came after the look, and that notification does not
 /// end the sleep.
 #[test]
-fn an_order_whose_ring_was_taken_is_not_slept_over() {
-    for mode in [Mode::Interrupt, Mode::Adaptive, Mode::Clocked, Mode::Auto] {
-        let mut world = World::new(mode);
-        assert_eq!(world.turn(), 0);
-        world.set(Setting::RingSaving, 0, 1);
+fn a_command_whose_notification_was_taken_prevents_sleep() {
+    for strategy in [
+        WaitStrategy::Block,
+        WaitStrategy::SpinThenBlock,
+        WaitStrategy::TimerDriven,
+        WaitStrategy::Auto,
+    ] {
+        let mut world = World::new(strategy);
+        assert_eq!(world.iteration(), 0);
+        world.set(Setting::NotificationSuppression, 0, 1);
         rustix::io::write(&*world.engine.wake, &1u64.to_ne_bytes()).unwrap();
-        world.engine.hear(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
-        assert!(world.engine.has_orders_left() && !world.engine.is_idle(), "{mode:?}");
+        world.engine.take_notifications(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        assert!(world.engine.has_commands_left() && !world.engine.is_idle(), "{strategy:?}");
         world.engine.pause(1).unwrap();
-        assert_eq!((world.sleeps(), world.turn()), (0, 1), "{mode:?}");
+        assert_eq!((world.sleeps(), world.iteration()), (0, 1), "{strategy:?}");
     }
 }
 
 /// A stream of commands does not put off the poll iteration that follows a throttled sleep.
 #[test]
-fn orders_are_heard_a_few_times_while_it_is_throttled() {
-    let mut world = World::new(Mode::Auto);
+fn a_throttled_engine_takes_commands_a_few_times() {
+    let mut world = World::new(WaitStrategy::Auto);
     world.set(Setting::CpuPercent, 0, 1);
-    world.turn_until_done();
+    world.poll_until_done();
     // The cost of a wake-up on this machine decides whether this sleeps; it ends at once.
     rustix::io::write(&*world.engine.wake, &1u64.to_ne_bytes()).unwrap();
     world.engine.pause(0).unwrap();
@@ -192,13 +209,13 @@ fn orders_are_heard_a_few_times_while_it_is_throttled() {
     let before = used();
     while used() - before < 6_000_000 && used() >= before {}
     world.events.try_iter().for_each(drop);
-    let (orders, wake) = (world.orders.clone(), world.engine.wake.clone());
+    let (commands, wake) = (world.commands.clone(), world.engine.wake.clone());
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let giver = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                let (setting, session, endpoint) = (Setting::RingSaving, 0, 0);
-                orders.send((0, Order::Set { setting, session, endpoint, value: 1 })).unwrap();
+                let (setting, session, endpoint) = (Setting::NotificationSuppression, 0, 0);
+                commands.send((0, Command::Set { setting, session, endpoint, value: 1 })).unwrap();
                 rustix::io::write(&*wake, &1u64.to_ne_bytes()).unwrap();
                 std::thread::sleep(Duration::from_micros(100));
             }
@@ -209,28 +226,28 @@ fn orders_are_heard_a_few_times_while_it_is_throttled() {
         paused.unwrap();
     });
     let followed = world.events.try_iter().count();
-    let most = HEARD_THROTTLED * ORDERS_A_TURN;
+    let most = HEARD_THROTTLED * COMMANDS_PER_ITERATION;
     assert!((1..=most).contains(&followed), "{followed} orders in one sleep");
 }
 
 /// Settings of an endpoint concern its expedited packets, which wait in any queue pair. The engine
 /// checks all queue pairs again, a few per poll iteration, however often a setting changes.
 #[test]
-fn queue_sets_are_asked_again_a_few_a_turn() {
+fn queue_pairs_are_rechecked_a_few_per_iteration() {
     const SETS: usize = 200;
-    let mut world = World::new(Mode::Interrupt);
+    let mut world = World::new(WaitStrategy::Block);
     world.attach(SETS as u32, 1);
-    world.turn_until_done();
+    world.poll_until_done();
     let units: Vec<u32> = {
         let session = world.engine.sessions[0].as_ref().unwrap();
-        session.queue_sets.iter().map(|set| set.unit).collect()
+        session.queue_pairs.iter().map(|set| set.unit).collect()
     };
     let waiting =
         |world: &World| units.iter().filter(|unit| world.engine.schedule.is_active(**unit)).count();
     // No unit waits, so the engine checks none.
     world.set(Setting::Pacing, 1, 1);
-    world.turn();
-    assert!(!world.engine.has_orders_left());
+    world.iteration();
+    assert!(!world.engine.has_commands_left());
     for unit in &units {
         let schedule = &mut world.engine.schedule;
         schedule.enter(*unit, Class::default(), false, 0);
@@ -241,15 +258,15 @@ fn queue_sets_are_asked_again_a_few_a_turn() {
     for left in [136, 72, 8] {
         world.set(Setting::Pacing, 1, 0);
         world.set(Setting::Pacing, 1, 1);
-        world.turn();
+        world.iteration();
         assert_eq!(waiting(&world), left);
-        assert!(world.engine.has_orders_left());
+        assert!(world.engine.has_commands_left());
     }
-    world.turn();
+    world.iteration();
     assert_eq!(waiting(&world), 0);
     // The last setting came after the engine had checked some queue pairs, which it checks once
     // more.
-    world.turn_until_done();
+    world.poll_until_done();
     assert_eq!(world.sleeps(), 0);
     // The engine does not look for a session that ends meanwhile.
     for unit in &units {
@@ -259,7 +276,7 @@ fn queue_sets_are_asked_again_a_few_a_turn() {
         schedule.more(*unit, Stop::Until(u64::MAX), 0);
     }
     world.set(Setting::Pacing, 1, 0);
-    world.give(Order::RemoveSession { number: 1 });
-    world.turn_until_done();
+    world.give(Command::RemoveSession { number: 1 });
+    world.poll_until_done();
     assert!(world.engine.sessions[0].is_none() && world.engine.hurrying.is_empty());
 }
