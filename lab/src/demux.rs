@@ -274,7 +274,7 @@ fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Re
         let name = format!("{}: without taps' routines to with, speed", way.name());
         let row = Row::new(&name, &[], "ratio", &ratios(with, without));
         outcome.rows.push(row.at_least(match way {
-            Way::Receive | Way::Pass => AT_LEAST_WITHOUT_CAPTURES,
+            Way::Receive | Way::Local => AT_LEAST_WITHOUT_CAPTURES,
             Way::Send => AT_LEAST_WITHOUT_CAPTURES_TO_DEVICE,
         }));
         let name = |which: &str| format!("{}: a packet, {which}", way.name());

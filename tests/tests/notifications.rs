@@ -85,11 +85,11 @@ impl World {
     }
 
     fn takes_all(&mut self) {
-        assert!(self.session.look().unwrap());
+        assert!(self.session.poll().unwrap());
         for queue_pair in 0..2 {
             while self.session.receive(queue_pair, 64, |_| {}).unwrap() > 0 {}
         }
-        while self.session.look().unwrap() {}
+        while self.session.poll().unwrap() {}
     }
 
     fn set(&self, setting: Setting, value: u64) {

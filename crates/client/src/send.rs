@@ -303,7 +303,7 @@ impl Session {
             true
         };
         if now {
-            self.ring();
+            self.notify();
         } else {
             self.statistics.notifications_deferred += 1;
         }
@@ -313,19 +313,19 @@ impl Session {
     pub(crate) fn notify_if_due(&mut self) {
         if self.doorbell_hold.since.is_some_and(|since| since.elapsed() >= self.doorbell_hold.delay)
         {
-            self.ring();
+            self.notify();
         }
     }
 
     /// Sends a deferred notification.
     pub(crate) fn notify_deferred(&mut self) {
         if self.doorbell_hold.since.is_some() || self.doorbell_hold.urgent {
-            self.ring();
+            self.notify();
         }
     }
 
     /// Wakes the server, if it sleeps.
-    fn ring(&mut self) {
+    fn notify(&mut self) {
         let hold = &mut self.doorbell_hold;
         let urgent = std::mem::take(&mut hold.urgent);
         let (half, saves) = (std::mem::take(&mut hold.half), hold.saves);
@@ -333,8 +333,8 @@ impl Session {
         let fenced = doorbell::fence();
         let asleep = self.notifier.must_notify(fenced, urgent);
         // A server that has parked this session has no clock for it.
-        let rests = self.parked_notifier.must_notify(fenced, true);
-        if asleep == Due::Now || rests == Due::Now || !saves {
+        let parked = self.parked_notifier.must_notify(fenced, true);
+        if asleep == Due::Now || parked == Due::Now || !saves {
             self.statistics.notifications += 1;
             self.statistics.notifications_early += u64::from(half);
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());

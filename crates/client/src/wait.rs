@@ -14,9 +14,9 @@ use crate::session::Session;
 
 /// Looks without news after which a spinning client checks whether the server lives. Each takes
 /// some ten nanoseconds.
-const LOOKS: u32 = 65_536;
+const POLLS_PER_CHECK: u32 = 65_536;
 /// How often a client that spins between ticks checks whether the server lives, in nanoseconds.
-const HEAR: u64 = 1_000_000;
+const CHECK_INTERVAL: u64 = 1_000_000;
 /// The distance between ticks from which a clock always sleeps between them, in nanoseconds:
 /// nothing has to be measured for it.
 const ALWAYS_SLEPT: u64 = 100_000;
@@ -26,9 +26,9 @@ const ALWAYS_SLEPT: u64 = 100_000;
 pub(crate) struct Waiter {
     way: Way,
     began: Instant,
-    looks: u32,
+    polls: u32,
     /// When a client that spins between ticks last checked whether the server lives.
-    heard: u64,
+    checked_at: u64,
 }
 
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Waiter {
                 }
             }
         };
-        Waiter { way, began: Instant::now(), looks: 0, heard: 0 }
+        Waiter { way, began: Instant::now(), polls: 0, checked_at: 0 }
     }
 
     /// Returns the counts of the clock's ticks.
@@ -126,15 +126,15 @@ impl Waiter {
     }
 
     fn is_time_to_poll(&mut self) -> bool {
-        self.looks = self.looks.wrapping_add(1);
-        self.looks.is_multiple_of(LOOKS)
+        self.polls = self.polls.wrapping_add(1);
+        self.polls.is_multiple_of(POLLS_PER_CHECK)
     }
 
-    fn is_time_to_hear(&mut self) -> bool {
+    fn is_time_to_check(&mut self) -> bool {
         let now = self.now();
-        let is_time = now - self.heard >= HEAR;
+        let is_time = now - self.checked_at >= CHECK_INTERVAL;
         if is_time {
-            self.heard = now;
+            self.checked_at = now;
         }
         is_time
     }
@@ -224,7 +224,7 @@ impl Session {
             rustix::thread::sched_yield();
         }
         self.waiter.woke();
-        if self.waiter.is_time_to_hear() {
+        if self.waiter.is_time_to_check() {
             self.sleep(Some(Duration::ZERO))?;
         }
         Ok(())
@@ -236,8 +236,8 @@ impl Session {
         self.flush()?;
         self.notify_deferred();
         let to_tick = Duration::from_nanos(until.saturating_sub(self.waiter.now()));
-        let must_look = self.sleeper.prepare_timer_driven();
-        let woken = if !must_look || self.events.is_idle().unwrap_or(false) {
+        let must_check = self.sleeper.prepare_timer_driven();
+        let woken = if !must_check || self.events.is_idle().unwrap_or(false) {
             self.sleep(Some(left.map_or(to_tick, |left| left.min(to_tick))))
         } else {
             Ok(false)
@@ -252,7 +252,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn look(&mut self) -> Result<bool, Lost> {
+    pub fn poll(&mut self) -> Result<bool, Lost> {
         self.has_news()
     }
 
@@ -358,9 +358,9 @@ impl Session {
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
         self.statistics.sleeps += u64::from(!is_poll);
-        let mut heard = [PollFd::new(&self.doorbell, PollFlags::IN)];
+        let mut checked_at = [PollFd::new(&self.doorbell, PollFlags::IN)];
         // An interrupted sleep is one without news.
-        let count = poll(&mut heard, timeout.as_ref()).unwrap_or(0);
+        let count = poll(&mut checked_at, timeout.as_ref()).unwrap_or(0);
         if count == 0 {
             return Ok(false);
         }

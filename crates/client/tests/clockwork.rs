@@ -291,9 +291,9 @@ fn timer_slack_sends_deferred_notifications_together() {
             for other in &mut others {
                 other.disarm();
                 other.take_notifications();
-                assert!(other.look().unwrap());
+                assert!(other.poll().unwrap());
                 assert_eq!(other.receive(0, 9, |_| ()).unwrap(), 1);
-                while other.look().unwrap() {}
+                while other.poll().unwrap() {}
             }
             rung == 2
         });

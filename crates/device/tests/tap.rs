@@ -147,15 +147,15 @@ fn open_held(name: &str) -> TapDevice {
 }
 
 /// A device with its memory, for sending and receiving by hand.
-struct Rig {
+struct Fixture {
     device: TapDevice,
     spaces: Spaces,
     memory: towpath_device::SpaceId,
     outgoing: u32,
 }
 
-impl Rig {
-    fn new(mut device: TapDevice, frames: u32) -> Rig {
+impl Fixture {
+    fn new(mut device: TapDevice, frames: u32) -> Fixture {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).unwrap();
         let size = device.info().rx_buffer_bytes as u32;
@@ -163,7 +163,7 @@ impl Rig {
         let memory = spaces.add(Space::writable(region));
         let list: Vec<u32> = (0..frames).map(|index| index * size).collect();
         assert_eq!(device.rx_fill(&spaces, memory, &list), frames as usize);
-        Rig { device, spaces, memory, outgoing: frames * size }
+        Fixture { device, spaces, memory, outgoing: frames * size }
     }
 
     fn send(&mut self, len: u32) -> Result<usize, DeviceError> {
@@ -177,66 +177,66 @@ impl Rig {
 
 fn down_and_up() {
     let device = open_held("down0");
-    let mut rig = Rig::new(device, 4);
-    assert_eq!(rig.send(60).unwrap(), 1, "taken, as on a wire that is cut");
-    let counters = rig.device.counters();
+    let mut fixture = Fixture::new(device, 4);
+    assert_eq!(fixture.send(60).unwrap(), 1, "taken, as on a wire that is cut");
+    let counters = fixture.device.counters();
     assert_eq!((counters.tx_dropped, counters.tx_packets), (1, 0));
-    assert_eq!(rig.device.rx_poll(&mut rig.spaces, &mut Vec::new(), 9).unwrap(), 0);
-    assert_eq!(rig.device.arm(false).unwrap(), Armed::Sleep);
+    assert_eq!(fixture.device.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9).unwrap(), 0);
+    assert_eq!(fixture.device.arm(false).unwrap(), Armed::Sleep);
     ip("link set down0 up");
-    rig.send(60).unwrap();
-    assert_eq!(rig.device.counters().tx_packets, 1);
+    fixture.send(60).unwrap();
+    assert_eq!(fixture.device.counters().tx_packets, 1);
 }
 
 fn gone() {
     for frames in [4, 0] {
-        let mut rig = Rig::new(open("gone0", true), frames);
+        let mut fixture = Fixture::new(open("gone0", true), frames);
         // The packets that the kernel sends at the beginning, if it does.
         let deadline = Instant::now() + Duration::from_secs(5);
-        while rig.device.rx_poll(&mut rig.spaces, &mut Vec::new(), 9).unwrap() > 0
-            || rig.device.arm(false).unwrap() == Armed::Work
+        while fixture.device.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9).unwrap() > 0
+            || fixture.device.arm(false).unwrap() == Armed::Work
         {
             assert!(Instant::now() < deadline, "never at rest");
         }
         ip("link del gone0");
-        assert!(wakes(&rig, 5000), "not woken");
-        assert!(matches!(rig.send(60), Err(DeviceError::Gone { .. })));
-        let told = match rig.device.rx_poll(&mut rig.spaces, &mut Vec::new(), 9) {
-            Ok(_) => rig.device.arm(false).map(|_| ()),
+        assert!(wakes(&fixture, 5000), "not woken");
+        assert!(matches!(fixture.send(60), Err(DeviceError::Gone { .. })));
+        let told = match fixture.device.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9) {
+            Ok(_) => fixture.device.arm(false).map(|_| ()),
             Err(error) => Err(error),
         };
         assert!(matches!(told, Err(DeviceError::Gone { .. })), "{told:?} with {frames} frames");
         let mut back = Vec::new();
-        assert!(matches!(rig.device.reset(&mut back), Err(DeviceError::Gone { .. })));
+        assert!(matches!(fixture.device.reset(&mut back), Err(DeviceError::Gone { .. })));
         assert_eq!(back.len(), frames as usize);
     }
 }
 
 /// A packet that the driver cannot read, for want of a buffer, still lets the engine sleep.
 fn out_of_buffers() {
-    let mut rig = Rig::new(open("none0", true), 1);
+    let mut fixture = Fixture::new(open("none0", true), 1);
     let mut far = PacketSocket::open("none0").unwrap();
     assert!(far.send(&[0x02; 100], Meta::FULL));
     let mut received = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(5);
-    while rig.device.rx_poll(&mut rig.spaces, &mut received, 9).unwrap() == 0 {
+    while fixture.device.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
     assert!(far.send(&[0x02; 200], Meta::FULL));
-    assert_eq!(rig.device.arm(false).unwrap(), Armed::Sleep);
-    assert!(!wakes(&rig, 50), "woken for a packet that cannot be read");
-    assert_eq!(rig.device.rx_fill(&rig.spaces, rig.memory, &[0]), 1);
-    assert!(rig.device.arm(false).unwrap() == Armed::Work || wakes(&rig, 5000));
-    assert_eq!(rig.device.rx_poll(&mut rig.spaces, &mut received, 9).unwrap(), 1);
+    assert_eq!(fixture.device.arm(false).unwrap(), Armed::Sleep);
+    assert!(!wakes(&fixture, 50), "woken for a packet that cannot be read");
+    assert_eq!(fixture.device.rx_fill(&fixture.spaces, fixture.memory, &[0]), 1);
+    assert!(fixture.device.arm(false).unwrap() == Armed::Work || wakes(&fixture, 5000));
+    assert_eq!(fixture.device.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap(), 1);
     assert_eq!(received[1].len, 200);
 }
 
 fn pads_short_frames() {
-    let mut rig = Rig::new(open("pad0", true), 1);
+    let mut fixture = Fixture::new(open("pad0", true), 1);
     let mut far = PacketSocket::open("pad0").unwrap();
     // The bytes behind the frame must not go out with it.
-    rig.spaces.copy_in(rig.memory, rig.outgoing, &[0xaa; 100]).unwrap();
-    rig.send(20).unwrap();
+    fixture.spaces.copy_in(fixture.memory, fixture.outgoing, &[0xaa; 100]).unwrap();
+    fixture.send(20).unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     let frame = loop {
         match far.receive() {
@@ -246,11 +246,11 @@ fn pads_short_frames() {
     };
     assert_eq!(frame.len(), 60);
     assert_eq!((&frame[..20], &frame[20..]), (&[0xaa; 20][..], &[0; 40][..]));
-    assert_eq!(rig.device.counters().tx_bytes, 20);
+    assert_eq!(fixture.device.counters().tx_bytes, 20);
 }
 
-fn wakes(rig: &Rig, timeout_ms: i64) -> bool {
-    let fd = rig.device.sleep_fd().unwrap();
+fn wakes(fixture: &Fixture, timeout_ms: i64) -> bool {
+    let fd = fixture.device.sleep_fd().unwrap();
     let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec {
         tv_sec: timeout_ms / 1000,
@@ -261,7 +261,7 @@ fn wakes(rig: &Rig, timeout_ms: i64) -> bool {
 
 fn too_long_for_its_frame() {
     let device = open("long0", false);
-    let mut rig = Rig::new(device, 4);
+    let mut fixture = Fixture::new(device, 4);
     ip("link set long0 mtu 9000");
     let mut far = PacketSocket::open("long0").unwrap();
     let mut frame = vec![0x02; 4000];
@@ -270,11 +270,11 @@ fn too_long_for_its_frame() {
     assert!(far.send(&frame, Meta::FULL));
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut received = Vec::new();
-    while rig.device.rx_poll(&mut rig.spaces, &mut received, 9).unwrap() == 0 {
+    while fixture.device.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
     assert_eq!((received.len(), received[0].len), (1, 1000));
-    assert_eq!(rig.device.counters().rx_dropped, 1);
+    assert_eq!(fixture.device.counters().rx_dropped, 1);
 }
 
 fn addressed(name: &str, net: u8, offloads: bool) -> (TapDevice, Ipv4Addr) {

@@ -70,31 +70,31 @@ fn slowness_changes_nothing_else() {
 fn a_full_slow_device_refuses_packets() {
     let packet_time = Duration::from_millis(20);
     let pace = Pace { packet_time, places: 3 };
-    let mut rig = Rig::new(|device| SlowDevice::new(Box::new(device), pace).unwrap());
-    let parts = [Part { space: rig.memory, offset: rig.outgoing, len: 60 }];
+    let mut fixture = Fixture::new(|device| SlowDevice::new(Box::new(device), pace).unwrap());
+    let parts = [Part { space: fixture.memory, offset: fixture.outgoing, len: 60 }];
     let packets: [Packet<'_>; 5] =
         std::array::from_fn(|at| Packet { parts: &parts, meta: Meta::FULL, token: at as u64 });
     let start = Instant::now();
-    assert_eq!(rig.device.tx_submit(&mut rig.spaces, &packets).unwrap(), 3);
+    assert_eq!(fixture.device.tx_submit(&mut fixture.spaces, &packets).unwrap(), 3);
     assert_eq!(
-        rig.device.tx_submit(&mut rig.spaces, &packets[3..]).unwrap(),
+        fixture.device.tx_submit(&mut fixture.spaces, &packets[3..]).unwrap(),
         0,
         "no place is free"
     );
-    assert_eq!(rig.device.arm(true).unwrap(), Armed::Sleep);
+    assert_eq!(fixture.device.arm(true).unwrap(), Armed::Sleep);
     let (mut tokens, mut received) = (Vec::new(), Vec::new());
     let mut next = 3;
     while tokens.len() < 5 {
         assert!(start.elapsed() < Duration::from_secs(10), "only {tokens:?} came back");
-        rig.device.rx_poll(&mut rig.spaces, &mut received, 1).unwrap();
-        rig.device.tx_complete(&mut tokens, 8).unwrap();
+        fixture.device.rx_poll(&mut fixture.spaces, &mut received, 1).unwrap();
+        fixture.device.tx_complete(&mut tokens, 8).unwrap();
         assert!(start.elapsed() >= packet_time * tokens.len() as u32, "{tokens:?} came early");
         if next < 5 {
-            next += rig.device.tx_submit(&mut rig.spaces, &packets[next..]).unwrap();
+            next += fixture.device.tx_submit(&mut fixture.spaces, &packets[next..]).unwrap();
         }
     }
     assert_eq!(tokens, [0, 1, 2, 3, 4]);
-    assert_eq!(rig.device.counters().tx_packets, 5);
+    assert_eq!(fixture.device.counters().tx_packets, 5);
     assert!(received.is_empty());
 }
 
@@ -116,7 +116,7 @@ fn wrappers_stack() {
 }
 
 /// A wrapped device with memory to send from and buffers to receive into.
-struct Rig<D> {
+struct Fixture<D> {
     device: D,
     spaces: Spaces,
     memory: SpaceId,
@@ -126,12 +126,12 @@ struct Rig<D> {
     far: DeviceFarEnd,
 }
 
-impl<D: Device> Rig<D> {
-    fn new(wrap: impl FnOnce(LoopbackDevice) -> D) -> Rig<D> {
-        Rig::with(&Config::default(), 64, wrap)
+impl<D: Device> Fixture<D> {
+    fn new(wrap: impl FnOnce(LoopbackDevice) -> D) -> Fixture<D> {
+        Fixture::with(&Config::default(), 64, wrap)
     }
 
-    fn with(config: &Config, count: u32, wrap: impl FnOnce(LoopbackDevice) -> D) -> Rig<D> {
+    fn with(config: &Config, count: u32, wrap: impl FnOnce(LoopbackDevice) -> D) -> Fixture<D> {
         let (device, far) = loopback::pair(config).unwrap();
         let mut device = wrap(device);
         let mut spaces = Spaces::default();
@@ -141,9 +141,9 @@ impl<D: Device> Rig<D> {
         let region = Region::private((count + 1) as usize * size as usize).unwrap();
         let memory = spaces.add(Space::writable(region));
         let far = DeviceFarEnd::new(Box::new(far));
-        let mut rig = Rig { device, spaces, memory, outgoing: count * size, free, far };
-        rig.provide();
-        rig
+        let mut fixture = Fixture { device, spaces, memory, outgoing: count * size, free, far };
+        fixture.provide();
+        fixture
     }
 
     fn provide(&mut self) {
@@ -213,9 +213,9 @@ fn the_same_seed_gives_the_same_faults() {
     let spec = "drop=0.1,dup=0.1,reorder=0.1,flip=0.1,seed=7";
     // The arrival of a late frame is a matter of time; the fate of each is not.
     let run = |spec: &str| {
-        let mut rig = Rig::new(|device| fault(device, spec));
-        let counters = rig.device.fault_counters();
-        let mut got = rig.through(1000);
+        let mut fixture = Fixture::new(|device| fault(device, spec));
+        let counters = fixture.device.fault_counters();
+        let mut got = fixture.through(1000);
         got.sort_unstable();
         (got, counters.tx())
     };
@@ -227,9 +227,9 @@ fn the_same_seed_gives_the_same_faults() {
 #[test]
 fn each_fault_alone() {
     let run = |spec: &str| {
-        let mut rig = Rig::new(|device| fault(device, spec));
-        let counters = rig.device.fault_counters();
-        let got = rig.through(2000);
+        let mut fixture = Fixture::new(|device| fault(device, spec));
+        let counters = fixture.device.fault_counters();
+        let got = fixture.through(2000);
         assert_eq!(counters.rx(), Default::default(), "nothing was received");
         (got, counters.tx())
     };
@@ -279,23 +279,23 @@ fn each_fault_alone() {
 /// The pool buffers of lost packets go back to the device: a small pool outlives many losses.
 #[test]
 fn lost_packets_cost_no_buffers() {
-    let mut rig = Rig::new(|device| fault(device, "rx.drop=1"));
-    let counters = rig.device.fault_counters();
+    let mut fixture = Fixture::new(|device| fault(device, "rx.drop=1"));
+    let counters = fixture.device.fault_counters();
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut sent = 0;
     while sent < 1000 || counters.rx().dropped < sent {
-        sent += u64::from(sent < 1000 && rig.far.send(&[0x55; 100], Meta::FULL));
-        assert!(rig.turn().is_empty());
+        sent += u64::from(sent < 1000 && fixture.far.send(&[0x55; 100], Meta::FULL));
+        assert!(fixture.turn().is_empty());
         assert!(Instant::now() < deadline, "{} of {sent}", counters.rx().dropped);
     }
 }
 
 /// Sleeps as the engine does; returns whether it was woken.
-fn sleep<D: Device>(rig: &mut Rig<D>) -> bool {
-    if rig.device.arm(false).unwrap() == Armed::Work {
+fn sleep<D: Device>(fixture: &mut Fixture<D>) -> bool {
+    if fixture.device.arm(false).unwrap() == Armed::Work {
         return true;
     }
-    let fd = rig.device.sleep_fd().unwrap();
+    let fd = fixture.device.sleep_fd().unwrap();
     let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
     rustix::event::poll(&mut fds, Some(&timeout)).unwrap() > 0
@@ -307,22 +307,22 @@ fn delayed_packets_wake_the_engine() {
         [("delay_us=30000", 30), ("stall=1,stall_us=30000", 30), ("reorder=1", 10)]
     {
         // Received: the frame arrives, the wrapper holds it, and the timer brings it.
-        let mut rig = Rig::new(|device| fault(device, spec));
+        let mut fixture = Fixture::new(|device| fault(device, spec));
         let start = Instant::now();
-        assert!(rig.far.send(&[0x55; 100], Meta::FULL));
-        while rig.turn().is_empty() {
-            assert!(sleep(&mut rig), "{spec}: not woken");
+        assert!(fixture.far.send(&[0x55; 100], Meta::FULL));
+        while fixture.turn().is_empty() {
+            assert!(sleep(&mut fixture), "{spec}: not woken");
         }
         let elapsed = start.elapsed();
         assert!(elapsed >= Duration::from_millis(at_least_ms), "{spec}: {elapsed:?}");
 
         // Sent: only the timer wakes the engine to hand it on.
-        let mut rig = Rig::new(|device| fault(device, spec));
+        let mut fixture = Fixture::new(|device| fault(device, spec));
         let start = Instant::now();
-        rig.send(&[0x55; 100], Meta::FULL);
-        while rig.far.receive().is_none() {
-            assert!(sleep(&mut rig), "{spec}: not woken");
-            rig.turn();
+        fixture.send(&[0x55; 100], Meta::FULL);
+        while fixture.far.receive().is_none() {
+            assert!(sleep(&mut fixture), "{spec}: not woken");
+            fixture.turn();
         }
         let elapsed = start.elapsed();
         assert!(elapsed >= Duration::from_millis(at_least_ms), "{spec}: {elapsed:?}");
@@ -334,14 +334,14 @@ fn delayed_packets_wake_the_engine() {
 #[test]
 fn a_wrapper_full_of_delayed_packets_allows_sleep() {
     let config = Config { offloads: false, ring_packets: 4096, ..Config::default() };
-    let mut rig = Rig::with(&config, 8192, |device| fault(device, "rx.delay_us=100000"));
-    let sent = (0..4000).filter(|_| rig.far.send(&[0x55; 100], Meta::FULL)).count();
+    let mut fixture = Fixture::with(&config, 8192, |device| fault(device, "rx.delay_us=100000"));
+    let sent = (0..4000).filter(|_| fixture.far.send(&[0x55; 100], Meta::FULL)).count();
     let (mut received, mut turns) = (0, 0);
     let deadline = Instant::now() + Duration::from_secs(5);
     while received < sent {
-        received += rig.turn().len();
+        received += fixture.turn().len();
         turns += 1;
-        assert!(received == sent || sleep(&mut rig), "not woken");
+        assert!(received == sent || sleep(&mut fixture), "not woken");
         assert!(Instant::now() < deadline, "{received} of {sent}");
     }
     assert_eq!(sent, 4000);
@@ -354,19 +354,19 @@ fn a_wrapper_full_of_delayed_packets_allows_sleep() {
 #[test]
 fn a_stall_counts_each_packet_that_it_cannot_hold() {
     let config = Config { offloads: false, ..Config::default() };
-    let mut rig = Rig::with(&config, 8192, |device| {
+    let mut fixture = Fixture::with(&config, 8192, |device| {
         fault(device, "rx.stall=0.01,rx.stall_us=1000000,seed=5")
     });
-    let counters = rig.device.fault_counters();
+    let counters = fixture.device.fault_counters();
     let (mut sent, mut received) = (0u64, 0);
     let deadline = Instant::now() + Duration::from_secs(5);
     while counters.rx().overflowed < 100 {
-        sent += u64::from(rig.far.send(&[0x55; 100], Meta::FULL));
-        received += rig.turn().len() as u64;
+        sent += u64::from(fixture.far.send(&[0x55; 100], Meta::FULL));
+        received += fixture.turn().len() as u64;
         assert!(Instant::now() < deadline, "{:?}", counters.rx());
     }
     while received + counters.rx().overflowed < sent {
-        received += rig.turn().len() as u64;
+        received += fixture.turn().len() as u64;
         assert!(Instant::now() < deadline, "{received} of {sent}: {:?}", counters.rx());
     }
     let injected = counters.rx();
@@ -380,19 +380,19 @@ fn a_stall_counts_each_packet_that_it_cannot_hold() {
 fn large_packets_are_segmented_before_faults() {
     let payload: Vec<u8> = (0..40_000u32).map(|at| at as u8).collect();
     let (large, meta) = Flow::v4().tcp_large(&Tcp::default(), &payload, 1000);
-    let mut rig = Rig::new(|device| fault(device, "tx.drop=0.5,rx.drop=0.5,seed=3"));
-    let counters = rig.device.fault_counters();
-    rig.send(&large, meta);
+    let mut fixture = Fixture::new(|device| fault(device, "tx.drop=0.5,rx.drop=0.5,seed=3"));
+    let counters = fixture.device.fault_counters();
+    fixture.send(&large, meta);
     let mut got = Vec::new();
-    while let Some(frame) = rig.far.receive() {
+    while let Some(frame) = fixture.far.receive() {
         got.push(frame);
     }
     assert_eq!(counters.tx().frames, 40);
     assert_eq!(got.len() as u64, 40 - counters.tx().dropped);
-    assert!(rig.far.send(&large, meta));
+    assert!(fixture.far.send(&large, meta));
     // The wrapper kept enough buffers back for the packet to come out in a few turns.
     for _ in 0..4 {
-        got.extend(rig.turn());
+        got.extend(fixture.turn());
     }
     assert_eq!(counters.rx().frames, 40);
     assert_eq!(got.len() as u64, 80 - counters.tx().dropped - counters.rx().dropped);
@@ -438,15 +438,16 @@ fn a_capture_has_full_checksums_in_both_directions() {
     for (segmented, count) in [(true, 20), (false, 4)] {
         let disk = Disk::new(1 << 20);
         let options = capture::Options { segmented, snap_bytes: 0 };
-        let mut rig =
-            Rig::new(|device| CaptureDevice::new(Box::new(device), disk.clone(), options).unwrap());
-        let status = rig.device.status();
-        rig.send(&large, meta);
-        rig.send(&small, small_meta);
-        rig.far.send(&large, meta);
-        rig.far.send(&small, small_meta);
-        assert_eq!(rig.turn().len(), 2);
-        let received = rig.far.receive().unwrap();
+        let mut fixture = Fixture::new(|device| {
+            CaptureDevice::new(Box::new(device), disk.clone(), options).unwrap()
+        });
+        let status = fixture.device.status();
+        fixture.send(&large, meta);
+        fixture.send(&small, small_meta);
+        fixture.far.send(&large, meta);
+        fixture.far.send(&small, small_meta);
+        assert_eq!(fixture.turn().len(), 2);
+        let received = fixture.far.receive().unwrap();
         assert_eq!(received, (large.clone(), meta), "what passes is as it was");
         assert_eq!((status.frames(), status.partial(), status.missed()), (count, 0, 0));
 
@@ -473,10 +474,10 @@ fn a_capture_has_full_checksums_in_both_directions() {
 fn a_full_disk_ends_the_capture_alone() {
     let disk = Disk::new(1000);
     let options = capture::Options::default();
-    let mut rig =
-        Rig::new(|device| CaptureDevice::new(Box::new(device), disk.clone(), options).unwrap());
-    let status = rig.device.status();
-    let got = rig.through(50);
+    let mut fixture =
+        Fixture::new(|device| CaptureDevice::new(Box::new(device), disk.clone(), options).unwrap());
+    let status = fixture.device.status();
+    let got = fixture.through(50);
     assert_eq!(got.len(), 50, "the traffic goes on");
     let failure = status.take_failure().expect("the failure is told");
     assert_eq!(failure.raw_os_error(), Some(libc::ENOSPC));

@@ -290,7 +290,7 @@ impl Driver {
 
     fn wake(&mut self) {
         if let Some(bell) = &mut self.bell {
-            bell.ring();
+            bell.notify();
         }
     }
 

@@ -48,12 +48,12 @@ impl Bell {
     /// for packets alone wakes to ask the device for that.
     pub(super) fn sent(&mut self) {
         if self.sleeps == Some(Sleeps::ForPackets) {
-            self.ring();
+            self.notify();
         }
     }
 
     /// Wakes the sleeping thread, once.
-    pub(super) fn ring(&mut self) {
+    pub(super) fn notify(&mut self) {
         if self.sleeps.take().is_some() {
             let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
         }
@@ -77,12 +77,12 @@ mod tests {
     fn the_bell_wakes_a_sleeping_thread_once() {
         let device = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let (both, mut bell) = over(device.as_fd()).unwrap();
-        bell.ring();
+        bell.notify();
         assert!(!is_readable(&both), "no thread sleeps");
         bell.sleeps(true);
         bell.sent();
         assert!(!is_readable(&both), "the device wakes it for sent packets");
-        bell.ring();
+        bell.notify();
         assert!(is_readable(&both));
         bell.silence();
         assert!(!is_readable(&both));

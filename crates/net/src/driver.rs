@@ -132,7 +132,7 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return,
             };
             self.pending.store(false, Ordering::Relaxed);
-            let result = self.turn(link.as_mut(), false);
+            let result = self.round(link.as_mut(), false);
             drop(link);
             if let Err(error) = result {
                 return self.die(error);
@@ -157,17 +157,17 @@ impl Shared {
         let blocked = core.stack.is_blocked();
         drop(core);
         if blocked || next < until {
-            self.ring();
+            self.notify();
         }
     }
 
     /// Ends the driver's sleep.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     /// Makes one turn. Returns `true` if it did anything.
-    fn turn(&self, link: &mut dyn Link, receive: bool) -> Result<bool, LinkError> {
+    fn round(&self, link: &mut dyn Link, receive: bool) -> Result<bool, LinkError> {
         let mut worked = false;
         if receive {
             link.prepare()?;
@@ -196,7 +196,7 @@ impl Shared {
                 // A driving thread sleeps on the link, not in its waiting room. While it runs it is
                 // awake.
                 if !receive && waiter.leading.load(Ordering::Relaxed) {
-                    self.ring();
+                    self.notify();
                 }
             }
             // Keeps the allocation for the next turn.
@@ -212,7 +212,7 @@ impl Shared {
         let waiters: Vec<_> = core.waiters.values().cloned().collect();
         drop(core);
         waiters.iter().for_each(|waiter| waiter.tell());
-        self.ring();
+        self.notify();
     }
 
     /// Drives until the network is closed or the link dies: the library's thread.
@@ -231,7 +231,7 @@ impl Shared {
         let mut link = lock(&self.link);
         for _ in 0..64 {
             self.pending.store(false, Ordering::Relaxed);
-            if !self.turn(link.as_mut(), true)? {
+            if !self.round(link.as_mut(), true)? {
                 break;
             }
             if caller.is_some() {

@@ -19,7 +19,7 @@ pub struct Event {
 struct State {
     ready: Vec<(u64, Arc<AtomicBool>)>,
     /// The descriptor is readable already.
-    rung: bool,
+    notified: bool,
 }
 
 struct Shared {
@@ -45,17 +45,17 @@ impl Poller {
     /// When there is no descriptor left.
     pub fn new() -> io::Result<Poller> {
         let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let state = Mutex::new(State { ready: Vec::new(), rung: false });
+        let state = Mutex::new(State { ready: Vec::new(), notified: false });
         Ok(Poller { shared: Arc::new(Shared { fd, state }) })
     }
 
     /// Takes the news, in the order of their arrival.
     pub fn take(&self, events: &mut Vec<Event>) {
         let mut state = lock(&self.shared.state);
-        if state.rung {
+        if state.notified {
             // Emptied under the lock: a later notification finds it empty.
             let _ = rustix::io::read(&self.shared.fd, &mut [0; 8]);
-            state.rung = false;
+            state.notified = false;
         }
         events.extend(state.ready.drain(..).map(|(token, queued)| {
             queued.store(false, Ordering::Relaxed);
@@ -91,8 +91,8 @@ impl Registration {
         if !self.queued.swap(true, Ordering::Relaxed) {
             state.ready.push((self.token, self.queued.clone()));
         }
-        if !state.rung {
-            state.rung = true;
+        if !state.notified {
+            state.notified = true;
             let _ = rustix::io::write(&shared.fd, &1u64.to_ne_bytes());
         }
     }

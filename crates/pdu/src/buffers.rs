@@ -53,7 +53,7 @@ impl Buffers {
         vec![0; bytes].into_boxed_slice()
     }
 
-    pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
+    pub(crate) fn release(&mut self, buffer: Box<[u8]>) {
         self.free[class(buffer.len())].push(buffer);
     }
 
@@ -73,12 +73,12 @@ mod tests {
         let mut taken: Vec<_> = (0..3).map(|_| buffers.take(MAX_PDU_BYTES)).collect();
         assert!(!buffers.has_room(1));
         let address = taken[2].as_ptr();
-        buffers.give_back(taken.pop().unwrap());
+        buffers.release(taken.pop().unwrap());
         assert!(buffers.has_room(1) && buffers.has_room(MAX_PDU_BYTES));
         let again = buffers.take(40_000);
         assert_eq!(again.as_ptr(), address);
         // The first two are free now; one of them makes room for small ones.
-        taken.into_iter().for_each(|buffer| buffers.give_back(buffer));
+        taken.into_iter().for_each(|buffer| buffers.release(buffer));
         let mut small = Vec::new();
         while buffers.has_room(4096) {
             small.push(buffers.take(4096));

@@ -52,11 +52,11 @@ pub enum OpenError {
     Open(#[from] towpath_client::OpenError),
     /// The MTU or the session's transmit frames have no room for a fragment.
     #[error(
-        "frames of {frame_bytes} bytes have no room for a fragment, whose headers take {OVERHEAD_BYTES}"
+        "frames of {buffer_bytes} bytes have no room for a fragment, whose headers take {OVERHEAD_BYTES}"
     )]
     TransmitBuffer {
         /// The capacity of a frame, in bytes.
-        frame_bytes: usize,
+        buffer_bytes: usize,
     },
 }
 
@@ -82,8 +82,8 @@ pub enum SendError {
 /// A fragment written and not yet in the transmit queue.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    pub(crate) frame: TransmitBuffer,
-    pub(crate) frame_bytes: usize,
+    pub(crate) buffer: TransmitBuffer,
+    pub(crate) buffer_bytes: usize,
 }
 
 /// An endpoint that sends and receives PDUs. It has its session for itself.
@@ -119,10 +119,10 @@ impl PduEndpoint {
     /// # Panics
     /// When the session has no such queue pair.
     pub fn open(mut session: Session, options: &Options) -> Result<PduEndpoint, OpenError> {
-        let frame_bytes =
+        let buffer_bytes =
             (session.info().mtu + ETHERNET_BYTES).min(session.transmit_buffer_bytes());
-        if frame_bytes <= OVERHEAD_BYTES {
-            return Err(OpenError::TransmitBuffer { frame_bytes });
+        if buffer_bytes <= OVERHEAD_BYTES {
+            return Err(OpenError::TransmitBuffer { buffer_bytes });
         }
         let rule = Rule::new().ethertype(ETHERTYPE).queue_pair(options.queue_pair);
         let endpoint = session.open(&if options.group { rule.with_group() } else { rule })?;
@@ -131,7 +131,7 @@ impl PduEndpoint {
             endpoint,
             mac: session.info().mac,
             // A length on the wire has 16 bits.
-            chunk_bytes: (frame_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
+            chunk_bytes: (buffer_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
             filling: Vec::with_capacity(slots as usize),
             turns: Turns::new(slots as usize),
             // A random start: the previous holder of this address may have sent the numbers from 0
@@ -166,13 +166,13 @@ impl PduEndpoint {
         // Empty, unless the application forgot a message instead of dropping it.
         self.release_filling();
         let needed = len.div_ceil(self.chunk_bytes).max(1);
-        if !self.has_frames(channel, needed)? {
+        if !self.has_buffers(channel, needed)? {
             self.sent.full += 1;
             return Err(SendError::Full);
         }
         for _ in 0..needed {
             match self.session.reserve() {
-                Some(frame) => self.filling.push(frame),
+                Some(buffer) => self.filling.push(buffer),
                 None => break,
             }
         }
@@ -182,8 +182,8 @@ impl PduEndpoint {
 
     /// Gives back the buffers of an unsent message.
     pub(crate) fn release_filling(&mut self) {
-        for frame in self.filling.drain(..) {
-            self.session.release(frame);
+        for buffer in self.filling.drain(..) {
+            self.session.release(buffer);
         }
     }
 
@@ -207,10 +207,10 @@ impl PduEndpoint {
     #[must_use]
     pub fn has_room(&mut self, channel: u32, len: usize) -> bool {
         let needed = len.div_ceil(self.chunk_bytes).max(1);
-        len <= self.max_pdu_bytes() && self.has_frames(channel, needed) == Ok(true)
+        len <= self.max_pdu_bytes() && self.has_buffers(channel, needed) == Ok(true)
     }
 
-    fn has_frames(&mut self, channel: u32, needed: usize) -> Result<bool, Lost> {
+    fn has_buffers(&mut self, channel: u32, needed: usize) -> Result<bool, Lost> {
         let kept = if self.turns.has(channel) { (self.slots / KEPT_SHARE) as usize } else { 0 };
         if self.session.free_buffers()? >= needed + kept {
             return Ok(true);
@@ -248,8 +248,8 @@ impl PduEndpoint {
         if self.turns.len() > 0 {
             let unsent = self.session.unsent(self.endpoint.queue_pair())?;
             for _ in unsent..self.ahead.min(self.slots) {
-                let Some(Waiting { frame, frame_bytes }) = self.turns.front() else { break };
-                match self.session.send_reserved(self.endpoint, frame, *frame_bytes) {
+                let Some(Waiting { buffer, buffer_bytes }) = self.turns.front() else { break };
+                match self.session.send_reserved(self.endpoint, buffer, *buffer_bytes) {
                     Ok(()) => drop(self.turns.next()),
                     Err(towpath_client::SendError::Lost(lost)) => return Err(lost),
                     Err(_) => break,

@@ -62,8 +62,8 @@ impl<'a> Message<'a> {
         let (number, from) = (self.written / chunk_bytes, self.written % chunk_bytes);
         let chunk_len = chunk_bytes.min(self.len - number * chunk_bytes);
         self.written += chunk_len - from;
-        let frame = self.endpoint.filling.get(number)?;
-        let bytes = self.endpoint.session.reserved(frame, OVERHEAD_BYTES + chunk_len)?;
+        let buffer = self.endpoint.filling.get(number)?;
+        let bytes = self.endpoint.session.reserved(buffer, OVERHEAD_BYTES + chunk_len)?;
         Some(&mut bytes[OVERHEAD_BYTES + from..])
     }
 
@@ -82,13 +82,13 @@ impl<'a> Message<'a> {
         let PduEndpoint { session, filling, turns, next_id, sent, mac, .. } = &mut *self.endpoint;
         let chunk_len = |number: usize| chunk_bytes.min(len - number * chunk_bytes);
         let mut crc = 0;
-        for (number, frame) in filling.iter().enumerate() {
-            let bytes = session.reserved(frame, OVERHEAD_BYTES + chunk_len(number));
+        for (number, buffer) in filling.iter().enumerate() {
+            let bytes = session.reserved(buffer, OVERHEAD_BYTES + chunk_len(number));
             crc = crc32c::crc32c_append(crc, &bytes.ok_or(Lost::ServerGone)?[OVERHEAD_BYTES..]);
         }
         let id = *next_id;
         *next_id = id.wrapping_add(1);
-        for (number, frame) in filling.iter().enumerate() {
+        for (number, buffer) in filling.iter().enumerate() {
             let fragment = Fragment {
                 destination: self.to,
                 source: *mac,
@@ -100,7 +100,7 @@ impl<'a> Message<'a> {
                 crc,
             };
             let headers = session
-                .reserved(frame, OVERHEAD_BYTES)
+                .reserved(buffer, OVERHEAD_BYTES)
                 .and_then(|bytes| bytes.first_chunk_mut())
                 .ok_or(Lost::ServerGone)?;
             fragment.write(headers);
@@ -108,9 +108,9 @@ impl<'a> Message<'a> {
         sent.pdus += 1;
         sent.fragments += filling.len() as u64;
         let count = filling.len();
-        for (number, frame) in filling.drain(..).enumerate() {
-            let frame_bytes = OVERHEAD_BYTES + chunk_len(number);
-            turns.push(self.channel, Part::of(number, count), Waiting { frame, frame_bytes });
+        for (number, buffer) in filling.drain(..).enumerate() {
+            let buffer_bytes = OVERHEAD_BYTES + chunk_len(number);
+            turns.push(self.channel, Part::of(number, count), Waiting { buffer, buffer_bytes });
         }
         Ok(id)
     }

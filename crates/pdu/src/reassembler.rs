@@ -263,7 +263,7 @@ impl Reassembler {
     /// Gives up PDUs whose time is over, and takes the last delivered one's memory back.
     pub fn expire(&mut self, now: Instant) {
         if let Some(buffer) = self.delivered.take() {
-            self.buffers.give_back(buffer);
+            self.buffers.release(buffer);
         }
         self.finished.forget_older(now, self.limits.time);
         while let Some((oldest, since)) = self.partials.oldest()
@@ -308,7 +308,7 @@ impl Reassembler {
         let (key, identity) = (partial.key, partial.identity);
         self.finished.note(now, key, identity);
         let buffer = self.partials.remove(place);
-        self.buffers.give_back(buffer);
+        self.buffers.release(buffer);
     }
 }
 

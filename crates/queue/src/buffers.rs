@@ -42,12 +42,12 @@ impl Ledger {
     /// Notes that the application gave the buffer to the server.
     ///
     /// # Errors
-    /// [`Violation::Frame`] when there is no such buffer, [`Violation::Ownership`] when the server
+    /// [`Violation::Buffer`] when there is no such buffer, [`Violation::Ownership`] when the server
     /// has it already.
     #[inline]
     pub fn take(&mut self, buffer: u32) -> Result<(), Violation> {
         if buffer >= self.buffers {
-            return Err(Violation::Frame);
+            return Err(Violation::Buffer);
         }
         let (index, bit) = (buffer as usize / 64, 1u64 << (buffer % 64));
         let word = self.words.get(index);

@@ -54,7 +54,7 @@ pub struct PoolShape {
 
 impl PoolShape {
     /// The most buffers of a pool.
-    pub const MAX_FRAMES: u32 = 1 << 24;
+    pub const MAX_BUFFERS: u32 = 1 << 24;
     /// The largest buffer, in bytes.
     pub const MAX_BUFFER_BYTES: u32 = 1 << 18;
 
@@ -64,7 +64,7 @@ impl PoolShape {
     /// `None` when there are no buffers, or too many or too large ones.
     #[must_use]
     pub const fn new(buffers: u32, data_bytes: u32) -> Option<PoolShape> {
-        if buffers == 0 || buffers > Self::MAX_FRAMES || data_bytes == 0 {
+        if buffers == 0 || buffers > Self::MAX_BUFFERS || data_bytes == 0 {
             return None;
         }
         if data_bytes > Self::MAX_BUFFER_BYTES - 2 * HEADROOM_BYTES {
@@ -154,7 +154,7 @@ impl Descriptor {
             return Err(Violation::Flags);
         }
         if descriptor.buffer >= pool.buffers {
-            return Err(Violation::Frame);
+            return Err(Violation::Buffer);
         }
         // Both are below 2^20, so the sum cannot wrap.
         if descriptor.start < HEADROOM_BYTES

@@ -54,13 +54,13 @@ impl Sleeper {
     /// The sleep ends with [`Sleeper::awake_timer_driven`].
     #[must_use]
     pub fn prepare_timer_driven(&mut self) -> bool {
-        let must_look = self.count & STATE != AWAKE_TIMER_DRIVEN;
+        let must_check = self.count & STATE != AWAKE_TIMER_DRIVEN;
         self.say(self.count & !STATE | ASLEEP_TIMER_DRIVEN);
-        if must_look {
+        if must_check {
             // SYNC: as in `prepare`.
             full_fence(Barrier::SleeperChecks);
         }
-        must_look
+        must_check
     }
 
     /// Marks this side awake, after a sleep or instead of one: notifications are suppressed.

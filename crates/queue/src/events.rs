@@ -105,7 +105,7 @@ impl Marker {
         }
         let now = self.head.now();
         if now.wrapping_sub(self.tail.seen()) >= self.shape.capacity() {
-            let tail = self.tail.look(now)?;
+            let tail = self.tail.observe(now)?;
             if now.wrapping_sub(tail) >= self.shape.capacity() {
                 return Err(Violation::Event);
             }
@@ -158,7 +158,7 @@ impl Acknowledger {
     pub fn take(&mut self, budget: u32, mut found: impl FnMut(u32)) -> Result<u32, Violation> {
         let tail = self.tail.now();
         if self.head.seen() == tail {
-            self.head.look(tail.wrapping_add(self.shape.capacity()))?;
+            self.head.observe(tail.wrapping_add(self.shape.capacity()))?;
         }
         let count = self.head.seen().wrapping_sub(tail).min(budget);
         if count == 0 {
@@ -193,6 +193,6 @@ impl Acknowledger {
     #[inline]
     pub fn is_idle(&mut self) -> Result<bool, Violation> {
         let tail = self.tail.now();
-        Ok(self.head.look(tail.wrapping_add(self.shape.capacity()))? == tail)
+        Ok(self.head.observe(tail.wrapping_add(self.shape.capacity()))? == tail)
     }
 }

@@ -165,7 +165,7 @@ fn random_words_give_a_violation_or_stay_in_the_pool() {
     }
     let expected = [
         Violation::Index,
-        Violation::Frame,
+        Violation::Buffer,
         Violation::Range,
         Violation::Ownership,
         Violation::Chain,

@@ -63,7 +63,7 @@ pub enum Violation {
     /// An index further ahead than the capacity, or behind what was seen before.
     Index = 1,
     /// A buffer number outside of the pool.
-    Frame = 2,
+    Buffer = 2,
     /// Data outside of its buffer, or of no length.
     Range = 3,
     /// A buffer given away that was given away before and not returned.
@@ -82,8 +82,8 @@ impl Violation {
     /// Returns the violation of a number; `None` for a number of a later version.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Violation> {
-        use Violation::{Chain, Endpoint, Event, Flags, Frame, Index, Ownership, Range};
-        [Index, Frame, Range, Ownership, Chain, Endpoint, Flags, Event]
+        use Violation::{Buffer, Chain, Endpoint, Event, Flags, Index, Ownership, Range};
+        [Index, Buffer, Range, Ownership, Chain, Endpoint, Flags, Event]
             .into_iter()
             .find(|violation| *violation as u32 == number)
     }
@@ -93,13 +93,13 @@ impl core::fmt::Display for Violation {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
             Violation::Index => "a queue index out of bounds",
-            Violation::Frame => "a frame outside of the heap",
-            Violation::Range => "data outside of its frame",
-            Violation::Ownership => "a frame given away twice",
-            Violation::Chain => "a broken or too long chain of frames",
-            Violation::Endpoint => "an endpoint of somebody else",
-            Violation::Flags => "flags or metadata that mean nothing",
-            Violation::Event => "an event that cannot be",
+            Violation::Buffer => "a buffer outside of the pool",
+            Violation::Range => "data outside of its buffer",
+            Violation::Ownership => "a buffer handed over twice",
+            Violation::Chain => "a broken or too long chain of buffers",
+            Violation::Endpoint => "an endpoint of another session or queue pair",
+            Violation::Flags => "flags or metadata without a meaning",
+            Violation::Event => "an impossible event",
         })
     }
 }

@@ -9,9 +9,9 @@
 mod doorbell;
 mod events;
 mod optimistic;
+mod parking;
 mod queues;
 mod relay;
-mod rest;
 mod room;
 
 use std::cell::Cell;
@@ -58,7 +58,7 @@ impl Bell {
         Box::leak(Box::default())
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         *self.notified.lock().unwrap() = true;
         self.changed.notify_one();
     }

@@ -258,5 +258,5 @@ fn a_buffer_returned_twice_is_detected() {
     let mut server = pair.server();
     assert_eq!(server.transmit_ledger.take(3), Ok(()));
     assert_eq!(server.transmit_ledger.take(3), Err(Violation::Ownership));
-    assert_eq!(server.transmit_ledger.take(8), Err(Violation::Frame));
+    assert_eq!(server.transmit_ledger.take(8), Err(Violation::Buffer));
 }

@@ -57,7 +57,8 @@ impl ReceiveConsumer {
             return false;
         }
         let index = self.head.now();
-        self.provided.prefetch_ring((index & (self.capacity - 1)) as usize, self.capacity as usize);
+        self.provided
+            .prefetch_slots((index & (self.capacity - 1)) as usize, self.capacity as usize);
         self.provided.store((index & (self.capacity - 1)) as usize, u64::from(buffer));
         self.slots.set(index, buffer);
         self.head.advance(1);
@@ -76,11 +77,11 @@ impl ReceiveConsumer {
     /// [`Violation::Index`] for an impossible index of the server's.
     #[inline]
     pub fn observe(&mut self) -> Result<u32, Violation> {
-        let commit = self.commit.look(self.head.now())?;
+        let commit = self.commit.observe(self.head.now())?;
         let waiting = commit.wrapping_sub(self.taken);
         let slot = (self.taken & (self.capacity - 1)) as usize * 2;
         let words = self.capacity as usize * 2;
-        self.descriptors.prefetch_ring(slot, waiting.min(AHEAD) as usize * 2, words);
+        self.descriptors.prefetch_slots(slot, waiting.min(AHEAD) as usize * 2, words);
         Ok(waiting)
     }
 
@@ -151,20 +152,20 @@ impl ReceiveProducer {
     /// Returns how many the server can fill. Bounded by the capacity.
     ///
     /// # Errors
-    /// [`Violation::Index`], [`Violation::Frame`], [`Violation::Ownership`].
+    /// [`Violation::Index`], [`Violation::Buffer`], [`Violation::Ownership`].
     #[inline]
     pub fn observe(&mut self, ledger: &mut Ledger) -> Result<u32, Violation> {
         let before = self.head.seen();
-        let head = self.head.look(self.commit.now().wrapping_add(self.capacity))?;
+        let head = self.head.observe(self.commit.now().wrapping_add(self.capacity))?;
         let new = head.wrapping_sub(before);
         let first = (before & (self.capacity - 1)) as usize;
         let near = new.min(AHEAD_PROVIDED) as usize;
-        self.provided.prefetch_ring(first, near, self.capacity as usize);
+        self.provided.prefetch_slots(first, near, self.capacity as usize);
         for step in 0..new {
             let index = before.wrapping_add(step);
             let word = self.provided.fetch((index & (self.capacity - 1)) as usize);
             let taken = u32::try_from(word)
-                .map_err(|_| Violation::Frame)
+                .map_err(|_| Violation::Buffer)
                 .and_then(|buffer| ledger.take(buffer).map(|()| buffer));
             match taken {
                 Ok(buffer) => self.slots.set(index, buffer),
@@ -211,7 +212,7 @@ impl ReceiveProducer {
         let index = self.commit.now();
         debug_assert!(self.available() > 0 && descriptor.buffer == self.slots.get(index));
         let slot = (index & (self.capacity - 1)) as usize * 2;
-        self.descriptors.prefetch_ring(slot, self.capacity as usize * 2);
+        self.descriptors.prefetch_slots(slot, self.capacity as usize * 2);
         self.descriptors.store_pair(slot, descriptor.to_words());
         ledger.release(descriptor.buffer);
         self.commit.advance(1);
@@ -220,7 +221,7 @@ impl ReceiveProducer {
     /// Publishes the filled buffers. Returns how many there were.
     #[inline]
     pub fn publish(&mut self) -> u32 {
-        let filled = self.commit.untold();
+        let filled = self.commit.unpublished();
         self.commit.publish();
         filled
     }

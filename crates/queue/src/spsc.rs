@@ -17,7 +17,7 @@ pub const MAX_CAPACITY: u32 = 1 << 20;
 pub struct Published {
     words: OwnWords,
     now: u32,
-    told: u32,
+    published: u32,
 }
 
 impl Published {
@@ -25,7 +25,7 @@ impl Published {
     #[must_use]
     pub fn resume(words: OwnWords) -> Published {
         let now = words.get(0) as u32;
-        Published { words, now, told: now }
+        Published { words, now, published: now }
     }
 
     /// Returns the index, published or not.
@@ -49,7 +49,7 @@ impl Published {
             // SYNC: a side that observes this index sees everything stored before
             // (`Observed::look`).
             self.words.publish(0, u64::from(self.now));
-            self.told = self.now;
+            self.published = self.now;
         }
         news
     }
@@ -57,15 +57,15 @@ impl Published {
     /// Returns how far the index is ahead of the published one.
     #[inline]
     #[must_use]
-    pub fn untold(&self) -> u32 {
-        self.now.wrapping_sub(self.told)
+    pub fn unpublished(&self) -> u32 {
+        self.now.wrapping_sub(self.published)
     }
 
     /// `true` if the index is ahead of the published one.
     #[inline]
     #[must_use]
     pub fn has_news(&self) -> bool {
-        self.told != self.now
+        self.published != self.now
     }
 
     /// Returns the other words of the same line: a side's notes beside its index.
@@ -100,7 +100,7 @@ impl Observed {
     /// # Errors
     /// [`Violation::Index`] when it does not; the last observation stands.
     #[inline]
-    pub fn look(&mut self, limit: u32) -> Result<u32, Violation> {
+    pub fn observe(&mut self, limit: u32) -> Result<u32, Violation> {
         // SYNC: pairs with `Published::publish`.
         let word = self.words.observe(0);
         let index = word as u32;

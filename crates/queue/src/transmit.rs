@@ -77,7 +77,7 @@ impl TransmitProducer {
             descriptor.flags = descriptor.flags & !MORE | if position < last { MORE } else { 0 };
             let index = self.head.now();
             let slot = (index & (self.capacity - 1)) as usize * 2;
-            self.descriptors.prefetch_ring(slot, self.capacity as usize * 2);
+            self.descriptors.prefetch_slots(slot, self.capacity as usize * 2);
             self.descriptors.store_pair(slot, descriptor.to_words());
             self.slots.set(index, descriptor.buffer);
             self.head.advance(1);
@@ -97,7 +97,7 @@ impl TransmitProducer {
     /// [`Violation::Index`] for an impossible index of the server's.
     #[inline]
     pub fn reclaim(&mut self, mut free: impl FnMut(u32)) -> Result<u32, Violation> {
-        let commit = self.commit.look(self.head.now())?;
+        let commit = self.commit.observe(self.head.now())?;
         let count = commit.wrapping_sub(self.reclaimed);
         for step in 0..count {
             free(self.slots.get(self.reclaimed.wrapping_add(step)));
@@ -184,7 +184,7 @@ impl TransmitConsumer {
     /// [`Violation::Index`].
     #[inline]
     pub fn observe(&mut self) -> Result<u32, Violation> {
-        let head = self.head.look(self.commit.now().wrapping_add(self.capacity))?;
+        let head = self.head.observe(self.commit.now().wrapping_add(self.capacity))?;
         let waiting = head.wrapping_sub(self.taken);
         self.prefetch(self.taken, waiting);
         Ok(waiting)
@@ -195,7 +195,7 @@ impl TransmitConsumer {
     fn prefetch(&self, index: u32, waiting: u32) {
         let slot = (index & (self.capacity - 1)) as usize * 2;
         let count = waiting.min(AHEAD) as usize * 2;
-        self.descriptors.prefetch_ring(slot, count, self.capacity as usize * 2);
+        self.descriptors.prefetch_slots(slot, count, self.capacity as usize * 2);
     }
 
     /// Returns how many descriptors wait, as last observed.

@@ -166,7 +166,7 @@ impl PeerWords {
     /// Prefetches the lines of `count` words of a ring of `words`, from word `index` on: the peer
     /// has written them, and its core has them. Nothing is read.
     #[inline]
-    pub(crate) fn prefetch_ring(&self, index: usize, count: usize, words: usize) {
+    pub(crate) fn prefetch_slots(&self, index: usize, count: usize, words: usize) {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
         {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -384,7 +384,7 @@ impl OwnWords {
     /// word is the first of its line. The other side's core has the line, and a store that waits
     /// holds up all later stores.
     #[inline]
-    pub(crate) fn prefetch_ring(&self, index: usize, words: usize) {
+    pub(crate) fn prefetch_slots(&self, index: usize, words: usize) {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
         if index.is_multiple_of(CACHE_LINE_WORDS) {
             let ahead = (index + LINES_AHEAD * CACHE_LINE_WORDS) & (words - 1);

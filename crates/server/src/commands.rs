@@ -271,7 +271,7 @@ impl Engine {
     /// Stops delivery to an endpoint.
     fn forget(&mut self, endpoint: &Endpoint, destination: Destination) {
         if endpoint.captures {
-            self.flows.remove_taps(destination);
+            self.flows.remove_captures(destination);
         } else {
             self.flows.remove(&endpoint.rule, destination);
         }

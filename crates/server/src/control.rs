@@ -35,7 +35,7 @@ use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
 use crate::worker::wire::{Descriptors, command};
-use crate::worker::workers::{Whose, Workers};
+use crate::worker::workers::{Owner, Workers};
 
 /// Connections that the control thread accepts per wake-up.
 const ACCEPTS: usize = 16;
@@ -308,32 +308,32 @@ impl Control {
             Ok(peer) => peer,
             Err(error) => {
                 let text = format!("the kernel does not say who you are: {error}");
-                return self.turn_away(socket, Whose::Refused, (Refusal::Permission, text));
+                return self.turn_away(socket, Owner::Refused, (Refusal::Permission, text));
             }
         };
         let policy = &self.parts.policy;
         let (standing, group) = match policy.standing(&peer, self.own_uid, self.all_users_known) {
             Ok(granted) => granted,
-            Err(refused) => return self.turn_away(socket, Whose::Refused, refused),
+            Err(refused) => return self.turn_away(socket, Owner::Refused, refused),
         };
         let is_limited = standing != Standing::Administrator;
         let account = Account { uid: peer.uid, group, is_limited };
-        let whose = Whose::User(peer.uid);
+        let owner = Owner::User(peer.uid);
         if !self.connections.has_room(policy, account) {
             let text = "your user, its group or this server has as many control connections as are allowed; end \
                         some applications, or raise the server's limits connections, sessions-per-user \
                         or sessions-per-group";
-            return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
+            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
         }
-        if self.workers.has_hung(whose) {
+        if self.workers.has_hung(owner) {
             let text = "one of your applications blocks the server's worker process for your user; end \
                         that application, then attach again";
-            return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
+            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
         }
-        let Some(worker) = self.worker_of(whose) else {
+        let Some(worker) = self.worker_of(owner) else {
             let text = "the server cannot start a worker for your user: no descriptors left; raise the \
                         server's limit (ulimit -n)";
-            return self.turn_away(socket, whose, (Refusal::Limit, text.into()));
+            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
         };
         let token = self.next_token;
         self.next_token += 1;
@@ -361,13 +361,13 @@ impl Control {
         };
         self.connections.insert(token, connection);
         self.workers.count(worker, true);
-        self.workers.tell(worker, whose, adopt);
+        self.workers.tell(worker, owner, adopt);
     }
 
     /// Returns the worker of a user. Without the spawner process the server ends, because it could
     /// serve no new user.
-    fn worker_of(&mut self, whose: Whose) -> Option<u64> {
-        match self.workers.of(whose) {
+    fn worker_of(&mut self, owner: Owner) -> Option<u64> {
+        match self.workers.of(owner) {
             Ok(worker) => Some(worker),
             Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => {
                 let name = self.parts.info.name.clone();
@@ -387,11 +387,11 @@ impl Control {
     }
 
     /// Refuses a connection.
-    fn turn_away(&mut self, socket: OwnedFd, whose: Whose, (refusal, text): Refused) {
-        let whose = self.workers.to_turn_away(whose);
+    fn turn_away(&mut self, socket: OwnedFd, owner: Owner, (refusal, text): Refused) {
+        let owner = self.workers.to_turn_away(owner);
         // Without a process or descriptors for that worker, the control thread closes the
         // connection without reading it.
-        let Some(worker) = self.worker_of(whose) else { return };
+        let Some(worker) = self.worker_of(owner) else { return };
         if self.workers.is_flooded(worker) {
             if self.log.allows(self.own_uid) {
                 warn!(
@@ -402,7 +402,7 @@ impl Control {
         }
         let body = Message::Error(Box::new(ErrorBody::new(refusal, &text))).encode();
         let refuse = Packet::new(command::REFUSE, 0, 0).with(vec![socket]).saying(body);
-        self.workers.tell(worker, whose, refuse);
+        self.workers.tell(worker, owner, refuse);
     }
 
     fn engine_events(&mut self) {

@@ -47,7 +47,7 @@ use towpath_packet::plain::Plain;
 use cache::Last;
 use groups::Groups;
 use hash::Table;
-use rule::{FIELD_SETS, Fields, Key, Looked, MAC_BITS, PLACES, REMOTE_IP, mask, masked};
+use rule::{FIELD_SETS, Fields, Key, LookupKey, MAC_BITS, REMOTE_IP, TABLE_INDEX, mask, masked};
 
 pub use cache::{FlowCache, FlowCounts, REST, WINDOW};
 
@@ -84,15 +84,15 @@ pub(crate) fn is_group(mac: [u8; 6]) -> bool {
 const FEW: usize = 2;
 
 /// A bit set of field sets, by their table index.
-type Places = [u64; FIELD_SETS / 64];
+type TableSet = [u64; FIELD_SETS / 64];
 
-fn places(sets: impl Iterator<Item = Fields>) -> Places {
-    let mut places = Places::default();
+fn table_set(sets: impl Iterator<Item = Fields>) -> TableSet {
+    let mut table_set = TableSet::default();
     for fields in sets {
-        let place = usize::from(PLACES[usize::from(fields)]);
-        places[place / 64] |= 1 << (place % 64);
+        let table_index = usize::from(TABLE_INDEX[usize::from(fields)]);
+        table_set[table_index / 64] |= 1 << (table_index % 64);
     }
-    places
+    table_set
 }
 
 /// The rules that give the same fields.
@@ -145,9 +145,9 @@ pub struct FlowTable {
     /// Rules by table index.
     rules: Vec<Rules>,
     /// The tables that hold each MAC address' rules.
-    macs: Table<1, Places>,
+    macs: Table<1, TableSet>,
     /// The tables of rules without a MAC address.
-    without_mac: Places,
+    without_mac: TableSet,
     /// The indices of all tables with rules, if these are so few that a lookup need not use the MAC
     /// address; otherwise `None`.
     few: Option<Vec<u8>>,
@@ -173,11 +173,11 @@ impl FlowTable {
     #[must_use]
     pub fn new(seed: u64, cache: FlowCache) -> FlowTable {
         let mut rules: Vec<Rules> = (0..=Fields::MAX).map(Rules::new).collect();
-        rules.sort_by_key(|one| PLACES[usize::from(one.fields)]);
+        rules.sort_by_key(|one| TABLE_INDEX[usize::from(one.fields)]);
         FlowTable {
             rules,
             macs: Table::default(),
-            without_mac: Places::default(),
+            without_mac: TableSet::default(),
             few: Some(Vec::new()),
             counts: Key::default(),
             fields: 0,
@@ -210,8 +210,8 @@ impl FlowTable {
         if !self.sets.has_room(rule) {
             return false;
         }
-        let place = usize::from(PLACES[usize::from(rule.given())]);
-        if !self.rules[place].insert(self.seed, &rule.key(), destination) {
+        let table_index = usize::from(TABLE_INDEX[usize::from(rule.given())]);
+        if !self.rules[table_index].insert(self.seed, &rule.key(), destination) {
             return false;
         }
         self.sets.add(rule);
@@ -224,8 +224,8 @@ impl FlowTable {
 
     /// Removes a rule.
     pub fn remove(&mut self, rule: &Rule, destination: Destination) {
-        let place = usize::from(PLACES[usize::from(rule.given())]);
-        if self.rules[place].remove(self.seed, &rule.key(), destination) {
+        let table_index = usize::from(TABLE_INDEX[usize::from(rule.given())]);
+        if self.rules[table_index].remove(self.seed, &rule.key(), destination) {
             self.sets.remove(rule);
             self.tables_changed(rule);
         }
@@ -234,18 +234,19 @@ impl FlowTable {
 
     /// Updates the set of tables that lookups read, after a rule was added or removed.
     fn tables_changed(&mut self, rule: &Rule) {
-        let theirs = places(self.sets.of(rule.mac));
+        let theirs = table_set(self.sets.of(rule.mac));
         match rule.mac {
             None => self.without_mac = theirs,
             Some(_) => {
                 let key = [rule.key()[0] & MAC_BITS];
                 self.macs.remove(self.seed, &key, |_| true);
-                if theirs != Places::default() {
+                if theirs != TableSet::default() {
                     self.macs.insert(self.seed, key, theirs);
                 }
             }
         }
-        let mut all: Vec<u8> = self.sets.all().map(|fields| PLACES[usize::from(fields)]).collect();
+        let mut all: Vec<u8> =
+            self.sets.all().map(|fields| TABLE_INDEX[usize::from(fields)]).collect();
         all.sort_unstable();
         self.few = (all.len() <= FEW).then_some(all);
         self.fields = self.sets.all().fold(0, |all, fields| all | fields);
@@ -256,7 +257,7 @@ impl FlowTable {
     }
 
     /// Removes an endpoint's registrations beside its rule.
-    pub fn remove_taps(&mut self, destination: Destination) {
+    pub fn remove_captures(&mut self, destination: Destination) {
         self.promiscuous.retain(|one| *one != destination);
         self.captures.retain(|one| *one != destination);
     }
@@ -273,53 +274,55 @@ impl FlowTable {
     #[inline]
     #[must_use]
     pub fn lookup(&mut self, way: Way, headers: &Headers) -> Option<Destination> {
-        self.look_up(way, &Looked::of_packet(headers))
+        self.look_up(way, &LookupKey::of_packet(headers))
     }
 
     /// Does the same for a plain packet.
     #[inline]
     #[must_use]
     pub fn lookup_plain(&mut self, way: Way, packet: &Plain) -> Option<Destination> {
-        self.look_up(way, &Looked::of_plain(packet))
+        self.look_up(way, &LookupKey::of_plain(packet))
     }
 
     #[inline]
-    fn look_up(&mut self, way: Way, looked: &Looked) -> Option<Destination> {
+    fn look_up(&mut self, way: Way, lookup_key: &LookupKey) -> Option<Destination> {
         let last = &mut self.last[way as usize];
         last.count(self.few.is_some());
         if !last.compares {
-            return self.find(looked);
+            return self.find(lookup_key);
         }
         // Packets that are equal in all fields that any rule asks for belong to one flow.
-        let looked =
-            Looked { key: masked(&looked.key, &self.counts), has: looked.has & self.fields };
-        if let Some(found) = last.ask(&looked) {
+        let lookup_key = LookupKey {
+            key: masked(&lookup_key.key, &self.counts),
+            has: lookup_key.has & self.fields,
+        };
+        if let Some(found) = last.ask(&lookup_key) {
             return found;
         }
-        let found = self.find(&looked);
-        self.last[way as usize].remember(&looked, found);
+        let found = self.find(&lookup_key);
+        self.last[way as usize].remember(&lookup_key, found);
         found
     }
 
     #[inline]
-    fn find(&self, looked: &Looked) -> Option<Destination> {
-        let Some(few) = &self.few else { return self.find_by_mac(looked) };
-        few.iter().find_map(|place| self.find_in(usize::from(*place), looked))
+    fn find(&self, lookup_key: &LookupKey) -> Option<Destination> {
+        let Some(few) = &self.few else { return self.find_by_mac(lookup_key) };
+        few.iter().find_map(|table_index| self.find_in(usize::from(*table_index), lookup_key))
     }
 
     #[inline(never)]
-    fn find_by_mac(&self, looked: &Looked) -> Option<Destination> {
-        let mut places = self.without_mac;
-        if let Some(theirs) = self.macs.lookup(self.seed, &[looked.key[0] & MAC_BITS]) {
-            for (all, theirs) in places.iter_mut().zip(theirs) {
+    fn find_by_mac(&self, lookup_key: &LookupKey) -> Option<Destination> {
+        let mut table_set = self.without_mac;
+        if let Some(theirs) = self.macs.lookup(self.seed, &[lookup_key.key[0] & MAC_BITS]) {
+            for (all, theirs) in table_set.iter_mut().zip(theirs) {
                 *all |= theirs;
             }
         }
-        for (number, mut word) in places.into_iter().enumerate() {
+        for (number, mut word) in table_set.into_iter().enumerate() {
             while word != 0 {
-                let place = number * 64 + word.trailing_zeros() as usize;
+                let table_index = number * 64 + word.trailing_zeros() as usize;
                 word &= word - 1;
-                if let Some(found) = self.find_in(place, looked) {
+                if let Some(found) = self.find_in(table_index, lookup_key) {
                     return Some(found);
                 }
             }
@@ -328,20 +331,20 @@ impl FlowTable {
     }
 
     #[inline]
-    fn find_in(&self, place: usize, looked: &Looked) -> Option<Destination> {
-        let rules = &self.rules[place];
+    fn find_in(&self, table_index: usize, lookup_key: &LookupKey) -> Option<Destination> {
+        let rules = &self.rules[table_index];
         // Most packets have every field that rules ask for.
-        if rules.fields & !looked.has != 0 {
+        if rules.fields & !lookup_key.has != 0 {
             return None;
         }
-        rules.lookup(self.seed, &looked.key)
+        rules.lookup(self.seed, &lookup_key.key)
     }
 
     /// Appends every receiver of a broadcast or multicast packet, in their order.
     #[inline]
     pub fn members(&self, headers: &Headers, found: &mut Vec<Destination>) {
         if !self.groups.is_empty() {
-            self.groups.append(self.seed, &Looked::of_packet(headers), found);
+            self.groups.append(self.seed, &LookupKey::of_packet(headers), found);
         }
     }
 

@@ -183,7 +183,7 @@ pub struct Engine {
     /// Counts of waiters that the engine has replaced.
     pub(crate) counted: Counted,
     /// `true` if the engine has just woken from a sleep that a notification can end.
-    pub(crate) rung: bool,
+    pub(crate) woken_by_notification: bool,
     /// `true` if the device can end the engine's sleep.
     pub(crate) device_watched: bool,
     /// The monotonic clock's last reading, in nanoseconds.
@@ -356,7 +356,7 @@ impl Engine {
             waiter: Waiter::new(values, most_waiting, clock_ns()),
             counted: Counted::default(),
             most_waiting,
-            rung: false,
+            woken_by_notification: false,
             device_watched: true,
             now: clock_ns(),
             deferred: Deadlines::default(),

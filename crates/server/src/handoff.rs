@@ -160,7 +160,7 @@ impl Handoff {
     /// # Errors
     /// Fails if the device as a whole fails.
     #[inline]
-    pub(crate) fn give(
+    pub(crate) fn hand_off(
         &mut self,
         slot: u32,
         expedited: bool,
@@ -221,8 +221,8 @@ impl Handoff {
             let first = self.first.len().min(BATCH);
             let expedited = self.expedited.len().min(share).min(BATCH - first);
             let mut count = 0;
-            let smalls = self.expedited.iter().take(expedited);
-            for slot in self.first.iter().chain(smalls).chain(&self.waiting).take(BATCH) {
+            let expedited_slots = self.expedited.iter().take(expedited);
+            for slot in self.first.iter().chain(expedited_slots).chain(&self.waiting).take(BATCH) {
                 let entry = &bounce.slots[*slot as usize];
                 batch[count] =
                     Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(*slot) };
@@ -230,14 +230,14 @@ impl Handoff {
             }
             let taken = device.tx_submit(spaces, &batch[..count])?;
             for place in 0..taken {
-                let is_small = (first..first + expedited).contains(&place);
+                let is_expedited = (first..first + expedited).contains(&place);
                 let line = match place {
-                    _ if is_small => &mut self.expedited,
+                    _ if is_expedited => &mut self.expedited,
                     place if place < first => &mut self.first,
                     _ => &mut self.waiting,
                 };
                 let Some(slot) = line.pop_front() else { break };
-                self.count_taken(slot, is_small, bounce);
+                self.count_taken(slot, is_expedited, bounce);
             }
             self.counts.drained += taken as u64;
             let expedited = taken.saturating_sub(first).min(expedited);

@@ -16,7 +16,7 @@ use crate::session::{Mappings, Session};
 use crate::slow::Job;
 use crate::worker::link::{Packet, Report};
 use crate::worker::wire::{command, report};
-use crate::worker::workers::Whose;
+use crate::worker::workers::Owner;
 
 impl Control {
     /// Handles one report of a worker.
@@ -29,7 +29,7 @@ impl Control {
             Some(Report::Ended { token }) => self.connection_ended(token),
             Some(Report::MemoryReady { token, outcome }) => self.memory_ready(token, outcome),
             Some(Report::Exited) => {
-                if let Some(Whose::User(uid)) = self.workers.whose(worker)
+                if let Some(Owner::User(uid)) = self.workers.owner(worker)
                     && !self.connections.of_worker(worker).is_empty()
                     && self.log.allows(uid)
                 {
@@ -45,7 +45,7 @@ impl Control {
     /// Ends the connections of users whose workers hang. Connections of other users continue.
     pub(crate) fn give_up_workers(&mut self) {
         while let Some(worker) = self.workers.declare_one_hung() {
-            if let Some(Whose::User(uid)) = self.workers.whose(worker)
+            if let Some(Owner::User(uid)) = self.workers.owner(worker)
                 && self.log.allows(uid)
             {
                 warn!(
@@ -128,7 +128,7 @@ impl Control {
 
     pub(crate) fn tell_worker(&mut self, token: u64, packet: Packet) {
         let Some(connection) = self.connections.get(token) else { return };
-        self.workers.tell(connection.worker, Whose::User(connection.account.uid), packet);
+        self.workers.tell(connection.worker, Owner::User(connection.account.uid), packet);
     }
 
     /// Handles the end of a connection that its worker has closed. Its session, if it has one,
@@ -142,7 +142,7 @@ impl Control {
             Progress::Given(prepared) | Progress::Preparing(prepared) => {
                 let mut left = prepared.into_descriptors();
                 left.append(&mut self.forget_session(token));
-                self.workers.dispose(Whose::User(uid), left);
+                self.workers.dispose(Owner::User(uid), left);
             }
             // The control thread unmaps the memory slice by slice before it forgets the connection.
             Progress::Populating if self.slow.give_up(token) => return,
@@ -201,7 +201,7 @@ impl Control {
         let Some(connection) = self.connections.get(token) else { return };
         let uid = connection.account.uid;
         left.append(&mut self.forget_session(token));
-        self.workers.dispose(Whose::User(uid), left);
+        self.workers.dispose(Owner::User(uid), left);
         let text = format!(
             "mapped: the server could not seal, allocate or map the session's memory: {error}"
         );
@@ -268,7 +268,7 @@ impl Control {
     /// Disposes of a session whose memory is unmapped.
     fn released(&mut self, token: u64, session: Option<Box<Session>>) {
         let (mut left, doorbell) =
-            session.map_or((Vec::new(), None), |session| session.into_rest());
+            session.map_or((Vec::new(), None), |session| session.into_closed());
         if let (Some(number), Some(doorbell)) =
             (self.connections.get(token).map(|one| one.number), doorbell)
         {
@@ -284,10 +284,10 @@ impl Control {
         let left = files;
         // If the server ended the session, its application may still read the reason.
         let dispose = Packet::new(command::DISPOSE, token, command::WIPE).with(left);
-        self.workers.tell(worker, Whose::User(uid), dispose);
+        self.workers.tell(worker, Owner::User(uid), dispose);
         // The kernel frees the memory only without them.
         let pins = Packet::new(command::DISPOSE, 0, 0).with(pins);
-        self.workers.tell(worker, Whose::User(uid), pins);
+        self.workers.tell(worker, Owner::User(uid), pins);
         self.drop_connection(token);
     }
 
@@ -299,7 +299,7 @@ impl Control {
         let (worker, uid) = (connection.worker, connection.account.uid);
         let value = counter.map_or(u64::MAX, u64::from);
         let mute = Packet::new(command::CLOSE_DOORBELL, token, value).with(vec![doorbell]);
-        self.workers.tell(worker, Whose::User(uid), mute);
+        self.workers.tell(worker, Owner::User(uid), mute);
         self.free_counters.extend(counter);
     }
 
@@ -346,7 +346,7 @@ impl Control {
             }
             // Applications may still take packets from their queues, so the workers wipe nothing.
             let dispose = Packet::new(command::DISPOSE, 0, 0).with(files);
-            self.workers.tell(worker, Whose::User(uid), dispose);
+            self.workers.tell(worker, Owner::User(uid), dispose);
         }
         self.workers.end();
     }

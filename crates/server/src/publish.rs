@@ -133,8 +133,8 @@ impl Engine {
                 // The engine has already notified the client of a pending event, with two
                 // exceptions: a deferred notification, and one suppressed because the client polls
                 // by the clock and can no longer wait for its next tick.
-                let put_off = self.deferred.forget(*key) || news.due != 0;
-                if news.marked || put_off || news.full || !self.notification_suppression {
+                let was_deferred = self.deferred.forget(*key) || news.due != 0;
+                if news.marked || was_deferred || news.full || !self.notification_suppression {
                     self.notify(*key, fenced, news.full);
                 }
             } else if news.due != 0 {
@@ -181,13 +181,13 @@ impl Engine {
                 return;
             }
             Due::Not if self.notification_suppression => {
-                self.notifications.saved += 1;
+                self.notifications.suppressed += 1;
                 return;
             }
             Due::Already | Due::Not => {}
         }
         self.notifications.made += 1;
-        self.notifications.half += u64::from(full);
+        self.notifications.early += u64::from(full);
         match session.doorbell.relay() {
             Some(relay) if self.always_by_worker || !self.notifies_directly && !relay.trusted => {
                 self.notifications.relayed += 1;
@@ -202,9 +202,9 @@ impl Engine {
         let notifications = std::mem::take(&mut self.notifications);
         for (count, by) in [
             (Count::Notifications, notifications.made),
-            (Count::NotificationsSuppressed, notifications.saved),
+            (Count::NotificationsSuppressed, notifications.suppressed),
             (Count::NotificationsMerged, notifications.merged),
-            (Count::NotificationsEarly, notifications.half),
+            (Count::NotificationsEarly, notifications.early),
             (Count::NotificationsRelayed, notifications.relayed),
         ] {
             if by > 0 {
@@ -233,9 +233,9 @@ fn has_provided(
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Notifications {
     made: u64,
-    saved: u64,
+    suppressed: u64,
     merged: u64,
-    half: u64,
+    early: u64,
     relayed: u64,
 }
 

@@ -360,7 +360,7 @@ impl Engine {
         }
         entry.meta = meta;
         entry.in_flight_slot = in_flight_slot;
-        self.handoff.give(
+        self.handoff.hand_off(
             one.slot,
             one.expedited,
             &self.bounce,
@@ -436,9 +436,13 @@ impl Engine {
                 self.land(slot);
                 continue;
             }
-            if let Err(error) =
-                self.handoff.give(slot, false, &self.bounce, &mut self.spaces, self.device.as_mut())
-            {
+            if let Err(error) = self.handoff.hand_off(
+                slot,
+                false,
+                &self.bounce,
+                &mut self.spaces,
+                self.device.as_mut(),
+            ) {
                 failed = Some(error);
                 break;
             }

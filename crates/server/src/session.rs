@@ -328,7 +328,7 @@ impl Session {
 
     /// Returns the remaining descriptors of a session that is over, and the doorbell if it is still
     /// open.
-    pub(crate) fn into_rest(self) -> (Vec<OwnedFd>, Option<OwnedFd>) {
+    pub(crate) fn into_closed(self) -> (Vec<OwnedFd>, Option<OwnedFd>) {
         (vec![self.wake], self.doorbell.socket)
     }
 

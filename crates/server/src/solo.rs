@@ -56,20 +56,20 @@ pub enum Way {
     /// From the device to the application.
     Receive,
     /// From the application to itself.
-    Pass,
+    Local,
     /// From the application to the device.
     Send,
 }
 
 impl Way {
     /// All ways.
-    pub const ALL: [Way; 3] = [Way::Receive, Way::Pass, Way::Send];
+    pub const ALL: [Way; 3] = [Way::Receive, Way::Local, Way::Send];
 
     /// Returns the name used in tables.
     pub fn name(self) -> &'static str {
         match self {
             Way::Receive => "from the device",
-            Way::Pass => "from endpoint to endpoint",
+            Way::Local => "from endpoint to endpoint",
             Way::Send => "to the device",
         }
     }
@@ -227,7 +227,7 @@ impl Solo {
                     Way::Receive => {
                         ensure(self.far.send(&self.inward[flow], Meta::FULL), "no room")?;
                     }
-                    Way::Pass | Way::Send => self.put(way, flow)?,
+                    Way::Local | Way::Send => self.put(way, flow)?,
                 }
             }
             self.transmit.publish();
@@ -250,7 +250,7 @@ impl Solo {
         let buffer = self.transmit_free.take().ok_or("a frame to send")?;
         let mut packet = [0; FRAME_BYTES];
         packet.copy_from_slice(&self.outward[flow]);
-        if way == Way::Pass {
+        if way == Way::Local {
             packet[..6].copy_from_slice(&MAC);
         } else {
             packet[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);

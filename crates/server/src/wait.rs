@@ -32,7 +32,7 @@ impl Engine {
     /// Continues, spins or sleeps after a poll iteration that did `work`, as the strategy says.
     pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
         let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
-        let rung = std::mem::take(&mut self.rung);
+        let woken_by_notification = std::mem::take(&mut self.woken_by_notification);
         // A batch that was not full took every packet there was; so did a look at a session's
         // events.
         let left = self.active.has_left();
@@ -43,7 +43,7 @@ impl Engine {
             && !self.has_commands_left();
         // Taken events count as work, even if they led to no packet.
         let found = Found { work: work.max(usize::from(left)), ..self.packets };
-        let step = match self.waiter.after(now, found, drained, rung) {
+        let step = match self.waiter.after(now, found, drained, woken_by_notification) {
             Next::Take(step) => step,
             Next::Throttle { until } => return self.sleep_throttled(until),
         };
@@ -86,7 +86,7 @@ impl Engine {
         if idle && left != Some(0) && self.device.arm(waiting)? == Armed::Sleep {
             counters::add(&mut self.counters, Count::Sleeps as usize, 1);
             self.sleep(left)?;
-            self.rung = true;
+            self.woken_by_notification = true;
             self.woken();
         } else {
             self.waiter.stayed();
@@ -109,8 +109,8 @@ impl Engine {
         if until > now + SHORTEST_SLEEP_NS {
             self.publish_device_counters();
             self.watch_device(false)?;
-            let must_look = self.sleeper.prepare_timer_driven();
-            if !must_look || self.is_idle() {
+            let must_check = self.sleeper.prepare_timer_driven();
+            if !must_check || self.is_idle() {
                 counters::add(&mut self.counters, Count::Sleeps as usize, 1);
                 self.sleep(Some(until - now))?;
             }

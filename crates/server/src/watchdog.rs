@@ -174,11 +174,11 @@ impl Watchdog {
 
     fn is_time_to_poll(&mut self) -> bool {
         self.iterations += 1;
-        let look = self.iterations >= ITERATIONS;
-        if look {
+        let due = self.iterations >= ITERATIONS;
+        if due {
             self.iterations = 0;
         }
-        look
+        due
     }
 
     fn stalled(&mut self) -> Verdict {

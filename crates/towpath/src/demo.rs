@@ -228,7 +228,7 @@ fn in_processes(device: TapDevice, content: &Content, amounts: Amounts) -> anyho
     let mut web = start(Part::Web, NAMES[0], WEB_V4, web_user, Some(file))?;
     let mut echo = start(Part::Echo, NAMES[1], ECHO_V4, echo_user, None)?;
     let report = || towpath_client::report(directory.socket()).context("asking the server");
-    let early = table::nobodys(&report()?);
+    let early = table::unmatched(&report()?);
 
     let (traffic, killed) = drive(content, amounts, |progress| {
         let before = held(server.pid());

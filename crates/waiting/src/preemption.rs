@@ -54,7 +54,7 @@ impl Preemption {
 mod tests {
     use super::*;
 
-    const LOOK: u64 = 100;
+    const POLL: u64 = 100;
     const SLICE: u64 = 4_000_000;
 
     /// Spins until `until` where it may. If another thread is there, that thread gets a slice after
@@ -68,8 +68,8 @@ mod tests {
                 (spun, waited) = (0, waited + SLICE);
                 *now += SLICE;
             } else {
-                spun += LOOK;
-                *now += LOOK;
+                spun += POLL;
+                *now += POLL;
             }
         }
         waited

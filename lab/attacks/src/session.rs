@@ -134,7 +134,7 @@ impl Target {
         }
         let until = Instant::now() + within;
         while Instant::now() < until {
-            match self.session.look() {
+            match self.session.poll() {
                 Ok(true) => return true,
                 Ok(false) => std::thread::sleep(Duration::from_micros(20)),
                 Err(_) => return false,

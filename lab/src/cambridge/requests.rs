@@ -73,9 +73,9 @@ impl Sessions {
         let mut server = Session::attach(socket, &server)?;
         let from = client.open(&Rule::new().udp(1000))?;
         let endpoints = (0..connections)
-            .map(|place| {
-                let port = FIRST_PORT + place as u16;
-                Ok(server.open(&Rule::new().udp(port).queue_pair(place as u32))?)
+            .map(|table_index| {
+                let port = FIRST_PORT + table_index as u16;
+                Ok(server.open(&Rule::new().udp(port).queue_pair(table_index as u32))?)
             })
             .collect::<anyhow::Result<_>>()?;
         let flow = flow::between(&client, &server, (1000, 0))?;
@@ -111,7 +111,7 @@ impl Sessions {
     /// Whether there was something.
     pub(super) fn serve(&mut self, waits: Waits) -> anyhow::Result<bool> {
         let news = match waits {
-            Waits::Polls => self.server.look()?,
+            Waits::Polls => self.server.poll()?,
             Waits::Blocks | Waits::Spins => self.server.wait(Some(PATIENCE))?,
         };
         if !news {
@@ -243,8 +243,8 @@ pub(super) struct KernelServer<'a> {
 impl<'a> KernelServer<'a> {
     pub(super) fn epoll(sockets: &'a [UdpSocket]) -> anyhow::Result<KernelServer<'a>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for (place, socket) in sockets.iter().enumerate() {
-            let data = epoll::EventData::new_u64(place as u64);
+        for (table_index, socket) in sockets.iter().enumerate() {
+            let data = epoll::EventData::new_u64(table_index as u64);
             epoll::add(&epoll, socket, data, epoll::EventFlags::IN)?;
         }
         let none =
@@ -268,8 +268,9 @@ impl<'a> KernelServer<'a> {
                 self.found.clear();
                 match epoll::wait(&*epoll, &mut events[..], Some(&timeout)) {
                     Ok(count) => {
-                        let places = events[..count].iter().map(|event| event.data.u64() as usize);
-                        self.found.extend(places);
+                        let table_set =
+                            events[..count].iter().map(|event| event.data.u64() as usize);
+                        self.found.extend(table_set);
                     }
                     Err(rustix::io::Errno::INTR) => {}
                     Err(error) => return Err(error.into()),
@@ -279,8 +280,8 @@ impl<'a> KernelServer<'a> {
         }
         let mut served = 0;
         let mut buffer = [0; 64];
-        for place in &self.found {
-            let Some(socket) = self.sockets.get(*place) else { continue };
+        for table_index in &self.found {
+            let Some(socket) = self.sockets.get(*table_index) else { continue };
             if let Some((len, from)) = receive_from(socket, &mut buffer)? {
                 ensure!(send_to(socket, &buffer[..len], from)?, "no room for an answer");
                 served += 1;

@@ -188,10 +188,10 @@ fn eventfd() -> i32 {
 type Act = fn(&mut Hostile);
 
 const ACTS: &[(&str, Violation, Act)] = &[
-    ("a frame outside of the heap", Violation::Frame, |h| {
+    ("a buffer outside of the pool", Violation::Buffer, |h| {
         h.push_one(Descriptor { buffer: h.shape.transmit_pool.buffers(), ..h.correct() });
     }),
-    ("the last frame number there is", Violation::Frame, |h| {
+    ("the last frame number there is", Violation::Buffer, |h| {
         h.push_one(Descriptor { buffer: 0xff_ffff, ..h.correct() });
     }),
     ("data that starts in the headroom", Violation::Range, |h| {
@@ -304,12 +304,12 @@ const ACTS: &[(&str, Violation, Act)] = &[
             h.pages.store(bits, h.pages.load(bits) ^ 1);
         });
     }),
-    ("a frame provided that is outside of the heap", Violation::Frame, |h| {
+    ("a frame provided that is outside of the heap", Violation::Buffer, |h| {
         let provided = h.set(0).provided;
         h.pages.store(provided, u64::from(h.shape.receive_pool.buffers()));
         h.receive_while(|_| ());
     }),
-    ("a frame provided of 33 bits", Violation::Frame, |h| {
+    ("a frame provided of 33 bits", Violation::Buffer, |h| {
         h.pages.store(h.set(0).provided, 1 << 32);
         h.receive_while(|_| ());
     }),

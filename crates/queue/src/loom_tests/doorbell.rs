@@ -19,7 +19,7 @@ fn one_batch() {
         assert!(producer.push(&[descriptor(0)]));
         producer.publish();
         if notifier.must_notify(doorbell::fence(), false) == Due::Now {
-            far.ring();
+            far.notify();
         }
     });
     loop {
@@ -64,14 +64,14 @@ fn urgent_batches() {
             assert!(producer.push(&[descriptor(buffer)]));
             producer.publish();
             if notifier.must_notify(doorbell::fence(), true) == Due::Now {
-                far.ring();
+                far.notify();
             }
         }
     });
     let mut seen = 0;
     while seen < 2 {
-        let must_look = sleeper.prepare_timer_driven();
-        if must_look {
+        let must_check = sleeper.prepare_timer_driven();
+        if must_check {
             seen = server.transmit.observe().unwrap();
         }
         if seen < 2 {
@@ -114,7 +114,7 @@ fn no_wake_up_is_lost_from_timer_driven_to_blocked() {
             assert!(producer.push(&[descriptor(0)]));
             producer.publish();
             if notifier.must_notify(doorbell::fence(), false) == Due::Now {
-                far.ring();
+                far.notify();
             }
         });
         // The tick comes at once, and finds no reason to wait.
@@ -146,7 +146,7 @@ fn one_notification_for_each_sleep() {
                 assert!(producer.push(&[descriptor(buffer)]));
                 producer.publish();
                 if notifier.must_notify(doorbell::fence(), false) == Due::Now {
-                    far.ring();
+                    far.notify();
                 }
             }
         });

@@ -28,9 +28,9 @@ fn batches(news: u32, together: bool) {
             let new = marker.publish();
             // The producer sends a deferred notification whether or not the last batch's event is
             // new.
-            let rings = if together { buffer + 1 == news } else { new };
-            if rings && notifier.must_notify(doorbell::fence(), false) == Due::Now {
-                far.ring();
+            let notifies = if together { buffer + 1 == news } else { new };
+            if notifies && notifier.must_notify(doorbell::fence(), false) == Due::Now {
+                far.notify();
             }
         }
     });

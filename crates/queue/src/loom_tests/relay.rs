@@ -16,11 +16,11 @@ fn relayed(calls_first: bool) {
     let engine = thread::spawn(move || {
         for place in 0..2 {
             if calls_first {
-                far.ring();
+                far.notify();
             }
             own.publish(place, 1);
             if !calls_first {
-                far.ring();
+                far.notify();
             }
         }
     });

@@ -33,7 +33,7 @@ fn room() {
             marker.mark(fenced, 0).unwrap();
         }
         if marker.publish() && notifier.must_notify(doorbell::fence(), false) == Due::Now {
-            far.ring();
+            far.notify();
         }
     });
     producer.want(1);

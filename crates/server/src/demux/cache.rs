@@ -10,7 +10,7 @@
 //! nor loses (`towpath-lab demux`). That point is above two packets per train where a lookup reads
 //! one or two tables, [`FEW_SETS`], and below where it saves more, [`MORE_SETS`].
 
-use super::rule::{Key, Looked};
+use super::rule::{Key, LookupKey};
 use super::{Destination, hash};
 
 /// The conditions under which lookups remember the last flow.
@@ -208,8 +208,8 @@ impl Last {
 
     /// Returns the remembered endpoint if this is the last flow again.
     #[inline]
-    pub(super) fn ask(&mut self, looked: &Looked) -> Option<Option<Destination>> {
-        if self.has == u16::from(looked.has) && hash::same(&self.key, &looked.key) {
+    pub(super) fn ask(&mut self, lookup_key: &LookupKey) -> Option<Option<Destination>> {
+        if self.has == u16::from(lookup_key.has) && hash::same(&self.key, &lookup_key.key) {
             self.hits += 1;
             return Some(self.found);
         }
@@ -217,9 +217,9 @@ impl Last {
     }
 
     #[inline]
-    pub(super) fn remember(&mut self, looked: &Looked, found: Option<Destination>) {
-        self.key = looked.key;
-        self.has = u16::from(looked.has);
+    pub(super) fn remember(&mut self, lookup_key: &LookupKey, found: Option<Destination>) {
+        self.key = lookup_key.key;
+        self.has = u16::from(lookup_key.has);
         self.found = found;
     }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use super::Destination;
 use super::hash::Table;
 use super::rule::{
-    ETHERTYPE, Fields, Key, Looked, PORT, PROTOCOL, REMOTE_IP, REMOTE_PORT, Rule, VLAN, mask,
+    ETHERTYPE, Fields, Key, LookupKey, PORT, PROTOCOL, REMOTE_IP, REMOTE_PORT, Rule, VLAN, mask,
 };
 
 /// The fields of a rule that count for a packet for a group.
@@ -54,12 +54,12 @@ pub(super) struct Groups {
 impl Groups {
     pub(super) fn insert(&mut self, seed: u64, rule: &Rule, destination: Destination) {
         let fields = rule.given() & COUNTS;
-        let place = self.shapes.iter().position(|shape| shape.fields == fields);
-        let place = place.unwrap_or_else(|| {
+        let table_index = self.shapes.iter().position(|shape| shape.fields == fields);
+        let table_index = table_index.unwrap_or_else(|| {
             self.shapes.push(Members::new(fields));
             self.shapes.len() - 1
         });
-        let shape = &mut self.shapes[place];
+        let shape = &mut self.shapes[table_index];
         let key = group_key(&rule.key(), &shape.mask);
         match shape.table.find_mut(seed, &key) {
             Some(members) => {
@@ -74,17 +74,17 @@ impl Groups {
     /// Removes a member, if it is one.
     pub(super) fn remove(&mut self, seed: u64, rule: &Rule, destination: Destination) {
         let fields = rule.given() & COUNTS;
-        let Some(place) = self.shapes.iter().position(|shape| shape.fields == fields) else {
+        let Some(table_index) = self.shapes.iter().position(|shape| shape.fields == fields) else {
             return;
         };
-        let shape = &mut self.shapes[place];
+        let shape = &mut self.shapes[table_index];
         let key = group_key(&rule.key(), &shape.mask);
         if let Some(members) = shape.table.find_mut(seed, &key) {
             members.remove(&destination);
             shape.table.remove(seed, &key, BTreeSet::is_empty);
         }
         if shape.table.used() == 0 {
-            self.shapes.swap_remove(place);
+            self.shapes.swap_remove(table_index);
         }
     }
 
@@ -94,14 +94,15 @@ impl Groups {
     }
 
     /// Appends every receiver of a packet, in order.
-    pub(super) fn append(&self, seed: u64, looked: &Looked, found: &mut Vec<Destination>) {
+    pub(super) fn append(&self, seed: u64, lookup_key: &LookupKey, found: &mut Vec<Destination>) {
         let first = found.len();
         let mut tables = 0;
         for shape in &self.shapes {
-            if shape.fields & !looked.has != 0 {
+            if shape.fields & !lookup_key.has != 0 {
                 continue;
             }
-            if let Some(members) = shape.table.find(seed, &group_key(&looked.key, &shape.mask)) {
+            if let Some(members) = shape.table.find(seed, &group_key(&lookup_key.key, &shape.mask))
+            {
                 found.extend(members);
                 tables += 1;
             }

@@ -55,12 +55,12 @@ fn hash<const N: usize>(seed: u64, key: &[u64; N]) -> usize {
 /// in words, has reached the cache.
 #[inline]
 pub(crate) fn same<const N: usize>(found: &[u64; N], key: &[u64; N]) -> bool {
-    let mut place = 0;
-    while place < N {
-        if found[place] != key[place] {
+    let mut table_index = 0;
+    while table_index < N {
+        if found[table_index] != key[table_index] {
             return false;
         }
-        place += 1;
+        table_index += 1;
     }
     true
 }
@@ -83,10 +83,10 @@ impl<const N: usize, V> Table<N, V> {
     #[inline]
     pub(crate) fn find(&self, seed: u64, key: &[u64; N]) -> Option<&V> {
         let mask = self.slots.len().wrapping_sub(1);
-        let mut place = hash(seed, key) & mask;
+        let mut table_index = hash(seed, key) & mask;
         // The table is at most half full, so there is always an empty slot to stop at.
         loop {
-            match self.slots.get(place)? {
+            match self.slots.get(table_index)? {
                 None => return None,
                 Some((found, value)) => {
                     #[cfg(test)]
@@ -94,7 +94,7 @@ impl<const N: usize, V> Table<N, V> {
                     if same(found, key) {
                         return Some(value);
                     }
-                    place = (place + 1) & mask;
+                    table_index = (table_index + 1) & mask;
                 }
             }
         }
@@ -102,25 +102,25 @@ impl<const N: usize, V> Table<N, V> {
 
     /// Returns a mutable reference to the value of a key.
     pub(crate) fn find_mut(&mut self, seed: u64, key: &[u64; N]) -> Option<&mut V> {
-        let place = self.place_of(seed, key)?;
-        self.slots[place].as_mut().map(|(_, value)| value)
+        let table_index = self.index_of(seed, key)?;
+        self.slots[table_index].as_mut().map(|(_, value)| value)
     }
 
-    fn place_of(&self, seed: u64, key: &[u64; N]) -> Option<usize> {
+    fn index_of(&self, seed: u64, key: &[u64; N]) -> Option<usize> {
         let mask = self.slots.len().wrapping_sub(1);
-        let mut place = hash(seed, key) & mask;
+        let mut table_index = hash(seed, key) & mask;
         loop {
-            match self.slots.get(place)? {
+            match self.slots.get(table_index)? {
                 None => return None,
-                Some((found, _)) if found == key => return Some(place),
-                Some(_) => place = (place + 1) & mask,
+                Some((found, _)) if found == key => return Some(table_index),
+                Some(_) => table_index = (table_index + 1) & mask,
             }
         }
     }
 
     /// Inserts a key. Returns `false` and changes nothing if it exists.
     pub(crate) fn insert(&mut self, seed: u64, key: [u64; N], value: V) -> bool {
-        if self.place_of(seed, &key).is_some() {
+        if self.index_of(seed, &key).is_some() {
             return false;
         }
         if (self.used + 1) * 2 > self.slots.len() {
@@ -128,21 +128,21 @@ impl<const N: usize, V> Table<N, V> {
             let empty = std::iter::repeat_with(|| None).take(larger).collect();
             let old = std::mem::replace(&mut self.slots, empty);
             for (key, value) in old.into_iter().flatten() {
-                self.place(seed, key, value);
+                self.table_index(seed, key, value);
             }
         }
-        self.place(seed, key, value);
+        self.table_index(seed, key, value);
         self.used += 1;
         true
     }
 
-    fn place(&mut self, seed: u64, key: [u64; N], value: V) {
+    fn table_index(&mut self, seed: u64, key: [u64; N], value: V) {
         let mask = self.slots.len() - 1;
-        let mut place = hash(seed, &key) & mask;
-        while self.slots[place].is_some() {
-            place = (place + 1) & mask;
+        let mut table_index = hash(seed, &key) & mask;
+        while self.slots[table_index].is_some() {
+            table_index = (table_index + 1) & mask;
         }
-        self.slots[place] = Some((key, value));
+        self.slots[table_index] = Some((key, value));
     }
 
     /// Removes a key if `theirs` accepts its value, and returns whether it did. An empty table
@@ -153,8 +153,8 @@ impl<const N: usize, V> Table<N, V> {
         key: &[u64; N],
         theirs: impl FnOnce(&V) -> bool,
     ) -> bool {
-        let Some(place) = self.place_of(seed, key) else { return false };
-        if !self.slots[place].as_ref().is_some_and(|(_, value)| theirs(value)) {
+        let Some(table_index) = self.index_of(seed, key) else { return false };
+        if !self.slots[table_index].as_ref().is_some_and(|(_, value)| theirs(value)) {
             return false;
         }
         self.used -= 1;
@@ -164,8 +164,8 @@ impl<const N: usize, V> Table<N, V> {
         }
         // Later entries move up, so that no lookup stops before them.
         let mask = self.slots.len() - 1;
-        let mut hole = place;
-        let mut next = (place + 1) & mask;
+        let mut hole = table_index;
+        let mut next = (table_index + 1) & mask;
         while let Some((key, _)) = &self.slots[next] {
             let home = hash(seed, key) & mask;
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(hole) & mask) {
@@ -191,16 +191,20 @@ mod tests {
         const PUBLIC: [u64; 4] = [0, u64::MAX, 0x9e37_79b9_7f4a_7c15, !0x9e37_79b9_7f4a_7c15];
         for seed in [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0] {
             for chosen in PUBLIC {
-                for place in 0..4 {
+                for table_index in 0..4 {
                     let hashes: HashSet<usize> = (0..4096_u64)
                         .map(|word| {
                             let mut key = [7; 4];
-                            (key[place], key[place ^ 1]) = (chosen, word);
+                            (key[table_index], key[table_index ^ 1]) = (chosen, word);
                             hash(seed, &key) & 0xffff
                         })
                         .collect();
                     // Of 4096 keys in 65536 slots, some 124 meet a slot that an earlier key has.
-                    assert!(hashes.len() > 3800, "{seed:x} {chosen:x} {place}: {}", hashes.len());
+                    assert!(
+                        hashes.len() > 3800,
+                        "{seed:x} {chosen:x} {table_index}: {}",
+                        hashes.len()
+                    );
                 }
             }
         }

@@ -125,21 +125,21 @@ pub(crate) const FIELD_SETS: usize = 256;
 
 /// The index of each set, the more specific first. A set with more fields precedes one with fewer.
 /// Among sets with equally many, the one with the strongest field in which they differ comes first.
-pub(crate) const PLACES: [u8; FIELD_SETS] = {
-    let mut places = [0; FIELD_SETS];
+pub(crate) const TABLE_INDEX: [u8; FIELD_SETS] = {
+    let mut table_set = [0; FIELD_SETS];
     let mut one = 0;
     while one < FIELD_SETS {
         let mut other = 0;
         while other < FIELD_SETS {
             let (mine, theirs) = ((one as u8).count_ones(), (other as u8).count_ones());
             if theirs > mine || theirs == mine && other > one {
-                places[one] += 1;
+                table_set[one] += 1;
             }
             other += 1;
         }
         one += 1;
     }
-    places
+    table_set
 };
 
 /// The parts of a packet that rules can ask for. The local side is stored as in [`plain::Key`],
@@ -178,15 +178,15 @@ pub(crate) fn masked<const N: usize>(key: &Key, mask: &Key) -> [u64; N] {
 
 /// The fields that a packet has, and its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Looked {
+pub(crate) struct LookupKey {
     pub(crate) key: Key,
     pub(crate) has: Fields,
 }
 
-impl Looked {
+impl LookupKey {
     /// Reads a packet's headers; its destination is the local side.
     #[inline]
-    pub(crate) fn of_packet(headers: &Headers) -> Looked {
+    pub(crate) fn of_packet(headers: &Headers) -> LookupKey {
         let mut has = MAC | VLAN | ETHERTYPE;
         let link = link(headers.destination, headers.vlan);
         let (version, protocol, local, remote, transport) = match &headers.network {
@@ -197,7 +197,7 @@ impl Looked {
             Network::Ipv6(ip) => (6, ip.protocol, ip.destination, ip.source, &ip.transport),
             Network::Arp(_) | Network::Other => {
                 let kind = kind(headers.ethertype, 0, 0, 0);
-                return Looked { key: [link, kind, 0, 0, 0, 0], has };
+                return LookupKey { key: [link, kind, 0, 0, 0, 0], has };
             }
         };
         has |= PROTOCOL | IP | REMOTE_IP;
@@ -210,17 +210,17 @@ impl Looked {
             | u64::from(ports.0) << REMOTE_PORT_AT;
         let key =
             [link, kind, local as u64, (local >> 64) as u64, remote as u64, (remote >> 64) as u64];
-        Looked { key, has }
+        LookupKey { key, has }
     }
 
     /// Reads a plain packet.
     #[inline]
-    pub(crate) fn of_plain(packet: &Plain) -> Looked {
+    pub(crate) fn of_plain(packet: &Plain) -> LookupKey {
         let [link, kind, low, high]: plain::Key = packet.destination;
         let [_, from, remote_low, remote_high] = packet.source;
         // Above the port, the second word of either side is empty.
         let kind = kind | from >> 32 << REMOTE_PORT_AT;
-        Looked { key: [link, kind, low, high, remote_low, remote_high], has: Fields::MAX }
+        LookupKey { key: [link, kind, low, high, remote_low, remote_high], has: Fields::MAX }
     }
 }
 
@@ -231,15 +231,16 @@ mod tests {
     #[test]
     fn more_specific_field_sets_come_first() {
         let mut command: Vec<Fields> = (0..=Fields::MAX).collect();
-        command.sort_by_key(|fields| PLACES[usize::from(*fields)]);
+        command.sort_by_key(|fields| TABLE_INDEX[usize::from(*fields)]);
         assert_eq!(command.first(), Some(&Fields::MAX));
         assert_eq!(command.last(), Some(&0));
         for pair in command.windows(2) {
             let rank = |fields: Fields| (fields.count_ones(), fields);
             assert!(rank(pair[0]) > rank(pair[1]), "{pair:?}");
         }
-        let before =
-            |one: Fields, other: Fields| PLACES[usize::from(one)] < PLACES[usize::from(other)];
+        let before = |one: Fields, other: Fields| {
+            TABLE_INDEX[usize::from(one)] < TABLE_INDEX[usize::from(other)]
+        };
         assert!(before(MAC | PORT, MAC | IP) && before(MAC | IP, MAC | PROTOCOL));
         assert!(before(MAC | VLAN | PROTOCOL, REMOTE_IP | REMOTE_PORT), "more fields come first");
     }

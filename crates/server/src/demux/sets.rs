@@ -48,11 +48,11 @@ impl Sets {
     pub(crate) fn remove(&mut self, rule: &Rule) {
         let given = rule.given();
         let Some(sets) = self.counts.get_mut(&rule.mac) else { return };
-        if let Some(place) = sets.iter().position(|(fields, _)| *fields == given) {
+        if let Some(table_index) = sets.iter().position(|(fields, _)| *fields == given) {
             self.totals[usize::from(given)] -= 1;
-            sets[place].1 -= 1;
-            if sets[place].1 == 0 {
-                sets.swap_remove(place);
+            sets[table_index].1 -= 1;
+            if sets[table_index].1 == 0 {
+                sets.swap_remove(table_index);
             }
         }
         if sets.is_empty() {

@@ -40,8 +40,10 @@ impl World {
         World { handoff, bounce, spaces, near, far: DeviceFarEnd::new(Box::new(far)) }
     }
 
-    fn give(&mut self, slot: u32, expedited: bool) {
-        self.handoff.give(slot, expedited, &self.bounce, &mut self.spaces, &mut self.near).unwrap();
+    fn hand_off(&mut self, slot: u32, expedited: bool) {
+        self.handoff
+            .hand_off(slot, expedited, &self.bounce, &mut self.spaces, &mut self.near)
+            .unwrap();
     }
 
     fn flush(&mut self) {
@@ -58,8 +60,8 @@ impl World {
 #[test]
 fn waiting_expedited_packets_leave_when_their_share_is_zero() {
     let mut world = World::new(HandoffMode::Queued, 1);
-    (0..8).for_each(|slot| world.give(slot, false));
-    (8..14).for_each(|slot| world.give(slot, true));
+    (0..8).for_each(|slot| world.hand_off(slot, false));
+    (8..14).for_each(|slot| world.hand_off(slot, true));
     world.flush();
     assert!(world.handoff.is_blocked());
     world.handoff.set_expedited_share(0);
@@ -67,7 +69,7 @@ fn waiting_expedited_packets_leave_when_their_share_is_zero() {
     let (mut came, mut next) = (Vec::new(), 14);
     while next < 40 {
         came.extend(world.receive());
-        (0..ROOM).for_each(|more| world.give(next + more as u32, false));
+        (0..ROOM).for_each(|more| world.hand_off(next + more as u32, false));
         next += ROOM as u32;
         world.flush();
         assert!(world.handoff.is_waiting());
@@ -83,8 +85,8 @@ fn waiting_expedited_packets_leave_when_their_share_is_zero() {
 #[test]
 fn packets_sent_again_precede_all_others() {
     let mut world = World::new(HandoffMode::Queued, 8);
-    (6..12).for_each(|slot| world.give(slot, false));
-    (12..18).for_each(|slot| world.give(slot, true));
+    (6..12).for_each(|slot| world.hand_off(slot, false));
+    (12..18).for_each(|slot| world.hand_off(slot, true));
     // The test simulates a device that is reset twice, the second time before it took all packets.
     world.handoff.again(&[2, 3, 4, 5]);
     world.handoff.again(&[0, 1]);
@@ -92,7 +94,7 @@ fn packets_sent_again_precede_all_others() {
     while world.handoff.is_waiting() {
         world.flush();
         came.extend(world.receive());
-        later.next().into_iter().for_each(|slot| world.give(slot, true));
+        later.next().into_iter().for_each(|slot| world.hand_off(slot, true));
     }
     assert_eq!((came.len(), &came[..6]), (24, &[0, 1, 2, 3, 4, 5][..]), "{came:?}");
     let expedited: Vec<u8> = came.iter().copied().filter(|slot| *slot >= 12).collect();
@@ -107,17 +109,17 @@ fn packets_sent_again_precede_all_others() {
 #[test]
 fn expedited_packets_stay_in_order_when_their_share_toggles() {
     let mut world = World::new(HandoffMode::Queued, 8);
-    (0..40).for_each(|slot| world.give(slot, false));
+    (0..40).for_each(|slot| world.hand_off(slot, false));
     let mut came = Vec::new();
     // The device takes almost as many other packets as give the expedited ones their share anew.
     while world.handoff.counts.taken < BATCH as u64 - 2 {
         came.extend(world.receive());
         world.flush();
     }
-    (40..50).for_each(|slot| world.give(slot, true));
+    (40..50).for_each(|slot| world.hand_off(slot, true));
     world.handoff.set_expedited_share(0);
     world.handoff.set_expedited_share(8);
-    (50..60).for_each(|slot| world.give(slot, true));
+    (50..60).for_each(|slot| world.hand_off(slot, true));
     while came.len() < 60 {
         world.flush();
         came.extend(world.receive());
@@ -134,7 +136,7 @@ fn a_packet_that_waits_is_counted_once() {
         for _ in 0..100 {
             if given < 40 {
                 (0..4).for_each(|_| {
-                    world.give(given, given % 5 == 0);
+                    world.hand_off(given, given % 5 == 0);
                     given += 1;
                 });
             }
@@ -154,10 +156,10 @@ fn a_forgotten_backlog_blocks_no_later_packet() {
     let mut world = World::new(HandoffMode::Direct, 8);
     let mut given = 0;
     while !world.handoff.is_blocked() && given < 20 {
-        world.give(given, false);
+        world.hand_off(given, false);
         given += 1;
     }
-    (0..3).for_each(|more| world.give(given + more, more == 0));
+    (0..3).for_each(|more| world.hand_off(given + more, more == 0));
     // One of the waiting packets stays: the device is full as before.
     world.handoff.forget(|slot| slot != given + 1);
     assert!(world.handoff.is_blocked() && world.handoff.is_waiting());
@@ -165,7 +167,7 @@ fn a_forgotten_backlog_blocks_no_later_packet() {
     assert!(!world.handoff.is_blocked() && !world.handoff.is_waiting());
     assert_eq!(world.receive().len() as u32, given - 1);
     let direct = world.handoff.counts.direct;
-    world.give(given + 3, false);
+    world.hand_off(given + 3, false);
     assert_eq!(world.handoff.counts.direct, direct + 1, "the device has room");
     assert_eq!(u32::from(world.receive()[0]), given + 3);
 }

@@ -24,7 +24,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The owner of a worker: a user, or all users that may not attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Whose {
+pub(crate) enum Owner {
     User(u32),
     Refused,
 }
@@ -32,7 +32,7 @@ pub(crate) enum Whose {
 #[derive(Debug)]
 struct One {
     link: Link,
-    whose: Whose,
+    owner: Owner,
     /// The engine writes this eventfd to make the worker notify applications.
     notified: Arc<OwnedFd>,
     /// Connections and sessions of the worker's user.
@@ -49,7 +49,7 @@ pub(crate) struct Workers {
     /// The control thread's own epoll set.
     epoll: Arc<OwnedFd>,
     all: BTreeMap<u64, One>,
-    serving: HashMap<Whose, u64>,
+    serving: HashMap<Owner, u64>,
     idle: VecDeque<u64>,
     next: u64,
     closer: Sender<Vec<OwnedFd>>,
@@ -86,8 +86,8 @@ impl Workers {
     ///
     /// # Errors
     /// Fails if descriptors are not available.
-    pub(crate) fn of(&mut self, whose: Whose) -> io::Result<u64> {
-        if let Some(id) = self.serving.get(&whose) {
+    pub(crate) fn of(&mut self, owner: Owner) -> io::Result<u64> {
+        if let Some(id) = self.serving.get(&owner) {
             return Ok(*id);
         }
         let (ours, theirs) = pair()?;
@@ -97,16 +97,16 @@ impl Workers {
         self.spawner.spawn(theirs.as_fd(), self.engine.as_fd(), notified.as_fd())?;
         self.next += 1;
         let (link, uses) = (Link::new(ours, self.closer.clone()), 0);
-        let one = One { link, whose, notified, uses, is_hung: false, watches_room: false };
+        let one = One { link, owner, notified, uses, is_hung: false, watches_room: false };
         self.all.insert(id, one);
-        self.serving.insert(whose, id);
+        self.serving.insert(owner, id);
         Ok(id)
     }
 
     /// Returns the owner whose worker refuses a user's connection: the user if it has a worker,
     /// otherwise all users that may not attach.
-    pub(crate) fn to_turn_away(&self, whose: Whose) -> Whose {
-        if self.serving.contains_key(&whose) { whose } else { Whose::Refused }
+    pub(crate) fn to_turn_away(&self, owner: Owner) -> Owner {
+        if self.serving.contains_key(&owner) { owner } else { Owner::Refused }
     }
 
     /// Returns `true` if a worker has so many pending commands that it should get no more: its user
@@ -116,8 +116,8 @@ impl Workers {
     }
 
     /// Returns the owner of a worker.
-    pub(crate) fn whose(&self, id: u64) -> Option<Whose> {
-        self.all.get(&id).map(|one| one.whose)
+    pub(crate) fn owner(&self, id: u64) -> Option<Owner> {
+        self.all.get(&id).map(|one| one.owner)
     }
 
     /// Returns the eventfd by which the engine calls a worker.
@@ -126,28 +126,28 @@ impl Workers {
     }
 
     /// Returns `true` if a worker of this user hangs.
-    pub(crate) fn has_hung(&self, whose: Whose) -> bool {
-        self.all.values().any(|one| one.is_hung && one.whose == whose)
+    pub(crate) fn has_hung(&self, owner: Owner) -> bool {
+        self.all.values().any(|one| one.is_hung && one.owner == owner)
     }
 
     /// Gives a command to a worker. If that worker is gone or lost, another one closes the
     /// command's descriptors.
-    pub(crate) fn tell(&mut self, id: u64, whose: Whose, packet: Packet) {
+    pub(crate) fn tell(&mut self, id: u64, owner: Owner, packet: Packet) {
         let id = match self.all.get(&id) {
             Some(one) if !one.is_hung => id,
             _ if packet.descriptors.is_empty() => return,
-            _ => return self.dispose(whose, packet.descriptors),
+            _ => return self.dispose(owner, packet.descriptors),
         };
         self.push(id, packet);
     }
 
     /// Has a worker close descriptors that applications of a user can reach.
-    pub(crate) fn dispose(&mut self, whose: Whose, descriptors: Vec<OwnedFd>) {
+    pub(crate) fn dispose(&mut self, owner: Owner, descriptors: Vec<OwnedFd>) {
         if descriptors.is_empty() {
             return;
         }
         // Without descriptors for a worker there is no other way than to close them here.
-        let Ok(id) = self.of(whose) else { return };
+        let Ok(id) = self.of(owner) else { return };
         self.push(id, Packet::new(command::DISPOSE, 0, command::WIPE).with(descriptors));
     }
 
@@ -237,10 +237,10 @@ impl Workers {
         let id = *id;
         one.is_hung = true;
         one.link.say_no_more();
-        let (whose, unsent) = (one.whose, one.link.unsent());
-        self.serving.remove(&whose);
+        let (owner, unsent) = (one.owner, one.link.unsent());
+        self.serving.remove(&owner);
         for packet in unsent {
-            self.dispose(whose, packet.descriptors);
+            self.dispose(owner, packet.descriptors);
         }
         if self.all.values().filter(|one| one.is_hung).count() > MAX_HUNG {
             let oldest = self.all.iter().find(|(_, one)| one.is_hung).map(|(id, _)| *id);
@@ -253,12 +253,12 @@ impl Workers {
     pub(crate) fn remove(&mut self, id: u64) {
         let Some(mut one) = self.all.remove(&id) else { return };
         let _ = epoll::delete(&self.epoll, one.link.fd());
-        if self.serving.get(&one.whose) == Some(&id) {
-            self.serving.remove(&one.whose);
+        if self.serving.get(&one.owner) == Some(&id) {
+            self.serving.remove(&one.owner);
         }
         self.idle.retain(|other| *other != id);
         for packet in one.link.unsent() {
-            self.dispose(one.whose, packet.descriptors);
+            self.dispose(one.owner, packet.descriptors);
         }
     }
 

@@ -12,7 +12,7 @@ use crate::outbox::NextHop;
 use crate::{Instant, SocketError, Transmit};
 
 /// Segments that one connection sends before another's turn.
-const TURN: usize = 16;
+const SEGMENTS_PER_CONNECTION: usize = 16;
 /// Headers of a segment with every option, Ethernet included.
 const HEADERS: usize = ETHERNET_BYTES + 40 + 60;
 /// Timers moved per poll.
@@ -24,7 +24,7 @@ const NEIGHBOUR_RETRY: std::time::Duration = std::time::Duration::from_secs(1);
 const STALL: u64 = 10_000;
 
 /// The reason why a connection's turn ended.
-enum Turn {
+enum Progress {
     /// It has nothing more to send now.
     Done,
     /// It has more to send, and the turn is over.
@@ -70,9 +70,9 @@ impl Tcp {
             }
             host.counters.tcp_visits += 1;
             match self.turn(now, host, link, index, &mut budget, &mut worked) {
-                Turn::Done | Turn::Neighbour => {}
-                Turn::More => self.mark(index),
-                Turn::NoRoom => {
+                Progress::Done | Progress::Neighbour => {}
+                Progress::More => self.mark(index),
+                Progress::NoRoom => {
                     if let Some(connection) = self.slots[index as usize].connection.as_mut() {
                         connection.dirty = true;
                         self.dirty.push_front(index);
@@ -114,14 +114,14 @@ impl Tcp {
         index: u32,
         budget: &mut usize,
         worked: &mut bool,
-    ) -> Turn {
+    ) -> Progress {
         let generation = self.slots[index as usize].generation;
         let Some(connection) = self.slots[index as usize].connection.as_mut() else {
-            return Turn::Done;
+            return Progress::Done;
         };
         let at = now.to_smoltcp();
         let mut next = self.interface.poll_at(at, connection.sockets());
-        let mut result = Turn::Done;
+        let mut result = Progress::Done;
         let before = connection.state();
         if next.is_some_and(|next| next <= at) {
             let remote = connection.tuple.remote.ip();
@@ -135,26 +135,26 @@ impl Tcp {
                             host.neighbours.wait(hop, TcpId { index, generation });
                             // Ask again, should the stack forget the neighbour meanwhile.
                             self.rearm(now, host, index, Some(now + NEIGHBOUR_RETRY));
-                            return Turn::Neighbour;
+                            return Progress::Neighbour;
                         }
                     }
                 }
                 None => {
                     host.counters.no_route += 1;
                     self.strand(host, index);
-                    return Turn::Done;
+                    return Progress::Done;
                 }
             };
             let path = connection.path;
             let most = self.capabilities.max_transmission_unit + ETHERNET_BYTES;
             for turn in 0.. {
-                if turn == TURN || *budget == 0 {
-                    result = Turn::More;
+                if turn == SEGMENTS_PER_CONNECTION || *budget == 0 {
+                    result = Progress::More;
                     break;
                 }
                 let need = (connection.socket().send_queue() + HEADERS).min(most);
                 if !link.room(need) {
-                    result = Turn::NoRoom;
+                    result = Progress::NoRoom;
                     break;
                 }
                 let mut port = Egress {

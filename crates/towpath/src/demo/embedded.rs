@@ -26,7 +26,7 @@ pub(super) fn run(
     applications::web(&web.network, content.file.try_clone()?).context("web")?;
     applications::echo(&echo.network).context("echo")?;
     let report = || towpath_client::report_over(server.connect()?).context("asking the server");
-    let early = table::nobodys(&report()?);
+    let early = table::unmatched(&report()?);
     let (traffic, ()) = drive(content, amounts, |_| Ok(()))?;
     let statements = [web.statement(), echo.statement()];
     let report = report()?;

@@ -214,7 +214,7 @@ impl Outcome {
 }
 
 /// Packets without a matching endpoint.
-pub(super) fn nobodys(report: &Value) -> u64 {
+pub(super) fn unmatched(report: &Value) -> u64 {
     report["device"]["counters"]["rx_dropped_no_match"].as_u64().unwrap_or(0)
 }
 

@@ -11,7 +11,7 @@ use crate::word::Barrier;
 /// A parked session: the engine does not look at it, awake or asleep, until a notification. The
 /// engine goes to sleep without a look at it, by the flag that all sessions have. It finds two
 /// batches, before and after it made the session active again.
-fn rests(news: u32, rests_anew: bool) {
+fn parks(news: u32, rests_anew: bool) {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
     let (mut producer, _) = pair.application();
@@ -25,9 +25,9 @@ fn rests(news: u32, rests_anew: bool) {
             producer.publish();
             let fenced = doorbell::fence();
             let asleep = sleep_ringer.must_notify(fenced, false);
-            let rests = parked_notifier.must_notify(fenced, true);
-            if asleep == Due::Now || rests == Due::Now {
-                far.ring();
+            let parks = parked_notifier.must_notify(fenced, true);
+            if asleep == Due::Now || parks == Due::Now {
+                far.notify();
             }
         }
     });
@@ -66,7 +66,7 @@ fn rests(news: u32, rests_anew: bool) {
 
 #[test]
 fn no_news_of_a_parked_session_is_lost() {
-    model(|| rests(2, true));
+    model(|| parks(2, true));
 }
 
 /// A notification may come late, for packets that the engine found without it. An engine that keeps
@@ -75,15 +75,15 @@ fn no_news_of_a_parked_session_is_lost() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn staying_parked_after_a_late_notification_loses_news() {
-    model(|| rests(2, false));
+    model(|| parks(2, false));
 }
 
 #[test]
 fn without_the_sleepers_barrier_parked_news_is_lost() {
-    without(Barrier::SleeperChecks, || rests(1, true));
+    without(Barrier::SleeperChecks, || parks(1, true));
 }
 
 #[test]
 fn without_the_notifiers_barrier_parked_news_is_lost() {
-    without(Barrier::NotifierChecks, || rests(1, true));
+    without(Barrier::NotifierChecks, || parks(1, true));
 }
