@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -20,6 +21,12 @@ use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStra
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 /// Descriptors that a session and its application take in one process, with room to spare.
 const DESCRIPTORS: u64 = 16;
+
+/// Held by a test with many sessions: the limit of descriptors is the process's.
+fn alone() -> MutexGuard<'static, ()> {
+    static MANY: Mutex<()> = Mutex::new(());
+    MANY.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Returns as many sessions as this process may have descriptors for, at most a thousand; raises
 /// the limit as far as it goes. Fewer than a hundred would show nothing.
@@ -126,6 +133,7 @@ impl Numbers {
 
 #[test]
 fn parked_sessions_are_not_polled() {
+    let _alone = alone();
     let (server, _far) = serve(EngineStrategy::Block);
     let mut all: Vec<_> = (0..sessions()).map(|_| attach(&server, "one of many")).collect();
     let count = all.len() as u64;
@@ -149,6 +157,7 @@ fn parked_sessions_are_not_polled() {
 
 #[test]
 fn parked_sessions_are_found_with_every_wait_strategy() {
+    let _alone = alone();
     let seed = 0x5ca1e;
     println!("seed {seed}");
     let mut numbers = Numbers(seed);
@@ -182,6 +191,7 @@ fn parked_sessions_are_found_with_every_wait_strategy() {
 /// A busy engine finds several parked sessions that send notifications at once.
 #[test]
 fn parked_sessions_are_found_by_a_busy_engine() {
+    let _alone = alone();
     for mode in [EngineStrategy::Poll, EngineStrategy::Block, EngineStrategy::TimerDriven] {
         let (server, _far) = serve(mode);
         let mut all: Vec<_> = (0..sessions().min(300)).map(|_| attach(&server, "one")).collect();
@@ -218,6 +228,7 @@ fn parked_sessions_are_found_by_a_busy_engine() {
 
 #[test]
 fn parked_sessions_end_and_new_ones_attach() {
+    let _alone = alone();
     let (server, _far) = serve(EngineStrategy::Poll);
     let mut all: Vec<_> = (0..sessions().min(400)).map(|_| attach(&server, "one")).collect();
     let count = all.len();
