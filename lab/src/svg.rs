@@ -1,135 +1,172 @@
-//! Pictures of [`Figure`]s, as SVG 1.1.
+//! Pictures of [`Figure`]s, as SVG 1.1, drawn by the crate `kuva`.
 //!
-//! Written by hand: two axes, a grid, lines, marks and a legend are all that is needed, and what a
-//! browser, a viewer and a word processor draw alike.
+//! The figure and the version of `kuva` in `Cargo.lock` alone decide the text: the crate brings the
+//! widths of letters with it, and [`draw`] takes out the number that the crate counts up.
 
 use std::fmt::Write;
+use std::sync::Arc;
+
+use kuva::backend::svg::SvgBackend;
+use kuva::plot::legend::{LegendEntry, LegendShape};
+use kuva::plot::line::LineStyle;
+use kuva::prelude::{Layout, LinePlot, Plot, ScatterPlot, Theme, TickFormat, render_multiple};
+use kuva::render::layout::ComputedLayout;
+use kuva::render::render::{PathData, Primitive, Scene};
+use kuva::render::render_utils::wrap_text;
 
 use crate::figure::{Axis, Figure, Series};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 460.0;
-/// Where the axes' field lies: left, top, right, bottom.
-const FIELD: [f64; 4] = [76.0, 44.0, 596.0, 400.0];
-/// Distance between the legend's lines.
-const LEGEND_LINE: f64 = 19.0;
-/// Letters of a legend's line.
-const LEGEND_LETTERS: usize = 52;
+/// Letters of a line in the legend and at an axis, and of a title's line; more take several lines.
+const LETTERS: usize = 52;
+const TITLE_LETTERS: usize = 78;
+/// Distance between the legend's lines, and the height above and below it.
+const LEGEND_LINE: f64 = 16.5;
+const AROUND_LEGEND: f64 = 90.0;
 
 /// Colours that people with any kind of colour blindness tell apart (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31"];
 /// Beyond the colours, the kinds of lines change.
-const DASHES: [&str; 3] = ["", "6 3", "2 2"];
+const DASHES: [Option<&str>; 4] = [None, Some("6 3"), Some("2 2"), Some("9 2 2 2")];
+/// The grid at the numbers of an axis, and between them where the axis is logarithmic.
+const GRID: &str = "#d8d8d8";
+const FINE_GRID: &str = "#eeeeee";
 
 /// The picture.
 #[must_use]
 pub fn draw(figure: &Figure) -> String {
-    let points = || figure.series.iter().flat_map(|series| &series.points);
-    let x = Scale::of(&figure.x, points().map(|point| point[0]), FIELD[0], FIELD[2]);
-    let y = Scale::of(&figure.y, points().map(|point| point[1]), FIELD[3], FIELD[1]);
-    let legend = FIELD[1] + figure.series.len() as f64 * LEGEND_LINE + 20.0;
-    let height = HEIGHT.max(legend);
-    let mut svg = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
-         <svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" font-family=\"Helvetica, Arial, sans-serif\" \
-         font-size=\"12\">\n<title>{}</title>\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-        escaped(&figure.title)
-    );
-    text(&mut svg, (FIELD[0], 24.0), "start", "font-size=\"15\"", &figure.title);
-    axes(&mut svg, figure, &x, &y);
+    let mut plots = Vec::new();
+    let mut legend = Vec::new();
     for (number, series) in figure.series.iter().enumerate() {
-        draw_series(&mut svg, number, series, &x, &y);
+        legend.push(add_series(&mut plots, number, series, points(figure, series)));
     }
-    svg += "</svg>\n";
-    svg
+    let layout = layout(figure, legend);
+    let fine_grid = fine_grid(figure, &ComputedLayout::from_layout(&layout));
+    let mut scene = render_multiple(plots, layout);
+    // The clip path's name has a number that grows with each picture of a process. No point lies
+    // outside the field, so the picture needs no clip path.
+    scene.defs.clear();
+    scene.elements.retain(|it| !matches!(it, Primitive::ClipStart { .. } | Primitive::ClipEnd));
+    scene.elements.insert(0, Primitive::Path(Box::new(fine_grid)));
+    document(&scene, &figure.title)
 }
 
-/// Where values lie on an axis.
-struct Scale {
-    log: bool,
-    low: f64,
-    high: f64,
-    from: f64,
-    to: f64,
+/// Points that the axes can show.
+fn points(figure: &Figure, series: &Series) -> Vec<(f64, f64)> {
+    let shows = |axis: &Axis, value: f64| value.is_finite() && (!axis.log || value > 0.0);
+    let all = series.points.iter().map(|[x, y]| (*x, *y));
+    all.filter(|(x, y)| shows(&figure.x, *x) && shows(&figure.y, *y)).collect()
 }
 
-impl Scale {
-    fn of(axis: &Axis, values: impl Iterator<Item = f64>, from: f64, to: f64) -> Scale {
-        let drawn = values.filter(|value| value.is_finite() && (!axis.log || *value > 0.0));
-        let (mut low, mut high) = drawn
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
-                (low.min(value), high.max(value))
-            });
-        if low > high {
-            (low, high) = (1.0, 10.0);
-        }
-        if axis.log {
-            // Whole decades, but no more than half a decade of nothing.
-            let whole = |value: f64| 10_f64.powf(value);
-            low = whole((low.log10() * 2.0 + 1e-9).floor() / 2.0);
-            high = whole((high.log10() * 2.0 - 1e-9).ceil() / 2.0);
-            if low >= high {
-                high = low * 10.0;
-            }
-        } else {
-            // From zero, unless the differences would vanish.
-            if low > 0.0 && low < high * 0.6 || low == high {
-                low = low.min(0.0);
-            }
-            if low == high {
-                high = low + 1.0;
-            }
-            let step = step(high - low);
-            low = (low / step + 1e-9).floor() * step;
-            high = (high / step - 1e-9).ceil() * step;
-        }
-        Scale { log: axis.log, low, high, from, to }
+/// Adds a series' line and marks, and returns its entry in the legend.
+fn add_series(
+    plots: &mut Vec<Plot>,
+    number: usize,
+    series: &Series,
+    points: Vec<(f64, f64)>,
+) -> LegendEntry {
+    let colour = COLOURS[number % COLOURS.len()];
+    let dash = DASHES[number / COLOURS.len() % DASHES.len()].map(str::to_owned);
+    // Marks on a dense curve would only thicken it.
+    let marked = !series.joined || points.len() <= 32;
+    if series.joined {
+        let style = dash.clone().map_or(LineStyle::Solid, LineStyle::Custom);
+        let line = LinePlot::new().with_data(points.clone()).with_line_style(style);
+        plots.push(line.with_color(colour).with_stroke_width(1.8).into());
     }
-
-    /// `None` for what an axis cannot show.
-    fn place(&self, value: f64) -> Option<f64> {
-        if !value.is_finite() || self.log && value <= 0.0 {
-            return None;
-        }
-        let part = if self.log {
-            (value / self.low).log10() / (self.high / self.low).log10()
-        } else {
-            (value - self.low) / (self.high - self.low)
-        };
-        Some(self.from + part * (self.to - self.from))
+    if marked {
+        plots.push(ScatterPlot::new().with_data(points).with_color(colour).with_size(3.0).into());
     }
-
-    /// Values with a line of the grid, and whether they are named.
-    fn ticks(&self) -> Vec<(f64, bool)> {
-        if !self.log {
-            let step = step(self.high - self.low);
-            let count = ((self.high - self.low) / step).round() as usize;
-            return (0..=count).map(|place| (self.low + place as f64 * step, true)).collect();
-        }
-        let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
-        let short = last - first <= 3;
-        let mut ticks = Vec::new();
-        for decade in first..=last {
-            for digit in 1..10 {
-                let value = f64::from(digit) * 10_f64.powi(decade);
-                if value >= self.low * 0.999 && value <= self.high * 1.001 {
-                    ticks.push((value, digit == 1 || short && (digit == 2 || digit == 5)));
-                }
-            }
-        }
-        ticks
+    LegendEntry {
+        label: words(&series.name),
+        color: colour.to_owned(),
+        shape: if series.joined { LegendShape::Line } else { LegendShape::CircleSize(3.0) },
+        dasharray: dash,
     }
 }
 
-/// A round distance between lines of the grid: about six of them.
-fn step(range: f64) -> f64 {
-    let rough = range / 6.0;
-    let decade = 10_f64.powf(rough.log10().floor());
-    let factors = [1.0, 2.0, 5.0, 10.0];
-    factors.into_iter().map(|factor| factor * decade).find(|step| *step >= rough).unwrap_or(range)
+fn layout(figure: &Figure, legend: Vec<LegendEntry>) -> Layout {
+    let points: Vec<_> = figure.series.iter().flat_map(|series| points(figure, series)).collect();
+    let x = range(&figure.x, points.iter().map(|(x, _)| *x));
+    let y = range(&figure.y, points.iter().map(|(_, y)| *y));
+    let lines: usize = legend.iter().map(|entry| wrap_text(&entry.label, LETTERS).len()).sum();
+    let mut layout = Layout::new(x, y)
+        .with_width(WIDTH)
+        .with_height(HEIGHT.max(lines as f64 * LEGEND_LINE + AROUND_LEGEND))
+        .with_theme(Theme { grid_color: GRID.to_owned(), ..Theme::light() })
+        .with_box_axes()
+        .with_font_family("Helvetica, Arial, sans-serif")
+        .with_title_size(15)
+        .with_label_size(12)
+        .with_body_size(11)
+        .with_title(words(&figure.title))
+        .with_x_label(words(&figure.x.text()))
+        .with_y_label(words(&figure.y.text()))
+        .with_tick_format(TickFormat::Custom(Arc::new(label)))
+        .with_legend_entries(legend)
+        .with_wrap(LETTERS)
+        .with_title_wrap(TITLE_LETTERS)
+        .with_legend_box(false);
+    if figure.x.log {
+        layout = layout.with_log_x().with_x_axis_min(x.0).with_x_axis_max(x.1);
+    }
+    if figure.y.log {
+        layout = layout.with_log_y().with_y_axis_min(y.0).with_y_axis_max(y.1);
+    }
+    layout
+}
+
+/// What an axis shows at least.
+fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let ends = (f64::INFINITY, f64::NEG_INFINITY);
+    let (mut low, mut high) = values.fold(ends, |(low, high), it| (low.min(it), high.max(it)));
+    if low > high {
+        (low, high) = (1.0, 10.0);
+    }
+    if axis.log {
+        // Whole decades, but no more than half a decade of nothing.
+        low = 10_f64.powf((low.log10() * 2.0 + 1e-9).floor() / 2.0);
+        high = 10_f64.powf((high.log10() * 2.0 - 1e-9).ceil() / 2.0);
+        return (low, if low < high { high } else { low * 10.0 });
+    }
+    // From zero, unless the differences would vanish.
+    if low > 0.0 && low < high * 0.6 || low == high {
+        low = low.min(0.0);
+    }
+    (low, if low < high { high } else { low + 1.0 })
+}
+
+/// Lines between the powers of ten, which `kuva` has for linear axes alone.
+fn fine_grid(figure: &Figure, field: &ComputedLayout) -> PathData {
+    let (left, right) = (field.margin_left, field.width - field.margin_right);
+    let (top, bottom) = (field.margin_top, field.height - field.margin_bottom);
+    let mut path = String::new();
+    for value in between(&figure.x, field.x_range) {
+        let _ = write!(path, "M{:.1} {top:.1}V{bottom:.1}", field.map_x(value));
+    }
+    for value in between(&figure.y, field.y_range) {
+        let _ = write!(path, "M{left:.1} {:.1}H{right:.1}", field.map_y(value));
+    }
+    PathData {
+        d: path,
+        fill: Some("none".into()),
+        stroke: FINE_GRID.into(),
+        stroke_width: 1.0,
+        opacity: None,
+        stroke_dasharray: None,
+    }
+}
+
+/// Two to nine times the powers of ten, as far as a logarithmic axis shows them.
+fn between(axis: &Axis, (low, high): (f64, f64)) -> impl Iterator<Item = f64> {
+    let decades = axis.log.then(|| low.log10().floor() as i32..high.log10().ceil() as i32);
+    decades
+        .into_iter()
+        .flatten()
+        .flat_map(|decade| (2..10).map(move |digit| f64::from(digit) * 10_f64.powi(decade)))
+        .filter(move |value| (low..=high).contains(value))
 }
 
 /// A number at an axis: short, with the prefixes that engineers use.
@@ -147,113 +184,23 @@ fn label(value: f64) -> String {
     if text.is_empty() || text == "-0" { "0".to_owned() } else { format!("{text}{prefix}") }
 }
 
-fn axes(svg: &mut String, figure: &Figure, x: &Scale, y: &Scale) {
-    let [left, top, right, bottom] = FIELD;
-    for (value, named) in x.ticks() {
-        let Some(at) = x.place(value) else { continue };
-        line(svg, (at, top), (at, bottom), if named { "#d8d8d8" } else { "#eeeeee" });
-        if named {
-            text(svg, (at, bottom + 16.0), "middle", "", &label(value));
-        }
-    }
-    for (value, named) in y.ticks() {
-        let Some(at) = y.place(value) else { continue };
-        line(svg, (left, at), (right, at), if named { "#d8d8d8" } else { "#eeeeee" });
-        if named {
-            text(svg, (left - 6.0, at + 4.0), "end", "", &label(value));
-        }
-    }
-    let (width, height) = (right - left, bottom - top);
-    let _ = writeln!(
-        svg,
-        "<rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"{height}\" fill=\"none\" \
-         stroke=\"#404040\"/>"
-    );
-    let middle = f64::midpoint(left, right);
-    text(svg, (middle, bottom + 38.0), "middle", "", &figure.x.text());
-    let middle = f64::midpoint(top, bottom);
-    let turn = format!("transform=\"rotate(-90 18 {middle})\"");
-    text(svg, (18.0, middle), "middle", &turn, &figure.y.text());
+/// The scene as a document of its own, with a title that screen readers read.
+fn document(scene: &Scene, title: &str) -> String {
+    let svg = SvgBackend::new().with_pretty(true).render_scene(scene);
+    // The title takes the place of a comment that names the crate's version.
+    let (svg, rest) = svg.split_once(">\n").expect("an element");
+    let (_, rest) = rest.split_once("-->\n").expect("a comment");
+    let title = words(title).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let (width, height) = (scene.width, scene.height);
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{svg} viewBox=\"0 0 {width} {height}\">\n\
+         <title>{title}</title>\n{rest}"
+    )
 }
 
-fn draw_series(svg: &mut String, number: usize, series: &Series, x: &Scale, y: &Scale) {
-    let colour = COLOURS[number % COLOURS.len()];
-    let dash = DASHES[number / COLOURS.len() % DASHES.len()];
-    let dashed =
-        if dash.is_empty() { String::new() } else { format!(" stroke-dasharray=\"{dash}\"") };
-    let places: Vec<(f64, f64)> = series
-        .points
-        .iter()
-        .filter_map(|[at_x, at_y]| Some((x.place(*at_x)?, y.place(*at_y)?)))
-        .collect();
-    if series.joined && places.len() > 1 {
-        let path: Vec<_> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        let _ = writeln!(
-            svg,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" \
-             stroke-width=\"1.8\"{dashed}/>",
-            path.join(" ")
-        );
-    }
-    // Marks on a dense curve would only thicken it.
-    if !series.joined || places.len() <= 32 {
-        for (x, y) in &places {
-            let _ =
-                writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
-        }
-    }
-    let (left, at) = (FIELD[2] + 14.0, FIELD[1] + 8.0 + number as f64 * LEGEND_LINE);
-    if series.joined {
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{left}\" y1=\"{at}\" x2=\"{}\" y2=\"{at}\" stroke=\"{colour}\" \
-             stroke-width=\"1.8\"{dashed}/>",
-            left + 22.0
-        );
-    } else {
-        let middle = left + 11.0;
-        let _ = writeln!(svg, "<circle cx=\"{middle}\" cy=\"{at}\" r=\"3\" fill=\"{colour}\"/>");
-    }
-    let mut name: String = series.name.chars().take(LEGEND_LETTERS).collect();
-    if name.len() < series.name.len() {
-        name.push('…');
-    }
-    text(svg, (left + 28.0, at + 4.0), "start", "font-size=\"11\"", &name);
-}
-
-fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
-    let _ = writeln!(
-        svg,
-        "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\"/>",
-        from.0, from.1, to.0, to.1
-    );
-}
-
-fn text(svg: &mut String, at: (f64, f64), anchor: &str, more: &str, words: &str) {
-    let space = if more.is_empty() { "" } else { " " };
-    let _ = writeln!(
-        svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\"{space}{more}>{}</text>",
-        at.0,
-        at.1,
-        escaped(words)
-    );
-}
-
-fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => safe += "&amp;",
-            '<' => safe += "&lt;",
-            '>' => safe += "&gt;",
-            '"' => safe += "&quot;",
-            // XML 1.0 has no place for other control characters.
-            other if other.is_control() => safe.push(' '),
-            other => safe.push(other),
-        }
-    }
-    safe
+/// XML 1.0 has no place for control characters.
+fn words(text: &str) -> String {
+    text.replace(char::is_control, " ")
 }
 
 #[cfg(test)]
@@ -272,7 +219,10 @@ pub(crate) mod tests {
                 return Err(format!("stray text {between:?}"));
             }
             for entity in between.split('&').skip(1) {
-                if !["amp;", "lt;", "gt;", "quot;"].iter().any(|name| entity.starts_with(name)) {
+                if !["amp;", "lt;", "gt;", "quot;", "apos;"]
+                    .iter()
+                    .any(|name| entity.starts_with(name))
+                {
                     return Err(format!("a stray & before {entity:?}"));
                 }
             }
@@ -323,7 +273,7 @@ pub(crate) mod tests {
         for part in ["Bandwidth &amp; &lt;size&gt;", "message size [bytes]", "series 9"] {
             assert!(svg.contains(part), "{part} in\n{svg}");
         }
-        assert_eq!(svg.matches("<polyline").count(), 10);
+        assert_eq!(svg.matches("stroke-width=\"1.8\"").count(), 10);
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 
@@ -339,11 +289,51 @@ pub(crate) mod tests {
             let svg = draw(&figure);
             well_formed(&svg).unwrap_or_else(|why| panic!("{why} in\n{svg}"));
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            // Of each series one point, and its mark in the legend.
+            assert_eq!(svg.matches("<circle").count(), 2 * figure.series.len(), "{svg}");
         }
     }
 
     #[test]
-    fn scales_hold_their_values() {
+    fn a_picture_is_the_same_each_time() {
+        assert_eq!(draw(&figure()), draw(&figure()));
+    }
+
+    #[test]
+    fn the_legend_names_all_series_beside_the_field() {
+        let name = |n| format!("series {n} {}", "of a long name ".repeat(5));
+        let figure = (0..40).fold(
+            Figure::new("f", "t", Axis::linear("x", ""), Axis::linear("y", "")),
+            |figure, n| figure.with(Series::dots(&name(n), vec![[f64::from(n), 1.0]])),
+        );
+        let svg = draw(&figure);
+        for n in 0..40 {
+            assert!(svg.contains(&format!(">series {n} of")), "{n} in\n{svg}");
+        }
+        let (_, right) = ends(&svg, "x2");
+        let height = numbers(&svg, "height")[0];
+        let legend: Vec<_> = svg.lines().filter(|line| line.contains("of a long name")).collect();
+        assert!(legend.len() > 40, "{legend:?}");
+        for line in legend {
+            assert!(numbers(line, "x")[0] > right && numbers(line, "y")[0] < height, "{line}");
+        }
+    }
+
+    /// The values of an attribute, in their order.
+    fn numbers(svg: &str, attribute: &str) -> Vec<f64> {
+        let start = format!(" {attribute}=\"");
+        let parts = svg.split(&start).skip(1);
+        parts.filter_map(|part| part[..part.find('"')?].parse().ok()).collect()
+    }
+
+    fn ends(svg: &str, attribute: &str) -> (f64, f64) {
+        let all = numbers(svg, attribute);
+        let ends = (f64::INFINITY, f64::NEG_INFINITY);
+        all.iter().fold(ends, |(low, high), it| (low.min(*it), high.max(*it)))
+    }
+
+    #[test]
+    fn axes_hold_their_values() {
         for (axis, values) in [
             (Axis::linear("", ""), vec![2.0, 2.1, 2.2]),
             (Axis::linear("", ""), vec![-3.0, 700.0]),
@@ -351,12 +341,26 @@ pub(crate) mod tests {
             (Axis::log("", ""), vec![16.0, 65536.0]),
             (Axis::log("", ""), vec![0.002]),
         ] {
-            let scale = Scale::of(&axis, values.iter().copied(), 0.0, 100.0);
-            for value in values {
-                let at = scale.place(value).unwrap();
-                assert!((-0.01..=100.01).contains(&at), "{value} at {at}");
+            let points: Vec<_> = values.iter().map(|value| [*value, *value]).collect();
+            let figure = Figure::new("f", "", axis.clone(), axis).with(Series::dots("", points));
+            let svg = draw(&figure);
+            // The grid's lines and those of the frame end at the field's sides; the last circle is the
+            // legend's.
+            for (mark, end) in [("cx", "x2"), ("cy", "y1")] {
+                let (from, to) = ends(&svg, end);
+                let marks = numbers(&svg, mark);
+                assert_eq!(marks.len(), values.len() + 1);
+                for at in &marks[..values.len()] {
+                    assert!((from - 0.01..=to + 0.01).contains(at), "{at} of {from}..{to}\n{svg}");
+                }
             }
-            assert!(scale.ticks().iter().filter(|(_, named)| *named).count() >= 2);
+            for anchor in ["middle", "end"] {
+                let named = svg.lines().filter(|line| {
+                    line.contains(&format!("text-anchor=\"{anchor}\""))
+                        && !line.contains("></text>")
+                });
+                assert!(named.count() >= 2, "{svg}");
+            }
         }
         assert_eq!(
             [label(0.0), label(0.25), label(15_000.0), label(2e6)],

@@ -150,7 +150,7 @@ pub(crate) fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
     assert_eq!(serde_json::from_slice::<Value>(&file).unwrap(), report, "printed and written");
     for figure in figures {
         let svg = std::fs::read_to_string(out.join(format!("{name}-{figure}.svg"))).unwrap();
-        let drawn = svg.matches("<polyline").count() + svg.matches("<circle").count();
+        let drawn = svg.matches("<path").count() + svg.matches("<circle").count();
         assert!(svg.ends_with("</svg>\n") && drawn > 1, "{figure}: {drawn} things drawn");
     }
     assert_eq!(files_of(&temporary), NOTHING);
