@@ -14,8 +14,8 @@ pub(crate) const SLOTS: usize = 256;
 pub(crate) const BATCH: usize = 64;
 
 /// Distance between frames, in bytes: as in heaps, an odd number of line pairs.
-pub(crate) fn buffer_stride(frame_bytes: usize) -> usize {
-    ((frame_bytes + 128).div_ceil(128) | 1) * 128
+pub(crate) fn buffer_stride(packet_bytes: usize) -> usize {
+    ((packet_bytes + 128).div_ceil(128) | 1) * 128
 }
 
 /// What both sides of a measured queue do with a frame's bytes: all are written, all are read.
@@ -83,17 +83,17 @@ pub(crate) fn race(
     })
 }
 
-/// One run over a bare ring of 16-byte descriptors, in millions of packets a second.
+/// One run over a bare queue of 16-byte descriptors, in millions of packets a second.
 pub(crate) fn run(
     cores: (usize, usize),
-    frame_bytes: usize,
+    packet_bytes: usize,
     window: Duration,
 ) -> anyhow::Result<f64> {
-    let stride = buffer_stride(frame_bytes);
+    let stride = buffer_stride(packet_bytes);
     let mut here = Region::private(SLOTS * stride)?;
     let (mut producer, mut consumer) = rtrb::RingBuffer::<[u64; 2]>::new(SLOTS);
-    let payload = vec![0x5a; frame_bytes];
-    let mut into = vec![0; frame_bytes];
+    let payload = vec![0x5a; packet_bytes];
+    let mut into = vec![0; packet_bytes];
     let there = here.mapping().clone();
     let mut next = 0u64;
     let produce = move || {
@@ -101,7 +101,7 @@ pub(crate) fn run(
         let descriptors = (next..next + BATCH as u64).map(|number| {
             let frame = number as usize % SLOTS;
             write_frame(&mut here, frame * stride, &payload);
-            [frame as u64, frame_bytes as u64]
+            [frame as u64, packet_bytes as u64]
         });
         chunk.fill_from_iter(descriptors);
         next += BATCH as u64;

@@ -142,7 +142,7 @@ fn case(
     let mean = counts.mean_train().unwrap_or(f64::NAN);
     outcome.context.push(Row::new("auto: mean train", &parameters, "packets", &[mean]));
     let switches = [counts.switches as f64 / (counts.lookups as f64 / CHUNK as f64)];
-    outcome.context.push(Row::new("auto: switches", &parameters, "a turn", &switches));
+    outcome.context.push(Row::new("auto: switches", &parameters, "per poll iteration", &switches));
     Ok(all.map(|values| Summary::of(&values).median))
 }
 
@@ -271,14 +271,14 @@ fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Re
             }
         }
         let [without, with] = &all;
-        let name = format!("{}: without taps' routines to with, speed", way.name());
+        let name = format!("{}: without captures' routines to with, speed", way.name());
         let row = Row::new(&name, &[], "ratio", &ratios(with, without));
         outcome.rows.push(row.at_least(match way {
             Way::Receive | Way::Local => AT_LEAST_WITHOUT_CAPTURES,
             Way::Send => AT_LEAST_WITHOUT_CAPTURES_TO_DEVICE,
         }));
         let name = |which: &str| format!("{}: a packet, {which}", way.name());
-        outcome.context.push(Row::new(&name("without taps' routines"), &[], "ns", without));
+        outcome.context.push(Row::new(&name("without captures' routines"), &[], "ns", without));
         outcome.context.push(Row::new(&name("with them"), &[], "ns", with));
     }
     Ok(())

@@ -175,12 +175,12 @@ mod tests {
     fn repository() -> (OwnSocket, PathBuf) {
         let socket = OwnSocket::new().unwrap();
         let root = socket.path().with_file_name("repository");
-        let row = Row::new("queue to bare ring", &[("frame_bytes", 64.0)], "ratio", &[0.8732; 5]);
+        let row = Row::new("queue to bare queue", &[("packet_bytes", 64.0)], "ratio", &[0.8732; 5]);
         let mut report = crate::results::tests::results(vec![row]).0.remove(0);
         report.figures =
             vec![Figure::new("size", "By size", Axis::log("x", "B"), Axis::linear("y", ""))];
         output::write(&report, &root.join(RESULTS), &root.join(PICTURES)).unwrap();
-        let prose = "a\nb <!--=queue; queue to bare ring; ; value-->?<!--/-->\n";
+        let prose = "a\nb <!--=queue; queue to bare queue; ; value-->?<!--/-->\n";
         output::replace(&root.join("docs/prose.md"), prose).unwrap();
         Documents::read(&root).unwrap().write(&root).unwrap();
         (socket, root)
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_figure_without_a_row_names_file_line_and_row() {
         let (_socket, root) = repository();
-        edit(&root.join("docs/prose.md"), "bare ring", "other ring");
+        edit(&root.join("docs/prose.md"), "bare queue", "other ring");
         let error = format!("{:#}", Documents::read(&root).unwrap_err());
         assert_eq!(
             error,

@@ -23,18 +23,18 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
 
 const HEADLINES: [Headline; 27] = [
     headline(
-        "descriptor queue, checked, to a bare ring: packets/s, 64 B",
-        "queue; queue to bare ring; frame_bytes=64",
+        "descriptor queue, checked, to a bare queue: packets/s, 64 B",
+        "queue; queue to bare queue; packet_bytes=64",
         Higher,
     ),
     headline(
-        "endpoint to endpoint through the server, to a bare ring, best of three runs: packets/s, 64 B",
-        "switch; to a bare ring; frame_bytes=64",
+        "endpoint to endpoint through the server, to a bare queue, best of three runs: packets/s, 64 B",
+        "switch; to a bare queue; packet_bytes=64",
         Higher,
     ),
     headline(
         "a neighbour while another application is killed or stopped: its packets/s to undisturbed",
-        "isolation; neighbour, disturbed to undisturbed; frame_bytes=64",
+        "isolation; neighbour, disturbed to undisturbed; packet_bytes=64",
         Higher,
     ),
     headline(
@@ -54,17 +54,17 @@ const HEADLINES: [Headline; 27] = [
     ),
     headline(
         "round trip over TAP to AF_PACKET on both sides, all poll: time",
-        "notre-dame; Towpath to AF_PACKET on both sides, all poll; frame_bytes=60",
+        "notre-dame; Towpath to AF_PACKET on both sides, all poll; packet_bytes=60",
         Lower,
     ),
     headline(
         "round trip over TAP to AF_PACKET on both sides, all sleep: time",
-        "notre-dame; Towpath to AF_PACKET on both sides, all sleep; frame_bytes=60",
+        "notre-dame; Towpath to AF_PACKET on both sides, all sleep; packet_bytes=60",
         Lower,
     ),
     headline(
         "the same, a process sends the packet back: time",
-        "notre-dame; Towpath to AF_PACKET on both sides, all sleep, sent back by a process; frame_bytes=60",
+        "notre-dame; Towpath to AF_PACKET on both sides, all sleep, sent back by a process; packet_bytes=60",
         Lower,
     ),
     headline(
@@ -114,12 +114,12 @@ const HEADLINES: [Headline; 27] = [
     ),
     headline(
         "`wait=auto` within 1 ms, 10 000 packets/s, to kernel sockets: processor time per packet",
-        "waiting; processor time a frame, to the kernel's; bound_us=1000, frames_per_s=10000",
+        "waiting; processor time per packet, to the kernel's; bound_us=1000, packets_per_s=10000",
         Lower,
     ),
     headline(
         "`wait=auto` within 0.1 ms, 10 000 packets/s, to kernel sockets: processor time per packet",
-        "waiting; processor time a frame, to the kernel's; bound_us=100, frames_per_s=10000",
+        "waiting; processor time per packet, to the kernel's; bound_us=100, packets_per_s=10000",
         Lower,
     ),
     headline(
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_headline_has_its_ratio_verdict_command_date_and_commit() {
         let row = |values: &[f64]| {
-            vec![Row::new("queue to bare ring", &[("frame_bytes", 64.0)], "ratio", values)]
+            vec![Row::new("queue to bare queue", &[("packet_bytes", 64.0)], "ratio", values)]
         };
         let ratio = [0.8732, 0.8621, 0.9108, 0.87, 0.88];
         let text = lines(row(&ratio), 50).unwrap();
@@ -227,6 +227,6 @@ mod tests {
     #[test]
     fn a_headline_without_a_row_is_an_error_that_names_it() {
         let error = lines(Vec::new(), 0).unwrap_err().to_string();
-        assert_eq!(error, "queue; queue to bare ring; frame_bytes=64: there is no such row");
+        assert_eq!(error, "queue; queue to bare queue; packet_bytes=64: there is no such row");
     }
 }

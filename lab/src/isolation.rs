@@ -64,7 +64,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     }
     load.check()?;
     let all: Vec<f64> = ratios.concat();
-    let parameters = [("frame_bytes", FRAME_BYTES as f64)];
+    let parameters = [("packet_bytes", FRAME_BYTES as f64)];
     let lowest = |values: &[f64]| Summary::of(values).lowest;
     Ok(Outcome {
         how: format!(

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`report`] | what an experiment answers: rows, machine, JSON and table |
 //! | [`limits`] | cache line round trip, memory copy, a bare queue |
-//! | `queue` | one queue against a bare ring |
+//! | `queue` | one queue against a bare queue |
 //! | `demux` | flow lookups, the last-flow cache on, off and automatic |
 //! | `optimistic` | one driver for several threads: an optimistic section against a mutex |
 //! | `notify` | the cost of one notification by a doorbell, by a call of a worker, and by a pipe |
@@ -105,7 +105,7 @@ impl Settings {
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Experiment {
-    /// One queue against a bare ring.
+    /// One queue against a bare queue.
     Queue,
     /// Flow lookups with and without the last-flow cache.
     Demux,

@@ -41,13 +41,13 @@ pub fn measure(settings: Settings) -> anyhow::Result<Vec<Row>> {
             &copies,
         ),
     ];
-    for frame_bytes in [64, 1500] {
+    for packet_bytes in [64, 1500] {
         let runs: Vec<_> = (0..SAMPLES)
-            .map(|_| bare::run(cores, frame_bytes, window))
+            .map(|_| bare::run(cores, packet_bytes, window))
             .collect::<Result<_, _>>()?;
         rows.push(Row::new(
-            "bare ring, written and read",
-            &[("frame_bytes", frame_bytes as f64)],
+            "bare queue, written and read",
+            &[("packet_bytes", packet_bytes as f64)],
             "Mpps",
             &runs,
         ));

@@ -13,7 +13,7 @@ fn question(experiment: &str) -> &'static str {
     match Experiment::from_name(experiment) {
         Some(Experiment::Queue) => {
             "What do the checks of the descriptor queue cost? One queue, checked and accounted \
-             for, against a bare ring that carries the same descriptors and packets."
+             for, against a bare queue that carries the same descriptors and packets."
         }
         Some(Experiment::Demux) => {
             "Does the last-flow cache pay? Lookups in trains and interleaved, with the cache \

@@ -1,4 +1,4 @@
-//! One queue against a bare ring: what it costs that neither side trusts the other.
+//! One queue against a bare queue: what it costs that neither side trusts the other.
 //!
 //! Both carry 16-byte descriptors in batches of 64 from one pinned thread to another; the producer
 //! writes every byte of a frame and the consumer reads them. The queue's two sides have mappings
@@ -30,7 +30,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
     let mut outcome = Outcome {
         how: format!(
-            "one transmit queue against a bare ring; producer on core {}, consumer on core {}, \
+            "one transmit queue against a bare queue; producer on core {}, consumer on core {}, \
              both spin; {SLOTS} slots, batches of {BATCH}; every byte written and read",
             cores.0, cores.1
         ),
@@ -43,13 +43,13 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             || run(cores, buffer_bytes, window),
             || bare::run(cores, buffer_bytes, window),
         )?;
-        let parameters = [("frame_bytes", buffer_bytes as f64)];
+        let parameters = [("packet_bytes", buffer_bytes as f64)];
         outcome.rows.push(
-            Row::new("queue to bare ring", &parameters, "ratio", &pairs.ratios())
+            Row::new("queue to bare queue", &parameters, "ratio", &pairs.ratios())
                 .at_least(AT_LEAST),
         );
         outcome.context.push(Row::new("queue", &parameters, "Mpps", &pairs.ours));
-        outcome.context.push(Row::new("bare ring", &parameters, "Mpps", &pairs.base));
+        outcome.context.push(Row::new("bare queue", &parameters, "Mpps", &pairs.base));
     }
     Ok(outcome)
 }

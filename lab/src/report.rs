@@ -14,7 +14,7 @@ use crate::statistics::Summary;
 pub struct Row {
     /// What was measured.
     pub name: String,
-    /// With which numbers: `frame_bytes` and the like.
+    /// With which numbers: `packet_bytes` and the like.
     pub parameters: BTreeMap<String, f64>,
     /// The median.
     pub value: f64,
@@ -263,7 +263,7 @@ mod tests {
     fn report() -> Report {
         let mut report = Report::new("queue", Length::Quick).unwrap();
         report.rows = vec![
-            Row::new("ratio", &[("frame_bytes", 64.0)], "ratio", &[0.9, 0.8, 1.0]).at_least(0.85),
+            Row::new("ratio", &[("packet_bytes", 64.0)], "ratio", &[0.9, 0.8, 1.0]).at_least(0.85),
         ];
         report.limits = vec![Row::new("copy", &[], "GB/s", &[7.0])];
         report
@@ -274,7 +274,7 @@ mod tests {
         let report = report();
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["experiment"], "queue");
-        assert_eq!(json["rows"][0]["parameters"]["frame_bytes"], 64.0);
+        assert_eq!(json["rows"][0]["parameters"]["packet_bytes"], 64.0);
         assert_eq!(json["rows"][0]["value"], 0.9);
         assert_eq!(json["rows"][0]["unit"], "ratio");
         assert_eq!(json["rows"][0]["spread"], serde_json::json!([0.8, 1.0]));

@@ -268,34 +268,34 @@ pub(crate) mod tests {
     #[test]
     fn a_reference_means_one_row() {
         let row = |name, bytes, unit, value: f64| {
-            Row::new(name, &[("frame_bytes", bytes), ("sets", 1.0)], unit, &[value])
+            Row::new(name, &[("packet_bytes", bytes), ("sets", 1.0)], unit, &[value])
         };
         let results = results(vec![
             row("rate", 64.0, "ratio", 1.0),
             row("rate", 1500.0, "ratio", 2.0),
             row("rate", 1500.0, "ratio of CPU", 3.0),
             row("rate of others", 64.0, "ratio", 5.0),
-            Row::new("rate of all", &[("frame_bytes", 64.0)], "ratio", &[7.0]),
+            Row::new("rate of all", &[("packet_bytes", 64.0)], "ratio", &[7.0]),
         ]);
         let value = |reference: &str| results.measured(&reference.parse().unwrap()).unwrap().value;
-        assert_eq!(value("queue; rate; frame_bytes=64"), 1.0);
-        assert_eq!(value("queue; rate; frame_bytes=1500, unit=ratio of CPU"), 3.0);
+        assert_eq!(value("queue; rate; packet_bytes=64"), 1.0);
+        assert_eq!(value("queue; rate; packet_bytes=1500, unit=ratio of CPU"), 3.0);
         assert_eq!(value("queue; rate*others"), 5.0);
-        assert_eq!(value("queue; rate*; frame_bytes=64, sets=none"), 7.0);
-        assert_eq!(value("queue; rate of others / rate; frame_bytes=64"), 5.0);
+        assert_eq!(value("queue; rate*; packet_bytes=64, sets=none"), 7.0);
+        assert_eq!(value("queue; rate of others / rate; packet_bytes=64"), 5.0);
         assert_eq!(
             results.range(&"queue; rate*; unit=ratio".parse().unwrap()).unwrap(),
             [1.0, 7.0]
         );
         for (reference, why) in [
             ("queue; speed", "queue; speed: there is no such row"),
-            ("queue; rate; frame_bytes=65", "queue; rate; frame_bytes=65: there is no such row"),
-            ("queue; rate; frame_bytes=1500", "queue; rate; frame_bytes=1500: 2 rows, not one"),
+            ("queue; rate; packet_bytes=65", "queue; rate; packet_bytes=65: there is no such row"),
+            ("queue; rate; packet_bytes=1500", "queue; rate; packet_bytes=1500: 2 rows, not one"),
             ("penn; rate", "there is no result of the experiment penn"),
         ] {
             assert_eq!(refused(&results, reference), why);
         }
-        for text in ["queue", "queue; rate; frame_bytes", "queue; rate; frame_bytes=many"] {
+        for text in ["queue", "queue; rate; packet_bytes", "queue; rate; packet_bytes=many"] {
             assert!(text.parse::<Reference>().is_err(), "{text}");
         }
     }

@@ -66,22 +66,22 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    // What generates is pinned; this thread stays free for the bare ring's.
+    // What generates is pinned; this thread stays free for the bare queue's.
     let window = Duration::from_millis(if settings.quick { 300 } else { 1000 });
-    for (frame_bytes, goal) in SIZES {
+    for (packet_bytes, goal) in SIZES {
         let socket = socket.path();
         let mut trips = Vec::new();
         let (pairs, checked) = std::thread::scope(|scope| {
             let measured = scope.spawn(|| -> anyhow::Result<_> {
                 pin(cores.1)?;
-                let mut load = Load::new(&socket, frame_bytes)?;
+                let mut load = Load::new(&socket, packet_bytes)?;
                 let pairs = Pairs::measure(
                     settings.pairs(),
                     || load.run(window),
                     || {
-                        // The engine would take the bare ring's core.
+                        // The engine would take the bare queue's core.
                         server.signal(Signal::STOP)?;
-                        let ring = bare::run(cores, frame_bytes, window / 4);
+                        let ring = bare::run(cores, packet_bytes, window / 4);
                         let trip = line_round_trip_ns(cores, window / 20);
                         server.signal(Signal::CONT)?;
                         trips.push(trip?);
@@ -92,12 +92,12 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             });
             measured.join().map_err(|_| anyhow::anyhow!("the measuring thread failed"))?
         })?;
-        let parameters = [("frame_bytes", frame_bytes as f64)];
+        let parameters = [("packet_bytes", packet_bytes as f64)];
         outcome.rows.push(
             Row::new("endpoint to endpoint", &parameters, "Mpps", &pairs.ours).at_least(goal),
         );
-        outcome.context.push(Row::new("to a bare ring", &parameters, "ratio", &pairs.ratios()));
-        outcome.context.push(Row::new("bare ring", &parameters, "Mpps", &pairs.base));
+        outcome.context.push(Row::new("to a bare queue", &parameters, "ratio", &pairs.ratios()));
+        outcome.context.push(Row::new("bare queue", &parameters, "Mpps", &pairs.base));
         // Virtual cores move: at one time they share a cache, at another they do not.
         let row = Row::new("cache line round trip meanwhile", &parameters, "ns", &trips);
         outcome.context.push(row);
@@ -115,7 +115,7 @@ pub(crate) struct Load {
     from: Vec<(Endpoint, [u8; HEADER_BYTES])>,
     to: Vec<Endpoint>,
     next: usize,
-    frame_bytes: usize,
+    packet_bytes: usize,
     sent: u64,
     received: u64,
     sum: u64,
@@ -124,7 +124,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) fn new(socket: &Path, frame_bytes: usize) -> anyhow::Result<Load> {
+    pub(crate) fn new(socket: &Path, packet_bytes: usize) -> anyhow::Result<Load> {
         let options = |name: &str| Options {
             name: name.into(),
             endpoints: u32::from(RULES),
@@ -139,7 +139,7 @@ impl Load {
         let (mut from, mut to) = (Vec::new(), Vec::new());
         for number in 0..half {
             let flow = flow::between(&sender, &receiver, (1000 + number, 2000 + number))?;
-            let headers = flow::headers(&flow, frame_bytes - HEADER_BYTES)?;
+            let headers = flow::headers(&flow, packet_bytes - HEADER_BYTES)?;
             from.push((sender.open(&Rule::new().udp(1000 + number))?, headers));
             to.push(receiver.open(&Rule::new().udp(2000 + number))?);
         }
@@ -152,7 +152,7 @@ impl Load {
             from,
             to,
             next: 0,
-            frame_bytes,
+            packet_bytes,
             sent: 0,
             received: 0,
             sum: 0,
@@ -195,7 +195,7 @@ impl Load {
         for _ in 0..BATCH {
             let (endpoint, headers) = &self.from[self.next];
             let fill = self.sent as u8;
-            let sent = self.sender.send(*endpoint, self.frame_bytes, Meta::FULL, |parts| {
+            let sent = self.sender.send(*endpoint, self.packet_bytes, Meta::FULL, |parts| {
                 if let [part] = parts
                     && let Some((start, payload)) = part.split_at_mut_checked(HEADER_BYTES)
                 {

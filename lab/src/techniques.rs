@@ -121,7 +121,7 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
         ),
     ];
     techniques.push(Technique::new(
-        "a small message goes past the others (send_expedited)",
+        "an expedited message is sent ahead of others (send_expedited)",
         Way { small: true, ..both_poll.clone() },
         base.clone(),
     ));

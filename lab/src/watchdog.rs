@@ -124,14 +124,14 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             curve.push([batch as f64, Summary::of(values).median]);
             let parameters = [("frames_per_iteration", batch as f64)];
             let name = format!("watchdog {name}, alone");
-            outcome.rows.push(Row::new(&name, &parameters, "ns a frame", values));
+            outcome.rows.push(Row::new(&name, &parameters, "ns per packet", values));
         }
     }
     let mut figure = Figure::new(
         "alone",
-        "What the watchdog alone costs a frame, by frames of a turn",
-        Axis::log("frames of a turn", ""),
-        Axis::log("cost", "ns a frame"),
+        "What the watchdog alone costs per packet, by packets per poll iteration",
+        Axis::log("packets per poll iteration", ""),
+        Axis::log("cost", "ns per packet"),
     );
     for ((name, _), curve) in ARMINGS.iter().zip(curves) {
         figure.series.push(Series::line(name, curve));
@@ -147,7 +147,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     }
     for (((name, _), of), most) in ARMINGS.iter().zip(&values).zip(MOST_TO_OFF) {
         let name = format!("watchdog {name}, application to far end");
-        outcome.context.push(Row::new(&name, &[], "ns a frame", of));
+        outcome.context.push(Row::new(&name, &[], "ns per packet", of));
         // Off to off is no question.
         if most.is_finite() {
             let ratios: Vec<_> = of.iter().zip(&values[0]).map(|(one, off)| one / off).collect();

@@ -122,7 +122,7 @@ fn overhead(
     let names = [&format!("Towpath, asleep {spun}"), "Towpath, asleep at once", "epoll"];
     for (what, ratio, unit, values) in [
         ("overhead of a message", "ratio", "us of CPU", &values[..]),
-        ("closed loop, who is idle sleeps", "ratio of requests/s", "k requests/s", &rates),
+        ("closed loop, idle sides sleep", "ratio of requests/s", "k requests/s", &rates),
     ] {
         let name = format!("{what}, Towpath to epoll");
         outcome.rows.push(row(&name, ratio, &ratios(&values[0], &values[2])));

@@ -93,7 +93,7 @@ pub(super) fn measure(
                 .map(|_| bench.run(load, window))
                 .collect::<anyhow::Result<Vec<Sample>>>()?;
             let parameters =
-                [("frames_per_s", f64::from(RATE)), ("frames_at_once", f64::from(burst))];
+                [("packets_per_s", f64::from(RATE)), ("packets_at_once", f64::from(burst))];
             let mut row = |what: &str, value: &dyn Fn(&Sample) -> f64| {
                 let values: Vec<f64> = samples.iter().map(|one| 100.0 * value(one)).collect();
                 let name = format!("{}, counted, {what}", direction.name());

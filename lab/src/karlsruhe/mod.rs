@@ -88,7 +88,7 @@ fn table(
     let runs = if settings.quick { 2 } else { 5 };
     let mut figure = Figure::new(
         "idle-switches",
-        &format!("Idle time by switches, {RATE} frames a second"),
+        &format!("Idle time by switches, {RATE} packets per second"),
         Axis::linear("context switches in 5 s", ""),
         Axis::linear("idle time of both cores", "%"),
     );
@@ -102,7 +102,7 @@ fn table(
                     .map(|_| bench.run(load, window))
                     .collect::<anyhow::Result<Vec<Sample>>>()?;
                 let parameters =
-                    [("frames_per_s", f64::from(rate)), ("frames_at_once", f64::from(burst))];
+                    [("packets_per_s", f64::from(rate)), ("packets_at_once", f64::from(burst))];
                 show(outcome, direction.name(), &parameters, &samples);
                 for sample in &samples {
                     counts.push(vec![sample.frames, sample.wake_ups, sample.polls]);
@@ -142,9 +142,9 @@ fn show(outcome: &mut Outcome, what: &str, parameters: &[(&str, f64)], samples: 
         let name = format!("{what}, {column}");
         outcome.context.push(Row::new(&name, parameters, unit, &values));
     };
-    row("frames", "in 5 s", &|sample| sample.frames);
+    row("packets", "in 5 s", &|sample| sample.frames);
     row("wake-ups", "in 5 s", &|sample| sample.wake_ups);
-    row("empty looks at the device", "in 5 s", &|sample| sample.polls);
+    row("empty polls of the device", "in 5 s", &|sample| sample.polls);
     row("busy", "s in 5 s", &|sample| sample.busy_s);
 }
 
@@ -155,10 +155,10 @@ fn cost(outcome: &mut Outcome, way: &str, counts: &[Vec<f64>], busy: &[f64]) {
     let together = fit::correlation(&column(1), &column(2)).abs() > TOLD_APART;
     let (fit, things) = if together {
         let counts: Vec<Vec<f64>> = counts.iter().map(|row| row[..2].to_vec()).collect();
-        let things = &["a frame", "a wake-up with its looks at the device"][..];
+        let things = &["a packet", "a wake-up with its polls of the device"][..];
         (fit::least_squares(&counts, busy), things)
     } else {
-        let things = &["a frame", "a wake-up", "an empty look at the device"][..];
+        let things = &["a packet", "a wake-up", "an empty poll of the device"][..];
         (fit::least_squares(counts, busy), things)
     };
     for (place, thing) in things.iter().enumerate() {
@@ -176,7 +176,7 @@ fn cost(outcome: &mut Outcome, way: &str, counts: &[Vec<f64>], busy: &[f64]) {
 /// How far idle time is a straight line of the switches.
 fn line(outcome: &mut Outcome, way: &str, points: &[[f64; 2]]) {
     let (_, slope, explained) = fit::line(points).unwrap_or((f64::NAN, f64::NAN, f64::NAN));
-    let parameters = [("frames_per_s", f64::from(RATE))];
+    let parameters = [("packets_per_s", f64::from(RATE))];
     for (what, unit, value) in [
         ("idle time lost by a thousand switches in 5 s", "% of both cores", -slope * 1000.0),
         ("variation of idle time that a line through switches explains", "of 1", explained),
@@ -239,7 +239,7 @@ fn all_savings() -> Vec<Saving> {
     // The frames come at once with and without it, so that timers, and the turns that they make
     // possible, are the same: only who rings, the application or the engine, does so less often.
     let bursts = || Way::bursts(BURST);
-    let one_ring = format!("one ring for {BURST} frames");
+    let one_ring = format!("one notification for {BURST} packets");
     let mut all = vec![
         saving(&one_ring, bursts(), Way { flushed: 1, ..bursts() }, sending),
         saving(&one_ring, bursts(), bursts().with(Setting::RxBatch, 1), receiving),
@@ -272,7 +272,7 @@ fn all_savings() -> Vec<Saving> {
     let on = Way { waiting: WaitStrategy::SpinThenBlock, ..plain() };
     all.push(saving("the application spins before it sleeps", on, plain(), receiving));
     all.push(saving(
-        "a ring after 16 frames or 1 ms",
+        "a notification after 16 packets or 1 ms",
         plain().with(Setting::RxFrames, 16).with(Setting::RxUsecs, 1000),
         plain(),
         receiving,
@@ -307,7 +307,7 @@ fn savings(
                 Ok(sample.busy_s)
             };
             let pairs = Pairs::measure(settings.pairs(), || run(0, &on), || run(1, &off))?;
-            let parameters = [("frames_per_s", f64::from(RATE))];
+            let parameters = [("packets_per_s", f64::from(RATE))];
             let title = format!("{}, busy, on to off: {name}", direction.name());
             outcome.rows.push(Row::new(&title, &parameters, "ratio", &pairs.ratios()));
             // The first of each was thrown away.

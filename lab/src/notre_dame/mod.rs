@@ -283,7 +283,7 @@ fn show(
     title: &str,
     compared: &Compared,
 ) -> anyhow::Result<()> {
-    let parameters = [("frame_bytes", FRAME_BYTES as f64)];
+    let parameters = [("packet_bytes", FRAME_BYTES as f64)];
     outcome.rows.push(Row::new(title, &parameters, "ratio", &compared.ratios));
     for side in &compared.sides {
         let mut latency = Latency::new()?;

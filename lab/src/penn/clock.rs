@@ -1,5 +1,5 @@
 //! The clock, swept, against the paper's model (box 1): with β looks a second that cost C each and
-//! λ frames a second that cost α each, `1 > β C + λ α`, whereas with a wake-up for each frame
+//! λ packets per second that cost α each, `1 > β C + λ α`, whereas with a wake-up for each frame
 //! `1 > λ (C + α)`. Between two looks no more frames can come than the ring holds: `λ < ring · β`,
 //! which the paper's section 2.4 says of its buffer, is part of the capacity here.
 //!
@@ -58,8 +58,8 @@ pub(super) fn measure(
         .collect::<Vec<_>>();
     let frame_s = median(each.clone());
     let us = |values: &[f64]| values.iter().map(|value| value * 1e6).collect::<Vec<_>>();
-    outcome.context.push(Row::new("clock: a look that finds nothing, C", &[], "us", &us(&costs)));
-    outcome.context.push(Row::new("clock: a frame, α", &[], "us", &us(&each)));
+    outcome.context.push(Row::new("clock: an empty poll, C", &[], "us", &us(&costs)));
+    outcome.context.push(Row::new("clock: a packet, α", &[], "us", &us(&each)));
 
     let mut busy = Figure::new(
         "clock-busy",
@@ -71,11 +71,11 @@ pub(super) fn measure(
         let (mut measured, mut model, mut each_frame) = (Vec::new(), Vec::new(), Vec::new());
         for &clock in clocks {
             let runs = again(&mut bench, clock, rate)?;
-            let parameters = [("polls_per_s", clock), ("frames_per_s", rate)];
+            let parameters = [("polls_per_s", clock), ("packets_per_s", rate)];
             let parts: Vec<f64> = runs.iter().map(|run| run.busy / run.took).collect();
             let foretold: Vec<f64> = runs
                 .iter()
-                .map(|run| run.polls_per_s() * look_s + run.frames_per_s() * frame_s)
+                .map(|run| run.polls_per_s() * look_s + run.packets_per_s() * frame_s)
                 .collect();
             let ratios: Vec<f64> =
                 parts.iter().zip(&foretold).map(|(measured, model)| measured / model).collect();
@@ -99,12 +99,12 @@ pub(super) fn measure(
         "clock-capacity",
         "Frames that get through by the clock, measured and by the model",
         Axis::log("β", "1/s"),
-        Axis::log("frames", "1/s"),
+        Axis::log("packets", "1/s"),
     );
     let (mut measured, mut model) = (Vec::new(), Vec::new());
     for &clock in clocks {
         let runs = again(&mut bench, clock, FLOOD)?;
-        let rates: Vec<f64> = runs.iter().map(Run::frames_per_s).collect();
+        let rates: Vec<f64> = runs.iter().map(Run::packets_per_s).collect();
         let foretold: Vec<f64> = runs
             .iter()
             .map(|run| {
@@ -115,10 +115,10 @@ pub(super) fn measure(
             .collect();
         let ratios: Vec<f64> =
             rates.iter().zip(&foretold).map(|(measured, model)| measured / model).collect();
-        let parameters = [("polls_per_s", clock), ("ring_frames", f64::from(RING))];
+        let parameters = [("polls_per_s", clock), ("ring_packets", f64::from(RING))];
         let name = "clock: capacity, measured to the model";
         outcome.rows.push(Row::new(name, &parameters, "ratio", &ratios));
-        outcome.context.push(Row::new("clock: capacity", &parameters, "frames/s", &rates));
+        outcome.context.push(Row::new("clock: capacity", &parameters, "packets/s", &rates));
         measured.push([clock, median(rates)]);
         model.push([clock, median(foretold)]);
     }

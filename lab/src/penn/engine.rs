@@ -33,7 +33,7 @@ struct Sample {
     /// Ticks a second that the engine kept.
     polls_per_s: f64,
     /// Frames a second that it moved.
-    frames_per_s: f64,
+    packets_per_s: f64,
     /// The part of a core that its process took.
     busy: f64,
     run: Run,
@@ -73,7 +73,7 @@ impl Engine<'_> {
         };
         Ok(Sample {
             polls_per_s: since("ticks") / took,
-            frames_per_s: since("local_packets") / run.took,
+            packets_per_s: since("local_packets") / run.took,
             busy: run.engine_busy / run.took,
             run,
         })
@@ -102,18 +102,18 @@ pub(super) fn measure(
     let looks = each(&again(MIDDLE_HZ, 0.0)?, |sample| sample.busy / sample.polls_per_s.max(1.0));
     let look_s = median(&looks);
     let frames = each(&again(MIDDLE_HZ, RATES[1])?, |sample| {
-        (sample.busy - sample.polls_per_s * look_s) / sample.frames_per_s.max(1.0)
+        (sample.busy - sample.polls_per_s * look_s) / sample.packets_per_s.max(1.0)
     });
     let costs = Costs { look_s, frame_s: median(&frames) };
     let us = |values: &[f64]| values.iter().map(|value| value * 1e6).collect::<Vec<_>>();
-    let name = "engine's clock: a look that finds nothing, C";
+    let name = "engine's clock: an empty poll, C";
     outcome.context.push(Row::new(name, &[], "us", &us(&looks)));
-    outcome.context.push(Row::new("engine's clock: a frame, α", &[], "us", &us(&frames)));
+    outcome.context.push(Row::new("engine's clock: a packet, α", &[], "us", &us(&frames)));
     processor(&mut engine, costs, clocks, runs, outcome)?;
     capacity(&mut engine, costs, clocks, runs, outcome)
 }
 
-/// Seconds of a look that finds nothing, and of a frame.
+/// Seconds of an empty poll, and of a frame.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     look_s: f64,
@@ -122,7 +122,7 @@ struct Costs {
 
 impl Costs {
     fn foretold(self, sample: &Sample) -> f64 {
-        sample.polls_per_s * self.look_s + sample.frames_per_s * self.frame_s
+        sample.polls_per_s * self.look_s + sample.packets_per_s * self.frame_s
     }
 }
 
@@ -161,7 +161,7 @@ fn processor(
             )?;
             // The first of each was thrown away.
             let (clocked, auto) = (&clocked.into_inner()[1..], &auto.into_inner()[1..]);
-            let parameters = [("polls_per_s", clock), ("frames_per_s", rate)];
+            let parameters = [("polls_per_s", clock), ("packets_per_s", rate)];
             let row = |name: &str, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
             let ratios = each(clocked, |sample| sample.busy / costs.foretold(sample));
             let name = "engine's clock: processor time, measured to β C + λ α";
@@ -169,7 +169,7 @@ fn processor(
             let name = "engine's clock: processor time, to that of wait=auto";
             outcome.rows.push(row(name, "ratio", &pairs.ratios()));
             let kept = each(clocked, |sample| sample.polls_per_s);
-            outcome.context.push(row("engine's clock: β as kept", "looks/s", &kept));
+            outcome.context.push(row("engine's clock: β as kept", "polls/s", &kept));
             for (who, samples) in [("engine's clock", clocked), ("engine, wait=auto", auto)] {
                 let percent = each(samples, |sample| 100.0 * sample.busy);
                 let name = format!("{who}: processor time");
@@ -201,7 +201,7 @@ fn capacity(
         "engine-capacity",
         "Frames that get through by the engine's clock, measured and by the model",
         Axis::log("β, as kept", "1/s"),
-        Axis::log("frames", "1/s"),
+        Axis::log("packets", "1/s"),
     );
     let (mut measured, mut model) = (Vec::new(), Vec::new());
     for &clock in clocks {
@@ -212,24 +212,24 @@ fn capacity(
             let processor = (1.0 - sample.polls_per_s * costs.look_s) / costs.frame_s;
             processor.min(ring * sample.polls_per_s).min(FLOOD)
         };
-        let parameters = [("polls_per_s", clock), ("ring_frames", ring)];
+        let parameters = [("polls_per_s", clock), ("ring_packets", ring)];
         let row = |name: &str, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
-        let ratios = each(&samples, |sample| sample.frames_per_s / foretold(sample));
+        let ratios = each(&samples, |sample| sample.packets_per_s / foretold(sample));
         outcome.rows.push(row("engine's clock: capacity, measured to the model", "ratio", &ratios));
-        let rates = each(&samples, |sample| sample.frames_per_s);
-        outcome.context.push(row("engine's clock: capacity", "frames/s", &rates));
+        let rates = each(&samples, |sample| sample.packets_per_s);
+        outcome.context.push(row("engine's clock: capacity", "packets/s", &rates));
         let kept = each(&samples, |sample| sample.polls_per_s);
-        outcome.context.push(row("engine's clock: β as kept, flooded", "looks/s", &kept));
+        outcome.context.push(row("engine's clock: β as kept, flooded", "polls/s", &kept));
         let part = |of: u64, all: u64| 100.0 * of as f64 / all.max(1) as f64;
         let refused =
             each(&samples, |Sample { run, .. }| part(run.due.saturating_sub(run.sent), run.due));
         let name = "engine's clock: offered, and refused by a full ring";
-        outcome.context.push(row(name, "% of frames", &refused));
+        outcome.context.push(row(name, "% of packets", &refused));
         let lost = each(&samples, |Sample { run, .. }| {
             part(run.sent.saturating_sub(run.received), run.sent)
         });
         let name = "engine's clock: sent, and not received in time";
-        outcome.context.push(row(name, "% of frames", &lost));
+        outcome.context.push(row(name, "% of packets", &lost));
         let beta = median(&kept);
         measured.push([beta, median(&rates)]);
         model.push([beta, median(&each(&samples, foretold))]);

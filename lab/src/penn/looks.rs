@@ -41,7 +41,7 @@ impl Run {
         self.looks as f64 / self.took
     }
 
-    pub(super) fn frames_per_s(&self) -> f64 {
+    pub(super) fn packets_per_s(&self) -> f64 {
         self.received as f64 / self.took
     }
 }

@@ -56,9 +56,9 @@ impl State {
         }
     }
 
-    fn whose(self) -> &'static str {
+    fn taker(self) -> &'static str {
         match self {
-            State::Unloaded => "nobody",
+            State::Unloaded => "the idle task",
             State::Loaded => "five others",
             State::LoadedOnTwo => "five others on two processors",
         }
@@ -100,7 +100,7 @@ impl Carriers<'_> {
     }
 }
 
-/// What one run takes: who carries, who computes, and whose time is looked at.
+/// What one run takes: who carries, who computes, and taker time is looked at.
 struct Place<'a, 'b> {
     carriers: &'a RefCell<Carriers<'b>>,
     load: &'a Load,
@@ -199,7 +199,7 @@ pub(super) fn measure(
             for (who, curve) in ["Towpath", "kernel"].into_iter().zip(curves) {
                 let name = match rate {
                     None => format!("{who}, {}", state.name()),
-                    Some(_) => format!("{who}, to {}", state.whose()),
+                    Some(_) => format!("{who}, to {}", state.taker()),
                 };
                 figure.series.push(Series::line(&name, curve));
             }
@@ -222,12 +222,12 @@ fn show(
     let row = |name: String, unit, values: &[f64]| Row::new(&name, &parameters, unit, values);
     let name = format!("transfer time, {}, Towpath to read() and write()", state.name());
     outcome.rows.push(row(name, "ratio", transfers));
-    let whose = state.whose();
+    let taker = state.taker();
     // At full rate, alone, either takes all that there is; small PDUs do that at any rate.
     if let Some(ratios) = left_ratios(ours, kernel)
         && (state != State::Unloaded || rate.is_some())
     {
-        let name = format!("processor left to {whose}, Towpath to read() and write()");
+        let name = format!("processor left to {taker}, Towpath to read() and write()");
         outcome.rows.push(row(name, "ratio", &ratios));
     }
     for (who, samples) in [("Towpath", ours), ("read() and write()", kernel)] {
@@ -235,7 +235,7 @@ fn show(
         let name = format!("{who}, transfer of 4.8 MB, {}", state.name());
         outcome.context.push(row(name, "ms", &times));
         let left: Vec<f64> = samples.iter().map(|sample| sample.left * 100.0).collect();
-        let name = format!("{who}, processor left to {whose}");
+        let name = format!("{who}, processor left to {taker}");
         outcome.context.push(row(name, "%", &left));
     }
 }

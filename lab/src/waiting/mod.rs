@@ -25,7 +25,7 @@ use run::{Load, Ours, Run};
 const TAP: &str = "tpwai0";
 /// Frames a second that one core can send over veth one by one.
 const MOST_ALONE: f64 = 200_000.0;
-/// Wake-ups of server and application together at 100 000 frames a second.
+/// Wake-ups of server and application together at 100 000 packets per second.
 const MOST_SLEEPS: f64 = 0.125;
 /// The pattern that goes to many endpoints in turn.
 const MANY_LITTLE: &str = "many with little each";
@@ -94,16 +94,20 @@ fn beside_sockets(
                     own.push(ours.run(&load, cores)?);
                 }
             }
-            let parameters = [("bound_us", bound_us as f64), ("frames_per_s", rate)];
+            let parameters = [("bound_us", bound_us as f64), ("packets_per_s", rate)];
             let ratios: Vec<f64> = own
                 .iter()
                 .zip(&theirs)
                 .map(|(own, theirs)| own.cpu_us_per_frame() / theirs.cpu_us_per_frame())
                 .collect();
-            let ratio =
-                Row::new("processor time a frame, to the kernel's", &parameters, "ratio", &ratios);
+            let ratio = Row::new(
+                "processor time per packet, to the kernel's",
+                &parameters,
+                "ratio",
+                &ratios,
+            );
             let sleeps: Vec<f64> = own.iter().map(Run::sleeps_per_frame).collect();
-            let sleeps = Row::new("wake-ups a frame", &parameters, "", &sleeps);
+            let sleeps = Row::new("wake-ups per packet", &parameters, "", &sleeps);
             let p99: Vec<f64> = own.iter().map(Run::p99_us).collect();
             let p99 = Row::new("delay, p99", &parameters, "us", &p99);
             if bound_us == 1000 {
@@ -130,12 +134,12 @@ fn beside_sockets(
                         &values,
                     ));
                 };
-                row("processor time a frame", "us", &Run::cpu_us_per_frame);
-                row("frames sent", "1/s", &Run::sent_per_s);
+                row("processor time per packet", "us", &Run::cpu_us_per_frame);
+                row("packets sent", "1/s", &Run::sent_per_s);
                 row("lost", "of those sent", &Run::lost);
                 if name == "kernel" {
                     row("delay, p99", "us", &Run::p99_us);
-                    row("wake-ups a frame", "", &Run::sleeps_per_frame);
+                    row("wake-ups per packet", "", &Run::sleeps_per_frame);
                 }
             }
         }
@@ -241,12 +245,12 @@ fn beside_fixed(
         };
         if overload {
             let through =
-                of_runs("frames received by auto, to the most with any fixed", "ratio", &|run| {
+                of_runs("packets received by auto, to the most with any fixed", "ratio", &|run| {
                     run.received_per_s() / most
                 });
             outcome.rows.push(through.at_least(LEAST_OF_MOST));
-            outcome.context.push(of_runs("frames sent to auto", "1/s", &Run::sent_per_s));
-            outcome.context.push(of_runs("frames received by auto", "1/s", &Run::received_per_s));
+            outcome.context.push(of_runs("packets sent to auto", "1/s", &Run::sent_per_s));
+            outcome.context.push(of_runs("packets received by auto", "1/s", &Run::received_per_s));
         } else {
             let delay = of_runs("delay of auto, p99", "us", &Run::p99_us);
             outcome.rows.push(delay.at_most(bound_us));
@@ -269,7 +273,7 @@ fn beside_fixed(
             };
             row("processor time", "%", &Run::cpu_percent);
             row("delay, p99", "us", &Run::p99_us);
-            row("frames received", "1/s", &Run::received_per_s);
+            row("packets received", "1/s", &Run::received_per_s);
         }
     }
     figure.series.push(Series::dots("patterns", points));
