@@ -28,7 +28,7 @@ const HEADLINES: [Headline; 27] = [
         Higher,
     ),
     headline(
-        "endpoint to endpoint through the server, to a bare queue, best of three runs: packets/s, 64 B",
+        "endpoint to endpoint through the server, to a bare queue: packets/s, 64 B",
         "switch; to a bare queue; packet_bytes=64",
         Higher,
     ),
@@ -99,12 +99,12 @@ const HEADLINES: [Headline; 27] = [
     ),
     headline(
         "TCP sending 400 Mbit/s over TAP, to Linux: busy time",
-        "karlsruhe; TCP sending, Towpath, busy / TCP sending, Linux, busy; mbit_per_s=400",
+        "karlsruhe; TCP sending, busy time, Towpath to Linux; mbit_per_s=400",
         Lower,
     ),
     headline(
         "TCP receiving 400 Mbit/s over TAP, to Linux: busy time",
-        "karlsruhe; TCP receiving, Towpath, busy / TCP receiving, Linux, busy; mbit_per_s=400",
+        "karlsruhe; TCP receiving, busy time, Towpath to Linux; mbit_per_s=400",
         Lower,
     ),
     headline(

@@ -102,10 +102,8 @@ const ABOUT: &str = "\
 
 Each is a ratio of two things measured in one run, in turn (A B A B ...): the median of at least five pairs,
 with the lowest and the highest. A **gain** or a **loss** needs a spread without 1; otherwise the table says
-**no difference**. The ratio of two busy times is the quotient of two medians, with the widest spread that
-their own spreads allow. A result is *(old)* if more than 50 commits have changed the code that it concerns
-since. The run of `switch` was chosen as the best of three: the others had processors that share no cache.
-Absolute figures are context. Virtual machines differ from minute to minute, so `towpath-lab NAME`
+**no difference**. A result is *(old)* if more than 50 commits have changed the code that it concerns
+since. Absolute figures are context. Virtual machines differ from minute to minute, so `towpath-lab NAME`
 measures yours.
 
 ";

@@ -58,15 +58,9 @@ impl Results {
     /// # Errors
     /// When no row is meant, or more than one.
     pub fn measured(&self, reference: &Reference) -> anyhow::Result<Measured> {
-        let one = |name: &str| {
-            let rows = self.rows(reference, name)?;
-            ensure!(rows.len() == 1, "{reference}: {} rows, not one", rows.len());
-            Ok(Measured::of(rows[0]))
-        };
-        match reference.name.split_once(" / ") {
-            Some((ours, base)) => Ok(one(ours)?.over(one(base)?)),
-            None => one(&reference.name),
-        }
+        let rows = self.rows(reference)?;
+        ensure!(rows.len() == 1, "{reference}: {} rows, not one", rows.len());
+        Ok(Measured::of(rows[0]))
     }
 
     /// Returns the lowest and the highest median of the rows that a reference stands for.
@@ -74,19 +68,19 @@ impl Results {
     /// # Errors
     /// When no row is meant.
     pub fn range(&self, reference: &Reference) -> anyhow::Result<[f64; 2]> {
-        let rows = self.rows(reference, &reference.name)?;
+        let rows = self.rows(reference)?;
         let values = rows.iter().map(|row| row.value);
         Ok([values.clone().fold(f64::INFINITY, f64::min), values.fold(f64::NEG_INFINITY, f64::max)])
     }
 
-    fn rows(&self, reference: &Reference, name: &str) -> anyhow::Result<Vec<&Row>> {
+    fn rows(&self, reference: &Reference) -> anyhow::Result<Vec<&Row>> {
         let report = self.report(&reference.experiment)?;
         let rows: Vec<_> = report
             .rows
             .iter()
             .chain(&report.context)
             .chain(&report.limits)
-            .filter(|row| matches(name, &row.name) && reference.admits(row))
+            .filter(|row| matches(&reference.name, &row.name) && reference.admits(row))
             .collect();
         ensure!(!rows.is_empty(), "{reference}: there is no such row");
         Ok(rows)
@@ -94,8 +88,7 @@ impl Results {
 }
 
 /// Where a figure is found: an experiment, the name of a row, some of the row's parameters, and its
-/// unit where several rows differ in nothing else. A `*` in a name stands for any text. `A / B` is the
-/// quotient of two rows.
+/// unit where several rows differ in nothing else. A `*` in a name stands for any text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reference {
     /// The experiment's name.
@@ -192,16 +185,6 @@ pub struct Measured {
 impl Measured {
     fn of(row: &Row) -> Measured {
         Measured { value: row.value, spread: row.spread, samples: row.samples }
-    }
-
-    /// Returns the quotient of two medians. Pairs are not known, so the spread is the widest that there
-    /// can be.
-    fn over(self, base: Measured) -> Measured {
-        Measured {
-            value: self.value / base.value,
-            spread: [self.spread[0] / base.spread[1], self.spread[1] / base.spread[0]],
-            samples: self.samples.min(base.samples),
-        }
     }
 
     /// Returns what a ratio says: a gain and a loss need five values at least, and a spread without 1.
@@ -329,12 +312,5 @@ pub(crate) mod tests {
         {
             assert_eq!(verdict(lowest, highest, samples), (none, none));
         }
-    }
-
-    #[test]
-    fn a_quotient_has_the_widest_spread() {
-        let measured = |value, spread| Measured { value, spread, samples: 5 };
-        let quotient = measured(3.0, [2.0, 4.0]).over(measured(2.0, [1.0, 4.0]));
-        assert_eq!(quotient, measured(1.5, [0.5, 4.0]));
     }
 }

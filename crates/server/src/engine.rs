@@ -393,7 +393,7 @@ impl Engine {
         self.set_timer_slack();
         self.say_whether_it_spins();
         let outcome = loop {
-            let work = match self.iteration() {
+            let work = match self.poll_once() {
                 Ok(_) if self.stop => break Ok(()),
                 Ok(work) => work,
                 Err(error) => break Err(error),
@@ -418,7 +418,7 @@ impl Engine {
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
-    pub fn iteration(&mut self) -> Result<usize, DeviceError> {
+    pub fn poll_once(&mut self) -> Result<usize, DeviceError> {
         self.iteration += 1;
         self.count_tick();
         let mut work = self.execute_commands();

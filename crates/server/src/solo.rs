@@ -205,7 +205,7 @@ impl Solo {
             _events: events,
             _files: vec![server, application, ledger, receive_pool, transmit_pool],
         };
-        iteration(&mut solo.engine)?;
+        poll_once(&mut solo.engine)?;
         Ok(solo)
     }
 
@@ -234,7 +234,7 @@ impl Solo {
             self.marker.mark(events::fence(), 0)?;
             self.marker.publish();
             let start = this_thread_cpu_time();
-            iteration(&mut self.engine)?;
+            poll_once(&mut self.engine)?;
             self.busy += this_thread_cpu_time().saturating_sub(start);
             self.take()?;
         }
@@ -295,8 +295,8 @@ impl Solo {
 /// Runs one poll iteration. A tool counts this function's instructions: all the work of the engine
 /// for a batch.
 #[inline(never)]
-fn iteration(engine: &mut Engine) -> Outcome<()> {
-    engine.iteration()?;
+fn poll_once(engine: &mut Engine) -> Outcome<()> {
+    engine.poll_once()?;
     Ok(())
 }
 

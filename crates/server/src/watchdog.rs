@@ -233,7 +233,7 @@ mod tests {
             Simulated { dog: Watchdog::new(arming, WINDOW), now: 5, out: 0, returned: 0 }
         }
 
-        fn iteration(&mut self) -> Verdict {
+        fn poll_once(&mut self) -> Verdict {
             let now = self.now;
             self.now += 7;
             self.dog.after_iteration(self.out, self.returned, || now)
@@ -249,16 +249,16 @@ mod tests {
             let due = self.dog.next_due(self.out).unwrap_or(u64::MAX);
             self.now = self.now.max(due.min(self.now + most));
             self.dog.slept();
-            self.iteration()
+            self.poll_once()
         }
 
         /// Returns the time to notice a stall that begins with the packets of this iteration, for
         /// an engine that sleeps or one that does not.
         fn noticed(&mut self, sleeps: bool) -> u64 {
             let begin = self.now;
-            assert_eq!(self.iteration(), Verdict::Fine);
+            assert_eq!(self.poll_once(), Verdict::Fine);
             while self.now < begin + 10 * WINDOW {
-                let verdict = if sleeps { self.sleep(u64::MAX / 2) } else { self.iteration() };
+                let verdict = if sleeps { self.sleep(u64::MAX / 2) } else { self.poll_once() };
                 match verdict {
                     Verdict::Fine => {}
                     Verdict::Stalled { new: true } => return self.now - begin,
@@ -287,11 +287,11 @@ mod tests {
                     let mut device = Simulated::new(arming);
                     for packet in 0..before {
                         device.out += 1 + packet % 3;
-                        assert_eq!(device.iteration(), Verdict::Fine);
+                        assert_eq!(device.poll_once(), Verdict::Fine);
                         device.back(device.out - packet % 2);
-                        assert_eq!(device.iteration(), Verdict::Fine);
+                        assert_eq!(device.poll_once(), Verdict::Fine);
                         device.back(device.out);
-                        assert_eq!(device.iteration(), Verdict::Fine);
+                        assert_eq!(device.poll_once(), Verdict::Fine);
                     }
                     device.out += 3;
                     let took = device.noticed(sleeps);
@@ -314,19 +314,19 @@ mod tests {
                 let until = device.now + WINDOW - 20;
                 while device.now < until {
                     let verdict =
-                        if round % 2 == 0 { device.iteration() } else { device.sleep(10) };
+                        if round % 2 == 0 { device.poll_once() } else { device.sleep(10) };
                     assert_eq!(verdict, Verdict::Fine, "{arming:?}, round {round}");
                 }
                 device.back(1);
                 device.out += 1;
-                assert_eq!(device.iteration(), Verdict::Fine);
+                assert_eq!(device.poll_once(), Verdict::Fine);
                 if round % 10 == 9 {
                     device.back(device.out);
-                    assert_eq!(device.iteration(), Verdict::Fine);
+                    assert_eq!(device.poll_once(), Verdict::Fine);
                     assert_eq!(device.dog.next_due(device.out), None, "an idle system never wakes");
                     device.now += 50 * WINDOW;
                     device.out = 5;
-                    assert_eq!(device.iteration(), Verdict::Fine);
+                    assert_eq!(device.poll_once(), Verdict::Fine);
                 }
             }
             assert_eq!(device.dog.counts.resets, 0);
@@ -346,7 +346,7 @@ mod tests {
             for _ in 0..3 {
                 device.out = 4;
                 let verdicts: Vec<_> = (0..1000)
-                    .map(|_| device.iteration())
+                    .map(|_| device.poll_once())
                     .filter(|verdict| *verdict != Verdict::Fine)
                     .take(1)
                     .collect();
@@ -355,10 +355,10 @@ mod tests {
             }
             assert_eq!((device.dog.counts.stalls, device.dog.counts.resets), (1, 4));
             device.out = 4;
-            assert_eq!(device.iteration(), Verdict::Fine);
+            assert_eq!(device.poll_once(), Verdict::Fine);
             device.back(4);
-            assert_eq!(device.iteration(), Verdict::Recovered { resets: 4 }, "{arming:?}");
-            assert_eq!(device.iteration(), Verdict::Fine);
+            assert_eq!(device.poll_once(), Verdict::Recovered { resets: 4 }, "{arming:?}");
+            assert_eq!(device.poll_once(), Verdict::Fine);
             device.out = 1;
             device.noticed(false);
             assert_eq!((device.dog.counts.stalls, device.dog.counts.resets), (2, 5));
@@ -372,9 +372,9 @@ mod tests {
             let mut device = Simulated::new(arming);
             for _ in 0..1000 {
                 device.out = 1;
-                assert_eq!(device.iteration(), Verdict::Fine);
+                assert_eq!(device.poll_once(), Verdict::Fine);
                 device.back(1);
-                assert_eq!(device.iteration(), Verdict::Fine);
+                assert_eq!(device.poll_once(), Verdict::Fine);
             }
             device.dog.counts
         };
@@ -396,12 +396,12 @@ mod tests {
             device.dog.change(Watchdog::new(to, 2 * WINDOW));
             for _ in 0..100 {
                 assert!(
-                    !matches!(device.iteration(), Verdict::Recovered { .. }),
+                    !matches!(device.poll_once(), Verdict::Recovered { .. }),
                     "nothing came back"
                 );
             }
             device.back(1);
-            let ends = (0..100).any(|_| matches!(device.iteration(), Verdict::Recovered { .. }));
+            let ends = (0..100).any(|_| matches!(device.poll_once(), Verdict::Recovered { .. }));
             assert!(ends, "it came back");
             assert_eq!(device.dog.counts.stalls, 1);
         }
@@ -411,10 +411,10 @@ mod tests {
     fn a_changed_watchdog_keeps_its_counts() {
         let mut device = Simulated::new(Arming::Eager);
         device.out = 1;
-        device.iteration();
+        device.poll_once();
         device.dog.change(Watchdog::new(Arming::Lazy, 0));
         for _ in 0..1000 {
-            assert_eq!(device.iteration(), Verdict::Fine, "0 is off");
+            assert_eq!(device.poll_once(), Verdict::Fine, "0 is off");
         }
         assert_eq!(device.dog.next_due(device.out), None);
         device.dog.change(Watchdog::new(Arming::Eager, WINDOW));

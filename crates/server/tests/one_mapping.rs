@@ -186,13 +186,13 @@ fn packets_are_handed_over_without_a_race() {
     let add =
         Command::AddEndpoint { session: 1, number: 0, endpoint, listening: None, group: false };
     commands.send((0, add)).unwrap();
-    engine.iteration().unwrap();
+    engine.poll_once().unwrap();
 
     let stop = Arc::new(AtomicBool::new(false));
     let far_stop = stop.clone();
     let engine = thread::spawn(move || {
         while !far_stop.load(Ordering::Relaxed) {
-            if engine.iteration().unwrap() == 0 {
+            if engine.poll_once().unwrap() == 0 {
                 thread::yield_now();
             }
         }

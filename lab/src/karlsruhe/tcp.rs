@@ -117,9 +117,14 @@ impl By {
         let counted = if self == By::Count { " counted" } else { "" };
         let name = format!("TCP {way}, idle time{counted}, Towpath to Linux");
         outcome.rows.push(Row::new(&name, &parameters, "ratio", &pairs.ratios()));
-        for (who, samples) in ["Towpath", "Linux"].into_iter().zip(samples.into_inner()) {
+        let samples = samples.into_inner();
+        // The first of each was thrown away.
+        let busy = samples[0].iter().zip(&samples[1]).skip(1);
+        let ratios: Vec<f64> = busy.map(|(ours, linux)| ours.busy_s() / linux.busy_s()).collect();
+        let name = format!("TCP {way}, busy time{counted}, Towpath to Linux");
+        outcome.rows.push(Row::new(&name, &parameters, "ratio", &ratios));
+        for (who, samples) in ["Towpath", "Linux"].into_iter().zip(samples) {
             let mut row = |what: &str, unit, value: &dyn Fn(&Sample) -> f64| {
-                // The first was thrown away.
                 let values: Vec<f64> = samples.iter().skip(1).map(value).collect();
                 let name = format!("TCP {way}, {who}{counted}, {what}");
                 outcome.context.push(Row::new(&name, &parameters, unit, &values));

@@ -102,8 +102,8 @@ impl World {
     }
 
     /// Runs one poll iteration, and returns the number of commands executed.
-    fn iteration(&mut self) -> usize {
-        assert!(self.engine.iteration().unwrap() > 0 || !self.engine.has_commands_left());
+    fn poll_once(&mut self) -> usize {
+        assert!(self.engine.poll_once().unwrap() > 0 || !self.engine.has_commands_left());
         self.events.try_iter().filter(|event| matches!(event, EngineReport::Done { .. })).count()
     }
 
@@ -115,7 +115,7 @@ impl World {
     fn poll_until_done(&mut self) -> usize {
         let mut iterations = 0;
         loop {
-            let work = self.engine.iteration().unwrap();
+            let work = self.engine.poll_once().unwrap();
             iterations += 1;
             if !self.engine.has_commands_left() {
                 return iterations;
@@ -134,7 +134,7 @@ fn an_iteration_executes_a_bounded_number_of_commands() {
     }
     let mut left = Vec::new();
     for followed in [16, 16, 8, 0] {
-        assert_eq!(world.iteration(), followed);
+        assert_eq!(world.poll_once(), followed);
         left.push(world.engine.has_commands_left());
     }
     assert_eq!(left, [true, true, false, false]);
@@ -144,8 +144,8 @@ fn an_iteration_executes_a_bounded_number_of_commands() {
     for _ in 0..16 {
         world.set(Setting::NotificationSuppression, 0, 1);
     }
-    assert_eq!((world.iteration(), world.engine.has_commands_left()), (16, true));
-    assert_eq!((world.iteration(), world.engine.has_commands_left()), (0, false));
+    assert_eq!((world.poll_once(), world.engine.has_commands_left()), (16, true));
+    assert_eq!((world.poll_once(), world.engine.has_commands_left()), (0, false));
 }
 
 #[test]
@@ -185,13 +185,13 @@ fn a_command_whose_notification_was_taken_prevents_sleep() {
         WaitStrategy::Auto,
     ] {
         let mut world = World::new(strategy);
-        assert_eq!(world.iteration(), 0);
+        assert_eq!(world.poll_once(), 0);
         world.set(Setting::NotificationSuppression, 0, 1);
         rustix::io::write(&*world.engine.wake, &1u64.to_ne_bytes()).unwrap();
         world.engine.take_notifications(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
         assert!(world.engine.has_commands_left() && !world.engine.is_idle(), "{strategy:?}");
         world.engine.pause(1).unwrap();
-        assert_eq!((world.sleeps(), world.iteration()), (0, 1), "{strategy:?}");
+        assert_eq!((world.sleeps(), world.poll_once()), (0, 1), "{strategy:?}");
     }
 }
 
@@ -246,7 +246,7 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
         |world: &World| units.iter().filter(|unit| world.engine.schedule.is_active(**unit)).count();
     // No unit waits, so the engine checks none.
     world.set(Setting::Pacing, 1, 1);
-    world.iteration();
+    world.poll_once();
     assert!(!world.engine.has_commands_left());
     for unit in &units {
         let schedule = &mut world.engine.schedule;
@@ -258,11 +258,11 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
     for left in [136, 72, 8] {
         world.set(Setting::Pacing, 1, 0);
         world.set(Setting::Pacing, 1, 1);
-        world.iteration();
+        world.poll_once();
         assert_eq!(waiting(&world), left);
         assert!(world.engine.has_commands_left());
     }
-    world.iteration();
+    world.poll_once();
     assert_eq!(waiting(&world), 0);
     // The last setting came after the engine had checked some queue pairs, which it checks once
     // more.

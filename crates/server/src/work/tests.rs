@@ -112,7 +112,7 @@ impl World {
         for command in commands {
             self.commands.send((0, command)).unwrap();
         }
-        while self.engine.iteration().unwrap() > 0 {}
+        while self.engine.poll_once().unwrap() > 0 {}
         self.events.try_iter().for_each(drop);
     }
 
@@ -239,7 +239,7 @@ fn a_packet_is_no_longer_than_ip_packets_are() {
     let longer = [&flow.udp(b"x")[..], &vec![0; MAX_PACKET_BYTES]].concat();
     hostile.send(&longer, Meta::FULL, 0);
     hostile.flush();
-    while world.engine.iteration().unwrap() > 0 {}
+    while world.engine.poll_once().unwrap() > 0 {}
     assert_eq!(world.count(&hostile, 0, Count::TxMalformed), 3);
     assert_eq!(world.count(&hostile, 0, Count::TxTooLong), 1);
     assert_eq!(world.sum(&victim, Count::RxCopies), 0);
@@ -249,7 +249,7 @@ fn a_packet_is_no_longer_than_ip_packets_are() {
     );
     hostile.send(&good, meta, 0);
     hostile.flush();
-    world.engine.iteration().unwrap();
+    world.engine.poll_once().unwrap();
     assert_eq!(world.sum(&victim, Count::RxBytes), good.len() as u64);
 }
 
@@ -276,7 +276,7 @@ fn a_packet_becomes_a_bounded_number_of_segments() {
         let (packet, meta) = all.tcp_large(&Tcp::default(), &[7; 4000], 1000);
         hostile.send(&packet, meta, 0);
         hostile.flush();
-        while world.engine.iteration().unwrap() > 0 {}
+        while world.engine.poll_once().unwrap() > 0 {}
         assert_eq!(world.count(&hostile, 0, Count::TxTooLong), 6);
         assert_eq!(world.count(&hostile, 0, Count::TxMalformed), 2);
         assert_eq!(world.sum(&victim, Count::RxCopies), 0);
@@ -287,7 +287,7 @@ fn a_packet_becomes_a_bounded_number_of_segments() {
         hostile.send(&packet, meta, 0);
         hostile.flush();
         let mut left = 0;
-        while world.engine.iteration().unwrap() > 0 {
+        while world.engine.poll_once().unwrap() > 0 {
             left += std::iter::from_fn(|| world.far.receive()).count();
         }
         assert_eq!(world.sum(&victim, Count::RxCopies), MAX_SENT_SEGMENTS as u64);
@@ -313,14 +313,14 @@ fn each_segment_is_a_packet_of_the_receivers_budget() {
     sender.flush();
     let (packet, meta) = flow.tcp_large(&Tcp::default(), &[7; 45_000], 1000);
     assert!(world.far.send(&packet, meta));
-    world.engine.iteration().unwrap();
+    world.engine.poll_once().unwrap();
     // Over the budget are the last segments of the second packet, and the third packet, which
     // counts as one because the engine does not look at it.
     assert_eq!(counted(&world), [100, 5 + 1]);
     // The next poll iteration has a new budget.
     sender.send(&packet, meta, 0);
     sender.flush();
-    world.engine.iteration().unwrap();
+    world.engine.poll_once().unwrap();
     assert_eq!(counted(&world), [145, 6]);
 }
 
@@ -349,7 +349,7 @@ fn attacked(hostile: &[Open], packet: impl Fn(&App) -> (Vec<u8>, Meta, u16)) -> 
     attacker.flush();
     neighbour.flush();
     let (mut iterations, mut copies, mut bytes) = (Vec::new(), 0, 0);
-    while world.engine.iteration().unwrap() > 0 {
+    while world.engine.poll_once().unwrap() > 0 {
         let neighbours = world.sum(&other, Count::RxPackets);
         let now = world.sum(&attacker, Count::RxCopies) + neighbours;
         let now_bytes = world.sum(&attacker, Count::RxBytes) + world.sum(&other, Count::RxBytes);
@@ -420,7 +420,7 @@ fn a_received_batch_may_span_several_iterations() {
         }
         let (mut iterations, mut copies) = (0, 0);
         loop {
-            let work = world.engine.iteration().unwrap();
+            let work = world.engine.poll_once().unwrap();
             let now = world.sum(&app, Count::RxCopies);
             assert!(
                 now - copies <= ITERATION_BYTES / COPY_BYTES + 100,
