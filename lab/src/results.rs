@@ -265,7 +265,6 @@ pub(crate) mod tests {
         assert_eq!(value("queue; rate; packet_bytes=1500, unit=ratio of CPU"), 3.0);
         assert_eq!(value("queue; rate*others"), 5.0);
         assert_eq!(value("queue; rate*; packet_bytes=64, sets=none"), 7.0);
-        assert_eq!(value("queue; rate of others / rate; packet_bytes=64"), 5.0);
         assert_eq!(
             results.range(&"queue; rate*; unit=ratio".parse().unwrap()).unwrap(),
             [1.0, 7.0]
