@@ -338,8 +338,8 @@ impl To<'_> {
         }
     }
 
-    /// Each segment counts as one packet against the endpoint's budget. The engine delivers as many
-    /// segments as fit, as a wire would.
+    /// Delivers as many segments as fit, as a wire would. Each segment counts as one packet against
+    /// the endpoint's budget.
     fn segments(
         &mut self,
         packet: &Packet<'_>,
