@@ -24,8 +24,8 @@ impl Engine {
         Ok(count)
     }
 
-    /// Completes a device packet that the device returned or that will never be sent: frees its
-    /// slot, and with the last device packet of an in-flight entry the application's buffers, too.
+    /// Completes a device packet that the device returned or that will never be sent, and frees its
+    /// slot. The last device packet of an in-flight entry also frees the application's buffers.
     pub(crate) fn land(&mut self, slot: u32) {
         let number = self.bounce.slots[slot as usize].in_flight_slot;
         self.bounce.release(slot);

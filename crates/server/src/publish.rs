@@ -131,8 +131,8 @@ impl Engine {
             if news.urgent {
                 session.unnotified = 0;
                 // The engine has already notified the client of a pending event, with two
-                // exceptions: a deferred notification, and one suppressed because the client polls
-                // by the clock and can no longer wait for its next tick.
+                // exceptions. One is a deferred notification. The other is one suppressed for a
+                // timer-driven client that can no longer wait for its next tick.
                 let was_deferred = self.deferred.forget(*key) || news.due != 0;
                 if news.marked || was_deferred || news.full || !self.notification_suppression {
                     self.notify(*key, fenced, news.full);
@@ -169,8 +169,8 @@ impl Engine {
         self.count_notifications();
     }
 
-    /// Wakes a session's application if it sleeps. With `full` it also wakes an application that
-    /// polls by the clock, before its buffers run out.
+    /// Wakes a session's application if it sleeps. With `full`, also wakes a timer-driven
+    /// application before its buffers run out.
     #[inline]
     fn notify(&mut self, key: u32, fenced: doorbell::Fenced, full: bool) {
         let Some(session) = &mut self.sessions[key as usize] else { return };

@@ -208,9 +208,9 @@ impl Engine {
         DeviceError::Failed { name, what: "waiting", cause: cause.into() }
     }
 
-    /// Returns the time of the engine's next own task, on the monotonic clock in nanoseconds: a
-    /// deferred notification, a packet whose time comes, or a check of a device that keeps packets.
-    /// The engine must not sleep longer.
+    /// Returns the time of the engine's next own task, on the monotonic clock in nanoseconds. The
+    /// task is a deferred notification, a packet whose time comes, or a check of a device that
+    /// keeps packets. The engine must not sleep longer.
     pub(crate) fn next_due(&self) -> Option<u64> {
         let (notify, packet) = (self.deferred.next(), self.schedule.next_due());
         let watchdog = self.watchdog.next_due(self.out());

@@ -82,12 +82,13 @@ impl Waiter {
         !matches!(self, Waiter::Poll | Waiter::Block)
     }
 
-    /// Returns `true` if the waiter may sleep by the clock.
+    /// Returns `true` if the waiter may be timer-driven.
     pub(crate) fn has_clock(&self) -> bool {
         matches!(self, Waiter::TimerDriven(_) | Waiter::Auto(_))
     }
 
-    /// Returns `true` if the engine stays awake between ticks, because no sleep is so short.
+    /// Returns `true` if the engine stays awake between ticks, because no sleep is as short as a
+    /// tick.
     pub(crate) fn spins_between_ticks(&self) -> bool {
         matches!(self, Waiter::TimerDriven(clock) if clock.spins())
     }

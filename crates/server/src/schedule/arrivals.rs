@@ -1,5 +1,5 @@
-//! The arrival times of waiting packets, without a time per packet: the times at which the engine
-//! checked the queue, and the end of the queue at each check.
+//! The arrival times of waiting packets, without a time per packet. The record keeps the times at
+//! which the engine checked the queue, and the end of the queue at each check.
 
 /// Checks that the record keeps: those of two maximum delays.
 const MARKS: usize = 32;
