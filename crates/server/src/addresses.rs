@@ -59,7 +59,8 @@ pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
 pub enum PoolError {
     /// All leases are given.
     #[error(
-        "no address is free in the device's subnet; end another application, or serve a larger subnet"
+        "no address is free in the device's subnet; end another application, or serve a larger \
+         subnet"
     )]
     Full,
     /// Another session holds the wanted address.
@@ -91,7 +92,7 @@ pub(crate) struct Holder {
 const REMEMBERED: usize = 1024;
 
 /// The time after its return for which the pool refuses a lease to another user that names its
-/// address. Packets for the last holder are still in flight.
+/// address. Packets for the last holder may still arrive.
 const STILL_THEIRS: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -301,12 +302,12 @@ mod tests {
         pool.release(&a, holder("a"));
         let other_user = Holder { uid: 8, ..holder("a") };
         let c = pool.lease(&other_user, None).unwrap();
-        assert!(c != a && c != b, "nobody had it before");
+        assert!(c != a && c != b, "no holder had it before");
         assert_eq!(pool.lease(&holder("a"), None).unwrap(), a);
         pool.release(&a, holder("a"));
         let rest: Vec<_> = (0..2).map(|_| pool.lease(&holder("c"), None).unwrap()).collect();
         assert!(rest.iter().all(|one| *one != a && *one != b));
-        assert_eq!(pool.lease(&holder("c"), None).unwrap(), b, "given back before the other");
+        assert_eq!(pool.lease(&holder("c"), None).unwrap(), b, "released before the other");
         assert_eq!(pool.lease(&holder("c"), None).unwrap(), a);
         assert_eq!(pool.lease(&holder("a"), None), Err(PoolError::Full));
     }
@@ -317,7 +318,7 @@ mod tests {
         for round in 0..3 * REMEMBERED {
             let holder = holder(&round.to_string());
             let lease = pool.lease(&holder, None).unwrap();
-            assert_eq!(lease.place as usize, round + 1, "each another");
+            assert_eq!(lease.place as usize, round + 1, "a new one for each");
             pool.release(&lease, holder);
         }
         assert_eq!((pool.given(), pool.given_back.len()), (0, REMEMBERED));

@@ -198,7 +198,7 @@ impl BounceBuffers {
         self.complete(slot, complete)
     }
 
-    /// Returns the place of a slot's memory, as a part to send.
+    /// Returns the position of a slot's content in its data space, as a part to send.
     #[inline]
     #[must_use]
     pub(crate) fn part(&self, slot: u32) -> Part {
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(bounce.bytes(slot), b"head89");
         assert!(!bounce.build(slot, b"head", source, 8, 3, None));
         assert!(bounce.build(slot, &[0, 1, 0, 2, 0, 0], source, 8, 0, Some((0, 4))));
-        assert_eq!(bounce.bytes(slot), [0, 1, 0, 2, 0xff, 0xfc], "its checksum is finished");
+        assert_eq!(bounce.bytes(slot), [0, 1, 0, 2, 0xff, 0xfc], "its checksum is full");
         assert_eq!(bounce.part(slot).offset, 1024 + slot * 256);
         bounce.release(slot);
         assert_eq!(bounce.free(), 2);

@@ -1,5 +1,5 @@
 //! The coalescing settings of one queue pair's endpoints. The lowest ones apply, and are found
-//! without a look at each endpoint.
+//! without a check of each endpoint.
 
 use std::collections::BTreeMap;
 
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn the_least_value_applies() {
         let mut values = Values::new(1);
-        assert_eq!(values.least(0), 1, "nobody");
+        assert_eq!(values.least(0), 1, "no endpoint");
         assert_eq!(values.least(2), 1, "two that asked for nothing");
         values.add(8);
         assert_eq!(values.least(2), 1, "one that asked for nothing");

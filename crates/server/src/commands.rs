@@ -19,8 +19,8 @@ use crate::engine::Engine;
 use crate::schedule::shape::Shape;
 use crate::session::{Endpoint, Session};
 
-/// A command of the control thread. The engine answers each with `Event::Done` and the command's
-/// ticket.
+/// A command of the control thread. The engine answers each with `EngineReport::Done` and the
+/// command's ticket.
 #[expect(missing_docs, reason = "the names say it")]
 #[derive(Debug)]
 pub enum Command {
@@ -293,7 +293,7 @@ impl Engine {
         self.deferred.forget(key);
         self.hurrying.retain(|one| *one != key);
         self.touched.retain(|(session, _)| *session != key);
-        // Another session may have the key before the engine looks at it again.
+        // Another session may have the key before the engine publishes these completions.
         self.completed.retain(|one| one.key != key);
         let mut gone = Vec::new();
         let (bounce, in_flight) = (&self.bounce, &self.in_flight);

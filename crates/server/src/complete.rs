@@ -1,5 +1,5 @@
-//! Completion: the bounce buffers of completed packets, and their applications' buffers, are free
-//! again.
+//! Completion: the engine frees the bounce buffers of completed packets, and their applications'
+//! buffers.
 
 use towpath_device::DeviceError;
 
@@ -9,7 +9,7 @@ impl Engine {
     /// Collects the device's completions, after giving it the waiting packets. Returns how many
     /// there were.
     pub(crate) fn complete(&mut self) -> Result<usize, DeviceError> {
-        // The engine asks a device that had no room again in the next poll iteration.
+        // The engine tries a device that had no room again in the next poll iteration.
         if !self.handoff.is_blocked() {
             self.handoff.flush(&self.bounce, &mut self.spaces, self.device.as_mut())?;
         }
@@ -24,9 +24,8 @@ impl Engine {
         Ok(count)
     }
 
-    /// Completes a device packet that the device returned or that will never be sent. Its slot is
-    /// free. With the last device packet of an in-flight entry, the application's buffers are free,
-    /// too.
+    /// Completes a device packet that the device returned or that will never be sent, and frees its
+    /// slot. The last device packet of an in-flight entry also frees the application's buffers.
     pub(crate) fn land(&mut self, slot: u32) {
         let number = self.bounce.slots[slot as usize].in_flight_slot;
         self.bounce.release(slot);

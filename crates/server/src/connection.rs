@@ -171,7 +171,7 @@ pub(crate) fn read_open(
     }
     if open.queue_pair >= shape.queue_pairs {
         let text =
-            format!("open: queue set {}; the session has {}", open.queue_pair, shape.queue_pairs);
+            format!("open: queue pair {}; the session has {}", open.queue_pair, shape.queue_pairs);
         return Err((Refusal::NotFound, text));
     }
     let administrator = connection.standing == Standing::Administrator;

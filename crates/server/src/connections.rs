@@ -120,8 +120,8 @@ impl Connections {
         if account.is_limited && held.bytes + bytes > policy.bytes_per_user {
             let limit = policy.bytes_per_user;
             return Some(format!(
-                "with this session, the sessions of user {uid} would have {} bytes; at most {limit} are \
-                 allowed (bytes-per-user); end another session, or ask for less",
+                "with this session, the sessions of user {uid} would have {} bytes; at most \
+                 {limit} are allowed (bytes-per-user); end another session, or ask for less",
                 held.bytes + bytes
             ));
         }
@@ -132,7 +132,10 @@ impl Connections {
         let most = policy.sessions_per_group.min(addresses.div_ceil(2));
         (held.sessions >= most).then(|| {
             let count = held.sessions;
-            format!("the users let in by group {group} have {count} sessions, the most allowed (sessions-per-group); end one")
+            format!(
+                "the users let in by group {group} have {count} sessions, the most allowed \
+                 (sessions-per-group); end one"
+            )
         })
     }
 

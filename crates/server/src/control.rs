@@ -218,7 +218,7 @@ impl Control {
                     worker => self.hear(worker, event.flags),
                 }
             }
-            // The engine's replies are read even if its wake-up came with other events.
+            // This thread reads the engine's replies even if its wake-up came with other events.
             self.engine_events();
             self.go_on_slowly();
             self.give_up_workers();
@@ -247,7 +247,7 @@ impl Control {
     pub(crate) fn command(&mut self, command: Command, reply: Reply) {
         self.next_ticket += 1;
         self.replies.insert(self.next_ticket, reply);
-        // An engine that is gone has said so in its last event.
+        // An engine that has ended has said so in its last report.
         if self.parts.commands.send((self.next_ticket, command)).is_ok() {
             let _ = rustix::io::write(&*self.parts.engine_wake, &1u64.to_ne_bytes());
         }
@@ -320,19 +320,19 @@ impl Control {
         let account = Account { uid: peer.uid, group, is_limited };
         let owner = Owner::User(peer.uid);
         if !self.connections.has_room(policy, account) {
-            let text = "your user, its group or this server has as many control connections as are allowed; end \
-                        some applications, or raise the server's limits connections, sessions-per-user \
-                        or sessions-per-group";
+            let text = "your user, its group or this server has as many control connections as \
+                        are allowed; end some applications, or raise the server's limits \
+                        connections, sessions-per-user or sessions-per-group";
             return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
         }
         if self.workers.has_hung(owner) {
-            let text = "one of your applications blocks the server's worker process for your user; end \
-                        that application, then attach again";
+            let text = "one of your applications blocks the server's worker process for your user; \
+                        end that application, then attach again";
             return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
         }
         let Some(worker) = self.worker_of(owner) else {
-            let text = "the server cannot start a worker for your user: no descriptors left; raise the \
-                        server's limit (ulimit -n)";
+            let text = "the server cannot start a worker for your user: no descriptors left; raise \
+                        the server's limit (ulimit -n)";
             return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
         };
         let token = self.next_token;

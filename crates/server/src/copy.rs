@@ -1,6 +1,6 @@
 //! The trust boundary on receive: the engine copies a packet once, into buffers of memory that only
-//! the server writes. (On transmit it is the [`crate::bounce`].) Only the routines that make copies,
-//! here and there, count them.
+//! the server writes. On transmit, [`crate::bounce`] is the trust boundary. In both modules, only
+//! the routines that make copies count them.
 //!
 //! This module uses unsafe code because it sums checksums in place, in receive buffer pools, which
 //! applications have mapped read-only.
@@ -27,7 +27,7 @@ pub(crate) enum Delivered {
     Unusable,
 }
 
-/// Copies one packet into the next provided buffers of a queue pair. `finish`: the place of a
+/// Copies one packet into the next provided buffers of a queue pair. `complete`: the place of a
 /// checksum to complete in the copy, as in [`towpath_device::Checksum::Partial`].
 #[inline]
 pub(crate) fn deliver(
@@ -95,7 +95,8 @@ fn deliver_frame(
     Delivered::Yes
 }
 
-/// Reads the buffers that the application has provided since. Returns `true` if there are `frames`.
+/// Reads the buffers that the application has provided since. Returns `true` if at least `buffers`
+/// are available.
 #[inline(never)]
 fn observe(
     set: &mut QueuePair,
@@ -174,13 +175,13 @@ fn deliver_chain(
     Delivered::Yes
 }
 
-/// Returns the place of an endpoint's counter among its session's.
+/// Returns the index of an endpoint's counter among its session's.
 #[inline]
 pub(crate) fn session_word(endpoint: u32, count: Count) -> usize {
     endpoint as usize * towpath_protocol::layout::ENDPOINT_COUNTERS + count as usize
 }
 
-/// Completes the checksum of a packet of `len` bytes in the buffers that `frame` names.
+/// Completes the checksum of a packet of `len` bytes in the buffers that `buffer` names.
 fn complete_checksum(
     memory: &mut Region,
     pool: &towpath_queue::PoolShape,

@@ -177,7 +177,7 @@ mod tests {
                     prop_assert_eq!(due.has(id as u32), time.is_some());
                 }
             }
-            prop_assert_eq!(due.heap.capacity(), room, "no more memory than at first");
+            prop_assert_eq!(due.heap.capacity(), room, "no more memory than reserved");
         }
     }
 }

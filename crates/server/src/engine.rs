@@ -58,8 +58,8 @@ pub enum WaitStrategy {
     Poll,
     /// The engine sleeps when it finds nothing to do, and clients notify it.
     Block,
-    /// The engine spins before it sleeps if work is likely to come so soon. It spins at most as
-    /// long as a wake-up takes.
+    /// The engine spins before it sleeps if work is likely to come within the time of a wake-up. It
+    /// spins at most that long.
     SpinThenBlock,
     /// The engine polls at a fixed rate per second, and clients do not notify it.
     TimerDriven,
@@ -143,9 +143,9 @@ pub struct Engine {
     pub(crate) in_flight: Vec<InFlight>,
     pub(crate) free_in_flight: FreeBuffers,
     pub(crate) schedule: Schedule,
-    /// Queue pairs with news, while the engine looks at them.
+    /// Queue pairs that a session's events name, while the engine checks them.
     pub(crate) discovered: Vec<u32>,
-    /// Expedited packets that pass others in one poll iteration.
+    /// Expedited packets that precede others per poll iteration.
     pub(crate) expedited_share: usize,
     /// Endpoints whose settings need the clock; without any, the engine does not read the clock to
     /// send.
@@ -218,12 +218,12 @@ pub struct Engine {
 }
 
 /// Number of bounce buffers, which hold packets between their check and their completion. At most
-/// 960 of these packets are in flight or on their way to the device. The engine reserves 32 more
-/// for expedited packets (`EXPEDITED_SLOTS`), and 32 for packets under check (`GROUP`).
+/// 960 of them hold packets in the backlog or in flight. The engine reserves 32 more for expedited
+/// packets (`EXPEDITED_SLOTS`), and 32 for packets under check (`BATCH`).
 pub(crate) const BOUNCE_SLOTS: u32 = 1024;
 
 /// Upper limit of expedited packets per poll iteration, whatever the value of the setting `small`.
-/// Expedited packets pass all others, and must not starve them.
+/// Expedited packets precede all others, and must not starve them.
 const MAX_EXPEDITED: usize = 32;
 
 /// Returns the data that the engine's epoll set reports when a session's application notifies the

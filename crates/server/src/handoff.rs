@@ -64,7 +64,7 @@ pub(crate) struct Counts {
     pub expedited: u64,
 }
 
-/// Packets on their way to the device, by bounce buffer.
+/// The backlog: packets that wait for the device, by bounce buffer.
 #[derive(Debug)]
 pub(crate) struct Handoff {
     /// Packets that precede all others and that no packet overtakes: those that a device returned
@@ -108,7 +108,7 @@ impl Handoff {
     }
 
     /// Limits the expedited packets that go before a batch of others. With 0, waiting expedited
-    /// packets go before all others, because no later share would let them pass. If a later setting
+    /// packets go before all others, because no later share would admit them. If a later setting
     /// admits expedited packets again, these do not overtake the waiting ones.
     pub(crate) fn set_expedited_share(&mut self, packets: usize) {
         self.expedited_share = packets;

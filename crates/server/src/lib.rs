@@ -8,17 +8,17 @@
 //! |---|---|
 //! | `engine` | the poll iteration: commands, receive, transmit, complete, publish, notify, sleep |
 //! | `publish` | the end of a poll iteration: queues, events, notifications |
-//! | `orders` | commands from the control thread to the engine |
+//! | `commands` | commands from the control thread to the engine |
 //! | `demux` | flow rules, and the choice of a packet's endpoint |
 //! | `rights` | the packets that an endpoint may send |
 //! | `receive`, `transmit` | the two directions, a batch of packets at a time |
 //! | `take` | taking packets out of a queue in its turn |
 //! | `shaping` | settings of sending, as the engine applies them |
 //! | `schedule` | the order of sending: priorities, shares, rates, ticks |
-//! | `pass` | the fast path of most packets: plain, and for an endpoint of this host |
+//! | `local` | the fast path of most packets: plain, and for an endpoint of this host |
 //! | `send` | one packet of an application: checks and destinations |
-//! | `copy`, `stage` | the trust boundary: every copy between two sides' memory |
-//! | `source` | the place of a packet's bytes before they are copied |
+//! | `copy`, `bounce` | the trust boundary: every copy between two sides' memory |
+//! | `source` | the location of a packet's bytes before they are copied |
 //! | `handoff` | the path of checked packets to the device; the backlog |
 //! | `watchdog`, `revive` | detecting and resetting a device that stalls |
 //! | `session` | the engine's view of a session |

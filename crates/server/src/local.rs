@@ -1,7 +1,7 @@
 //! The fast path of most packets: plain, with a full checksum, in one frame, and for an endpoint of
 //! this host.
 //!
-//! The fast path decides nothing differently from `send.rs`. It leaves every packet to that module
+//! The fast path decides nothing differently from `send.rs`. To that module it leaves every packet
 //! that is unusual in any way, may not be sent, or has no receiver here.
 
 use towpath_protocol::counters::{self, Device as Count};
@@ -17,9 +17,9 @@ use crate::transmit::Batch;
 const ETHERNET_BYTES: usize = 14;
 
 impl Engine {
-    /// Passes on the packets of a batch from `from` up to the first that needs another path.
-    /// Returns how many. The engine calls it only while there is no capture and no promiscuous
-    /// endpoint.
+    /// Delivers packets of a batch locally, from `from` up to the first that needs another path,
+    /// and returns how many. The engine calls this function only while there is no capture and no
+    /// promiscuous endpoint.
     pub(crate) fn deliver_locally(&mut self, batch: &mut Batch, from: usize, mtu: usize) -> usize {
         let Some((memory, _)) = &self.transmit_pools[batch.key as usize] else { return 0 };
         // Each packet on this path has one slot.

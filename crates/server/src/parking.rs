@@ -7,10 +7,10 @@
 //! epoll set reports the session's eventfd. An awake engine asks the epoll set every few
 //! iterations, and only while a session is parked.
 //!
-//! Parking is the ski-rental problem. The engine parks a session once vain looks have cost other
-//! sessions about as much as a notification. Looks of an otherwise idle engine cost other sessions
-//! nothing and hardly count. A few sessions are always active. The applications of a server with
-//! few sessions therefore make no system call except to wake the engine.
+//! Parking is the ski-rental problem. The engine parks a session once fruitless polls have cost
+//! other sessions about as much as a notification. Polls by an otherwise idle engine cost other
+//! sessions nothing and hardly count. A few sessions are always active. The applications of a
+//! server with few sessions therefore make no system call except to wake the engine.
 
 use std::mem::MaybeUninit;
 
@@ -33,8 +33,8 @@ const FEW: usize = 8;
 /// The weight of a busy poll iteration in idle ones: an idle engine that polls must not park every
 /// session at once.
 const BUSY: u64 = 1024;
-/// The age without news after which the engine may park a session: 64 busy poll iterations. So many
-/// vain looks cost the other sessions about as much as one notification.
+/// The age without news after which the engine may park a session: 64 busy poll iterations. This
+/// many fruitless polls cost the other sessions about as much as one notification.
 const VAIN: u64 = 64 * BUSY;
 /// Notifications that the engine takes from the epoll set at once, so that many notifying clients
 /// cannot prolong a poll iteration. The rest stays in the epoll set for the next one.
@@ -69,7 +69,7 @@ pub(crate) struct ActiveSessions {
 /// Counts of the work to find news.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
-    /// Looks at sessions, in poll iterations and before sleeps.
+    /// Polls of sessions, in poll iterations and before sleeps.
     pub(crate) polls: u64,
     /// Sessions parked.
     pub(crate) parks: u64,
@@ -193,10 +193,10 @@ impl Engine {
         }
     }
 
-    /// Parks a session: asks it to notify, looks once more, and then stops polling it.
+    /// Parks a session: asks it to notify, polls it once more, and then stops polling it.
     fn park(&mut self, key: u32) {
         let Some(session) = &mut self.sessions[key as usize] else { return };
-        // This is the doorbell's handshake (flag, fence, look) with a flag of this session alone.
+        // This is the doorbell's handshake (flag, fence, check) with a flag of this session alone.
         session.parking.prepare();
         if !self.has_no_news(key) {
             if let Some(session) = &mut self.sessions[key as usize] {
@@ -215,7 +215,7 @@ impl Engine {
     /// again.
     ///
     /// If it has nothing to send, the notification is late and belongs to packets that an earlier
-    /// look found. The client regards it as the notification for the current flag and would not
+    /// poll found. The client regards it as the notification for the current flag and would not
     /// notify again. The engine therefore parks the session anew.
     fn notified(&mut self, key: u32) {
         let Some(Some(session)) = self.sessions.get_mut(key as usize) else { return };
@@ -254,8 +254,8 @@ impl Engine {
                 COMMANDS => {
                     let mut count = [0; 8];
                     let _ = rustix::io::read(&*self.wake, &mut count);
-                    // Commands may have arrived after this iteration's look, and no further
-                    // notification follows for them.
+                    // Commands may have arrived after this iteration's check for them, and no
+                    // further notification follows.
                     self.commands_left = true;
                 }
                 DEVICE => {}

@@ -57,7 +57,7 @@ impl Control {
         }
     }
 
-    /// Ends connections whose packets the kernel refused to pass on.
+    /// Ends connections whose packets the kernel refused to deliver.
     pub(crate) fn end_failed_connections(&mut self) {
         for (_, token) in self.workers.take_failed() {
             self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));

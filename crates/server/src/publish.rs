@@ -59,7 +59,7 @@ impl Engine {
     /// runs once for all sessions.
     pub(crate) fn publish_and_notify(&mut self) {
         if self.touched.is_empty() {
-            debug_assert!(self.completed.is_empty(), "what is finished was touched");
+            debug_assert!(self.completed.is_empty(), "completed packets have touched queue pairs");
             return;
         }
         // The engine reads the clock only if it defers a notification.
@@ -126,13 +126,13 @@ impl Engine {
         let mut touched = std::mem::take(&mut self.touched);
         for (key, _) in &touched {
             let Some(session) = &mut self.sessions[*key as usize] else { continue };
-            // One notification tells the news of all of the session's queue pairs.
+            // One notification covers the news of all of the session's queue pairs.
             let news = std::mem::take(&mut session.news);
             if news.urgent {
                 session.unnotified = 0;
                 // The engine has already notified the client of a pending event, with two
-                // exceptions: a deferred notification, and one suppressed because the client polls
-                // by the clock and can no longer wait for its next tick.
+                // exceptions. One is a deferred notification. The other is one suppressed for a
+                // timer-driven client that can no longer wait for its next tick.
                 let was_deferred = self.deferred.forget(*key) || news.due != 0;
                 if news.marked || was_deferred || news.full || !self.notification_suppression {
                     self.notify(*key, fenced, news.full);
@@ -150,8 +150,8 @@ impl Engine {
         self.count_notifications();
     }
 
-    /// Sends the deferred notifications that are due. Includes those due so soon that a separate
-    /// sleep is not worthwhile.
+    /// Sends the deferred notifications that are due, and those due too soon for a separate sleep
+    /// to be worthwhile.
     pub(crate) fn notify_deferred(&mut self) {
         let Some(first) = self.deferred.next() else { return };
         let now = self.read_clock();
@@ -169,8 +169,8 @@ impl Engine {
         self.count_notifications();
     }
 
-    /// Wakes a session's application if it sleeps. With `full` it also wakes an application that
-    /// polls by the clock, before its buffers run out.
+    /// Wakes a session's application if it sleeps. With `full`, also wakes a timer-driven
+    /// application before its buffers run out.
     #[inline]
     fn notify(&mut self, key: u32, fenced: doorbell::Fenced, full: bool) {
         let Some(session) = &mut self.sessions[key as usize] else { return };
@@ -214,9 +214,9 @@ impl Engine {
     }
 }
 
-/// Reads the buffers that the application has provided since the last look, which the engine took
-/// when it had none left. Only by that look, half of the queue pair's buffers seem used. Returns
-/// `true` if they are not.
+/// Reads the buffers that the application has provided since the engine last read the queue, which
+/// it does when it has none left. By that earlier state, half of the queue pair's buffers seemed
+/// used. Returns `true` if they are not.
 #[cold]
 fn has_provided(
     set: &mut QueuePair,

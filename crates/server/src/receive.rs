@@ -117,7 +117,7 @@ impl Engine {
 
     /// Handles most packets on the fast path: plain packets for one endpoint. Returns the path that
     /// the packet took; [`Path::Long`] if it is none of these and still needs the full path. As in
-    /// `pass.rs`, the fast path decides nothing differently from the full path.
+    /// `local.rs`, the fast path decides nothing differently from the full path.
     #[inline(always)]
     fn receive_plain(&mut self, received: &Received) -> Path {
         let mut prefix = [0; FIRST_READ_BYTES];
@@ -293,7 +293,7 @@ fn admit(
     Some((To { session, endpoint: destination.endpoint, queue_pair, flags: 0, left }, offload))
 }
 
-/// Marks a packet that the engine captured on its way out.
+/// Marks the captured copy of a packet that an application sent.
 pub(crate) const CAPTURED_OUTGOING: u16 = OUTGOING;
 
 /// A packet under delivery.
@@ -338,8 +338,8 @@ impl To<'_> {
         }
     }
 
-    /// Each segment counts as one packet against the endpoint's budget. The engine delivers as many
-    /// segments as fit, as a wire would.
+    /// Delivers as many segments as fit, as a wire would. Each segment counts as one packet against
+    /// the endpoint's budget.
     fn segments(
         &mut self,
         packet: &Packet<'_>,

@@ -53,7 +53,7 @@ impl Control {
         if bytes > policy.session_bytes {
             let text = format!(
                 "attach: the session needs {bytes} bytes, at most {} are allowed; ask for fewer \
-                 or smaller queues and frames",
+                 or smaller queues and buffers",
                 policy.session_bytes
             );
             return Err((Refusal::Limit, text));

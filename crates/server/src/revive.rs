@@ -3,7 +3,7 @@
 //! Packets completed before the reset were sent, or the driver dropped and counted them. The device
 //! kept the packets that the reset returns. The engine sends them again, in their order and before
 //! everything that waited behind them. A driver tells the two apart as well as its device does. A
-//! packet that a device sent without completing it goes out twice. The engine cannot know this, and
+//! packet that a device sent without completing it is sent twice. The engine cannot know this, and
 //! networks may duplicate packets anyway. No packet is lost.
 
 use towpath_device::DeviceError;

@@ -118,8 +118,8 @@ impl Schedule {
         self.units.get(unit).since
     }
 
-    /// Puts a unit that stood in no line, and now has something to send, into its line. `small`:
-    /// the next packet is an expedited one.
+    /// Puts a unit that stood in no line, and now has something to send, into its line.
+    /// `expedited`: the next packet is an expedited one.
     #[inline]
     pub(crate) fn enter(&mut self, id: u32, class: Class, expedited: bool, now: u64) {
         let unit = self.units.get_mut(id);

@@ -23,16 +23,16 @@ use crate::work::Work;
 pub(crate) enum Sent {
     /// The packet is done: dropped, or delivered here.
     Now,
-    /// The packet is on its way to the device.
+    /// The packet is handed off: the device has it, or the backlog.
     Later,
     /// Either of these, with more than one copy: see [`Engine::spent`].
     Costly {
-        /// `true` if the packet is on its way to the device.
+        /// `true` if the packet is handed off.
         later: bool,
     },
     /// The device has no room for the packet now.
     NoRoom,
-    /// No correct application sends the packet.
+    /// No correct application sends such a packet.
     Violates(Violation),
 }
 
@@ -51,7 +51,7 @@ struct Outgoing {
     no_local_match: bool,
     /// The number of the packet's queue pair in the scheduler.
     unit: u32,
-    /// `true` if the packet passes the others.
+    /// `true` if the packet is expedited and precedes the others.
     expedited: bool,
 }
 
@@ -258,7 +258,7 @@ impl Engine {
     }
 
     /// Records a packet's cost: `work` in place of the one copy that every packet is charged for,
-    /// and `taps` for captures and promiscuous endpoints.
+    /// and `captures` for captures and promiscuous endpoints.
     fn spend(&mut self, one: &Outgoing, work: Work, captures: Work, sent: Sent) -> Sent {
         let beyond = work.beyond_one(one.len);
         if beyond == Work::default() && captures == Work::default() {

@@ -44,7 +44,7 @@ pub struct Config {
     /// Addresses for sessions.
     pub subnets: Subnets,
     /// All settings that can also change later, first of all the engine's wait strategy:
-    /// `Mode::Poll.into()`, or [`Values::set`]. A default `rx_batch` is at most `batch`.
+    /// `WaitStrategy::Poll.into()`, or [`Values::set`]. A default `rx_batch` is at most `batch`.
     pub settings: Values,
     /// Packets that the engine takes from the device per poll iteration, 1 to 1024. A larger batch
     /// shares fences and notifications among more packets, and adds latency.
@@ -107,7 +107,8 @@ pub enum StartError {
     },
     /// `rx_batch` exceeds the number of packets per poll iteration that the server has memory for.
     #[error(
-        "rx_batch={rx_batch} with a batch of {batch}; set rx_batch to 1 to {batch}, or choose a larger batch"
+        "rx_batch={rx_batch} with a batch of {batch}; set rx_batch to 1 to {batch}, or choose a \
+         larger batch"
     )]
     Batch {
         /// The value of the setting.

@@ -23,7 +23,7 @@ use crate::rights::Rights;
 use crate::schedule::arrivals::Arrivals;
 use crate::schedule::shape::{Class, Shape};
 
-/// A queue pair and the engine's own notes about it.
+/// A queue pair and the engine's own state for it.
 #[derive(Debug)]
 pub struct QueuePair {
     /// The transmit queue.
@@ -118,7 +118,7 @@ pub struct Session {
     pub(crate) parking: Sleeper,
     /// The session's index in the list of active sessions.
     pub(crate) active_at: u32,
-    /// The time of the last packet to send, in the engine's poll iterations.
+    /// The engine's age at the last packet to send, in poll iterations.
     pub(crate) news_at: u64,
     /// Packets in flight.
     pub in_flight: u32,
@@ -281,7 +281,7 @@ impl Session {
             .collect();
         let cleared = |words: OwnWords, buffers: u32| {
             let mut ledger = Ledger::new(words, buffers);
-            // Only the queues determine the buffers' places.
+            // Only the queues determine the buffers' owners.
             ledger.clear();
             ledger
         };

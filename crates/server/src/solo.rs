@@ -62,7 +62,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// All ways.
+    /// All directions.
     pub const ALL: [Way; 3] = [Way::Receive, Way::Local, Way::Send];
 
     /// Returns the name used in tables.
@@ -172,11 +172,11 @@ impl Solo {
 
         let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
         let mut own = shape.application_own(own_words(application.map_writable()?));
-        let words = own.queue_pairs.pop().ok_or("one queue set")?;
+        let words = own.queue_pairs.pop().ok_or("one queue pair")?;
         let (transmit, mut receive) =
             application_side(&shape.queues, shape.receive_pool, words, &pages.queue_pairs[0]);
         for buffer in 0..SLOTS {
-            ensure(receive.provide(buffer), "a frame for each slot")?;
+            ensure(receive.provide(buffer), "a buffer for each slot")?;
         }
         receive.publish();
         // Each endpoint has one flow in and one out.
@@ -215,7 +215,7 @@ impl Solo {
         self.engine.assume_captures(captures);
     }
 
-    /// Moves `turns` batches, in trains of a length, and checks that all packets arrived.
+    /// Moves `iterations` batches, in trains of a length, and checks that all packets arrived.
     pub fn run(&mut self, way: Way, iterations: usize, train: usize) -> Outcome<u64> {
         let before = self.received + self.left;
         let mut number = 0;
@@ -247,7 +247,7 @@ impl Solo {
     }
 
     fn put(&mut self, way: Way, flow: usize) -> Outcome<()> {
-        let buffer = self.transmit_free.take().ok_or("a frame to send")?;
+        let buffer = self.transmit_free.take().ok_or("a buffer to send")?;
         let mut packet = [0; FRAME_BYTES];
         packet.copy_from_slice(&self.outward[flow]);
         if way == Way::Local {
@@ -263,8 +263,8 @@ impl Solo {
             flags: 0,
         };
         let at = descriptor.pool_offset(&self.shape.transmit_pool);
-        ensure(self.transmit_pool.copy_in(at, &packet), "a frame outside of its heap")?;
-        ensure(self.transmit.push(&[descriptor]), "a slot for each frame")?;
+        ensure(self.transmit_pool.copy_in(at, &packet), "a buffer outside of its pool")?;
+        ensure(self.transmit.push(&[descriptor]), "a slot for each buffer")?;
         Ok(())
     }
 
@@ -279,7 +279,7 @@ impl Solo {
             }
             self.received += 1;
             for descriptor in &packet[..count] {
-                ensure(self.receive.provide(descriptor.buffer), "a slot for each frame")?;
+                ensure(self.receive.provide(descriptor.buffer), "a slot for each buffer")?;
             }
         }
         self.receive.publish();
@@ -301,7 +301,7 @@ fn poll_once(engine: &mut Engine) -> Outcome<()> {
 }
 
 fn give(commands: &Sender<(u64, Command)>, command: Command) -> Outcome<()> {
-    commands.send((0, command)).ok().ok_or("the engine takes no orders")?;
+    commands.send((0, command)).ok().ok_or("the engine takes no commands")?;
     Ok(())
 }
 
@@ -313,7 +313,7 @@ fn ip(flow: &Flow) -> Outcome<u32> {
 }
 
 /// Returns the engine's cost of a frame of 64 bytes, in batches over an in-memory device, in
-/// nanoseconds. The three values are for the ways from the device to an application, from one
+/// nanoseconds. The three values are for the directions from the device to an application, from one
 /// application to another, and to the device. The measurement takes some milliseconds.
 ///
 /// # Errors
@@ -336,7 +336,7 @@ const ITERATIONS: usize = 20;
 
 /// Returns the nanoseconds per packet without the routines for captures and promiscuous endpoints
 /// and with them, while none of these is open. One engine alternates between both, so that neither
-/// its memory's place nor other work of the machine makes a difference.
+/// its memory's location nor other work of the machine makes a difference.
 pub fn without_and_with_captures(solo: &mut Solo, way: Way, packets: usize) -> Outcome<[f64; 2]> {
     let rounds = packets.div_ceil(ITERATIONS * BATCH);
     let mut times = [Duration::ZERO; 2];

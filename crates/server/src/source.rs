@@ -1,5 +1,5 @@
-//! The place of a packet's bytes before the copy: a checked beginning in private memory, and pieces
-//! of one other memory.
+//! The location of a packet's bytes before the copy: a checked beginning in private memory, and
+//! pieces of one other memory.
 
 use towpath_memory::{Mapping, Region};
 use towpath_queue::descriptor::MAX_CHAIN;
@@ -13,7 +13,7 @@ pub(crate) struct Piece {
     pub len: u32,
 }
 
-/// The place of a packet's bytes: a checked beginning in private memory, and pieces of one other
+/// The location of a packet's bytes: a checked beginning in private memory, and pieces of one other
 /// memory, in order.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
@@ -21,7 +21,7 @@ pub(crate) struct Source<'a> {
     pub prefix: &'a [u8],
     /// The memory that the rest is in.
     pub memory: &'a Mapping,
-    /// The rest.
+    /// The pieces of the rest.
     pub pieces: &'a [Piece],
 }
 

@@ -11,8 +11,8 @@ use crate::schedule::Stop;
 use crate::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
 use crate::transmit::{BATCH, Batch, NO_SLOT, Taken};
 
-/// The part of a packet that the engine prefetches before it looks at the packet, without knowing
-/// yet whether the packet may be sent.
+/// The part of a packet that the engine prefetches before it reads the packet, without knowing yet
+/// whether the packet may be sent.
 const PREFETCH_BYTES: usize = 2048;
 
 /// The amount that the engine may take.
@@ -90,8 +90,8 @@ impl Engine {
                 return Ok(Ended::Empty);
             }
             let taken = set.transmit.take(&mut session.transmit_ledger, chain)?;
-            // Packets that a predecessor completed were skipped; the loop looks at the packets
-            // behind them.
+            // Packets that a predecessor completed were skipped; the loop continues with the
+            // packets behind them.
             let Some((count, first)) = taken else { continue };
             let start = chain[0].pool_offset(&pool);
             let mut len = chain[0].len;
@@ -101,8 +101,8 @@ impl Engine {
             let endpoint = chain[0].endpoint;
             let mut late = false;
             let expedited = chain[0].flags & EXPEDITED != 0;
-            // An expedited packet passes others as soon as it is at the head. In the middle of a
-            // message it goes with the message.
+            // An expedited packet overtakes others as soon as it is at the head of its queue. In
+            // the middle of a message it goes with the message.
             if expedited != batch.expedited
                 && (batch.expedited || self.expedited_share > 0 && batch.run == 0)
             {
@@ -206,9 +206,9 @@ impl Engine {
     /// Fetches the beginnings of a batch's packets into the bounce buffers, as far as there is
     /// room, and reads the headers of the plain ones.
     ///
-    /// A separate loop reads the headers. A processor that finds a value in several stores on their
-    /// way to its cache waits until all earlier stores complete. Among the stores of a delivery are
-    /// some to lines that another core holds.
+    /// A separate loop reads the headers. A processor that finds a value in several stores that
+    /// have not reached its cache waits until all earlier stores complete. Among the stores of a
+    /// delivery are some to lines that another core holds.
     pub(crate) fn fetch_batch(&mut self, batch: &mut Batch) {
         let Some(session) = &self.sessions[batch.key as usize] else { return };
         let Some((_, pool_words)) = &self.transmit_pools[batch.key as usize] else { return };

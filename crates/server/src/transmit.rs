@@ -38,11 +38,11 @@ pub(crate) struct Taken {
     pub(crate) at: u32,
     pub(crate) endpoint: u32,
     pub(crate) len: u32,
-    /// `true` if the packet is one frame with a full checksum, according to its descriptor.
+    /// `true` if the packet is not late and, by its descriptor, in one buffer without metadata.
     pub(crate) single: bool,
     /// `true` if the packet's beginning is in its bounce buffer.
     pub(crate) fetched: bool,
-    /// `true` if the packet's headers are in [`Group::plain`].
+    /// `true` if the packet's headers are in [`Batch::plain`].
     pub(crate) plain: bool,
     /// `true` if the engine looked the destination up and found no endpoint of this host.
     pub(crate) no_local_match: bool,
@@ -58,7 +58,7 @@ pub(crate) struct Batch {
     pub(crate) key: u32,
     pub(crate) queue_pair: u32,
     pub(crate) unit: u32,
-    /// `true` if the packets are expedited and pass the others.
+    /// `true` if the packets are expedited and precede the others.
     pub(crate) expedited: bool,
     /// `true` if all packets are of one endpoint, whose settings apply.
     pub(crate) shaped: bool,
@@ -163,7 +163,7 @@ impl Engine {
         self.handoff.has_expedited_room() && self.has_slots(1)
     }
 
-    /// Returns `true` if packets on their way to the device may take `slots` more bounce buffers.
+    /// Returns `true` if packets in the backlog and in flight may take `slots` more bounce buffers.
     /// One batch's worth of slots stays reserved for packets under check, which may be for this
     /// host. There are as many in-flight entries as slots, and each entry has at least one slot.
     #[inline]
@@ -247,7 +247,7 @@ impl Engine {
         let mut found = std::mem::take(&mut self.discovered);
         found.clear();
         let outcome = session.work.take(EVENTS, |queue_pair| found.push(queue_pair));
-        // All events are acknowledged before this look, so later packets cause a new event.
+        // All events are acknowledged before this check, so later packets cause a new event.
         for queue_pair in &found {
             let Some(session) = &mut self.sessions[key as usize] else { break };
             let set = &mut session.queue_pairs[*queue_pair as usize];
@@ -382,8 +382,8 @@ impl Engine {
         self.spent.has_used(&batch.share, batch.packets[..sent].iter().map(charged))
     }
 
-    /// Sends the fetched packets one after the other. Returns how many are done or on their way,
-    /// and the violation that ended the batch. If fewer than all were sent without a violation, the
+    /// Sends the fetched packets one after the other. Returns how many are done or handed off, and
+    /// the violation that ended the batch. If fewer than all were sent without a violation, the
     /// device has no room, or the packets have used up the batch's share.
     fn send_batch(&mut self, batch: &mut Batch) -> Result<(usize, Option<Violation>), DeviceError> {
         // No capture begins within a poll iteration: the engine executes commands before it.
@@ -416,7 +416,7 @@ impl Engine {
                     let one = batch.packets[index];
                     self.record_completion(batch, one.first, one.chain);
                 }
-                // A packet on its way to the device keeps its slot.
+                // A packet that the engine handed off keeps its slot.
                 Sent::Later => batch.slots[index] = NO_SLOT,
                 Sent::Costly { later } => {
                     if later {

@@ -33,7 +33,7 @@ impl Engine {
     pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
         let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
         let woken_by_notification = std::mem::take(&mut self.woken_by_notification);
-        // A batch that was not full took every packet there was; so did a look at a session's
+        // A batch that was not full took every packet there was. So did a poll of a session's
         // events.
         let left = self.active.has_left();
         let drained = self.received.len() < self.rx_batch
@@ -91,7 +91,7 @@ impl Engine {
         } else {
             self.waiter.stayed();
         }
-        // With a clock, the next sleep may follow without another look at the queues. Urgent
+        // With a clock, the next sleep may follow without another check of the queues. Urgent
         // packets must therefore cause notifications from now on.
         if self.waiter.has_clock() {
             self.sleeper.awake_timer_driven();
@@ -123,7 +123,7 @@ impl Engine {
     /// Sleeps until a deadline because the engine has reached the bound on its processor time,
     /// whatever work arrives or is pending. Applications have no influence on the end of this
     /// sleep. The engine advertises itself as awake, which suppresses notifications. Edges of
-    /// clients that notify all the same stay in the epoll set, and the next poll iteration looks at
+    /// clients that notify all the same stay in the epoll set, and the next poll iteration checks
     /// everything.
     ///
     /// The engine executes only commands, so that an operator can still change settings. An
@@ -208,9 +208,9 @@ impl Engine {
         DeviceError::Failed { name, what: "waiting", cause: cause.into() }
     }
 
-    /// Returns the time of the engine's next own task, on the monotonic clock in nanoseconds: a
-    /// deferred notification, a packet whose time comes, or a check of a device that keeps packets.
-    /// The engine must not sleep longer.
+    /// Returns the time of the engine's next own task, on the monotonic clock in nanoseconds. The
+    /// task is a deferred notification, a packet whose time comes, or a check of a device that
+    /// keeps packets. The engine must not sleep longer.
     pub(crate) fn next_due(&self) -> Option<u64> {
         let (notify, packet) = (self.deferred.next(), self.schedule.next_due());
         let watchdog = self.watchdog.next_due(self.out());

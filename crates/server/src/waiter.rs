@@ -32,8 +32,8 @@ pub(crate) struct Counted {
 }
 
 impl Waiter {
-    /// Creates the waiter for the settings, from `now` on, in nanoseconds; up to `packets` may
-    /// arrive between two looks.
+    /// Creates the waiter for the settings, from `now` on, in nanoseconds; at most `packets` may
+    /// arrive between two poll iterations.
     pub(crate) fn new(values: &Values, packets: u64, now: u64) -> Waiter {
         let strategy = WaitStrategy::of(values.get(Setting::Wait));
         match strategy {
@@ -82,17 +82,18 @@ impl Waiter {
         !matches!(self, Waiter::Poll | Waiter::Block)
     }
 
-    /// Returns `true` if the waiter may sleep by the clock.
+    /// Returns `true` if the waiter may be timer-driven.
     pub(crate) fn has_clock(&self) -> bool {
         matches!(self, Waiter::TimerDriven(_) | Waiter::Auto(_))
     }
 
-    /// Returns `true` if the engine stays awake between ticks, because no sleep is so short.
+    /// Returns `true` if the engine stays awake between ticks, because no sleep is as short as a
+    /// tick.
     pub(crate) fn spins_between_ticks(&self) -> bool {
         matches!(self, Waiter::TimerDriven(clock) if clock.spins())
     }
 
-    /// Yields the processor between two looks without sleep. An engine that spins for a while gives
+    /// Yields the processor between two polls without sleep. An engine that spins for a while gives
     /// other threads precedence. Otherwise the application that it has just notified could wait for
     /// milliseconds. An engine that polls has its own processor and makes no system call.
     pub(crate) fn give_way(&self) {

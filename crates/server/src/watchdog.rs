@@ -5,15 +5,15 @@
 //! receive buffers, because there may be no traffic to receive.
 //!
 //! There are two ways of arming, for comparison (Tracey and Banerji, "Device Driver Issues in
-//! High-Performance Networking", 3.1). The *eager* watchdog sets a deadline when packets go out,
-//! moves it when the device completes some, and clears it when none is in flight. The *lazy* one
-//! checks once per window whether the device completed any packet since the last check. It costs
-//! nothing per packet, and takes up to two windows to notice a stall. The paper's driver armed per
-//! frame; this engine does so once per poll iteration, for all its packets.
+//! High-Performance Networking", 3.1). The *eager* watchdog sets a deadline once packets are in
+//! flight, moves it when the device completes some, and clears it when none is in flight. The
+//! *lazy* one checks once per window whether the device completed any packet since the last check.
+//! It costs nothing per packet, and takes up to two windows to notice a stall. The paper's driver
+//! armed per frame; this engine does so once per poll iteration, for all its packets.
 
 use towpath_protocol::settings::{Setting, Values};
 
-/// Poll iterations between two looks at the clock while the watchdog is armed, if no sleep lies
+/// Poll iterations between two readings of the clock while the watchdog is armed, if no sleep lies
 /// between.
 const ITERATIONS: u32 = 64;
 
@@ -200,7 +200,7 @@ impl Watchdog {
         (self.at, self.seen) = (None, returned);
     }
 
-    /// Records a sleep of the engine: the next poll iteration looks at the clock.
+    /// Records a sleep of the engine: the next poll iteration reads the clock.
     pub fn slept(&mut self) {
         self.iterations = ITERATIONS;
     }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     /// The watchdog notices a stall after one window and before two are over; the eager one
-    /// directly after one window. The engine looks at the clock every 64 poll iterations.
+    /// directly after one window. The engine reads the clock every 64 poll iterations.
     #[test]
     fn a_stall_is_noticed_in_time() {
         let grain = 7 * u64::from(ITERATIONS + 1);
@@ -390,19 +390,19 @@ mod tests {
             let mut device = Simulated::new(from);
             device.out = 1;
             device.noticed(true);
-            // Packets that the reset returned go out again.
+            // The engine again sends the packets that the reset returned.
             device.reset();
             device.out = 1;
             device.dog.change(Watchdog::new(to, 2 * WINDOW));
             for _ in 0..100 {
                 assert!(
                     !matches!(device.poll_once(), Verdict::Recovered { .. }),
-                    "nothing came back"
+                    "the device completed nothing"
                 );
             }
             device.back(1);
             let ends = (0..100).any(|_| matches!(device.poll_once(), Verdict::Recovered { .. }));
-            assert!(ends, "it came back");
+            assert!(ends, "the device completed a packet");
             assert_eq!(device.dog.counts.stalls, 1);
         }
     }

@@ -72,7 +72,7 @@ fn budgets_out_of_range_are_refused() {
 #[test]
 fn no_rx_batch_is_above_the_servers() {
     let (server, _far) = start(&Config { batch: 32, ..Config::default() }).unwrap();
-    assert_eq!(rx_batch(&server), "32", "what nobody set");
+    assert_eq!(rx_batch(&server), "32", "the default, limited");
     let set = |value| set_over(server.connect().unwrap(), None, Setting::RxBatch, value);
     set(7).unwrap();
     for value in [33, 64, 1024] {

@@ -173,9 +173,9 @@ fn no_wait_strategy_sleeps_while_commands_are_left() {
     }
 }
 
-/// An awake engine asks for notifications between its look at the commands and its sleep. It
-/// consumes the notification of a command that came after the look, and that notification does not
-/// end the sleep.
+/// An awake engine asks for notifications between its check for commands and its sleep. It consumes
+/// the notification of a command that came after the check, and that notification does not end the
+/// sleep.
 #[test]
 fn a_command_whose_notification_was_taken_prevents_sleep() {
     for strategy in [
@@ -195,7 +195,7 @@ fn a_command_whose_notification_was_taken_prevents_sleep() {
     }
 }
 
-/// A stream of commands does not put off the poll iteration that follows a throttled sleep.
+/// A stream of commands does not delay the poll iteration that follows a throttled sleep.
 #[test]
 fn a_throttled_engine_takes_commands_a_few_times() {
     let mut world = World::new(WaitStrategy::Auto);
@@ -227,7 +227,7 @@ fn a_throttled_engine_takes_commands_a_few_times() {
     });
     let followed = world.events.try_iter().count();
     let most = HEARD_THROTTLED * COMMANDS_PER_ITERATION;
-    assert!((1..=most).contains(&followed), "{followed} orders in one sleep");
+    assert!((1..=most).contains(&followed), "{followed} commands in one sleep");
 }
 
 /// Settings of an endpoint concern its expedited packets, which wait in any queue pair. The engine
@@ -268,7 +268,7 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
     // more.
     world.poll_until_done();
     assert_eq!(world.sleeps(), 0);
-    // The engine does not look for a session that ends meanwhile.
+    // The engine does not check a session that ends meanwhile.
     for unit in &units {
         let schedule = &mut world.engine.schedule;
         schedule.enter(*unit, Class::default(), false, 0);

@@ -3,8 +3,8 @@
 //! Tracey and Banerji (3.2) found that remembering the last network identifier helps trains of
 //! packets for one receiver and hurts where flows interleave. They concluded that the statistics of
 //! run lengths should decide. So they do here: the cache measures the mean length of trains, which
-//! are consecutive lookups that compare equal. The comparison is the cost of the cache. While the
-//! cache rests, it therefore measures only one window of [`WINDOW`] lookups in each [`REST`].
+//! are consecutive lookups that compare equal. The comparison is the cost of the cache. While
+//! unused, the cache therefore measures only one window of [`WINDOW`] lookups in each [`REST`].
 //!
 //! Two thresholds keep the cache from oscillating. They lie around the point where it neither gains
 //! nor loses (`towpath-lab demux`). That point is above two packets per train where a lookup reads
@@ -35,9 +35,9 @@ impl FlowCache {
 }
 
 /// Lookups after which the table decides anew about a used cache, and lookups that it measures
-/// while the cache rests.
+/// while the cache is unused.
 pub const WINDOW: u64 = 128;
-/// Lookups between two measured windows while the cache rests.
+/// Lookups between two measured windows while the cache is unused.
 pub const REST: u64 = 32 * WINDOW;
 
 /// Mean lengths of trains, in tenths of a packet, at which the cache starts or stops.
@@ -139,7 +139,7 @@ impl Last {
         self.end_window();
         self.setting = setting;
         self.used = setting == FlowCache::On;
-        // In automatic mode, the first window is measured.
+        // With [`FlowCache::Auto`], the cache measures the first window.
         self.compares = setting != FlowCache::Off;
         self.due = if setting == FlowCache::Off { u64::MAX } else { self.lookups + WINDOW };
         self.forget();
@@ -186,7 +186,7 @@ impl Last {
         let used = match self.setting {
             FlowCache::Off => false,
             FlowCache::On => true,
-            // After a rest, the cache measures a window.
+            // After [`REST`] lookups without comparisons, the cache measures a window.
             FlowCache::Auto if !compared => {
                 self.compares = true;
                 self.due = self.lookups + WINDOW;

@@ -49,7 +49,7 @@ fn the_more_specific_rule_wins() {
     assert_eq!(lookup(&mut table, &udp(1, 54)), Some(to(0)));
     assert_eq!(lookup(&mut table, &udp(2, 53)), None);
     table.remove(&port, to(2));
-    assert_eq!(lookup(&mut table, &udp(1, 53)), Some(to(1)), "somebody else's remove");
+    assert_eq!(lookup(&mut table, &udp(1, 53)), Some(to(1)), "another endpoint's remove");
     table.remove(&port, to(1));
     assert_eq!(lookup(&mut table, &udp(1, 53)), Some(to(0)));
     table.remove(&rule(1), to(0));
@@ -116,7 +116,7 @@ fn a_group_lookup_skips_rules_of_other_ports() {
     table.members(&other, &mut found);
     table.members(&broadcast(20_000)[0], &mut found);
     assert_eq!(found, [to(10_000); 2]);
-    // The lookup compares the keys on the way to the four that match, and to the end where none
+    // The lookup compares keys until it reaches the four that match, and to the end where none
     // does.
     let compared = table.groups.compared();
     assert!((4..20).contains(&compared), "{compared}");
@@ -314,7 +314,7 @@ enum Step {
     Insert(Rule, bool),
     /// The index of an existing rule, modulo their number.
     Remove(usize),
-    /// Packets to look up one after the other, each so many times.
+    /// Packets to look up one after the other, and how many times each.
     Look(Vec<(Vec<u8>, usize)>),
     Set(FlowCache),
 }
@@ -530,8 +530,8 @@ fn a_rule_that_comes_or_goes_is_seen_by_the_next_packet() {
     table.remove(&closer, to(7));
     assert_eq!(lookup(&mut table, &packets[1]), Some(to(1)));
     // The cache also remembers, and forgets, that no endpoint matches.
-    let nobody = udp(1, 99);
-    assert_eq!((lookup(&mut table, &nobody), lookup(&mut table, &nobody)), (None, None));
+    let unmatched = udp(1, 99);
+    assert_eq!((lookup(&mut table, &unmatched), lookup(&mut table, &unmatched)), (None, None));
     assert!(table.insert(&rule(1), false, to(8)));
-    assert_eq!(lookup(&mut table, &nobody), Some(to(8)));
+    assert_eq!(lookup(&mut table, &unmatched), Some(to(8)));
 }

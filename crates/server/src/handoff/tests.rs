@@ -98,7 +98,7 @@ fn packets_sent_again_precede_all_others() {
     }
     assert_eq!((came.len(), &came[..6]), (24, &[0, 1, 2, 3, 4, 5][..]), "{came:?}");
     let expedited: Vec<u8> = came.iter().copied().filter(|slot| *slot >= 12).collect();
-    assert!(expedited.is_sorted(), "small ones stay in order: {came:?}");
+    assert!(expedited.is_sorted(), "expedited ones stay in order: {came:?}");
     let others = came.iter().filter(|slot| **slot < 12);
     assert!(others.is_sorted(), "{came:?}");
     assert!(came.iter().position(|slot| *slot == 12) < came.iter().position(|slot| *slot == 6));

@@ -1,18 +1,18 @@
-//! The arrival times of waiting packets, without a time per packet: the times of the engine's
-//! looks, and the end of the queue at each look.
+//! The arrival times of waiting packets, without a time per packet. The record keeps the times at
+//! which the engine checked the queue, and the end of the queue at each check.
 
-/// Looks that are remembered: those of two maximum delays.
+/// Checks that the record keeps: those of two maximum delays.
 const MARKS: usize = 32;
-/// Looks that are told apart per maximum delay.
+/// Checks that the record tells apart per maximum delay.
 const STEPS: u64 = 16;
 
 /// The arrival times of one queue's packets, to a sixteenth of the shortest maximum delay of its
-/// endpoints. A returned time is never later than the look that first saw the packet, and earlier
+/// endpoints. A returned time is never later than the check that first saw the packet, and earlier
 /// by at most that sixteenth. For packets that have waited for nearly two such delays, only the
 /// fact that they have waited for longer than one is kept.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
-    /// The end of the queue and the time of the look, in nanoseconds; the oldest first.
+    /// The end of the queue and the time of the check, in nanoseconds; the oldest first.
     marks: [(u32, u64); MARKS],
     start: usize,
     count: usize,

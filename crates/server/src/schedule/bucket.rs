@@ -82,7 +82,7 @@ impl Bucket {
     }
 
     /// Charges a packet of `units` that goes at `now`; the queue has had something to send since
-    /// `since`. The whole packet is charged, even if it goes before its time.
+    /// `since`. Charges the whole packet, even if it goes before its time.
     #[inline]
     pub(crate) fn charge(&mut self, units: u64, now: u64, since: u64) {
         // Unused credit is lost, but not credit that was only used late.

@@ -6,7 +6,7 @@ use crate::schedule::bucket::Bucket;
 pub(crate) const LEVELS: u8 = 8;
 /// The longest packet.
 const MOST_OWED_BYTES: u64 = 65_553;
-/// Packets in a message of the longest run, at most.
+/// The maximum number of packets in a message of the longest run.
 const MOST_OWED_PACKETS: u64 = 1 << 15;
 
 /// The settings of an endpoint. The defaults shape nothing.
@@ -29,13 +29,13 @@ pub struct Shaping {
     /// bursts.
     pub pacing: bool,
     /// The longest wait of a packet for its turn, in microseconds; 0: no limit. The engine drops a
-    /// packet that has waited so long, or would have to.
+    /// packet that has waited this long, or would have to.
     pub max_delay_us: u32,
     /// The part of a message that the scheduler keeps together, in bytes; 0: nothing.
     pub max_message_bytes: u32,
     /// Packets per tick; 0: no limit.
     pub quota: u32,
-    /// The endpoint sends in one of so many ticks: in the first tick at or after each multiple of
+    /// The endpoint sends in one of this many ticks: in the first tick at or after each multiple of
     /// this number.
     pub tick_multiple: u32,
 }

@@ -148,7 +148,7 @@ fn weights_hold_while_a_lower_level_waits_for_large_room() {
         (0..2).for_each(|key| world.push(key, 64_000, false));
         let turn = world.schedule.next(true).unwrap();
         world.schedule.more(turn.unit, Stop::Blocked { at_once: true, large: true }, 0);
-        assert!(!world.schedule.may_use_device(world.senders[1].unit), "it is kept for the first");
+        assert!(!world.schedule.may_use_device(world.senders[1].unit), "kept for the first");
         world.flood(&[0, 0, lens[0], lens[1]], 20_000, Some(room));
         assert_eq!(world.senders[0].packets + world.senders[1].packets, 0);
         let ratio = world.senders[3].sent as f64 / world.senders[2].sent as f64;
@@ -205,7 +205,7 @@ fn empty_rounds_are_skipped_even_with_a_blocked_unit() {
     assert!(units[..2].contains(&schedule.next(false).unwrap().unit));
     assert_eq!(schedule.blocked(), 1);
     let asked = asked.load(Ordering::Relaxed);
-    assert!(asked < 10, "{asked} rounds were gone through");
+    assert!(asked < 10, "the scheduler went through {asked} rounds");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn little_room_moves_few_units() {
     let before = world.schedule.units.moves;
     for turn in 0..5000 {
         world.room = 2;
-        assert_eq!(world.turn(512), 2, "turn {turn}");
+        assert_eq!(world.turn(512), 2, "iteration {turn}");
         assert_eq!(world.schedule.ready(false), 0);
     }
     let moves = world.schedule.units.moves - before;
@@ -444,9 +444,9 @@ proptest! {
             if world.senders.iter().all(|one| one.queue.is_empty()) {
                 break;
             }
-            prop_assert!(step < waiting, "packets wait that nobody sends");
+            prop_assert!(step < waiting, "packets wait, and no unit sends them");
             world.room = 3;
-            prop_assert!(world.turn(3) > 0, "there is room, and nobody sends");
+            prop_assert!(world.turn(3) > 0, "there is room, and no unit sends");
         }
         for (sender, pushed) in world.senders.iter().zip(pushed) {
             prop_assert_eq!(sender.packets, pushed);
@@ -473,7 +473,7 @@ proptest! {
         }) {
             world.flood(&lens, 1, room);
             rounds += 1;
-            prop_assert!(rounds < 20_000, "somebody starves: {:?}", world.shares());
+            prop_assert!(rounds < 20_000, "a unit starves: {:?}", world.shares());
         }
         for (share, (weight, _)) in world.shares().iter().zip(&mix) {
             let due = f64::from(*weight) / all as f64;

@@ -210,7 +210,7 @@ impl Units {
 
     fn enter(&mut self, line: u8, id: u32, blocked: bool) {
         let unit = self.get_mut(id);
-        debug_assert!(!matches!(unit.state, State::Line(_)), "it stands in another line");
+        debug_assert!(!matches!(unit.state, State::Line(_)), "the unit stands in another line");
         (unit.state, unit.blocked) = (State::Line(line), blocked);
     }
 

@@ -315,7 +315,7 @@ fn each_segment_is_a_packet_of_the_receivers_budget() {
     assert!(world.far.send(&packet, meta));
     world.engine.poll_once().unwrap();
     // Over the budget are the last segments of the second packet, and the third packet, which
-    // counts as one because the engine does not look at it.
+    // counts as one because the engine does not segment it.
     assert_eq!(counted(&world), [100, 5 + 1]);
     // The next poll iteration has a new budget.
     sender.send(&packet, meta, 0);
@@ -367,9 +367,9 @@ fn bounded(iterations: &[Iteration], one_packets_copies: u64, one_packets_bytes:
     let most_copies = (BUDGETS.iteration_budget + 8) as u64 + one_packets_copies;
     let most_cost = ITERATION_BYTES + one_packets_bytes + one_packets_copies * COPY_BYTES;
     for (number, iteration) in iterations.iter().enumerate() {
-        assert!(iteration.copies <= most_copies, "turn {number}: {} copies", iteration.copies);
+        assert!(iteration.copies <= most_copies, "iteration {number}: {} copies", iteration.copies);
         // One copy of each packet is free.
-        assert!(iteration.bytes <= most_cost, "turn {number}: {} bytes", iteration.bytes);
+        assert!(iteration.bytes <= most_cost, "iteration {number}: {} bytes", iteration.bytes);
     }
     let copies: u64 = iterations.iter().map(|iteration| iteration.copies).sum();
     assert!(iterations.len() as u64 > copies / most_copies, "the rest of a batch waits");

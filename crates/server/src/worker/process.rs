@@ -25,7 +25,7 @@ const ENGINE: u64 = 1;
 /// process.
 const CONNECTIONS: u64 = 2;
 
-/// Commands that the worker executes before it looks at other events.
+/// Commands that the worker executes before it handles other events.
 const COMMANDS: usize = 64;
 
 /// The interval at which the worker checks an ended connection with unread data.

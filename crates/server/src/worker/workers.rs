@@ -15,7 +15,7 @@ use super::wire::{MAX_PACKET_BYTES, command};
 
 /// Idle workers that the server keeps for users that return.
 const IDLE: usize = 16;
-/// Hung workers that the server waits for. It gives up others.
+/// Hung workers that the server waits for. The server gives up others.
 const MAX_HUNG: usize = 64;
 /// Connections that wait for a refusal. The server closes more without reading them.
 const WAITING: usize = 4096;
