@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::Serving;
 use towpath_server::Values;
-use towpath_server::internals::{Solo, Way};
+use towpath_server::internals::{Solo, Traffic};
 
 /// The flag that gives a process its role, followed by one argument.
 pub const ROLE_FLAG: &str = "--role";
@@ -105,7 +105,7 @@ pub(crate) enum Role {
     /// Moves packets through an engine without threads, for a tool that counts instructions.
     Count {
         /// Which way.
-        way: Way,
+        way: Traffic,
         /// How many of one flow one after the other.
         train: usize,
         /// How many.
@@ -315,7 +315,7 @@ impl Drop for Directory {
 
 /// For a tool that counts instructions: moves packets and says how many; with the routines for taps,
 /// none of which is open, or without.
-fn count(way: Way, train: usize, packets: usize, taps: bool) -> anyhow::Result<()> {
+fn count(way: Traffic, train: usize, packets: usize, taps: bool) -> anyhow::Result<()> {
     let mut solo = Solo::new(&Values::default()).map_err(anyhow::Error::from_boxed)?;
     solo.assume_captures(taps);
     let turns = packets.div_ceil(Solo::BATCH);

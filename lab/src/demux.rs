@@ -13,7 +13,7 @@ use towpath_packet::build::Flow;
 use towpath_packet::headers::Headers;
 use towpath_packet::plain::{self, Plain};
 use towpath_server::internals::{
-    Destination, FlowCounts, FlowTable, LookupWay, REST, Rule, Solo, Vlan, WINDOW, Way,
+    Destination, FlowCounts, FlowTable, LookupDirection, REST, Rule, Solo, Traffic, Vlan, WINDOW,
     without_and_with_captures,
 };
 use towpath_server::{FlowCache, Values};
@@ -173,10 +173,10 @@ fn in_turn(
         for place in 0..CACHES.len() {
             let place = if round % 2 == 0 { place } else { CACHES.len() - 1 - place };
             table.set_cache(CACHES[place]);
-            let before = table.counts(LookupWay::Received);
+            let before = table.counts(LookupDirection::Received);
             times[place] += run(table, packets, CHUNK)?;
             if CACHES[place] == FlowCache::Auto {
-                auto = auto + since(table.counts(LookupWay::Received), before);
+                auto = auto + since(table.counts(LookupDirection::Received), before);
             }
         }
     }
@@ -258,7 +258,7 @@ fn group(
 /// when somebody does, without anybody who does.
 fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Result<()> {
     let mut solo = Solo::new(&Values::default()).map_err(anyhow::Error::from_boxed)?;
-    for way in Way::ALL {
+    for way in Traffic::ALL {
         let mut all = [Vec::new(), Vec::new()];
         // Caches are cold in the first.
         without_and_with_captures(&mut solo, way, packets / 10)
@@ -274,8 +274,8 @@ fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Re
         let name = format!("{}: without captures' routines to with, speed", way.name());
         let row = Row::new(&name, &[], "ratio", &ratios(with, without));
         outcome.rows.push(row.at_least(match way {
-            Way::Receive | Way::Local => AT_LEAST_WITHOUT_CAPTURES,
-            Way::Send => AT_LEAST_WITHOUT_CAPTURES_TO_DEVICE,
+            Traffic::Receive | Traffic::Local => AT_LEAST_WITHOUT_CAPTURES,
+            Traffic::Send => AT_LEAST_WITHOUT_CAPTURES_TO_DEVICE,
         }));
         let name = |which: &str| format!("{}: a packet, {which}", way.name());
         outcome.context.push(Row::new(&name("without captures' routines"), &[], "ns", without));
@@ -318,7 +318,7 @@ fn run(
     let start = this_thread_cpu_time()?;
     let mut wrong = 0;
     for (plain, endpoint) in packets.iter().cycle().take(lookups) {
-        let found = table.lookup_plain(LookupWay::Received, black_box(plain));
+        let found = table.lookup_plain(LookupDirection::Received, black_box(plain));
         wrong += usize::from(found.is_none_or(|found| found.endpoint != *endpoint));
     }
     let took = this_thread_cpu_time()?.saturating_sub(start);
@@ -340,7 +340,7 @@ mod tests {
                     let mut table = table(sets).unwrap();
                     table.set_cache(cache);
                     run(&mut table, &packets, lookups).unwrap();
-                    let counts = table.counts(LookupWay::Received);
+                    let counts = table.counts(LookupDirection::Received);
                     assert_eq!(counts.lookups, lookups as u64);
                     let trains = (lookups / train) as u64;
                     let hits = match cache {

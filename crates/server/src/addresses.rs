@@ -23,7 +23,7 @@ pub struct Subnets {
 /// Addresses given to a session, by index in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
-    place: u32,
+    host_number: u32,
     /// The session's MAC address, locally administered.
     pub mac: [u8; 6],
     /// The session's IPv4 address and prefix length.
@@ -96,8 +96,8 @@ const REMEMBERED: usize = 1024;
 const STILL_THEIRS: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
-struct GivenBack {
-    place: u32,
+struct Released {
+    host_number: u32,
     holder: Holder,
     at: Instant,
 }
@@ -109,7 +109,7 @@ pub(crate) struct Pool {
     device_mac: [u8; 6],
     taken: BTreeSet<u32>,
     /// Indices returned and free; the most recent one is at the back.
-    given_back: VecDeque<GivenBack>,
+    released: VecDeque<Released>,
     /// The index at which the circular search for a free lease continues.
     next: u32,
     last: u32,
@@ -141,7 +141,7 @@ impl Pool {
             subnets,
             device_mac,
             taken: BTreeSet::new(),
-            given_back: VecDeque::new(),
+            released: VecDeque::new(),
             next: 1,
             last,
         })
@@ -156,47 +156,57 @@ impl Pool {
         holder: &Holder,
         wanted: Option<Ipv4Addr>,
     ) -> Result<Lease, PoolError> {
-        let place = match wanted {
+        let host_number = match wanted {
             None => self
                 .had_by(holder)
                 .or_else(|| self.free_for_long())
-                .or_else(|| self.given_back.front().map(|one| one.place))
+                .or_else(|| self.released.front().map(|one| one.host_number))
                 .ok_or(PoolError::Full)?,
             Some(wanted) => {
-                let place = self.place_of(wanted).ok_or(PoolError::Outside(wanted))?;
-                if self.taken.contains(&place) {
+                let host_number = self.host_number_of(wanted).ok_or(PoolError::Outside(wanted))?;
+                if self.taken.contains(&host_number) {
                     return Err(PoolError::InUse(wanted));
                 }
-                let lately = self.given_back.iter().find(|one| one.place == place);
+                let lately = self.released.iter().find(|one| one.host_number == host_number);
                 if lately.is_some_and(|one| {
                     one.holder.uid != holder.uid && one.at.elapsed() < STILL_THEIRS
                 }) {
                     return Err(PoolError::Lately(wanted));
                 }
-                place
+                host_number
             }
         };
-        self.taken.insert(place);
-        self.given_back.retain(|one| one.place != place);
-        let [_, a, b, c] = place.to_be_bytes();
+        self.taken.insert(host_number);
+        self.released.retain(|one| one.host_number != host_number);
+        let [_, a, b, c] = host_number.to_be_bytes();
         let [d, e, f, g, h, i] = self.device_mac;
         Ok(Lease {
-            place,
+            host_number,
             mac: [0x02, d ^ e ^ f ^ g, h ^ i.rotate_left(3), a, b, c],
-            ipv4: self.subnets.ipv4.map(|(own, prefix)| (ipv4_at(own, prefix, place), prefix)),
+            ipv4: self
+                .subnets
+                .ipv4
+                .map(|(own, prefix)| (ipv4_at(own, prefix, host_number), prefix)),
             ipv4_gateway: self.subnets.ipv4.map(|(own, _)| own),
-            ipv6: self.subnets.ipv6.map(|(own, prefix)| (ipv6_at(own, prefix, place), prefix)),
+            ipv6: self
+                .subnets
+                .ipv6
+                .map(|(own, prefix)| (ipv6_at(own, prefix, host_number), prefix)),
             ipv6_gateway: self.subnets.ipv6.map(|(own, _)| own),
         })
     }
 
     /// Takes a lease back from its holder.
     pub(crate) fn release(&mut self, lease: &Lease, holder: Holder) {
-        if self.taken.remove(&lease.place) {
-            if self.given_back.len() == REMEMBERED {
-                self.given_back.pop_front();
+        if self.taken.remove(&lease.host_number) {
+            if self.released.len() == REMEMBERED {
+                self.released.pop_front();
             }
-            self.given_back.push_back(GivenBack { place: lease.place, holder, at: Instant::now() });
+            self.released.push_back(Released {
+                host_number: lease.host_number,
+                holder,
+                at: Instant::now(),
+            });
         }
     }
 
@@ -215,38 +225,46 @@ impl Pool {
                 u32::try_from(own.to_bits() & !(u128::MAX << (128 - prefix))).ok()
             }),
         ];
-        let own: BTreeSet<u32> =
-            own.into_iter().flatten().filter(|place| (1..=self.last).contains(place)).collect();
+        let own: BTreeSet<u32> = own
+            .into_iter()
+            .flatten()
+            .filter(|host_number| (1..=self.last).contains(host_number))
+            .collect();
         self.last as usize - own.len()
     }
 
     fn had_by(&self, holder: &Holder) -> Option<u32> {
-        self.given_back.iter().rev().find(|one| one.holder == *holder).map(|one| one.place)
+        self.released.iter().rev().find(|one| one.holder == *holder).map(|one| one.host_number)
     }
 
     /// Returns the next index around the pool that is free and was not held recently. The search
     /// reads at most as many indices as are taken, remembered and the device's own, plus one.
     fn free_for_long(&mut self) -> Option<u32> {
-        let lately: BTreeSet<u32> = self.given_back.iter().map(|one| one.place).collect();
+        let lately: BTreeSet<u32> = self.released.iter().map(|one| one.host_number).collect();
         let around = (self.next..=self.last).chain(1..self.next);
-        let free = |place: &u32| {
-            !self.taken.contains(place) && !lately.contains(place) && !self.is_own(*place)
+        let free = |host_number: &u32| {
+            !self.taken.contains(host_number)
+                && !lately.contains(host_number)
+                && !self.is_own(*host_number)
         };
-        let place = around.take(self.taken.len() + lately.len() + 3).find(free)?;
-        self.next = place % self.last + 1;
-        Some(place)
+        let host_number = around.take(self.taken.len() + lately.len() + 3).find(free)?;
+        self.next = host_number % self.last + 1;
+        Some(host_number)
     }
 
     /// Returns `true` if the device itself has one of the addresses of an index.
-    fn is_own(&self, place: u32) -> bool {
-        self.subnets.ipv4.is_some_and(|(own, prefix)| ipv4_at(own, prefix, place) == own)
-            || self.subnets.ipv6.is_some_and(|(own, prefix)| ipv6_at(own, prefix, place) == own)
+    fn is_own(&self, host_number: u32) -> bool {
+        self.subnets.ipv4.is_some_and(|(own, prefix)| ipv4_at(own, prefix, host_number) == own)
+            || self
+                .subnets
+                .ipv6
+                .is_some_and(|(own, prefix)| ipv6_at(own, prefix, host_number) == own)
     }
 
-    fn place_of(&self, wanted: Ipv4Addr) -> Option<u32> {
+    fn host_number_of(&self, wanted: Ipv4Addr) -> Option<u32> {
         let (own, prefix) = self.subnets.ipv4?;
-        let place = wanted.to_bits() ^ network4(own, prefix);
-        ((1..=self.last).contains(&place) && !self.is_own(place)).then_some(place)
+        let host_number = wanted.to_bits() ^ network4(own, prefix);
+        ((1..=self.last).contains(&host_number) && !self.is_own(host_number)).then_some(host_number)
     }
 }
 
@@ -254,12 +272,12 @@ fn network4(own: Ipv4Addr, prefix: u8) -> u32 {
     own.to_bits() & (u32::MAX << (32 - prefix))
 }
 
-fn ipv4_at(own: Ipv4Addr, prefix: u8, place: u32) -> Ipv4Addr {
-    Ipv4Addr::from_bits(network4(own, prefix) | place)
+fn ipv4_at(own: Ipv4Addr, prefix: u8, host_number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(network4(own, prefix) | host_number)
 }
 
-fn ipv6_at(own: Ipv6Addr, prefix: u8, place: u32) -> Ipv6Addr {
-    Ipv6Addr::from_bits((own.to_bits() & (u128::MAX << (128 - prefix))) | u128::from(place))
+fn ipv6_at(own: Ipv6Addr, prefix: u8, host_number: u32) -> Ipv6Addr {
+    Ipv6Addr::from_bits((own.to_bits() & (u128::MAX << (128 - prefix))) | u128::from(host_number))
 }
 
 #[cfg(test)]
@@ -318,10 +336,10 @@ mod tests {
         for round in 0..3 * REMEMBERED {
             let holder = holder(&round.to_string());
             let lease = pool.lease(&holder, None).unwrap();
-            assert_eq!(lease.place as usize, round + 1, "a new one for each");
+            assert_eq!(lease.host_number as usize, round + 1, "a new one for each");
             pool.release(&lease, holder);
         }
-        assert_eq!((pool.given(), pool.given_back.len()), (0, REMEMBERED));
+        assert_eq!((pool.given(), pool.released.len()), (0, REMEMBERED));
         let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 20)), ipv6: None };
         let mut pool = Pool::new(subnets, [2; 6]).unwrap();
         for _ in 0..2 {

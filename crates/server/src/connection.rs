@@ -103,16 +103,16 @@ impl Connection {
     /// Returns the number for a new endpoint: the lowest that is free.
     #[must_use]
     pub(crate) fn free_endpoint(&self) -> Option<u32> {
-        let (given_back, next) = &self.free;
+        let (released, next) = &self.free;
         let fresh = (*next < self.endpoints.len() as u32).then_some(*next);
-        given_back.peek().map(|Reverse(number)| *number).or(fresh)
+        released.peek().map(|Reverse(number)| *number).or(fresh)
     }
 
     /// Enters an endpoint under the number [`Connection::free_endpoint`].
     pub(crate) fn put_in(&mut self, opened: Opened) {
         let Some(number) = self.free_endpoint() else { return };
-        let (given_back, next) = &mut self.free;
-        if given_back.pop().is_none() {
+        let (released, next) = &mut self.free;
+        if released.pop().is_none() {
             *next += 1;
         }
         self.endpoints[number as usize] = Some(opened);

@@ -66,7 +66,7 @@ pub struct Destination {
 
 /// The direction of a packet. Each direction has its own last flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the device.
     Received = 0,
     /// From an application.
@@ -200,8 +200,8 @@ impl FlowTable {
 
     /// Returns the results of lookups in one direction.
     #[must_use]
-    pub fn counts(&self, way: Way) -> FlowCounts {
-        self.last[way as usize].counts()
+    pub fn counts(&self, direction: Direction) -> FlowCounts {
+        self.last[direction as usize].counts()
     }
 
     /// Adds a rule. Returns `false` and changes nothing if the same rule exists, or if the rules of
@@ -273,20 +273,20 @@ impl FlowTable {
     /// wins.
     #[inline]
     #[must_use]
-    pub fn lookup(&mut self, way: Way, headers: &Headers) -> Option<Destination> {
-        self.look_up(way, &LookupKey::of_packet(headers))
+    pub fn lookup(&mut self, direction: Direction, headers: &Headers) -> Option<Destination> {
+        self.look_up(direction, &LookupKey::of_packet(headers))
     }
 
     /// Does the same for a plain packet.
     #[inline]
     #[must_use]
-    pub fn lookup_plain(&mut self, way: Way, packet: &Plain) -> Option<Destination> {
-        self.look_up(way, &LookupKey::of_plain(packet))
+    pub fn lookup_plain(&mut self, direction: Direction, packet: &Plain) -> Option<Destination> {
+        self.look_up(direction, &LookupKey::of_plain(packet))
     }
 
     #[inline]
-    fn look_up(&mut self, way: Way, lookup_key: &LookupKey) -> Option<Destination> {
-        let last = &mut self.last[way as usize];
+    fn look_up(&mut self, direction: Direction, lookup_key: &LookupKey) -> Option<Destination> {
+        let last = &mut self.last[direction as usize];
         last.count(self.few.is_some());
         if !last.compares {
             return self.find(lookup_key);
@@ -300,7 +300,7 @@ impl FlowTable {
             return found;
         }
         let found = self.find(&lookup_key);
-        self.last[way as usize].remember(&lookup_key, found);
+        self.last[direction as usize].remember(&lookup_key, found);
         found
     }
 

@@ -4,7 +4,7 @@
 
 use towpath_protocol::counters::Device as Count;
 
-use crate::demux::Way;
+use crate::demux::Direction;
 use crate::engine::Engine;
 
 impl Engine {
@@ -12,7 +12,7 @@ impl Engine {
     pub(crate) fn publish_device_counters(&mut self) {
         let (driver, handed) = (self.device.counters(), self.handoff.counts);
         let waited = self.counted.and(self.waiter.counted());
-        let flows = self.flows.counts(Way::Received) + self.flows.counts(Way::Sent);
+        let flows = self.flows.counts(Direction::Received) + self.flows.counts(Direction::Sent);
         for (count, value) in [
             (Count::RxDriver, driver.rx_dropped),
             (Count::TxDriver, driver.tx_dropped),

@@ -229,11 +229,11 @@ impl Handoff {
                 count += 1;
             }
             let taken = device.tx_submit(spaces, &batch[..count])?;
-            for place in 0..taken {
-                let is_expedited = (first..first + expedited).contains(&place);
-                let line = match place {
+            for index in 0..taken {
+                let is_expedited = (first..first + expedited).contains(&index);
+                let line = match index {
                     _ if is_expedited => &mut self.expedited,
-                    place if place < first => &mut self.first,
+                    index if index < first => &mut self.first,
                     _ => &mut self.waiting,
                 };
                 let Some(slot) = line.pop_front() else { break };

@@ -87,12 +87,12 @@ pub use towpath_protocol::settings::{Setting, SettingError, Values};
 pub mod internals {
     pub use crate::commands::Command;
     pub use crate::demux::{
-        Destination, FlowCounts, FlowTable, REST, Rule, Vlan, WINDOW, Way as LookupWay,
+        Destination, Direction as LookupDirection, FlowCounts, FlowTable, REST, Rule, Vlan, WINDOW,
     };
     pub use crate::engine::{Budgets, Engine, Link};
     pub use crate::relays::Relays;
     pub use crate::rights::{Addresses, Rights};
     pub use crate::session::{Doorbell, Endpoint, Memories, Session};
-    pub use crate::solo::{Solo, Way, without_and_with_captures};
+    pub use crate::solo::{Solo, Traffic, without_and_with_captures};
     pub use crate::watchdog::{Arming, Verdict, Watchdog};
 }

@@ -6,7 +6,7 @@
 
 use towpath_protocol::counters::{self, Device as Count};
 
-use crate::demux::Way;
+use crate::demux::Direction;
 use crate::engine::Engine;
 use crate::receive::Deliverer;
 use crate::send::count_sent;
@@ -41,7 +41,7 @@ impl Engine {
             {
                 break;
             }
-            let Some(destination) = self.flows.lookup_plain(Way::Sent, plain) else {
+            let Some(destination) = self.flows.lookup_plain(Direction::Sent, plain) else {
                 batch.packets[index].no_local_match = true;
                 break;
             };

@@ -7,7 +7,7 @@ use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_queue::descriptor::OUTGOING;
 
 use crate::copy::{Delivered, deliver, session_word};
-use crate::demux::{Destination, Way, is_group};
+use crate::demux::{Destination, Direction, is_group};
 use crate::engine::Engine;
 use crate::publish::touch;
 use crate::session::Session;
@@ -21,11 +21,11 @@ const FIRST_READ_BYTES: usize = 128;
 /// The path that a received packet took.
 enum Path {
     /// The fast path.
-    Short,
+    Fast,
     /// The fast path, including segmentation.
     Large(Work),
     /// The full path.
-    Long,
+    Full,
 }
 
 impl Engine {
@@ -97,11 +97,11 @@ impl Engine {
         let mut waiting = received.iter();
         for one in waiting.by_ref() {
             bytes += u64::from(one.len);
-            let way = if CAPTURES { Path::Long } else { self.receive_plain(one) };
+            let way = if CAPTURES { Path::Full } else { self.receive_plain(one) };
             let work = match way {
-                Path::Short => None,
+                Path::Fast => None,
                 Path::Large(work) => Some(work),
-                Path::Long => Some(self.receive_one::<CAPTURES>(one)),
+                Path::Full => Some(self.receive_one::<CAPTURES>(one)),
             };
             self.empty.release(one.buffer / self.pool_buffer_bytes);
             // The fast path makes one copy of at most the MTU, which the batch bounds.
@@ -121,19 +121,19 @@ impl Engine {
     #[inline(always)]
     fn receive_plain(&mut self, received: &Received) -> Path {
         let mut prefix = [0; FIRST_READ_BYTES];
-        let looked = (received.len as usize).min(FIRST_READ_BYTES);
-        if !self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
-            return Path::Long;
+        let read = (received.len as usize).min(FIRST_READ_BYTES);
+        if !self.pool.copy_out(received.offset as usize, &mut prefix[..read]) {
+            return Path::Full;
         }
-        let Some(plain) = plain::read(&prefix[..looked], received.len as usize) else {
-            return Path::Long;
+        let Some(plain) = plain::read(&prefix[..read], received.len as usize) else {
+            return Path::Full;
         };
         if plain.is_for_group() {
-            return Path::Long;
+            return Path::Full;
         }
-        let Some(destination) = self.flows.lookup_plain(Way::Received, &plain) else {
+        let Some(destination) = self.flows.lookup_plain(Direction::Received, &plain) else {
             self.count(Count::RxNoMatch);
-            return Path::Short;
+            return Path::Fast;
         };
         let piece = [Piece { offset: received.offset, len: received.len }];
         let source = Source { prefix: &[], memory: &self.pool, pieces: &piece };
@@ -146,12 +146,12 @@ impl Engine {
         };
         if received.meta == Meta::FULL {
             deliverer.deliver_complete(destination, source);
-            return Path::Short;
+            return Path::Fast;
         }
-        let packet = Packet { source, looked: &prefix[..looked], meta: received.meta };
+        let packet = Packet { source, beginning: &prefix[..read], meta: received.meta };
         if received.meta.segmentation.is_none() {
             deliverer.deliver_to(destination, &packet, 0);
-            return Path::Short;
+            return Path::Fast;
         }
         Path::Large(deliverer.deliver_to(destination, &packet, 0))
     }
@@ -161,23 +161,23 @@ impl Engine {
         let mut work = Work::default();
         let mut prefix = [0; PREFIX_BYTES];
         let len = received.len as usize;
-        let mut looked = len.min(FIRST_READ_BYTES);
-        if !self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
+        let mut read = len.min(FIRST_READ_BYTES);
+        if !self.pool.copy_out(received.offset as usize, &mut prefix[..read]) {
             self.count(Count::RxMalformed);
             return work;
         }
-        let mut headers = Headers::parse(&prefix[..looked], len);
+        let mut headers = Headers::parse(&prefix[..read], len);
         if let Ok(first) = &headers
             && first.malformed == Some(Malformed::BeyondPrefix)
         {
-            looked = len.min(PREFIX_BYTES);
-            if self.pool.copy_out(received.offset as usize, &mut prefix[..looked]) {
-                headers = Headers::parse(&prefix[..looked], len);
+            read = len.min(PREFIX_BYTES);
+            if self.pool.copy_out(received.offset as usize, &mut prefix[..read]) {
+                headers = Headers::parse(&prefix[..read], len);
             }
         }
         let piece = [Piece { offset: received.offset, len: received.len }];
         let source = Source { prefix: &[], memory: &self.pool, pieces: &piece };
-        let packet = Packet { source, looked: &prefix[..looked], meta: received.meta };
+        let packet = Packet { source, beginning: &prefix[..read], meta: received.meta };
         let mut deliverer = Deliverer {
             sessions: &mut self.sessions,
             touched: &mut self.touched,
@@ -200,7 +200,7 @@ impl Engine {
         self.found.clear();
         if is_group(headers.destination) {
             self.flows.members(&headers, &mut self.found);
-        } else if let Some(destination) = self.flows.lookup(Way::Received, &headers) {
+        } else if let Some(destination) = self.flows.lookup(Direction::Received, &headers) {
             self.found.push(destination);
         }
         if CAPTURES {
@@ -300,7 +300,7 @@ pub(crate) const CAPTURED_OUTGOING: u16 = OUTGOING;
 pub(crate) struct Packet<'a> {
     pub(crate) source: Source<'a>,
     /// A private copy of the packet's beginning, from which the engine read the headers.
-    pub(crate) looked: &'a [u8],
+    pub(crate) beginning: &'a [u8],
     pub(crate) meta: Meta,
 }
 
@@ -332,7 +332,7 @@ impl To<'_> {
             }
             return outcome;
         }
-        match Segmenter::new(packet.looked, packet.source.len(), &meta) {
+        match Segmenter::new(packet.beginning, packet.source.len(), &meta) {
             Ok(segmenter) => self.segments(packet, segmenter, segment, work),
             Err(_) => Delivered::Unusable,
         }

@@ -256,8 +256,8 @@ impl Schedule {
             unit.account = Account::default();
         }
         // A message that no other unit waited for has ended.
-        let run = if message { unit.run } else { 0 };
-        unit.run = 0;
+        let message_bytes = if message { unit.message_bytes } else { 0 };
+        unit.message_bytes = 0;
         Turn {
             unit: id,
             key: unit.key,
@@ -265,7 +265,7 @@ impl Schedule {
             // No other unit's turn could come earlier than that of a lone unit.
             packets: if self.alone { usize::MAX } else { self.policy.packets() },
             bytes: if self.alone { i64::MAX } else { bytes },
-            run,
+            message_bytes,
         }
     }
 
@@ -277,7 +277,14 @@ impl Schedule {
         self.alone = true;
         let unit = self.units.get(id);
         let (key, queue_pair) = (unit.key, unit.queue_pair);
-        Some(Turn { unit: id, key, queue_pair, packets: usize::MAX, bytes: i64::MAX, run: 0 })
+        Some(Turn {
+            unit: id,
+            key,
+            queue_pair,
+            packets: usize::MAX,
+            bytes: i64::MAX,
+            message_bytes: 0,
+        })
     }
 
     /// Returns `true` if a unit may give the device packets while other units wait for room.
@@ -303,10 +310,10 @@ impl Schedule {
 
     /// Takes back a served unit that has more to send. `run`: bytes sent so far of the message that
     /// the unit is in the middle of, and that the scheduler keeps together.
-    pub(crate) fn more(&mut self, id: u32, stop: Stop, run: u64) {
+    pub(crate) fn more(&mut self, id: u32, stop: Stop, message_bytes: u64) {
         let unit = self.units.get_mut(id);
         let lent = std::mem::take(&mut unit.lent);
-        unit.run = run;
+        unit.message_bytes = message_bytes;
         match stop {
             Stop::Class(class) => {
                 unit.class = class;
@@ -314,13 +321,13 @@ impl Schedule {
             }
             Stop::Over => {
                 unit.local |= !self.open;
-                if run == 0 && !self.policy.goes_on(&unit.account, false) {
+                if message_bytes == 0 && !self.policy.goes_on(&unit.account, false) {
                     self.go_last(id, false);
                 } else if self.units.is_blocked(id) {
                     self.units.leave(id);
                     self.units.push_front(self.units.get(id).class.level, id);
                 }
-                if run > 0 {
+                if message_bytes > 0 {
                     self.hold_for(Hold { unit: id, message: true, refused: false });
                 }
             }
@@ -329,7 +336,7 @@ impl Schedule {
                 if at_once && lent > 0 {
                     unit.account = Account { bytes: unit.account.bytes - lent, in_turn: false };
                 }
-                let first = run > 0 || self.policy.goes_on(&unit.account, at_once);
+                let first = message_bytes > 0 || self.policy.goes_on(&unit.account, at_once);
                 if first || at_once {
                     self.units.block(id);
                 } else {
@@ -338,8 +345,8 @@ impl Schedule {
                 self.full |= self.open && !large;
                 // The unit has its turn once the device has room again, before units that need less
                 // room.
-                if run > 0 || first && large {
-                    self.hold_for(Hold { unit: id, message: run > 0, refused: true });
+                if message_bytes > 0 || first && large {
+                    self.hold_for(Hold { unit: id, message: message_bytes > 0, refused: true });
                 }
             }
             Stop::Until(due) => {
@@ -389,7 +396,7 @@ impl Schedule {
         self.units.leave(id);
         let unit = self.units.get_mut(id);
         unit.account = Account { bytes: unit.account.bytes.min(0), in_turn: false };
-        (unit.state, unit.run, unit.lent) = (state, 0, 0);
+        (unit.state, unit.message_bytes, unit.lent) = (state, 0, 0);
     }
 
     /// Returns a unit whose wait ends at this time or tick; the engine calls [`Schedule::enter`]

@@ -11,7 +11,7 @@ use towpath_queue::{OwnWords, Violation};
 
 use crate::bounce::WHOLE_BYTES;
 use crate::copy::session_word;
-use crate::demux::{Destination, Way, is_group};
+use crate::demux::{Destination, Direction, is_group};
 use crate::engine::{BOUNCE_SLOTS, Engine, InFlight};
 use crate::handoff::{BACKLOG, EXPEDITED_SLOTS};
 use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
@@ -131,8 +131,8 @@ impl Engine {
             && headers.malformed == Some(Malformed::BeyondPrefix)
             && self.bounce.bytes(slot).len() < one.len.min(WHOLE_BYTES)
         {
-            let looked = one.len.min(WHOLE_BYTES);
-            if !self.bounce.fetch_again(slot, pool_words, &pool, descriptors, looked) {
+            let needed = one.len.min(WHOLE_BYTES);
+            if !self.bounce.fetch_again(slot, pool_words, &pool, descriptors, needed) {
                 return Ok(Sent::Violates(Violation::Range));
             }
             readable = headers.read(self.bounce.bytes(slot), one.len).is_ok();
@@ -189,8 +189,11 @@ impl Engine {
         headers: &Headers,
     ) -> Result<Sent, DeviceError> {
         let batch = is_group(headers.destination);
-        let destination =
-            if batch || one.no_local_match { None } else { self.flows.lookup(Way::Sent, headers) };
+        let destination = if batch || one.no_local_match {
+            None
+        } else {
+            self.flows.lookup(Direction::Sent, headers)
+        };
         self.found.clear();
         if let Some(destination) = destination {
             self.found.push(destination);
@@ -294,9 +297,9 @@ impl Engine {
         let Some((memory, _)) = &self.transmit_pools[one.key as usize] else {
             return (work, captures);
         };
-        let looked = self.bounce.bytes(one.slot);
-        let source = Source { prefix: looked, memory, pieces: &self.pieces };
-        let packet = Packet { source, looked, meta };
+        let beginning = self.bounce.bytes(one.slot);
+        let source = Source { prefix: beginning, memory, pieces: &self.pieces };
+        let packet = Packet { source, beginning, meta };
         let mut deliverer = Deliverer {
             sessions: &mut self.sessions,
             touched: &mut self.touched,
@@ -389,10 +392,10 @@ impl Engine {
             self.pieces.clear();
             return self.send_as_it_is(one, Meta::FULL);
         }
-        let mut looked = [0; WHOLE_BYTES];
+        let mut beginning = [0; WHOLE_BYTES];
         let held = self.bounce.bytes(one.slot).len();
-        looked[..held].copy_from_slice(self.bounce.bytes(one.slot));
-        let Ok(mut segmenter) = Segmenter::new(&looked[..held], one.len, &meta) else {
+        beginning[..held].copy_from_slice(self.bounce.bytes(one.slot));
+        let Ok(mut segmenter) = Segmenter::new(&beginning[..held], one.len, &meta) else {
             return Ok(self.refuse(one, EndpointCount::TxMalformed));
         };
         let packets = segmenter.remaining() as u32;
@@ -403,7 +406,7 @@ impl Engine {
             return Ok(Sent::Now);
         };
         let pieces = std::mem::take(&mut self.pieces);
-        let source = Source { prefix: &looked[..held], memory: &memory, pieces: &pieces };
+        let source = Source { prefix: &beginning[..held], memory: &memory, pieces: &pieces };
         let mut header = [0; MAX_HEADER_BYTES];
         let mut own_slot = Some(one.slot);
         let mut failed = None;

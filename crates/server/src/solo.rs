@@ -52,7 +52,7 @@ const FRAME_BYTES: usize = 64;
 
 /// The direction of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Way {
+pub enum Traffic {
     /// From the device to the application.
     Receive,
     /// From the application to itself.
@@ -61,16 +61,16 @@ pub enum Way {
     Send,
 }
 
-impl Way {
+impl Traffic {
     /// All directions.
-    pub const ALL: [Way; 3] = [Way::Receive, Way::Local, Way::Send];
+    pub const ALL: [Traffic; 3] = [Traffic::Receive, Traffic::Local, Traffic::Send];
 
     /// Returns the name used in tables.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Receive => "from the device",
-            Way::Local => "from endpoint to endpoint",
-            Way::Send => "to the device",
+            Traffic::Receive => "from the device",
+            Traffic::Local => "from endpoint to endpoint",
+            Traffic::Send => "to the device",
         }
     }
 }
@@ -216,7 +216,7 @@ impl Solo {
     }
 
     /// Moves `iterations` batches, in trains of a length, and checks that all packets arrived.
-    pub fn run(&mut self, way: Way, iterations: usize, train: usize) -> Outcome<u64> {
+    pub fn run(&mut self, way: Traffic, iterations: usize, train: usize) -> Outcome<u64> {
         let before = self.received + self.left;
         let mut number = 0;
         for _ in 0..iterations {
@@ -224,10 +224,10 @@ impl Solo {
                 let flow = number / train % usize::from(ENDPOINTS);
                 number += 1;
                 match way {
-                    Way::Receive => {
+                    Traffic::Receive => {
                         ensure(self.far.send(&self.inward[flow], Meta::FULL), "no room")?;
                     }
-                    Way::Local | Way::Send => self.put(way, flow)?,
+                    Traffic::Local | Traffic::Send => self.put(way, flow)?,
                 }
             }
             self.transmit.publish();
@@ -246,11 +246,11 @@ impl Solo {
         Ok(moved)
     }
 
-    fn put(&mut self, way: Way, flow: usize) -> Outcome<()> {
+    fn put(&mut self, way: Traffic, flow: usize) -> Outcome<()> {
         let buffer = self.transmit_free.take().ok_or("a buffer to send")?;
         let mut packet = [0; FRAME_BYTES];
         packet.copy_from_slice(&self.outward[flow]);
-        if way == Way::Local {
+        if way == Traffic::Local {
             packet[..6].copy_from_slice(&MAC);
         } else {
             packet[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
@@ -321,7 +321,7 @@ fn ip(flow: &Flow) -> Outcome<u32> {
 pub fn packet_costs() -> Outcome<[f64; 3]> {
     let mut solo = Solo::new(&Values::default())?;
     let mut costs = [0.0; 3];
-    for (cost, way) in costs.iter_mut().zip(Way::ALL) {
+    for (cost, way) in costs.iter_mut().zip(Traffic::ALL) {
         // Caches are cold in the first batches.
         solo.run(way, 20, 1)?;
         solo.busy = Duration::ZERO;
@@ -337,12 +337,16 @@ const ITERATIONS: usize = 20;
 /// Returns the nanoseconds per packet without the routines for captures and promiscuous endpoints
 /// and with them, while none of these is open. One engine alternates between both, so that neither
 /// its memory's location nor other work of the machine makes a difference.
-pub fn without_and_with_captures(solo: &mut Solo, way: Way, packets: usize) -> Outcome<[f64; 2]> {
+pub fn without_and_with_captures(
+    solo: &mut Solo,
+    way: Traffic,
+    packets: usize,
+) -> Outcome<[f64; 2]> {
     let rounds = packets.div_ceil(ITERATIONS * BATCH);
     let mut times = [Duration::ZERO; 2];
     for round in 0..rounds {
-        for place in 0..2 {
-            let captures = (place + round) % 2 == 1;
+        for side in 0..2 {
+            let captures = (side + round) % 2 == 1;
             solo.engine.assume_captures(captures);
             solo.busy = Duration::ZERO;
             solo.run(way, ITERATIONS, 1)?;
@@ -367,7 +371,7 @@ mod tests {
         let mut solo = Solo::new(&Values::default()).unwrap();
         for captures in [false, true] {
             solo.engine.assume_captures(captures);
-            for way in Way::ALL {
+            for way in Traffic::ALL {
                 for train in [1, 16] {
                     assert_eq!(solo.run(way, 20, train).unwrap(), 20 * BATCH as u64);
                 }

@@ -22,7 +22,7 @@ pub(crate) struct Allowance {
     /// The packet that uses up the last bytes is taken whole.
     pub(crate) bytes: i64,
     /// Bytes of the message that continues.
-    pub(crate) run: u64,
+    pub(crate) message_bytes: u64,
 }
 
 /// The reason for which the engine took no more.
@@ -43,16 +43,16 @@ pub(crate) enum Ended {
 impl Batch {
     /// Returns the bytes of the first `sent` packets. Also returns how many of these bytes belong
     /// to a message that continues behind them and that the scheduler keeps together.
-    pub(crate) fn sent(&self, sent: usize, mut run: u64) -> (u64, u64) {
+    pub(crate) fn sent(&self, sent: usize, mut message_bytes: u64) -> (u64, u64) {
         if sent == self.count {
-            return (self.bytes, self.run);
+            return (self.bytes, self.message_bytes);
         }
         let mut bytes = 0;
         for one in &self.packets[..sent] {
             bytes += if one.late { 0 } else { u64::from(one.len) };
-            run = if one.together { run + u64::from(one.len) } else { 0 };
+            message_bytes = if one.together { message_bytes + u64::from(one.len) } else { 0 };
         }
-        (bytes, if run < self.max_run { run } else { 0 })
+        (bytes, if message_bytes < self.max_message_bytes { message_bytes } else { 0 })
     }
 }
 
@@ -64,8 +64,8 @@ impl Engine {
         batch: &mut Batch,
         allowance: Allowance,
     ) -> Result<Ended, Violation> {
-        (batch.count, batch.bytes, batch.run) = (0, 0, allowance.run);
-        batch.max_run = u64::from(Shaping::default().max_message_bytes);
+        (batch.count, batch.bytes, batch.message_bytes) = (0, 0, allowance.message_bytes);
+        batch.max_message_bytes = u64::from(Shaping::default().max_message_bytes);
         let Some(session) = &mut self.sessions[batch.key as usize] else {
             return Ok(Ended::Empty);
         };
@@ -104,7 +104,7 @@ impl Engine {
             // An expedited packet overtakes others as soon as it is at the head of its queue. In
             // the middle of a message it goes with the message.
             if expedited != batch.expedited
-                && (batch.expedited || self.expedited_share > 0 && batch.run == 0)
+                && (batch.expedited || self.expedited_share > 0 && batch.message_bytes == 0)
             {
                 set.transmit.put_back(&mut session.transmit_ledger, first);
                 return Ok(Ended::OtherLine);
@@ -132,7 +132,7 @@ impl Engine {
                     let own = session.shapes.get(endpoint as usize);
                     shape = own.and_then(Option::as_deref).copied();
                     if let Some(shape) = &shape {
-                        batch.max_run = u64::from(shape.set.max_message_bytes);
+                        batch.max_message_bytes = u64::from(shape.set.max_message_bytes);
                     }
                     moment.since = self.schedule.since(batch.unit);
                 }
@@ -146,7 +146,7 @@ impl Engine {
                     } else {
                         moment.came = moment.now;
                     }
-                    moment.goes_on = batch.run > 0;
+                    moment.goes_on = batch.message_bytes > 0;
                     match shape.gate(len, &moment) {
                         Gate::Open => shape.charge(len, &moment),
                         Gate::Late => late = true,
@@ -179,11 +179,11 @@ impl Engine {
             batch.count += 1;
             at += count;
             batch.bytes += if late { 0 } else { u64::from(len) };
-            batch.run = if together { batch.run + u64::from(len) } else { 0 };
-            if batch.run >= batch.max_run {
-                batch.run = 0;
+            batch.message_bytes = if together { batch.message_bytes + u64::from(len) } else { 0 };
+            if batch.message_bytes >= batch.max_message_bytes {
+                batch.message_bytes = 0;
             }
-            if batch.bytes as i64 >= allowance.bytes && batch.run == 0 {
+            if batch.bytes as i64 >= allowance.bytes && batch.message_bytes == 0 {
                 return Ok(Ended::Over);
             }
         }
@@ -223,8 +223,8 @@ impl Engine {
             }
             let descriptors = &batch.descriptors[one.at as usize..][..one.chain as usize];
             let len = one.len as usize;
-            let looked = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
-            one.fetched = self.bounce.fetch(*slot, pool_words, &pool, descriptors, looked);
+            let needed = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
+            one.fetched = self.bounce.fetch(*slot, pool_words, &pool, descriptors, needed);
         }
         for index in 0..batch.count {
             let one = &mut batch.packets[index];

@@ -73,9 +73,9 @@ pub(crate) struct Batch {
     pub(crate) bytes: u64,
     /// Bytes of the message that continues behind the batch; 0 if there is none, or if the
     /// scheduler has kept enough of it together.
-    pub(crate) run: u64,
+    pub(crate) message_bytes: u64,
     /// The limit up to which the scheduler keeps a message together, in bytes.
-    pub(crate) max_run: u64,
+    pub(crate) max_message_bytes: u64,
     /// The limit of the packets' cost.
     pub(crate) share: Share,
 }
@@ -94,8 +94,8 @@ impl Default for Batch {
             plain: [Plain::default(); BATCH],
             count: 0,
             bytes: 0,
-            run: 0,
-            max_run: 0,
+            message_bytes: 0,
+            max_message_bytes: 0,
             share: Share::default(),
         }
     }
@@ -189,7 +189,9 @@ impl Engine {
             let Round { taken, used, served } = self.serve(batch, &turn, left, false)?;
             match served {
                 Served::Idle => self.schedule.idle(turn.unit),
-                Served::More(stop, run) => self.schedule.more(turn.unit, stop, run),
+                Served::More(stop, message_bytes) => {
+                    self.schedule.more(turn.unit, stop, message_bytes)
+                }
                 Served::OtherLine => self.change_line(&turn),
                 Served::Gone => self.end_if_violated(turn.key),
             }
@@ -312,13 +314,17 @@ impl Engine {
         (batch.key, batch.queue_pair, batch.unit, batch.expedited) =
             (key, queue_pair, unit, expedited);
         let budget = turn.packets.min(left);
-        let (mut taken, mut used, mut bytes, mut run) = (0, 0, turn.bytes, turn.run);
+        let (mut taken, mut used, mut bytes, mut message_bytes) =
+            (0, 0, turn.bytes, turn.message_bytes);
         loop {
             let iteration_bytes = self.iteration_bytes;
             batch.share = Share { packets: budget - used, bytes, iteration_bytes };
             self.spent = Spent::default();
-            let allowance =
-                Allowance { packets: budget - used, bytes: bytes.min(iteration_bytes), run };
+            let allowance = Allowance {
+                packets: budget - used,
+                bytes: bytes.min(iteration_bytes),
+                message_bytes,
+            };
             let ended = self.take_batch(batch, allowance);
             // The engine reports skipped packets to the client, too.
             if let Some(session) = &mut self.sessions[key as usize]
@@ -332,7 +338,7 @@ impl Engine {
             taken += sent;
             used += sent + (beyond.copies + captures.copies) as usize;
             let sent_bytes;
-            (sent_bytes, run) = batch.sent(sent, run);
+            (sent_bytes, message_bytes) = batch.sent(sent, message_bytes);
             let cost = sent_bytes + beyond.cost();
             self.schedule.charge(unit, cost);
             bytes = bytes.saturating_sub(cost as i64);
@@ -361,15 +367,16 @@ impl Engine {
                 // The engine may segment a packet that is longer than a frame.
                 let large = batch.packets[sent].len as usize > self.device.info().mtu + 18;
                 let stop = Stop::Blocked { at_once: taken == 0, large };
-                return served(Served::More(stop, run));
+                return served(Served::More(stop, message_bytes));
             }
-            let over = used >= budget || self.iteration_bytes <= 0 || bytes <= 0 && run == 0;
+            let over =
+                used >= budget || self.iteration_bytes <= 0 || bytes <= 0 && message_bytes == 0;
             return served(match ended {
                 Ok(Ended::Empty) => Served::Idle,
                 Ok(Ended::OtherLine) => Served::OtherLine,
                 Ok(Ended::Stop(stop)) => Served::More(stop, 0),
-                Ok(Ended::Over) => Served::More(Stop::Over, run),
-                _ if over => Served::More(Stop::Over, run),
+                Ok(Ended::Over) => Served::More(Stop::Over, message_bytes),
+                _ if over => Served::More(Stop::Over, message_bytes),
                 _ => continue,
             });
         }

@@ -23,7 +23,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use towpath_packet::build::Flow;
 use towpath_packet::plain::{self, Plain};
 use towpath_server::FlowCache;
-use towpath_server::internals::{Destination, FlowTable, LookupWay, Rule, Vlan};
+use towpath_server::internals::{Destination, FlowTable, LookupDirection, Rule, Vlan};
 
 /// Flow rules of the table.
 const RULES: [u16; 3] = [1, 100, 10_000];
@@ -77,14 +77,14 @@ fn lookups(criterion: &mut Criterion, name: &str, train: usize, cache: FlowCache
         let mut table = table(rules, cache);
         let packets = packets(rules, train);
         for (plain, endpoint) in &packets {
-            let found = table.lookup_plain(LookupWay::Received, plain);
+            let found = table.lookup_plain(LookupDirection::Received, plain);
             assert_eq!(found.map(|found| found.endpoint), Some(*endpoint));
         }
         let mut next = 0;
         group.bench_function(BenchmarkId::from_parameter(rules), |bencher| {
             bencher.iter(|| {
                 next = (next + 1) % PACKETS;
-                table.lookup_plain(LookupWay::Received, black_box(&packets[next].0))
+                table.lookup_plain(LookupDirection::Received, black_box(&packets[next].0))
             });
         });
     }

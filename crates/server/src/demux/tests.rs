@@ -35,7 +35,7 @@ fn udp(number: u8, port: u16) -> Headers {
 }
 
 fn lookup(table: &mut FlowTable, headers: &Headers) -> Option<Destination> {
-    table.lookup(Way::Received, headers)
+    table.lookup(Direction::Received, headers)
 }
 
 #[test]
@@ -377,9 +377,9 @@ proptest! {
                         prop_assert_eq!(members, oracle.members(&headers));
                         let expected = oracle.lookup(&headers);
                         for _ in 0..times {
-                            prop_assert_eq!(table.lookup(Way::Received, &headers), expected);
+                            prop_assert_eq!(table.lookup(Direction::Received, &headers), expected);
                             if let Some(plain) = plain::read(&frame, frame.len()) {
-                                prop_assert_eq!(table.lookup_plain(Way::Sent, &plain), expected);
+                                prop_assert_eq!(table.lookup_plain(Direction::Sent, &plain), expected);
                             }
                         }
                     }
@@ -404,12 +404,12 @@ fn ports(cache: FlowCache, count: u16) -> (FlowTable, Vec<Headers>) {
 
 /// Looks `count` packets up, in trains of `length`.
 fn trains(table: &mut FlowTable, packets: &[Headers], length: u64, count: u64) -> FlowCounts {
-    let before = table.counts(Way::Received);
+    let before = table.counts(Direction::Received);
     for number in 0..count {
         let port = (number / length) as usize % packets.len();
         assert_eq!(lookup(table, &packets[port]), Some(to(port as u32)));
     }
-    let after = table.counts(Way::Received);
+    let after = table.counts(Direction::Received);
     FlowCounts {
         lookups: after.lookups - before.lookups,
         compared: after.compared - before.compared,
@@ -447,14 +447,14 @@ fn fields_that_no_rule_matches_do_not_end_a_train() {
     for client in 0..100 {
         assert_eq!(lookup(&mut table, &from(client)), Some(to(3)));
     }
-    assert_eq!(table.counts(Way::Received).hits, 99);
+    assert_eq!(table.counts(Direction::Received).hits, 99);
     // With a rule that asks for the field, the packets differ.
     let remote = Rule { remote_port: Some(1), ..rule(1) };
     assert!(table.insert(&remote, false, to(9)));
     for client in 100..200 {
         assert_eq!(lookup(&mut table, &from(client)), Some(to(3)));
     }
-    assert_eq!(table.counts(Way::Received).hits, 99);
+    assert_eq!(table.counts(Direction::Received).hits, 99);
 }
 
 #[test]
@@ -499,12 +499,12 @@ fn the_automatic_cache_is_stable_between_thresholds() {
         }
         let pattern = between(thresholds);
         let mixed = |table: &mut FlowTable, count: usize| {
-            let before = table.counts(Way::Received);
+            let before = table.counts(Direction::Received);
             for number in 0..count {
                 let port = pattern[number % pattern.len()];
                 assert_eq!(lookup(table, &packets[port]), Some(to(port as u32)));
             }
-            let after = table.counts(Way::Received);
+            let after = table.counts(Direction::Received);
             assert_eq!(after.switches, before.switches, "{thresholds:?}");
             after.hits - before.hits
         };

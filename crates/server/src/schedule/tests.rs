@@ -28,7 +28,7 @@ struct World {
     room: usize,
     /// The index of each packet's sender, in order; only packets to the device.
     wire: Vec<usize>,
-    max_run: u64,
+    max_message_bytes: u64,
 }
 
 impl World {
@@ -46,7 +46,7 @@ impl World {
                 packets: 0,
             })
             .collect();
-        World { schedule, senders, room: usize::MAX, wire: Vec::new(), max_run: 65_536 }
+        World { schedule, senders, room: usize::MAX, wire: Vec::new(), max_message_bytes: 65_536 }
     }
 
     fn push(&mut self, key: usize, len: u64, together: bool) {
@@ -58,13 +58,13 @@ impl World {
     }
 
     /// Runs one poll iteration of at most `left` packets, and returns how many were sent.
-    fn turn(&mut self, mut left: usize) -> usize {
+    fn poll_once(&mut self, mut left: usize) -> usize {
         self.schedule.begin();
         let mut sent = 0;
         while left > 0 {
             let Some(turn) = self.schedule.next(self.room > 0) else { break };
             let key = turn.key as usize;
-            let (mut bytes, mut run, mut done) = (turn.bytes, turn.run, 0);
+            let (mut bytes, mut message_bytes, mut done) = (turn.bytes, turn.message_bytes, 0);
             let budget = turn.packets.min(left);
             let sender = &mut self.senders[key];
             let stop = loop {
@@ -82,20 +82,20 @@ impl World {
                 }
                 self.schedule.charge(turn.unit, len);
                 (done, bytes) = (done + 1, bytes.saturating_sub(len as i64));
-                run = if together { run + len } else { 0 };
-                if run >= self.max_run {
-                    run = 0;
+                message_bytes = if together { message_bytes + len } else { 0 };
+                if message_bytes >= self.max_message_bytes {
+                    message_bytes = 0;
                 }
                 if sender.queue.is_empty() {
                     break None;
                 }
-                if done == budget || bytes <= 0 && run == 0 {
+                if done == budget || bytes <= 0 && message_bytes == 0 {
                     break Some(Stop::Over);
                 }
             };
             match stop {
                 None => self.schedule.idle(turn.unit),
-                Some(stop) => self.schedule.more(turn.unit, stop, run),
+                Some(stop) => self.schedule.more(turn.unit, stop, message_bytes),
             }
             (sent, left) = (sent + done, left - done);
         }
@@ -103,8 +103,8 @@ impl World {
     }
 
     /// Runs `turns` poll iterations with every queue full.
-    fn flood(&mut self, lens: &[u64], turns: usize, room: Option<usize>) {
-        for _ in 0..turns {
+    fn flood(&mut self, lens: &[u64], iterations: usize, room: Option<usize>) {
+        for _ in 0..iterations {
             for (key, len) in lens.iter().enumerate() {
                 while *len > 0 && self.senders[key].queue.len() < 600 {
                     self.push(key, *len, false);
@@ -113,7 +113,7 @@ impl World {
             if let Some(room) = room {
                 self.room = room;
             }
-            self.turn(512);
+            self.poll_once(512);
         }
     }
 
@@ -216,12 +216,12 @@ fn little_room_moves_few_units() {
         (0..20).for_each(|_| world.push(key, 1500, false));
     }
     world.room = 0;
-    world.turn(512);
+    world.poll_once(512);
     assert_eq!((world.schedule.blocked(), world.schedule.ready(false)), (MANY, 0));
     let before = world.schedule.units.moves;
-    for turn in 0..5000 {
+    for iteration in 0..5000 {
         world.room = 2;
-        assert_eq!(world.turn(512), 2, "iteration {turn}");
+        assert_eq!(world.poll_once(512), 2, "iteration {iteration}");
         assert_eq!(world.schedule.ready(false), 0);
     }
     let moves = world.schedule.units.moves - before;
@@ -239,7 +239,7 @@ fn a_blocked_unit_keeps_its_position_and_share() {
     // Packets for this host go ahead meanwhile, and a late unit is last.
     for _ in 0..3 {
         world.room = 0;
-        world.turn(512);
+        world.poll_once(512);
         world.push(1, 20_000, false);
         world.push(3, 20_000, false);
     }
@@ -249,11 +249,11 @@ fn a_blocked_unit_keeps_its_position_and_share() {
     }
     for _ in 0..3 {
         world.room = 1;
-        world.turn(512);
+        world.poll_once(512);
     }
     assert_eq!(world.wire, [0, 2, 3], "as they came");
     world.room = 3;
-    world.turn(512);
+    world.poll_once(512);
     assert_eq!(world.wire[3..], [0, 2, 3]);
 }
 
@@ -275,11 +275,11 @@ fn a_lower_priority_gets_what_a_higher_one_leaves() {
             }
             (0..10).for_each(|_| world.push(1, 64, false));
             world.room = 50;
-            world.turn(512);
+            world.poll_once(512);
             assert!(world.senders[1].queue.is_empty(), "all of the highest are sent first");
         }
         assert_eq!(world.senders[0].sent, 0);
-        assert!(world.wire.chunks(50).all(|turn| turn[..10] == [1; 10]));
+        assert!(world.wire.chunks(50).all(|iteration| iteration[..10] == [1; 10]));
     }
 }
 
@@ -293,13 +293,13 @@ fn local_packets_do_not_wait_for_the_device() {
         (0..200).for_each(|_| world.push(key, 1500, false));
     }
     for _ in 0..3 {
-        world.turn(512);
+        world.poll_once(512);
     }
     assert_eq!(world.senders[0].packets, 0);
     assert_eq!((world.senders[1].packets, world.senders[2].packets), (200, 200));
     assert_eq!((world.schedule.blocked(), world.schedule.ready(false)), (1, 0));
     world.room = 1000;
-    world.turn(512);
+    world.poll_once(512);
     assert_eq!(world.senders[0].packets, 200);
     assert_eq!(world.schedule.blocked(), 0);
 }
@@ -318,7 +318,9 @@ fn a_message_is_kept_together_up_to_its_longest_run() {
             if step % 3 == 0 {
                 world.push(2, 60, false);
             }
-            if world.turn(left) == 0 && world.senders[..2].iter().all(|one| one.queue.is_empty()) {
+            if world.poll_once(left) == 0
+                && world.senders[..2].iter().all(|one| one.queue.is_empty())
+            {
                 break;
             }
         }
@@ -330,13 +332,13 @@ fn a_message_is_kept_together_up_to_its_longest_run() {
     // A message beyond the longest run is not kept together, and its sender gets no more than its
     // share.
     let mut world = World::new(Box::new(Deficit), &[(3, 100), (3, 100)]);
-    world.max_run = 15_000;
+    world.max_message_bytes = 15_000;
     for _ in 0..2000 {
         world.push(0, 1500, true);
         world.push(1, 1500, false);
     }
     while world.senders.iter().all(|one| !one.queue.is_empty()) {
-        world.turn(512);
+        world.poll_once(512);
     }
     let most = world.wire.chunk_by(|a, b| a == b).filter(|run| run[0] == 0).map(<[_]>::len).max();
     assert!(most <= Some(20), "{most:?}");
@@ -422,7 +424,7 @@ proptest! {
                 }
                 Act::Turn { left, room } => {
                     world.room = room;
-                    world.turn(left);
+                    world.poll_once(left);
                 }
                 Act::Remove(key) => {
                     // A session ends, and another one attaches.
@@ -446,7 +448,7 @@ proptest! {
             }
             prop_assert!(step < waiting, "packets wait, and no unit sends them");
             world.room = 3;
-            prop_assert!(world.turn(3) > 0, "there is room, and no unit sends");
+            prop_assert!(world.poll_once(3) > 0, "there is room, and no unit sends");
         }
         for (sender, pushed) in world.senders.iter().zip(pushed) {
             prop_assert_eq!(sender.packets, pushed);

@@ -16,7 +16,7 @@ pub(crate) struct Turn {
     /// The limit in bytes; the packet that uses up the last of them goes whole.
     pub bytes: i64,
     /// Bytes of the message that the unit is in the middle of.
-    pub run: u64,
+    pub message_bytes: u64,
 }
 
 /// The reason for the end of a unit's turn while it had more to send.

@@ -69,7 +69,7 @@ pub(crate) struct Unit {
     /// The time since which the unit has had something to send, in nanoseconds.
     pub(crate) since: u64,
     /// Bytes of the message that the unit is in the middle of; 0 for none.
-    pub(crate) run: u64,
+    pub(crate) message_bytes: u64,
 }
 
 /// All units and lines.
@@ -109,7 +109,7 @@ impl Units {
             lent: 0,
             local: false,
             since: 0,
-            run: 0,
+            message_bytes: 0,
         };
         match self.free.pop() {
             Some(id) => {

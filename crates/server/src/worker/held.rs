@@ -41,32 +41,32 @@ impl Entries {
 
     /// Enters a connection, and returns its index; `Err` if there is no room.
     pub(crate) fn insert(&mut self, entry: Entry) -> Result<usize, Entry> {
-        let Some(place) = self.all.iter().position(Option::is_none) else { return Err(entry) };
+        let Some(index) = self.all.iter().position(Option::is_none) else { return Err(entry) };
         self.timed += usize::from(entry.deadline.is_some());
-        self.all[place] = Some(entry);
-        Ok(place)
+        self.all[index] = Some(entry);
+        Ok(index)
     }
 
     /// Removes a connection.
-    pub(crate) fn remove(&mut self, place: usize) -> Option<Entry> {
-        let entry = self.all.get_mut(place)?.take()?;
+    pub(crate) fn remove(&mut self, index: usize) -> Option<Entry> {
+        let entry = self.all.get_mut(index)?.take()?;
         self.timed -= usize::from(entry.deadline.is_some());
         Some(entry)
     }
 
     /// Returns a connection by its index.
-    pub(crate) fn at(&mut self, place: usize) -> Option<&mut Entry> {
-        self.all.get_mut(place)?.as_mut()
+    pub(crate) fn at(&mut self, index: usize) -> Option<&mut Entry> {
+        self.all.get_mut(index)?.as_mut()
     }
 
     /// Returns the index of a connection.
-    pub(crate) fn place_of(&self, token: u64) -> Option<usize> {
+    pub(crate) fn index_of(&self, token: u64) -> Option<usize> {
         self.all.iter().position(|one| one.as_ref().is_some_and(|one| one.token == token))
     }
 
     /// Sets the end of a connection's permitted silence.
-    pub(crate) fn set_deadline(&mut self, place: usize, deadline: Option<u64>) {
-        let Some(Some(entry)) = self.all.get_mut(place) else { return };
+    pub(crate) fn set_deadline(&mut self, index: usize, deadline: Option<u64>) {
+        let Some(Some(entry)) = self.all.get_mut(index) else { return };
         self.timed -= usize::from(entry.deadline.is_some());
         self.timed += usize::from(deadline.is_some());
         entry.deadline = deadline;
@@ -78,7 +78,7 @@ impl Entries {
             return None;
         }
         let all = self.all.iter().enumerate();
-        all.filter_map(|(place, one)| Some((one.as_ref()?.deadline?, place))).min()
+        all.filter_map(|(index, one)| Some((one.as_ref()?.deadline?, index))).min()
     }
 }
 
@@ -107,35 +107,35 @@ impl Doorbells {
 
     /// Takes over a doorbell. A number out of range drops it.
     pub(crate) fn insert(&mut self, number: u64, socket: Option<OwnedFd>) {
-        let (Ok(place), Some(socket)) = (usize::try_from(number), socket) else { return };
-        if place >= self.sockets.len() {
+        let (Ok(index), Some(socket)) = (usize::try_from(number), socket) else { return };
+        if index >= self.sockets.len() {
             return;
         }
         // Zero makes a notification that the engine counted meanwhile visible as a change. A
         // superfluous notification is harmless.
-        self.seen[place] = 0;
-        if self.sockets[place].replace(socket).is_none() {
-            self.numbers.push(place as u32);
+        self.seen[index] = 0;
+        if self.sockets[index].replace(socket).is_none() {
+            self.numbers.push(index as u32);
         }
     }
 
     /// Closes a doorbell.
     pub(crate) fn remove(&mut self, number: u64) {
         self.numbers.retain(|one| u64::from(*one) != number);
-        if let Some(place) = usize::try_from(number).ok().and_then(|at| self.sockets.get_mut(at)) {
-            *place = None;
+        if let Some(index) = usize::try_from(number).ok().and_then(|at| self.sockets.get_mut(at)) {
+            *index = None;
         }
     }
 
     /// Notifies through each doorbell whose counter has changed.
     pub(crate) fn notify(&mut self) {
         for number in &self.numbers {
-            let place = *number as usize;
-            let count = self.counters.observe(place);
-            if count != self.seen[place]
-                && let Some(socket) = &self.sockets[place]
+            let index = *number as usize;
+            let count = self.counters.observe(index);
+            if count != self.seen[index]
+                && let Some(socket) = &self.sockets[index]
             {
-                self.seen[place] = count;
+                self.seen[index] = count;
                 notify(socket);
             }
         }

@@ -81,11 +81,11 @@ impl Pipes {
     }
 
     fn begin(&mut self) -> Result<(), Errno> {
-        let Some(place) = self.all.get_mut(self.count) else { return Err(Errno::TOOBIG) };
+        let Some(slot) = self.all.get_mut(self.count) else { return Err(Errno::TOOBIG) };
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let room = self.left.min(PIPE_PAGES).next_power_of_two();
         fcntl_setpipe_size(write.as_fd(), room * PAGE_BYTES)?;
-        (*place, self.writing) = (Some(read), Some(write));
+        (*slot, self.writing) = (Some(read), Some(write));
         (self.count, self.room) = (self.count + 1, room);
         Ok(())
     }

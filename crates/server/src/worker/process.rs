@@ -115,8 +115,8 @@ impl Worker {
                 }
                 data => {
                     let data = data - CONNECTIONS;
-                    let (place, is_process) = ((data / 2) as usize, data % 2 == 1);
-                    self.heard(place, is_process)?;
+                    let (index, is_process) = ((data / 2) as usize, data % 2 == 1);
+                    self.heard(index, is_process)?;
                 }
             }
         }
@@ -128,10 +128,10 @@ impl Worker {
         // The worker reads messages that a peer sent in time before it applies the time limit.
         if nothing {
             let now = clock_ns();
-            while let Some((deadline, place)) = self.tables.entries.first_deadline()
+            while let Some((deadline, index)) = self.tables.entries.first_deadline()
                 && deadline <= now
             {
-                self.end(place)?;
+                self.end(index)?;
             }
         }
         if self.told != self.handled {
@@ -161,10 +161,10 @@ impl Worker {
     }
 
     /// Handles a connection that has a message, or whose process has ended.
-    fn heard(&mut self, place: usize, is_process: bool) -> Result<(), Over> {
-        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+    fn heard(&mut self, index: usize, is_process: bool) -> Result<(), Over> {
+        let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
         if is_process {
-            return self.end(place);
+            return self.end(index);
         }
         let token = entry.token;
         let mut bytes = [0; MAX_REQUEST_BYTES + 1];
@@ -177,17 +177,17 @@ impl Worker {
         );
         let (len, flags) = match received {
             Ok(received) => (received.bytes, received.flags),
-            Err(Errno::AGAIN | Errno::INTR) => return self.listen(place),
-            Err(_) => return self.end(place),
+            Err(Errno::AGAIN | Errno::INTR) => return self.listen(index),
+            Err(_) => return self.end(index),
         };
         if flags.contains(ReturnFlags::CTRUNC) {
-            self.silence(place);
+            self.silence(index);
             return self.tell(report::MESSAGE, token, report::DESCRIPTORS, &[]);
         }
         if len == 0 {
-            return self.end(place);
+            return self.end(index);
         }
-        self.silence(place);
+        self.silence(index);
         if len > MAX_REQUEST_BYTES || flags.contains(ReturnFlags::TRUNC) {
             return self.tell(report::MESSAGE, token, report::TOO_LONG, &[]);
         }
@@ -195,14 +195,14 @@ impl Worker {
     }
 
     /// Stops the peer's time limit: the server has to act next.
-    fn silence(&mut self, place: usize) {
-        self.tables.entries.set_deadline(place, None);
+    fn silence(&mut self, index: usize) {
+        self.tables.entries.set_deadline(index, None);
     }
 
     /// Listens for the next message of a connection. Each arming is for one event.
-    fn listen(&mut self, place: usize) -> Result<(), Over> {
-        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
-        let data = epoll::EventData::new_u64(CONNECTIONS + place as u64 * 2);
+    fn listen(&mut self, index: usize) -> Result<(), Over> {
+        let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
+        let data = epoll::EventData::new_u64(CONNECTIONS + index as u64 * 2);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         Ok(epoll::modify(&self.epoll, &entry.socket, data, flags)?)
     }
@@ -210,23 +210,23 @@ impl Worker {
     /// Ends a connection from this side. A peer may not have read the descriptors that it was sent.
     /// Its connection then stays until the peer has read them or closed it. Until then, the
     /// descriptors count as the server's, and the connection as its user's.
-    fn end(&mut self, place: usize) -> Result<(), Over> {
-        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+    fn end(&mut self, index: usize) -> Result<(), Over> {
+        let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
         if entry.has_descriptors && unread(&entry.socket) {
             let _ = epoll::delete(&self.epoll, &entry.socket);
             if let Some(process) = entry.process.take() {
                 let _ = epoll::delete(&self.epoll, &process);
             }
-            self.tables.entries.set_deadline(place, Some(clock_ns() + UNREAD_CHECK_NS));
+            self.tables.entries.set_deadline(index, Some(clock_ns() + UNREAD_CHECK_NS));
             return Ok(());
         }
-        let token = self.close(place);
+        let token = self.close(index);
         token.map_or(Ok(()), |token| self.tell(report::ENDED, token, 0, &[]))
     }
 
     /// Closes a connection, and the parts of its session that were kept until then.
-    fn close(&mut self, place: usize) -> Option<u64> {
-        let entry = self.tables.entries.remove(place)?;
+    fn close(&mut self, index: usize) -> Option<u64> {
+        let entry = self.tables.entries.remove(index)?;
         if let Some(files) = &entry.disposed {
             wipe(files);
         }
@@ -260,13 +260,13 @@ impl Worker {
                 let [socket, process, ..] = descriptors;
                 self.adopt(head, socket, process)
             }
-            command::ANSWER => match entries.place_of(head.token) {
-                Some(place) => self.answer(place, head.value, body, &descriptors),
+            command::ANSWER => match entries.index_of(head.token) {
+                Some(index) => self.answer(index, head.value, body, &descriptors),
                 None => Ok(()),
             },
             command::CLOSE_CONNECTION => {
-                if let Some(place) = entries.place_of(head.token) {
-                    self.close(place);
+                if let Some(index) = entries.index_of(head.token) {
+                    self.close(index);
                 }
                 Ok(())
             }
@@ -312,11 +312,11 @@ impl Worker {
         let deadline = self.deadline(head.value);
         let entry =
             Entry { token, socket, process, deadline, has_descriptors: false, disposed: None };
-        let Ok(place) = self.tables.entries.insert(entry) else {
+        let Ok(index) = self.tables.entries.insert(entry) else {
             return self.tell(report::ENDED, token, 0, &[]);
         };
-        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
-        let data = |which| epoll::EventData::new_u64(CONNECTIONS + place as u64 * 2 + which);
+        let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
+        let data = |which| epoll::EventData::new_u64(CONNECTIONS + index as u64 * 2 + which);
         let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         let mut watched = epoll::add(&self.epoll, &entry.socket, data(0), once);
         if let Some(process) = &entry.process {
@@ -326,7 +326,7 @@ impl Worker {
         }
         match watched {
             Ok(()) => Ok(()),
-            Err(_) => self.end(place),
+            Err(_) => self.end(index),
         }
     }
 
@@ -338,12 +338,12 @@ impl Worker {
     /// read its answers.
     fn answer(
         &mut self,
-        place: usize,
+        index: usize,
         flags: u64,
         body: &[u8],
         descriptors: &Descriptors,
     ) -> Result<(), Over> {
-        let Some(entry) = self.tables.entries.at(place) else { return Ok(()) };
+        let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
         // If no data is unread, the peer has also taken all earlier descriptors.
         entry.has_descriptors &= unread(&entry.socket);
         let mut handed = [entry.socket.as_fd(); wire::MAX_DESCRIPTORS];
@@ -352,18 +352,18 @@ impl Worker {
         let parts = [&[][..], body];
         let sent = wire::send_parts(entry.socket.as_fd(), &parts, &handed[..count], flags_of_send);
         if sent.is_err() || flags & command::LAST != 0 {
-            return self.end(place);
+            return self.end(index);
         }
         let deadline = self.deadline(flags);
-        if let Some(entry) = self.tables.entries.at(place) {
+        if let Some(entry) = self.tables.entries.at(index) {
             entry.has_descriptors |= count > 0;
             // The disposed descriptors already have a deadline.
             if entry.disposed.is_some() {
                 return Ok(());
             }
         }
-        self.tables.entries.set_deadline(place, deadline);
-        self.listen(place)
+        self.tables.entries.set_deadline(index, deadline);
+        self.listen(index)
     }
 
     /// Seals the memory that the application writes against every further writer, and allocates the
@@ -396,7 +396,7 @@ impl Worker {
     }
 
     fn dispose(&mut self, head: Head, mut descriptors: Descriptors) -> Result<(), Over> {
-        if let Some(place) = self.tables.entries.place_of(head.token) {
+        if let Some(index) = self.tables.entries.index_of(head.token) {
             // The first descriptor, the server pages, gives the reason for the session's end. The
             // others are of no use.
             let kept = descriptors[0].take();
@@ -404,8 +404,8 @@ impl Worker {
             descriptors = Descriptors::default();
             descriptors[0] = kept;
             let deadline = Some(clock_ns() + self.tables.step_ns);
-            self.tables.entries.set_deadline(place, deadline);
-            if let Some(entry) = self.tables.entries.at(place) {
+            self.tables.entries.set_deadline(index, deadline);
+            if let Some(entry) = self.tables.entries.at(index) {
                 entry.disposed = Some(descriptors);
                 // The application learns of the end at once, and may then read the reason.
                 let _ = epoll::delete(&self.epoll, &entry.socket);
@@ -428,8 +428,8 @@ fn unread(socket: &OwnedFd) -> bool {
 /// Puts borrowed descriptors into `handed`, and returns how many.
 fn borrow<'a>(descriptors: &'a Descriptors, handed: &mut [BorrowedFd<'a>]) -> usize {
     let mut count = 0;
-    for (place, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
-        *place = descriptor.as_fd();
+    for (index, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
+        *index = descriptor.as_fd();
         count += 1;
     }
     count

@@ -276,11 +276,11 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     world.tell(command::PREPARE_MEMORY, 1, 42, handed);
     assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome: Ok(Vec::new()) });
     let page = [1; 4096];
-    for (place, file) in files.iter().enumerate() {
-        let is_the_servers = place < 3;
+    for (index, file) in files.iter().enumerate() {
+        let is_the_servers = index < 3;
         // Of each of the application's files, only the page that keeps it in place is allocated.
-        assert_eq!(blocks(file), if is_the_servers { 16 } else { 8 }, "file {place}");
-        assert_eq!(rustix::io::write(file, &page).is_ok(), is_the_servers, "file {place}");
+        assert_eq!(blocks(file), if is_the_servers { 16 } else { 8 }, "file {index}");
+        assert_eq!(rustix::io::write(file, &page).is_ok(), is_the_servers, "file {index}");
     }
     // The engine's epoll set reports each notification of the application.
     for _ in 0..3 {

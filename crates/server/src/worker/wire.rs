@@ -149,11 +149,11 @@ pub(crate) fn receive<'a>(
             other => break other?.bytes,
         }
     };
-    let mut places = descriptors.iter_mut();
+    let mut slots = descriptors.iter_mut();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            for (descriptor, place) in rights.zip(&mut places) {
-                *place = Some(descriptor);
+            for (descriptor, slot) in rights.zip(&mut slots) {
+                *slot = Some(descriptor);
             }
         }
     }
