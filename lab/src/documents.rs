@@ -254,4 +254,51 @@ mod tests {
         assert_eq!(first_difference("a", "a\nc"), change(2, "the end of the file", "c"));
         assert_eq!(first_difference("a\nb", "a"), change(2, "b", "the end of the file"));
     }
+
+    /// The anchor that a Markdown viewer gives a heading.
+    fn anchor(heading: &str) -> String {
+        let kept = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    }
+
+    /// The pages of the repository that people read.
+    fn pages(root: &Path) -> Vec<PathBuf> {
+        let in_directory = |directory: PathBuf| {
+            let entries = std::fs::read_dir(directory).unwrap();
+            entries
+                .map(|entry| entry.unwrap().path())
+                .filter(|path| path.extension() == Some("md".as_ref()))
+        };
+        in_directory(root.to_owned()).chain(in_directory(root.join("docs"))).collect()
+    }
+
+    #[test]
+    fn links_between_pages_lead_to_files_and_headings() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let (mut links, mut dead) = (0, Vec::new());
+        for page in pages(&root) {
+            let text = std::fs::read_to_string(&page).unwrap();
+            for after in text.split("](").skip(1) {
+                let Some((target, _)) = after.split_once(')') else { continue };
+                let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+                if target.contains("://") || target.contains(char::is_whitespace) {
+                    continue;
+                }
+                links += 1;
+                let to =
+                    if file.is_empty() { page.clone() } else { page.with_file_name("").join(file) };
+                let leads = to.exists()
+                    && (heading.is_empty() || {
+                        let text = std::fs::read_to_string(&to).unwrap();
+                        text.lines().any(|line| line.starts_with('#') && anchor(line) == heading)
+                    });
+                if !leads {
+                    dead.push(format!("{}: {target}", page.display()));
+                }
+            }
+        }
+        assert!(links > 200, "{links} links: too few to be all");
+        assert!(dead.is_empty(), "{dead:#?}");
+    }
 }
