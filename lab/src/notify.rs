@@ -63,7 +63,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         cost(cores, count, &ours, &ours, write_count)
     };
     let values = in_turn(settings.pairs(), &mut [&mut pipe, &mut socket, &mut worker])?;
-    let [pipe, socket, worker] = &values[..] else { anyhow::bail!("three things were measured") };
+    let [pipe, socket, worker] = &values[..] else { anyhow::bail!("three costs are expected") };
     let more = |than: &[f64]| -> Vec<f64> { than.iter().zip(pipe).map(|(a, b)| a - b).collect() };
     outcome.rows.push(
         Row::new("doorbell, more than a pipe", &[], "us", &more(socket)).at_most(AT_MOST_MORE),

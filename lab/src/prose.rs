@@ -50,7 +50,7 @@ pub struct Change {
 /// Writes the figures of a text anew.
 ///
 /// # Errors
-/// With the line, when a marker has no end, or cannot be read, or means no row.
+/// With the line, if a marker has no end, cannot be read, or names no row.
 pub fn rewrite(text: &str, results: &Results, ages: &Ages) -> anyhow::Result<Rewritten> {
     let mut rewritten = Rewritten::default();
     let (mut rest, mut line) = (text, 1);
@@ -93,7 +93,7 @@ fn ensure_no_closing(text: &str, line: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A marker in the text: lengths are from its first byte.
+/// A marker in the text; lengths count from its first byte.
 struct Marker<'a> {
     meant: &'a str,
     content: &'a str,
@@ -117,7 +117,7 @@ impl Marker<'_> {
     }
 }
 
-/// What a marker asks for.
+/// The figure that a marker asks for.
 struct Figure {
     reference: Reference,
     form: Form,
@@ -135,7 +135,7 @@ enum Form {
 
 impl Figure {
     fn read(meant: &str) -> anyhow::Result<Figure> {
-        // A comment may be wrapped.
+        // A comment may span lines.
         let meant = meant.split_whitespace().collect::<Vec<_>>().join(" ");
         let (reference, forms) = meant
             .rsplit_once(';')
@@ -186,7 +186,7 @@ impl Figure {
     }
 }
 
-/// Which old results of a line are marked already.
+/// The old results of a line that have a mark already.
 #[derive(Default)]
 struct Marked {
     line: usize,

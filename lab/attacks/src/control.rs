@@ -249,8 +249,8 @@ pub(crate) fn hoard(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("sessions", sessions.len() as u64), ("connections", connections.len() as u64)])
 }
 
-/// Requests sessions, reads no answer and shuts down its sending side: the sent descriptors stay
-/// under way.
+/// Requests sessions, reads no answer and shuts down its sending side: the sent descriptors stay in
+/// flight.
 pub(crate) fn unread_answers(field: &Field) -> io::Result<Deeds> {
     let most = field.size_or(UNREAD_ANSWERS) as usize;
     let (mut kept, mut refused) = (Vec::new(), 0);

@@ -59,7 +59,7 @@ impl Attack {
         Attack { attaches: false, ..self }
     }
 
-    /// It waits as this program does, and is compared with it.
+    /// Compares the attack with this program, which waits in the same way.
     const fn beside(self, baseline: &Attack) -> Attack {
         Attack { baseline: Some(baseline.name), ..self }
     }
@@ -138,7 +138,7 @@ fn busy(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("looks", looks)])
 }
 
-/// The place of an attack, and its duration.
+/// The target of an attack, and its duration.
 #[derive(Clone, Debug)]
 pub struct Field {
     socket: PathBuf,
@@ -165,7 +165,7 @@ impl Field {
         Field { fuse: node.to_owned(), ..self }
     }
 
-    /// Uses so many kernel objects instead of the attack's own number.
+    /// Uses this many kernel objects instead of the attack's own number.
     #[must_use]
     pub fn size(self, size: u64) -> Field {
         Field { size: Some(size), ..self }
@@ -192,7 +192,7 @@ impl Field {
         self.size.unwrap_or(own)
     }
 
-    /// Tells the parent that the attack is on.
+    /// Reports to the parent that the attack has begun.
     fn begun(&self) {
         println!("attacking");
     }
