@@ -25,9 +25,10 @@ use crate::statistics::Summary;
 const ARMINGS: [(&str, Arming); 3] =
     [("off", Arming::Off), ("lazy", Arming::Lazy), ("eager", Arming::Eager)];
 const WINDOW_NS: u64 = 5_000_000_000;
-/// What a frame through a whole engine may take with the watchdog on, to what it takes without; half
-/// of it is for what machines vary by. A lazy one looks at the clock now and then, an eager one for
-/// what each turn gives to the device: a fifth of a frame's time where that is one frame.
+/// The limit of a frame's time through a whole engine with the watchdog on, to the time without;
+/// half of the margin is for the variation of machines. A lazy watchdog reads the clock now and
+/// then, an eager one in each iteration that submits frames: a fifth of a frame's time if that is
+/// one frame.
 const MOST_TO_OFF: [f64; 3] = [f64::INFINITY, 1.1, 1.25];
 /// Frames per poll iteration.
 const BATCHES: [u64; 6] = [1, 2, 4, 8, 16, 32];

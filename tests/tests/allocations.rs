@@ -1,6 +1,6 @@
-//! Asserts that nothing allocates per packet: not the engine, not the control thread, not an
-//! application, not the far end of the device. The count covers the whole process, so this program
-//! has one test and no other threads than those.
+//! Asserts that nothing allocates per packet: not the engine, the control thread, an application or
+//! the far end of the device. The count covers the whole process, so this program has one test and
+//! no further threads.
 
 use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
 use towpath_device::loopback;

@@ -1,4 +1,4 @@
-//! Attacks by way of the memory files that server and application share.
+//! Attacks through the memory files that server and application share.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

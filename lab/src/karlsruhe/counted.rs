@@ -56,7 +56,7 @@ pub(super) fn counted(
         drop(done);
         let mut last = start;
         for _ in 0..moved.len() {
-            let (place, outcome, ended) = outcomes.recv().context("a part ended without a result")?;
+            let (place, outcome, ended) = outcomes.recv().context("a part had no result")?;
             moved[place] = outcome?;
             last = last.max(ended);
         }

@@ -90,7 +90,7 @@ impl Pages {
     /// Allocates memory for moves of up to `bytes`.
     ///
     /// # Errors
-    /// When there is not so much.
+    /// If there is not as much.
     pub fn new(bytes: usize) -> io::Result<Pages> {
         let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
         let populated = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
