@@ -4,8 +4,8 @@
 //! Server, attacker and neighbour are three users where this program may become them, and one user
 //! otherwise. Each attack has its own server and neighbour; windows without and with the attack
 //! alternate. The experiment first measures three programs that do not touch the server: one only
-//! computes, and two build wait queues on sockets of their own. These baselines show what the kernel
-//! alone lets a program take from others.
+//! computes, and two build wait queues on sockets of their own. These baselines show the kernel's
+//! part of a neighbour's loss.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -118,7 +118,8 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
     }
 }
 
-/// Returns the name of a baseline's row. The experiment measures baselines first, so the row exists.
+/// Returns the name of a baseline's row. The row exists, because the experiment measures baselines
+/// first.
 fn p999(baseline: &str, what: &str) -> String {
     format!("{baseline}: {what} p99.9, attacked")
 }

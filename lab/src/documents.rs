@@ -1,5 +1,5 @@
-//! The documents that show figures: `docs/benchmarks.md`, its pictures, and the figures between markers in
-//! other pages. All come from `lab/results`.
+//! The documents that show figures: `docs/benchmarks.md`, its pictures, and the figures between
+//! markers in other pages. All come from `lab/results`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -44,8 +44,8 @@ struct Args {
     /// Write the pictures into another directory
     #[arg(long, value_name = "DIRECTORY", requires = "out")]
     pictures: Option<PathBuf>,
-    /// Fail with exit status 1 when a limit is missed, and for `report` when a document differs from
-    /// the results, which then stays as it is.
+    /// Fail with exit status 1 when a limit is missed, and for `report` when a document differs
+    /// from the results, which then stays as it is.
     #[arg(long)]
     check: bool,
     /// For `report`: the directory of the repository.

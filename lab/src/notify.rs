@@ -1,8 +1,8 @@
 //! Measures the cost of one notification to its sender, while the receiver sleeps on another core.
 //!
-//! A session's doorbell is a socket, because an application can hold a pipe's mutex for ever. A server of
-//! several users calls a worker by an eventfd instead, and the worker sends to the doorbell. The
-//! experiment compares both with a pipe. It times only the sender's system call.
+//! A session's doorbell is a socket, because an application can hold a pipe's mutex for ever. A
+//! server of several users calls a worker by an eventfd instead, and the worker sends to the
+//! doorbell. The experiment compares both with a pipe. It times only the sender's system call.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

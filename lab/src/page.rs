@@ -114,7 +114,8 @@ const REST: &str = "
 `NAME.json` has every row of the last full run, with its spread; `NAME.md` explains how to read the rows.
 ";
 
-/// Returns the page, in Markdown, with a table of headlines and links to the remarks of these experiments.
+/// Returns the page, in Markdown, with a table of headlines and links to the remarks of these
+/// experiments.
 #[must_use]
 pub fn page(results: &Results, headlines: &str, remarks: &BTreeSet<String>) -> String {
     let mut page = format!("{ABOUT}{headlines}{REST}");

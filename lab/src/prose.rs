@@ -1,6 +1,6 @@
 //! Figures in prose. Each stands between two comments, which a Markdown viewer does not show:
-//! `<!--=EXPERIMENT; ROW; KEY=VALUE,…; FORM-->0.91<!--/-->`. The command writes what is between them. A
-//! line does not start with a figure, because Markdown would take it as HTML.
+//! `<!--=EXPERIMENT; ROW; KEY=VALUE,…; FORM-->0.91<!--/-->`. The command writes the text between
+//! them. A line does not start with a figure, because Markdown would take it as HTML.
 //!
 //! | form | written |
 //! |---|---|
@@ -30,7 +30,7 @@ const CLOSING: &str = "<!--/-->";
 pub struct Rewritten {
     /// The text.
     pub text: String,
-    /// How many figures are in it.
+    /// The number of figures in it.
     pub figures: usize,
     /// Those that differed.
     pub changes: Vec<Change>,
@@ -41,9 +41,9 @@ pub struct Rewritten {
 pub struct Change {
     /// The line, counted from 1.
     pub line: usize,
-    /// What is there.
+    /// The present text.
     pub old: String,
-    /// What should be there.
+    /// The correct text.
     pub new: String,
 }
 
@@ -194,8 +194,8 @@ struct Marked {
 }
 
 impl Marked {
-    /// Returns the mark of a figure, which is empty for a result that is not old. A mark stays where the
-    /// age is unknown.
+    /// Returns the mark of a figure, which is empty for a result that is not old. A mark stays
+    /// where the age is unknown.
     fn mark(
         &mut self,
         line: usize,

@@ -120,7 +120,7 @@ fn run(cores: (usize, usize), buffer_bytes: usize, window: Duration) -> anyhow::
         }
         for _ in 0..BATCH {
             let Some(buffer) = free.take() else { break };
-            // As the client library does.
+            // Prefetches as the client library does.
             if let Some(buffer) = free.next(prefetch_distance(buffer_bytes) as usize) {
                 let start = heap.buffer_offset(buffer) + HEADROOM_BYTES as usize;
                 producer_pool.prefetch_to_write(start, buffer_bytes);

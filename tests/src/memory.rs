@@ -18,8 +18,8 @@ pub struct Words {
     len: usize,
 }
 
-// SAFETY: an address of atomics, good from every thread for as long as the mapping stays, as promised
-// to `find`.
+// SAFETY: an address of atomics, valid from every thread for as long as the mapping stays, as
+// promised to `find`.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}

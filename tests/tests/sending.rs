@@ -202,9 +202,9 @@ impl Device for Keeps {
     }
 }
 
-/// A device that keeps every packet gets only so many that the server still has buffers to check
-/// packets for this host, however small the packets are. A client that waits for the device lets
-/// the server sleep.
+/// A device that keeps every packet gets a limited number, so that the server still has buffers to
+/// check packets for this host, however small the packets are. A client that waits for the device
+/// lets the server sleep.
 #[test]
 fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {

@@ -148,7 +148,7 @@ fn large_session(field: &Field) -> io::Result<(Channel, u64)> {
         }
     }
     if !matches!(ask(&session, &Message::Mapped), Some((Message::Done, _))) {
-        return Err(io::Error::other("the session did not come to live"));
+        return Err(io::Error::other("the session did not become live"));
     }
     let mut opened = 0;
     for port in 1..=endpoints as u16 {

@@ -37,8 +37,8 @@ pub struct Attack {
     pub attaches: bool,
     /// The attacker needs a FUSE file system of its own.
     pub needs_fuse: bool,
-    /// The program, by its name, that takes the same from a neighbour without the server; `None` for
-    /// such a program itself.
+    /// The program, by its name, that takes the same from a neighbour without the server; `None`
+    /// for such a program itself.
     pub baseline: Option<&'static str>,
     act: fn(&Field) -> io::Result<Deeds>,
 }
@@ -77,10 +77,12 @@ impl Attack {
     /// of its own. It shows the kernel's share of a neighbour's loss.
     pub const WAITERS_ALONE: Attack = Attack::alone("waiters-alone", waiters::alone);
 
-    /// No attack on the server: the program builds the wait queues of `waiters-poll` on a socket of its own.
+    /// No attack on the server: the program builds the wait queues of `waiters-poll` on a socket of
+    /// its own.
     pub const POLLERS_ALONE: Attack = Attack::alone("waiters-poll-alone", waiters::polls_alone);
 
-    /// The programs that do not touch the server. The benchmark compares each attack with one of them.
+    /// The programs that do not touch the server. The benchmark compares each attack with one of
+    /// them.
     pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
 
     /// All attacks.

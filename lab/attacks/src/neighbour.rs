@@ -1,8 +1,8 @@
 //! The neighbour of an attacker. It makes round trips between two sessions of its own through the
 //! server, and attaches and detaches a third repeatedly. It reports the time of each.
 //!
-//! An operation that is under way when a window ends counts with its time so far, and again in the
-//! next window: a server that hangs shows as long times, not as missing ones.
+//! An operation in progress when a window ends counts with its time so far, and again in the next
+//! window: a server that hangs shows as long times, not as missing ones.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -7,8 +7,7 @@
 //! | benchmark | an iteration |
 //! |---|---|
 //! | `controller/look` | a decision after a poll that found 32 packets and left more |
-//! | `controller/sleep` | a decision after a poll that took all work, and the end of the sleep that
-//! follows |
+//! | `controller/sleep` | a decision after a poll that took all work, and the end of that sleep |
 //!
 //! ```text
 //! cargo bench -p towpath-benches --bench controller

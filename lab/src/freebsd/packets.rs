@@ -90,8 +90,8 @@ pub(super) fn measure(
     by_batch(settings, cores, wire, handoff, window, outcome)
 }
 
-/// Measures packets per second by the packets per flush: from one, where direct handoff has most to
-/// gain, to large batches.
+/// Measures packets per second by the packets per flush: few, where direct handoff can gain, and
+/// many, where a batch can.
 fn by_batch(
     settings: Settings,
     cores: (usize, usize),

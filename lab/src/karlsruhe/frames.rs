@@ -136,7 +136,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { process, session, endpoint, headers, kernel, participants, cores, left: None })
     }
 
-    /// Carries frames for a time with a configuration, and restores all settings.
+    /// Carries frames for a time with a configuration, then resets its settings to the defaults.
     pub(super) fn run_so(
         &mut self,
         way: &Way,

@@ -241,8 +241,8 @@ fn show(
     }
 }
 
-/// Returns the processor time that we leave to that which the kernel leaves, pair by pair, where
-/// both are more than an accident.
+/// Returns the ratio of the processor time left beside Towpath to that left beside the kernel's
+/// sockets, pair by pair, if all of both are at least [`LEAST_LEFT`].
 fn left_ratios(ours: &[Sample], kernel: &[Sample]) -> Option<Vec<f64>> {
     let enough = |side: &[Sample]| side.iter().all(|sample| sample.left >= LEAST_LEFT);
     let ratios = || ours.iter().zip(kernel).map(|(a, b)| a.left / b.left).collect();

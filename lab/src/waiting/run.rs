@@ -74,7 +74,7 @@ impl Run {
     }
 }
 
-/// Datagrams per call: a core cannot send more than this rate over veth one by one.
+/// Datagrams per call at a rate that a core cannot send over veth one by one.
 pub(super) const TOGETHER: usize = 4;
 
 /// Sends datagrams when they are due, through each connected socket in turn, and stays awake in

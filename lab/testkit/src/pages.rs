@@ -143,7 +143,7 @@ impl Pages {
                 let (giver, taker) = (self.mapped, 1 - self.mapped);
                 let (from, to) = (&self.private[giver], &self.private[taker]);
                 // The giver's addresses stay mapped, to nothing: no other mapping can take them,
-                // and the way back needs them.
+                // and the return needs them.
                 let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
                 // SAFETY: both ranges are ours, and no reference into them exists.
                 let moved = unsafe {
