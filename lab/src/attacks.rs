@@ -184,7 +184,7 @@ impl Site {
     fn ask(&self, order: &str) -> anyhow::Result<Seen> {
         let mut neighbour = self.neighbour.borrow_mut();
         neighbour.say(order)?;
-        Seen::read(&neighbour.hear()?).context("the neighbour answered what means nothing")
+        Seen::read(&neighbour.hear()?).context("an invalid answer of the neighbour")
     }
 }
 

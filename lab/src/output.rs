@@ -33,7 +33,7 @@ pub(crate) fn drawn(report: &Report) -> Vec<(String, String)> {
     report.figures.iter().map(one).collect()
 }
 
-/// The name of a picture's file.
+/// Returns the name of a picture's file.
 pub(crate) fn picture(report: &Report, figure: &Figure) -> String {
     format!("{}-{}.svg", report.experiment, figure.name)
 }

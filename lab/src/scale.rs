@@ -36,7 +36,8 @@ const CONNECTIONS: usize = 10_000;
 /// The most descriptors of a session in one of the two processes.
 const DESCRIPTORS: u64 = 12;
 
-/// Many short windows: other load on the machine disturbs a few of them, and not the median.
+/// Returns the number of pairs: many short windows, so that other load disturbs a few of them and
+/// not the median.
 fn pairs(settings: Settings) -> usize {
     settings.pairs() * 3
 }

@@ -144,7 +144,7 @@ impl Raw {
             }
             Ok(Incoming::Message(message, descriptors)) => Reply::Message(message, descriptors),
             Ok(Incoming::End | Incoming::Nothing) => Reply::HungUp,
-            Err(error) => panic!("the server sent what is no message: {error}"),
+            Err(error) => panic!("the server sent an invalid message: {error}"),
         }
     }
 

@@ -51,7 +51,7 @@ impl Bench {
                 session
                     .receive(0, 64, |packet| {
                         let seen = packet.contiguous().expect("frames are larger");
-                        frames::check(seen, to, from, 1, next).expect("what was sent");
+                        frames::check(seen, to, from, 1, next).expect("the sent frame");
                         next += 1;
                     })
                     .expect("lives");

@@ -108,7 +108,7 @@ impl Scene {
     /// Asserts that the neighbour goes on during the attack.
     fn neighbour_goes_on(&mut self) -> Seen {
         let line = self.neighbour.ask(&format!("until {TRIPS} {ATTACHES} {LIVENESS}"));
-        let seen = Seen::read(&line).expect("what it saw");
+        let seen = Seen::read(&line).expect("its measurements");
         println!("{seen:?}");
         assert!(seen.trips.count >= TRIPS, "round trips: {seen:?}");
         assert!(seen.attaches.count >= ATTACHES, "attachments: {seen:?}");

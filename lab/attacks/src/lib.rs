@@ -64,7 +64,7 @@ impl Attack {
         Attack { baseline: Some(baseline.name), ..self }
     }
 
-    /// A program that does not touch the server.
+    /// Names a program that does not touch the server.
     const fn alone(name: &'static str, act: fn(&Field) -> io::Result<Deeds>) -> Attack {
         Attack { baseline: None, ..attack(name, act).as_stranger() }
     }

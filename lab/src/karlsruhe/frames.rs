@@ -197,8 +197,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// The application sends to the kernel. No thread reads there: the kernel drops frames that its
-    /// socket has no room for.
+    /// Sends frames from the application to the kernel. No thread reads there: the kernel drops
+    /// frames that its socket has no room for.
     fn send(&mut self, load: Load, frames: u64) -> anyhow::Result<Counted> {
         let Bench { session, endpoint, headers, cores, participants, left, .. } = self;
         let cpu = cores.1;
@@ -228,7 +228,7 @@ impl<'a> Bench<'a> {
         counted(participants, left.as_mut(), vec![Box::new(sending)])
     }
 
-    /// The kernel sends to the application, until that has received the last frame.
+    /// Sends frames from the kernel to the application, until that has received the last one.
     fn receive(&mut self, load: Load, frames: u64) -> anyhow::Result<Counted> {
         let Bench { session, kernel, cores, participants, left, .. } = self;
         let cpu = cores.1;

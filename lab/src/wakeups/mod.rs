@@ -292,7 +292,7 @@ mod tests {
             })
             .unwrap_err();
         let text = format!("{error:#}");
-        assert!(text.contains("after 0 rounds: the engine brought nothing for 20ms"), "{text}");
+        assert!(text.contains("after 0 rounds: the engine delivered nothing for 20ms"), "{text}");
         // Also an application that has packets, and was not notified.
         let [mut from, mut to] = Side::pair(&server, [WaitStrategy::Block; 2], limit).unwrap();
         set(&server, Setting::Wait, 0).unwrap();

@@ -85,7 +85,7 @@ impl Side {
             }
             // The packet is there, and this side was not notified.
             Some(_) => bail!("the application was not woken for {:?}", self.limit),
-            None => bail!("the engine brought nothing for {:?}", self.limit),
+            None => bail!("the engine delivered nothing for {:?}", self.limit),
         }
     }
 }

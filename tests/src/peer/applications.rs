@@ -62,7 +62,7 @@ fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: b
                     if next == 0 && same.is_err() {
                         return;
                     }
-                    same.expect("what was sent");
+                    same.expect("the sent frame");
                     next += 1;
                 }
             })

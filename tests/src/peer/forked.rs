@@ -16,7 +16,7 @@ fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Ran
         session.flush().expect("lives");
         assert!(session.wait(Some(PATIENCE)).expect("lives"));
         let seen = session.receive_one(0).expect("lives").expect("something is there");
-        frames::check(&seen, own, own, 7, number).expect("what was sent");
+        frames::check(&seen, own, own, 7, number).expect("the sent frame");
     }
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn run(socket: &Path) {
     assert!(session.wait(Some(PATIENCE)).expect("lives"), "and the packet");
     session.disarm();
     let seen = session.receive_one(0).expect("lives").expect("the packet was the parent's");
-    frames::check(&seen, own, from, 7, 50).expect("what was sent");
+    frames::check(&seen, own, from, 7, 50).expect("the sent frame");
     drop(another);
     with_itself(&mut session, endpoint, 51..100);
 

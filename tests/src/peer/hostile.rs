@@ -211,7 +211,7 @@ const ACTS: &[(&str, Violation, Act)] = &[
         let first = Descriptor { flags: MORE, ..h.correct() };
         h.push(&[first.to_words(), h.correct().to_words()]);
     }),
-    ("a chain whose end is not there", Violation::Chain, |h| {
+    ("a chain whose end is missing", Violation::Chain, |h| {
         h.push_one(Descriptor { flags: MORE, ..h.correct() });
     }),
     ("a chain of 49 buffers", Violation::Chain, |h| {
