@@ -1,4 +1,4 @@
-# The verbs; each is one command, that can as well be given by itself. See CONTRIBUTING.md.
+# The verbs; each is one command, which can also be run directly. See CONTRIBUTING.md.
 
 .PHONY: build quick test test-long test-slow test-experiments test-beside-a-server test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
 
@@ -47,7 +47,7 @@ experiments = queue demux optimistic notify switch isolation attacks tcp notre-d
 bench:
 	for name in $(experiments); do cargo run --release -p towpath-lab -- $$name || exit 1; done
 
-# Measures anew what the documents show.
+# Measures the figures of the documents anew.
 figures:
 	for name in $(experiments); do \
 	    cargo run --release -p towpath-lab -- $$name --out lab/results --pictures docs/pictures || exit 1; done
@@ -56,7 +56,7 @@ figures:
 demo:
 	cargo run --release -- demo
 
-# The manual's pages and the shells' completions, under the names that they are installed by.
+# The manual's pages and the shells' completions, under their installed names.
 manual:
 	cargo run --release -- man target/manual/man1
 	mkdir -p target/completions

@@ -1,9 +1,9 @@
-//! Notes which commit the program was built from, and whether its sources differ from it.
+//! Records the commit that the program was built from, and whether its sources differ from that.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What the program is made of, from this package's directory. The results are no part of it: a run that
+/// The program's sources, from this package's directory. The results are no part of it: a run that
 /// writes them leaves the program as it is.
 const SOURCES: [&str; 8] = [
     "../Cargo.toml",
@@ -23,9 +23,9 @@ fn main() {
     for source in SOURCES {
         println!("cargo::rerun-if-changed={source}");
     }
-    // Written with each commit, and when another one is checked out. Where they are differs between
-    // a repository's first working tree and those beside it. What is not there is not named: it
-    // would count as changed each time.
+    // Git writes these files with each commit and each checkout. Their paths differ between a
+    // repository's first working tree and additional ones. A missing file is not named, because
+    // Cargo would count it as changed each time.
     for file in ["HEAD", "logs/HEAD"] {
         if let Some(path) = git(&["rev-parse", "--git-path", file])
             && Path::new(&path).exists()
@@ -35,8 +35,8 @@ fn main() {
     }
 }
 
-/// The commit, with `-dirty` where a source differs from it. `None` without git or a repository, and
-/// where the sources were unpacked from an archive into somebody else's.
+/// Returns the commit, with `-dirty` where a source differs from it. `None` without git or a
+/// repository, and where the sources were unpacked from an archive into another repository.
 fn commit() -> Option<String> {
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).filter(|text| !text.is_empty())?;
@@ -46,7 +46,7 @@ fn commit() -> Option<String> {
 }
 
 fn git(arguments: &[&str]) -> Option<String> {
-    // To look is not to change: the index is left as it is.
+    // Git must not write the index when it only reads.
     let output = Command::new("git").arg("--no-optional-locks").args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim().to_owned())

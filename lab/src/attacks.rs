@@ -4,8 +4,8 @@
 //! Server, attacker and neighbour are three users where this program may become them, and one user
 //! otherwise. Each attack has its own server and neighbour; windows without and with the attack
 //! alternate. The experiment first measures three programs that do not touch the server: one only
-//! computes, and two build wait queues on sockets of their own. These baselines show what the kernel
-//! alone lets a program take from others.
+//! computes, and two build wait queues on sockets of their own. These baselines show the kernel's
+//! part of a neighbour's loss.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,11 +21,12 @@ use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell};
 use crate::process::Serving;
 use crate::report::{Outcome, Row};
 
-/// What the 99.9th percentile may become, as a multiple of the undisturbed one.
+/// The limit of the attacked 99.9th percentile, as a multiple of the undisturbed one.
 const AT_MOST: f64 = 2.0;
-/// How long an attack may last at most.
+/// The longest duration of an attack.
 const LONGEST: Duration = Duration::from_secs(30);
-/// What the neighbour completes between two windows: round trips, attachments, at most milliseconds.
+/// What the neighbour completes between two windows: 20 round trips and 3 attachments within 15000
+/// ms.
 const RECOVERY: &str = "until 20 3 15000";
 /// Attacks that `--quick` leaves out: they take seconds to begin, or their server to recover.
 const SLOW: [&str; 9] = [
@@ -73,7 +74,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The headline is the ratio of the 99.9th percentiles; the rest is context.
+/// Adds a row for the ratio of the 99.9th percentiles, and context rows for the rest.
 fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
     let name = attack.name;
     type Kind = fn(&Seen) -> &Times;
@@ -117,12 +118,13 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
     }
 }
 
-/// Returns the name of a baseline's row. The experiment measures baselines first, so the row exists.
+/// Returns the name of a baseline's row. The row exists, because the experiment measures baselines
+/// first.
 fn p999(baseline: &str, what: &str) -> String {
     format!("{baseline}: {what} p99.9, attacked")
 }
 
-/// A server and a neighbour. The order of the fields is that of their end.
+/// A server and a neighbour. Rust drops the fields in this order.
 struct Site {
     neighbour: std::cell::RefCell<Child>,
     _server: Child,
@@ -182,12 +184,12 @@ impl Site {
     fn ask(&self, order: &str) -> anyhow::Result<Seen> {
         let mut neighbour = self.neighbour.borrow_mut();
         neighbour.say(order)?;
-        Seen::read(&neighbour.hear()?).context("a neighbour that says what means nothing")
+        Seen::read(&neighbour.hear()?).context("an invalid answer of the neighbour")
     }
 }
 
-/// A node of the FUSE device that the attacker may open, as most distributions have it. It goes with
-/// the server's directory.
+/// Makes a node of the FUSE device that the attacker may open, as most distributions have it. The
+/// server removes the node with its directory.
 fn fuse_node(socket: &Path, users: Users) -> PathBuf {
     let node = socket.with_file_name("fuse");
     let everyone = Mode::from_raw_mode(0o666);
@@ -206,7 +208,7 @@ fn start(role: &Role, user: User) -> anyhow::Result<Child> {
     Child::start_command(command)
 }
 
-/// The attacker's process: says when the attack is on, and ends it with its input.
+/// Runs the attacker's process: reports when the attack has begun, and ends it when its input ends.
 pub(crate) fn attack(name: &str, socket: &Path, options: &[String]) -> anyhow::Result<()> {
     let attack = Attack::from_name(name).context("no such attack")?;
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
@@ -215,12 +217,12 @@ pub(crate) fn attack(name: &str, socket: &Path, options: &[String]) -> anyhow::R
     Ok(())
 }
 
-/// The neighbour's process: measures until its input ends.
+/// Runs the neighbour's process: measures on each command until its input ends.
 pub(crate) fn neighbour(socket: &Path) -> anyhow::Result<()> {
     let neighbour = Neighbour::start(socket, false).map_err(|error| anyhow::anyhow!("{error}"))?;
     tell("ready")?;
     for line in std::io::stdin().lines() {
-        let seen = neighbour.follow(&line?).context("no such order")?;
+        let seen = neighbour.follow(&line?).context("no such command")?;
         tell(&seen.to_string())?;
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! A bare single-producer single-consumer ring: what a queue costs that trusts everybody.
+//! A bare single-producer single-consumer queue: the cost of a queue between two sides that trust
+//! each other.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -8,44 +9,44 @@ use anyhow::Context;
 use towpath_memory::{Mapping, Region};
 use towpath_testkit::pin;
 
-/// Descriptors in a ring, and frames behind it.
+/// Descriptors in a queue, and buffers behind it.
 pub(crate) const SLOTS: usize = 256;
-/// Descriptors published at once.
+/// Descriptors published together.
 pub(crate) const BATCH: usize = 64;
 
-/// Distance between frames, in bytes: as in heaps, an odd number of line pairs.
+/// Returns the distance between buffers, in bytes: as in buffer pools, an odd number of line pairs.
 pub(crate) fn buffer_stride(packet_bytes: usize) -> usize {
     ((packet_bytes + 128).div_ceil(128) | 1) * 128
 }
 
-/// What both sides of a measured queue do with a frame's bytes: all are written, all are read.
+/// Writes a packet's bytes into its buffer. Both sides of a measured queue touch every byte.
 pub(crate) fn write_frame(memory: &mut Region, offset: usize, payload: &[u8]) {
-    assert!(memory.copy_in(offset, payload), "a frame outside of its memory");
+    assert!(memory.copy_in(offset, payload), "a buffer outside of its memory");
 }
 
-/// See [`write_frame`].
+/// Reads a packet's bytes. See [`write_frame`].
 pub(crate) fn read_frame(memory: &Mapping, offset: usize, into: &mut [u8]) {
-    assert!(memory.copy_out(offset, into), "a frame outside of its memory");
+    assert!(memory.copy_out(offset, into), "a buffer outside of its memory");
     std::hint::black_box(&*into);
 }
 
-/// When a race is over: the producer by the clock, the consumer when it has what was produced. By
-/// time and not by number: on a core shared with others, a number may take for ever.
+/// The end of a race: the producer stops by the clock, the consumer when it has everything
+/// produced. A fixed number could take for ever on a core that others share.
 pub(crate) struct Finish {
     window: Duration,
     produced: AtomicU64,
 }
 
 impl Finish {
-    /// Whether the consumer, who got so many, is to look for more.
+    /// Returns whether the consumer, which got this many, must take more.
     pub(crate) fn has_more(&self, got: u64) -> bool {
         got < self.produced.load(Ordering::Acquire)
     }
 }
 
-/// Lets two pinned threads run, from when both are there: `produce` makes a batch and answers its
-/// size, 0 when there is no room; `consume` runs until it has all. Answers packets a second, in
-/// millions, as the consumer saw them.
+/// Runs two pinned threads, from the moment when both have started. `produce` makes a batch and
+/// returns its size, 0 without free space; `consume` runs until it has everything. Returns the
+/// packets per second, in millions, by the consumer's clock.
 pub(crate) fn race(
     cores: (usize, usize),
     window: Duration,
@@ -83,7 +84,8 @@ pub(crate) fn race(
     })
 }
 
-/// One run over a bare queue of 16-byte descriptors, in millions of packets a second.
+/// Runs one window over a bare queue of 16-byte descriptors. Returns millions of packets per
+/// second.
 pub(crate) fn run(
     cores: (usize, usize),
     packet_bytes: usize,

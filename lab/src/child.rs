@@ -1,7 +1,7 @@
 //! The other processes of an experiment: this program again, in a role.
 //!
-//! A child says one line when it is ready, and ends when its standard input does: no child outlives
-//! its experiment, whatever ends that.
+//! A child writes one line when it is ready, and ends when its standard input does. So no child
+//! outlives its experiment, however that ends.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -21,107 +21,107 @@ use towpath_server::internals::{Solo, Traffic};
 /// The flag that gives a process its role, followed by one argument.
 pub const ROLE_FLAG: &str = "--role";
 
-/// How long a child may take for an answer.
+/// The longest time that a child may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a child does.
+/// The work of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Role {
     /// Serves an in-memory device.
     Server {
-        /// Where.
+        /// The socket's path.
         socket: PathBuf,
-        /// Its engine's core.
+        /// The core of its engine.
         engine_cpu: usize,
     },
     /// Serves a TAP device.
     TapServer {
-        /// Where.
+        /// The socket's path.
         socket: PathBuf,
     },
-    /// Serves what and how it is told.
+    /// Serves a device as its settings say.
     Serve {
-        /// How.
+        /// The device and its settings.
         serving: Serving,
-        /// Where.
+        /// The socket's path.
         socket: PathBuf,
     },
-    /// Sends frames back to whom they came from.
+    /// Sends frames back to their senders.
     Echo {
-        /// Of which interface.
+        /// The interface.
         interface: String,
-        /// Of which ethertype.
+        /// The frames' ethertype.
         ethertype: u16,
-        /// On which core.
+        /// The core.
         cpu: usize,
     },
-    /// Serves a device, and sends to it as often as it is told, in one process.
+    /// Serves a device and sends through it on command, in one process.
     Counted {
-        /// How.
+        /// The device and its settings.
         serving: Serving,
-        /// Where.
+        /// The socket's path.
         socket: PathBuf,
     },
     /// Computes, and nothing else.
     Factor {
-        /// On which core; any, if none.
+        /// The core; any core if `None`.
         cpu: Option<usize>,
     },
-    /// Reads memory beyond the caches, and says how fast.
+    /// Reads memory beyond the caches, and reports how fast.
     Stride {
-        /// On which core.
+        /// The core.
         cpu: usize,
     },
-    /// Counts what is left of each core, and says it when it is asked.
+    /// Counts the idle time of each core, and reports it on request.
     CountIdle {
-        /// Of which cores.
+        /// The cores.
         cpus: Vec<usize>,
-        /// How long to calibrate, in milliseconds.
+        /// The time to calibrate, in milliseconds.
         calibration_ms: u64,
     },
-    /// Sends to itself through a server, as fast as a pace allows.
+    /// Sends to itself through a server, as fast as its pace allows.
     Application {
-        /// Where the server is.
+        /// The server's socket.
         socket: PathBuf,
-        /// On which core.
+        /// The core.
         cpu: usize,
-        /// Packets put into its queue at once, once a millisecond.
+        /// Packets that it submits together, once a millisecond.
         burst: usize,
     },
-    /// Attacks a server, and says so.
+    /// Attacks a server, and reports when the attack has begun.
     Attack {
-        /// Which attack.
+        /// The attack's name.
         name: String,
-        /// Where the server is.
+        /// The server's socket.
         socket: PathBuf,
         /// The attack's options.
         options: Vec<String>,
     },
-    /// Measures round trips and attachments, for as long as it is told.
+    /// Measures round trips and attachments in the windows that its parent asks for.
     Neighbour {
-        /// Where the server is.
+        /// The server's socket.
         socket: PathBuf,
     },
     /// Moves packets through an engine without threads, for a tool that counts instructions.
     Count {
-        /// Which way.
+        /// The path of the packets.
         way: Traffic,
-        /// How many of one flow one after the other.
+        /// The number of successive packets of one flow.
         train: usize,
-        /// How many.
+        /// The number of packets.
         packets: usize,
-        /// With the routines for taps, though nobody taps.
+        /// Uses the code with support for captures, though no capture is open.
         taps: bool,
     },
 }
 
-/// Plays the role that a parent gave. Answers when the parent is gone.
+/// Runs the role that a parent gave. Returns when the parent is gone.
 ///
 /// # Errors
-/// What went wrong, in words; the parent reads them in the child's standard error.
+/// With the failure, in words; the parent shows them, as the child shares its standard error.
 pub fn act(role: &str) -> anyhow::Result<()> {
     let role = serde_json::from_str(role).context("no role of this program")?;
-    // One that is stopped would not see that its input has ended.
+    // A stopped child would not see that its input has ended.
     rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     match role {
         Role::Server { socket, engine_cpu } => {
@@ -171,7 +171,7 @@ impl Child {
         Child::start_command(command)
     }
 
-    /// The same with a command that was made ready elsewhere.
+    /// Starts a child by a command that the caller has prepared.
     pub(crate) fn start_command(mut command: Command) -> anyhow::Result<Child> {
         let mut process = command
             .stdin(Stdio::piped())
@@ -186,7 +186,7 @@ impl Child {
         Ok(child)
     }
 
-    /// Its next line.
+    /// Returns the child's next line.
     pub(crate) fn hear(&mut self) -> anyhow::Result<String> {
         let until = Instant::now() + PATIENCE;
         let mut line = Vec::new();
@@ -202,7 +202,7 @@ impl Child {
             }
             let got = self.hear.fill_buf()?;
             if got.is_empty() {
-                bail!("the other process ended; its words are above");
+                bail!("the other process ended; its messages are above");
             }
             let end = got.iter().position(|byte| *byte == b'\n');
             let used = end.map_or(got.len(), |at| at + 1);
@@ -212,23 +212,23 @@ impl Child {
                 return Ok(String::from_utf8_lossy(&line).into_owned());
             }
             if line.len() > 64 * 1024 {
-                bail!("the other process talks too much");
+                bail!("the other process sent more than 64 KiB in one line");
             }
         }
     }
 
-    /// Its number.
+    /// Returns the child's process ID.
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Sends it a line.
+    /// Sends the child a line.
     pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
-        let say = self.say.as_mut().context("a process that was let go")?;
+        let say = self.say.as_mut().context("a process whose input is closed")?;
         Ok(writeln!(say, "{line}")?)
     }
 
-    /// Sends it a signal.
+    /// Sends the child a signal.
     pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
         Ok(kill_process(pid.context("a process without a number")?, signal)?)
@@ -238,7 +238,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.say = None;
-        // Stopped, it would not see that its input has ended.
+        // A stopped child would not see that its input has ended.
         let _ = self.signal(Signal::CONT);
         let until = Instant::now() + Duration::from_secs(3);
         while Instant::now() < until {
@@ -252,28 +252,28 @@ impl Drop for Child {
     }
 }
 
-/// A child's line to its parent.
+/// Writes a child's line to its parent.
 pub(crate) fn tell(line: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)
 }
 
-/// Waits until the parent lets go.
+/// Waits until the parent closes the child's input.
 pub(crate) fn wait_for_end() -> anyhow::Result<()> {
     std::io::copy(&mut std::io::stdin().lock().by_ref(), &mut std::io::sink())?;
     Ok(())
 }
 
-/// Whether the parent has let go, looked at without waiting.
+/// Returns whether the parent has closed the child's input, without waiting.
 pub(crate) fn is_over() -> bool {
     let stdin = std::io::stdin();
     let mut heard = [PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN)];
     !matches!(poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
-/// A path for the socket of a child that serves, in a directory that nobody else has. The child makes
-/// the directory, and takes it away: a parent may be ended at any moment.
+/// A path for the socket of a child that serves, in a directory that no other process uses. The
+/// child makes the directory and removes it, because a parent may be ended at any moment.
 pub(crate) struct OwnSocket(PathBuf);
 
 impl OwnSocket {
@@ -290,13 +290,13 @@ impl OwnSocket {
 }
 
 impl Drop for OwnSocket {
-    /// The child has done so, but for one that had to be killed.
+    /// Removes the directory where the child has not, because it had to be killed.
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// The directory of a socket, while it is served there.
+/// The directory of a socket, for as long as a child serves there.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -313,8 +313,8 @@ impl Drop for Directory {
     }
 }
 
-/// For a tool that counts instructions: moves packets and says how many; with the routines for taps,
-/// none of which is open, or without.
+/// Moves packets for a tool that counts instructions, and prints their number. The code supports
+/// captures or does not; no capture is open.
 fn count(way: Traffic, train: usize, packets: usize, taps: bool) -> anyhow::Result<()> {
     let mut solo = Solo::new(&Values::default()).map_err(anyhow::Error::from_boxed)?;
     solo.assume_captures(taps);

@@ -1,9 +1,9 @@
-//! Flow lookups with and without the last-flow cache, for packets that come in trains and for
-//! interleaved ones; and whom a broadcast frame is for.
+//! Flow lookups with and without the last-flow cache, for packets in trains and for interleaved
+//! ones; and the members that a broadcast frame is for.
 //!
-//! One thread looks up the headers of packets as the engine does. What is compared with is the same
-//! table with the cache off: the setting is changed after a few thousand lookups. What is measured is
-//! the processor's time, not the clock's, as others may be on the machine.
+//! One thread looks up the headers of packets as the engine does. The comparison is the same table
+//! with the cache off: the setting changes after a few thousand lookups. The experiment measures
+//! processor time, not wall-clock time, as other processes may use the machine.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -25,23 +25,24 @@ use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary, ratios};
 
-/// Flows, each with an endpoint of its own.
+/// Flows, each with its own endpoint.
 const FLOWS: u16 = 64;
-/// Rules of other MAC addresses beside them.
+/// Rules of other MAC addresses in the same table.
 const OTHERS: u16 = 1000;
-/// Lengths of trains; 1: interleaved, no two packets in succession are of one flow.
+/// Lengths of trains. With 1, flows are interleaved: no two successive packets are of one flow.
 const TRAINS: [usize; 5] = [1, 2, 4, 16, 64];
-/// Automatic may cost this much where it cannot gain: by its samples.
+/// The lowest speed of the automatic cache where it cannot gain: its samples cost time.
 const AT_LEAST_INTERLEAVED: f64 = 0.97;
-/// And must gain where trains are long: little where one table is asked,
+/// The lowest gain in long trains, with one table to search,
 const AT_LEAST_IN_TRAINS: f64 = 1.2;
-/// and more where several are.
+/// and with several.
 const AT_LEAST_IN_TRAINS_MORE_SETS: f64 = 2.0;
-/// Group endpoints that a frame is not for may cost it the cache's misses, and no more.
+/// The lowest speed beside group endpoints that a frame is not for: they may cost cache misses
+/// only.
 const AT_LEAST_BESIDE_OTHERS: f64 = 0.5;
-/// Routines without what taps need are no slower than those with it,
+/// Code without support for captures is no slower than code with it,
 const AT_LEAST_WITHOUT_CAPTURES: f64 = 1.0;
-/// but to the device, where they look in vain whether a packet may go the short way first.
+/// except on the path to the device, where it first tries the fast path for plain packets in vain.
 const AT_LEAST_WITHOUT_CAPTURES_TO_DEVICE: f64 = 0.93;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -97,7 +98,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// In between it is near one, and which side is the machine's affair.
+/// Returns the limit of a case. In between, the ratio is near 1, and the machine decides on which
+/// side.
 fn limit(sets: usize, train: usize) -> Option<f64> {
     match train {
         1 => Some(AT_LEAST_INTERLEAVED),
@@ -107,7 +109,7 @@ fn limit(sets: usize, train: usize) -> Option<f64> {
     }
 }
 
-/// Answers nanoseconds of a lookup with the cache automatic, off and on.
+/// Returns the nanoseconds per lookup with the cache automatic, off and on.
 fn case(
     settings: Settings,
     outcome: &mut Outcome,
@@ -118,7 +120,7 @@ fn case(
     let parameters = [("sets", sets as f64), ("train", train as f64)];
     let mut table = table(sets)?;
     let packets = packets(train)?;
-    // Caches are cold in the first.
+    // The first round warms the caches.
     in_turn(&mut table, &packets, lookups)?;
     let (mut all, mut counts) = ([Vec::new(), Vec::new(), Vec::new()], FlowCounts::default());
     for _ in 0..settings.pairs() {
@@ -146,21 +148,21 @@ fn case(
     Ok(all.map(|values| Summary::of(&values).median))
 }
 
-/// The settings, in the order in which they are reported.
+/// The settings, in the order of the report.
 const CACHES: [FlowCache; 3] = [FlowCache::Auto, FlowCache::Off, FlowCache::On];
-/// Lookups with a setting before the next one's turn: as many of them are measured by the automatic
-/// one as if it had been at it for long.
+/// Lookups with one setting before the next. The automatic cache samples as large a part of them as
+/// in a long run.
 const CHUNK: usize = 4 * (WINDOW + REST) as usize;
 
 struct InTurn {
-    /// Nanoseconds a lookup, of each setting.
+    /// Nanoseconds per lookup with each setting.
     ns: [f64; 3],
-    /// What was counted with the automatic one.
+    /// The counts of the automatic cache.
     auto: FlowCounts,
 }
 
-/// Lookups in one table, with each setting in turn, so that where its memory lies and what else the
-/// machine does make no difference.
+/// Looks up in one table, with each setting in turn. So the table's addresses and other load affect
+/// all settings alike.
 fn in_turn(
     table: &mut FlowTable,
     packets: &[(Plain, u32)],
@@ -184,7 +186,7 @@ fn in_turn(
     Ok(InTurn { ns, auto })
 }
 
-/// What was counted since.
+/// Returns what was counted since `before`.
 fn since(now: FlowCounts, before: FlowCounts) -> FlowCounts {
     FlowCounts {
         lookups: now.lookups - before.lookups,
@@ -200,12 +202,12 @@ fn table(sets: usize) -> anyhow::Result<FlowTable> {
     let udp = Rule { vlan: Vlan::Untagged, protocol: Some(17), ..Rule::default() };
     for number in 0..FLOWS {
         let rule = Rule { mac: Some(MAC), port: Some(number), ..udp };
-        ensure!(table.insert(&rule, false, to(u32::from(number))), "a rule of its own");
+        ensure!(table.insert(&rule, false, to(u32::from(number))), "a unique rule");
     }
     for number in 0..OTHERS {
         let [high, low] = number.to_be_bytes();
         let rule = Rule { mac: Some([2, 1, 0, 0, high, low]), port: Some(1), ..udp };
-        ensure!(table.insert(&rule, false, to(u32::from(FLOWS + number))), "a rule of its own");
+        ensure!(table.insert(&rule, false, to(u32::from(FLOWS + number))), "a unique rule");
     }
     // More specific rules, which no packet matches.
     let mut closer = Rule { mac: Some(MAC), port: Some(9999), ..udp };
@@ -215,12 +217,12 @@ fn table(sets: usize) -> anyhow::Result<FlowTable> {
             2 => closer.remote_port = Some(1),
             _ => closer.ip = Some(Flow::v4().destination),
         }
-        ensure!(table.insert(&closer, false, to(u32::MAX)), "a rule of its own");
+        ensure!(table.insert(&closer, false, to(u32::MAX)), "a unique rule");
     }
     Ok(table)
 }
 
-/// Whom a broadcast frame is for, beside members of other ports, and beside none.
+/// Finds the member that a broadcast frame is for, beside members of other ports and alone.
 fn group(
     settings: Settings,
     outcome: &mut Outcome,
@@ -236,7 +238,7 @@ fn group(
         for _ in 0..lookups {
             found.clear();
             table.members(black_box(&headers), &mut found);
-            ensure!(found.len() == 1, "a frame for {found:?}");
+            ensure!(found.len() == 1, "members {found:?} for one frame");
         }
         let took = this_thread_cpu_time()?.saturating_sub(start);
         Ok(took.as_nanos() as f64 / lookups as f64)
@@ -254,13 +256,13 @@ fn group(
     Ok(())
 }
 
-/// A packet's whole way through the engine, by the routines for when nobody taps and by those for
-/// when somebody does, without anybody who does.
+/// Measures a packet's path through the engine, with the code without captures and with the code
+/// for them. No capture is open.
 fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Result<()> {
     let mut solo = Solo::new(&Values::default()).map_err(anyhow::Error::from_boxed)?;
     for way in Traffic::ALL {
         let mut all = [Vec::new(), Vec::new()];
-        // Caches are cold in the first.
+        // The first round warms the caches.
         without_and_with_captures(&mut solo, way, packets / 10)
             .map_err(anyhow::Error::from_boxed)?;
         for _ in 0..settings.pairs() {
@@ -284,32 +286,32 @@ fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Re
     Ok(())
 }
 
-/// The member that the frame is for, and others.
+/// Makes a table with the member that the frame is for, and others.
 fn members(others: u16) -> anyhow::Result<FlowTable> {
     let mut table = FlowTable::new(1, FlowCache::Auto);
     for port in 0..=others {
         let rule = Rule { mac: Some(MAC), protocol: Some(17), port: Some(port), ..Rule::default() };
         let to = Destination { session: 0, endpoint: u32::from(port) };
-        ensure!(table.insert(&rule, true, to), "a rule of its own");
+        ensure!(table.insert(&rule, true, to), "a unique rule");
     }
     Ok(table)
 }
 
-/// One round of packets of all flows, in trains.
+/// Makes one round of packets of all flows, in trains.
 fn packets(train: usize) -> anyhow::Result<Vec<(Plain, u32)>> {
     let mut packets = Vec::new();
     for number in 0..FLOWS {
         let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC).ports(1000, number);
         let frame = flow.udp(b"x");
         let Some(plain) = plain::read(&frame, frame.len()) else {
-            anyhow::bail!("a plain packet");
+            anyhow::bail!("not a plain packet");
         };
         packets.extend(std::iter::repeat_n((plain, u32::from(number)), train));
     }
     Ok(packets)
 }
 
-/// How long the processor took for lookups.
+/// Returns the processor time of lookups.
 fn run(
     table: &mut FlowTable,
     packets: &[(Plain, u32)],

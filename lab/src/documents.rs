@@ -1,5 +1,5 @@
-//! The documents that show figures: `docs/benchmarks.md`, its pictures, and the figures between markers in
-//! other pages. All come from `lab/results`.
+//! The documents that show figures: `docs/benchmarks.md`, its pictures, and the figures between
+//! markers in other pages. All come from `lab/results`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,21 +11,21 @@ use crate::prose::{Change, rewrite};
 use crate::results::Results;
 use crate::{headlines, output, page};
 
-/// Where the results are, in the repository.
+/// The results, in the repository.
 pub const RESULTS: &str = "lab/results";
-/// Where the pictures are.
+/// The pictures.
 pub const PICTURES: &str = "docs/pictures";
 /// The page of headlines and pictures.
 const PAGE: &str = "docs/benchmarks.md";
-/// The page's limit, in lines.
+/// The largest number of lines of the page.
 const MOST_LINES: usize = 400;
 
 /// A difference between a file and the results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The file, as it is called in the repository.
+    /// The file, relative to the repository.
     pub file: PathBuf,
-    /// Where and what.
+    /// The line and its texts.
     pub change: Change,
 }
 
@@ -39,13 +39,13 @@ impl fmt::Display for Difference {
 /// The documents as they should be.
 #[derive(Clone, Debug, Default)]
 pub struct Documents {
-    /// What differs.
+    /// The differences.
     pub differences: Vec<Difference>,
-    /// How many figures are in prose.
+    /// The number of figures in prose.
     pub figures: usize,
     /// Why the ages of results are unknown, one line each.
     pub unknown: Vec<String>,
-    /// Files that differ, and their texts.
+    /// Files that differ, and their new texts.
     files: Vec<(PathBuf, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Documents {
     /// Reads the results and the documents of a repository.
     ///
     /// # Errors
-    /// When a file is not readable, or a figure means no row.
+    /// If a file is not readable, or a figure names no row.
     pub fn read(repository: &Path) -> anyhow::Result<Documents> {
         let results = Results::read(&repository.join(RESULTS))?;
         let ages = Ages::of(&results, repository);
@@ -105,7 +105,7 @@ impl Documents {
         ensure!(lines <= MOST_LINES, "{PAGE} has {lines} lines, more than {MOST_LINES}");
         let mut old = read_if_there(&repository.join(PAGE))?;
         if !ages.unknown.is_empty() {
-            // Which results are old is not known now, so the marks say nothing.
+            // The ages are unknown now, so the marks say nothing.
             old = old.replace(headlines::OLD, "");
         }
         let compared =
@@ -140,7 +140,7 @@ fn first_difference(old: &str, new: &str) -> Option<Change> {
     }
 }
 
-/// The Markdown files that may have markers.
+/// Returns the Markdown files that may have markers.
 fn with_prose(repository: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for directory in ["", "docs", RESULTS] {
@@ -171,7 +171,7 @@ mod tests {
     use crate::figure::{Axis, Figure};
     use crate::report::Row;
 
-    /// A repository with one result, `docs/prose.md` with its figure, and everything written.
+    /// Makes a repository with one result and `docs/prose.md` with its figure, all written.
     fn repository() -> (OwnSocket, PathBuf) {
         let socket = OwnSocket::new().unwrap();
         let root = socket.path().with_file_name("repository");

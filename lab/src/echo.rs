@@ -1,4 +1,5 @@
-//! Frames that go there and back: who sends them and waits, and who sends them back.
+//! Frames that go there and back: the initiator, which sends and waits, and the echo, which sends
+//! back.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -11,13 +12,13 @@ use towpath_testkit::{PacketSocket, pin};
 use crate::child::{is_over, tell};
 use crate::techniques::Waits;
 
-/// What the frames are said to carry: IEEE 802's first ethertype for local experiments.
+/// The frames' ethertype: IEEE 802's first one for local experiments.
 pub(crate) const ETHERTYPE: u16 = 0x88b5;
 /// The shortest frame that Ethernet allows, without its check sequence.
 pub(crate) const FRAME_BYTES: usize = 60;
-/// Where a frame's number stands, behind the Ethernet header.
+/// The offset of a frame's number, behind the Ethernet header.
 const NUMBER_AT: usize = 14;
-/// A frame that takes so long is lost.
+/// A frame that takes longer than this is lost.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A socket that sends every frame back.
@@ -31,7 +32,7 @@ impl Echo {
         Ok(Echo { socket: PacketSocket::open(interface, ethertype)?, buffer: [0; 2048] })
     }
 
-    /// Sends back what waits; answers whether there was something.
+    /// Sends one waiting frame back; returns whether there was one.
     pub(crate) fn turn(&mut self) -> anyhow::Result<bool> {
         let Some(len) = self.socket.receive(&mut self.buffer)? else { return Ok(false) };
         let frame = &mut self.buffer[..len];
@@ -40,12 +41,12 @@ impl Echo {
         }
         let (to, from) = frame.split_at_mut(6);
         to.swap_with_slice(&mut from[..6]);
-        ensure!(self.socket.send(frame)?, "no room for a frame on its way back");
+        ensure!(self.socket.send(frame)?, "no room to send a frame back");
         Ok(true)
     }
 }
 
-/// The echo's process: sends frames back until its parent is gone, asleep in between.
+/// Runs the echo's process: sends frames back until its parent is gone, and sleeps while idle.
 pub(crate) fn serve(interface: &str, ethertype: u16, cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let mut echo = Echo::open(interface, ethertype)?;
@@ -64,7 +65,7 @@ pub(crate) fn serve(interface: &str, ethertype: u16, cpu: usize) -> anyhow::Resu
     Ok(())
 }
 
-/// What frames are sent and received by.
+/// The initiator's interface.
 pub(crate) enum Near {
     Session(Box<Session>, Endpoint),
     Socket(PacketSocket),
@@ -73,17 +74,17 @@ pub(crate) enum Near {
 /// Sends a frame, and waits until it is back.
 pub(crate) struct Initiator {
     pub(crate) near: Near,
-    /// Sends back in the same thread, so that only what is measured is between the two.
+    /// Sends back in the same thread, so that only the measured path is between the two.
     echo: Option<Echo>,
     frame: [u8; FRAME_BYTES],
     number: u64,
     waits: Waits,
-    /// Sends by the short way of small messages.
+    /// Sends expedited messages.
     small: bool,
 }
 
 impl Initiator {
-    /// With a session of its own. `to` is the Ethernet address of the kernel's side.
+    /// Attaches its own session. `to` is the Ethernet address of the kernel's side.
     pub(crate) fn attach(
         socket: &std::path::Path,
         to: [u8; 6],
@@ -95,7 +96,7 @@ impl Initiator {
             if waits == Waits::Spins { WaitStrategy::SpinThenBlock } else { WaitStrategy::Block };
         ensure!(
             waits != Waits::Spins || echo.is_none(),
-            "who spins for its own frames cannot send them back"
+            "a thread that spins for its own frames cannot send them back"
         );
         let options =
             Options { name: "initiator".into(), wait_strategy: waiting, ..Options::default() };
@@ -106,7 +107,7 @@ impl Initiator {
         Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits, small })
     }
 
-    /// With a packet socket.
+    /// Opens a packet socket.
     pub(crate) fn open(
         interface: &str,
         [to, from]: [[u8; 6]; 2],
@@ -117,13 +118,13 @@ impl Initiator {
         Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits, small: false })
     }
 
-    /// One trial: there and back twice. The second trip is the one that counts; the first one finds
-    /// everything cold (Tracey and Banerji, section 4.1).
+    /// Makes one trial of two round trips. Only the second trip counts; the first one finds all
+    /// caches cold (Tracey and Banerji, section 4.1).
     pub(crate) fn double_trip(&mut self) -> anyhow::Result<[Duration; 2]> {
         Ok([self.trip()?, self.trip()?])
     }
 
-    /// There and back.
+    /// Makes one round trip.
     pub(crate) fn trip(&mut self) -> anyhow::Result<Duration> {
         self.number += 1;
         let number = self.number.to_be_bytes();
@@ -181,7 +182,7 @@ impl Initiator {
     }
 
     fn sleep(&mut self) -> anyhow::Result<()> {
-        // With nothing else to be woken for it is for the session to say how.
+        // If nothing else can wake the thread, the session waits in its own way.
         if let Near::Session(session, _) = &mut self.near
             && self.echo.is_none()
         {
@@ -226,7 +227,7 @@ fn frame(to: [u8; 6], from: [u8; 6]) -> [u8; FRAME_BYTES] {
     frame
 }
 
-/// The Ethernet address of an interface of the calling thread's namespace.
+/// Returns the Ethernet address of an interface of the calling thread's namespace.
 pub(crate) fn mac_of(interface: &str) -> anyhow::Result<[u8; 6]> {
     let link = towpath_netlink::Netlink::open()?.link(interface)?;
     link.mac.with_context(|| format!("{interface} has no Ethernet address"))

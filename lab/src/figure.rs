@@ -1,35 +1,36 @@
-//! What is drawn: series of points on two axes. How is in [`svg`](crate::svg).
+//! The contents of a picture: series of points on two axes. [`svg`](crate::svg) draws them.
 
 use serde::{Deserialize, Serialize};
 
-/// The most points of a series: more could not be told apart, and reports stay small.
+/// The most points of a series: a picture could not show more, and reports stay small.
 pub(crate) const MOST_POINTS: usize = 100;
 
 /// One axis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it measures.
+    /// The quantity.
     pub label: String,
-    /// In what; empty for plain counts and ratios.
+    /// The unit; empty for plain counts and ratios.
     pub unit: String,
-    /// Whether equal distances are equal ratios.
+    /// `true` if equal distances are equal ratios.
     pub log: bool,
 }
 
 impl Axis {
-    /// An axis on which equal distances are equal differences.
+    /// Makes an axis on which equal distances are equal differences.
     #[must_use]
     pub fn linear(label: &str, unit: &str) -> Axis {
         Axis { label: label.to_owned(), unit: unit.to_owned(), log: false }
     }
 
-    /// An axis on which equal distances are equal ratios. What is not above zero is left out.
+    /// Makes an axis on which equal distances are equal ratios. It leaves out values that are not
+    /// above zero.
     #[must_use]
     pub fn log(label: &str, unit: &str) -> Axis {
         Axis { log: true, ..Axis::linear(label, unit) }
     }
 
-    /// Label and unit.
+    /// Returns label and unit.
     #[must_use]
     pub fn text(&self) -> String {
         if self.unit.is_empty() {
@@ -45,27 +46,27 @@ impl Axis {
 pub struct Series {
     /// Its name in the legend.
     pub name: String,
-    /// In the order in which they are joined.
+    /// The points, in the order in which lines join them.
     pub points: Vec<[f64; 2]>,
-    /// Whether they are joined by lines; else only marked.
+    /// `true` if lines join them; else they are only marked.
     pub joined: bool,
 }
 
 impl Series {
-    /// Points joined by lines.
+    /// Makes a series of points joined by lines.
     #[must_use]
     pub fn line(name: &str, points: Vec<[f64; 2]>) -> Series {
         Series { name: name.to_owned(), points: thinned(points), joined: true }
     }
 
-    /// Single points.
+    /// Makes a series of single points.
     #[must_use]
     pub fn dots(name: &str, points: Vec<[f64; 2]>) -> Series {
         Series { name: name.to_owned(), points: thinned(points), joined: false }
     }
 }
 
-/// Every so manieth point, and the last.
+/// Returns evenly spaced points, with the first and the last.
 fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
     if points.len() <= MOST_POINTS {
         return points;
@@ -77,26 +78,26 @@ fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
 /// A picture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// Part of its file's name: letters, digits and hyphens.
+    /// Part of the file's name: letters, digits and hyphens.
     pub name: String,
-    /// What it shows.
+    /// The picture's title.
     pub title: String,
     /// From left to right.
     pub x: Axis,
     /// From the bottom up.
     pub y: Axis,
-    /// What is drawn.
+    /// The series.
     pub series: Vec<Series>,
 }
 
 impl Figure {
-    /// A picture without series.
+    /// Makes a picture without series.
     #[must_use]
     pub fn new(name: &str, title: &str, x: Axis, y: Axis) -> Figure {
         Figure { name: name.to_owned(), title: title.to_owned(), x, y, series: Vec::new() }
     }
 
-    /// With one series more.
+    /// Adds a series.
     #[must_use]
     pub fn with(mut self, series: Series) -> Figure {
         self.series.push(series);

@@ -1,17 +1,17 @@
-//! Least squares: what each of several things costs, from sums in which they occur together.
+//! Least squares: the cost of each of several things, from sums in which they occur together.
 
-/// What a fit comes to.
+/// The result of a fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// The cost of one of each thing.
     pub costs: Vec<f64>,
-    /// Which part of the variation is explained, 1 at best (R², about the mean).
+    /// The part of the variation that the fit explains, 1 at best (R², about the mean).
     pub explained: f64,
 }
 
-/// Finds the costs that come nearest to `sums[i] = Σ counts[i][k] · cost[k]` for all rows `i`, the
-/// squares of the differences summed. `None` where the rows do not tell the things apart: fewer
-/// rows than things, or counts that depend on each other.
+/// Finds the costs that come nearest to `sums[i] = Σ counts[i][k] · cost[k]` for all rows `i`, by
+/// the sum of squared differences. Returns `None` where the rows do not tell the things apart:
+/// fewer rows than things, or counts that depend on each other.
 #[must_use]
 pub fn least_squares(counts: &[Vec<f64>], sums: &[f64]) -> Option<Fit> {
     let things = counts.first()?.len();
@@ -23,7 +23,7 @@ pub fn least_squares(counts: &[Vec<f64>], sums: &[f64]) -> Option<Fit> {
     {
         return None;
     }
-    // Columns of one size: else the smallest would drown in rounding.
+    // Scales the columns to one size: else the smallest would drown in rounding.
     let sizes: Vec<f64> = (0..things)
         .map(|thing| counts.iter().map(|row| row[thing] * row[thing]).sum::<f64>().sqrt())
         .collect();
@@ -56,13 +56,13 @@ pub fn least_squares(counts: &[Vec<f64>], sums: &[f64]) -> Option<Fit> {
     Some(Fit { costs, explained })
 }
 
-/// Elimination with the largest pivot. `None` when there is no single solution.
+/// Eliminates with the largest pivot. Returns `None` if there is no single solution.
 fn solve(mut equations: Vec<Vec<f64>>) -> Option<Vec<f64>> {
     let count = equations.len();
     for column in 0..count {
         let pivot = (column..count)
             .max_by(|a, b| equations[*a][column].abs().total_cmp(&equations[*b][column].abs()))?;
-        // The columns have size one: what is left this small is rounding.
+        // The columns have size one, so a rest this small is rounding.
         if equations[pivot][column].abs() < 1e-9 {
             return None;
         }
@@ -83,8 +83,8 @@ fn solve(mut equations: Vec<Vec<f64>>) -> Option<Vec<f64>> {
     Some(solution)
 }
 
-/// The straight line `y = offset + slope · x` nearest to some points: offset, slope, and which part
-/// of the variation it explains.
+/// Finds the straight line `y = offset + slope · x` nearest to some points. Returns offset, slope,
+/// and the part of the variation that the line explains.
 #[must_use]
 pub fn line(points: &[[f64; 2]]) -> Option<(f64, f64, f64)> {
     let counts: Vec<Vec<f64>> = points.iter().map(|point| vec![1.0, point[0]]).collect();
@@ -93,8 +93,8 @@ pub fn line(points: &[[f64; 2]]) -> Option<(f64, f64, f64)> {
     Some((fit.costs[0], fit.costs[1], fit.explained))
 }
 
-/// How far two columns go up and down together: 1 or -1 when one is a line of the other, 0 when they
-/// have nothing to do with each other (Pearson's). Not a number where one of them does not vary.
+/// Returns how far two columns vary together (Pearson's): 1 or -1 if one is a linear function of
+/// the other, 0 if they are unrelated. Not a number if one of them does not vary.
 #[must_use]
 pub fn correlation(one: &[f64], other: &[f64]) -> f64 {
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;

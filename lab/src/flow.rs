@@ -1,5 +1,5 @@
-//! Packets from one session to another of the same server: UDP over IPv4, with headers that are made
-//! once.
+//! Packets from one session to another of the same server: UDP over IPv4, with headers that are
+//! made once.
 
 use anyhow::Context;
 use towpath_client::Session;
@@ -7,10 +7,10 @@ use towpath_packet::build::Flow;
 
 /// Ethernet, IPv4 and UDP.
 pub(crate) const HEADER_BYTES: usize = 42;
-/// Where the UDP checksum stands.
+/// The offset of the UDP checksum.
 const CHECKSUM: std::ops::Range<usize> = 40..42;
 
-/// From one session to another, by the addresses that the server gave them.
+/// Returns the flow from one session to another, with the addresses that the server gave them.
 pub(crate) fn between(from: &Session, to: &Session, ports: (u16, u16)) -> anyhow::Result<Flow> {
     let address = |session: &Session| {
         session.info().ipv4.map(|(ip, _)| ip).context("a session without an IPv4 address")
@@ -21,8 +21,8 @@ pub(crate) fn between(from: &Session, to: &Session, ports: (u16, u16)) -> anyhow
         .ports(ports.0, ports.1))
 }
 
-/// Headers for so many bytes. Without a UDP checksum (RFC 768): what a packet carries changes from one
-/// to the next.
+/// Makes headers for a payload of this size. They have no UDP checksum (RFC 768), because the
+/// payload changes from packet to packet.
 pub(crate) fn headers(flow: &Flow, payload_bytes: usize) -> anyhow::Result<[u8; HEADER_BYTES]> {
     let mut frame = flow.udp(&vec![0; payload_bytes]);
     frame[CHECKSUM].fill(0);

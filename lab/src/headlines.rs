@@ -1,4 +1,4 @@
-//! The ratios that matter most, favourable or not, and what their spread says.
+//! The ratios that matter most, favourable or not, and the verdicts that their spreads allow.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use Better::{Higher, Lower};
 
 /// A ratio of the page's first table.
 struct Headline {
-    /// What is compared, in words.
+    /// The two things compared, in words.
     compared: &'static str,
     /// The experiment, the row and its parameters.
     reference: &'static str,
@@ -162,7 +162,7 @@ const HEADLINES: [Headline; 27] = [
 /// Returns the table, in Markdown, of those headlines whose experiments have results.
 ///
 /// # Errors
-/// When a headline means no row, or more than one.
+/// If a headline names no row, or more than one.
 pub(crate) fn table(results: &Results, ages: &Ages) -> anyhow::Result<String> {
     let mut table = String::from(
         "| compared | better | median | lowest to highest | says | command | date | commit |\n\
@@ -194,7 +194,7 @@ pub(crate) fn table(results: &Results, ages: &Ages) -> anyhow::Result<String> {
     Ok(table)
 }
 
-/// What follows an old result's date.
+/// The mark behind an old result's date.
 pub(crate) const OLD: &str = " (old)";
 
 #[cfg(test)]

@@ -16,13 +16,13 @@ use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
 use crate::switch::Load;
 
-/// What the ratio must reach.
+/// The lower limit of the ratio.
 const AT_LEAST: f64 = 0.95;
-/// Pairs of windows, whatever the settings.
+/// Pairs of windows, with any settings.
 const PAIRS: usize = 20;
-/// What the other application sends at once, each millisecond.
+/// Packets that the other application submits together, each millisecond.
 const BURST: usize = 128;
-/// The neighbour's packets.
+/// The size of the neighbour's packets.
 const FRAME_BYTES: usize = 64;
 
 /// What happens to the other application in the middle of a window.
@@ -91,7 +91,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     })
 }
 
-/// A window in three parts; what happens, happens between them.
+/// Measures a window in three parts; the disturbance happens between them.
 fn one_window(
     load: &mut Load,
     window: Duration,
@@ -115,8 +115,8 @@ fn one_window(
     Ok((rate, gap))
 }
 
-/// The other application's process: sends to itself, a burst each millisecond, until its parent is
-/// gone.
+/// Runs the other application's process: sends to itself, a burst each millisecond, until its
+/// parent is gone.
 pub(crate) fn send_to_itself(socket: &Path, cpu: usize, burst: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let options = Options { name: "other".into(), ..Options::default() };
@@ -143,7 +143,7 @@ pub(crate) fn send_to_itself(socket: &Path, cpu: usize, burst: usize) -> anyhow:
         let got = session.receive(0, 2 * burst, |packet| sum += packet.len())?;
         std::hint::black_box(sum);
         if got > 0 && !told {
-            // Ready when its traffic flows.
+            // Reports that it is ready when its traffic flows.
             tell("ready")?;
             told = true;
         }

@@ -1,4 +1,4 @@
-//! What the kernel does by itself: sockets across a veth pair between two network namespaces.
+//! The kernel alone: sockets across a veth pair between two network namespaces.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,14 +12,14 @@ pub(crate) struct KernelWire {
     there: Namespace,
 }
 
-/// The near and the far end's address.
+/// The addresses of the near and the far end.
 pub(crate) const NEAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub(crate) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// Bytes that a UDP socket takes before it drops, if the kernel grants them.
+/// The size of a UDP socket's receive buffer, if the kernel grants it.
 const BUFFER_BYTES: usize = 4 << 20;
 
 impl KernelWire {
-    /// Lays it. `name` is that of its two ends, with a 0 and a 1 behind it.
+    /// Makes the veth pair. Its ends are called `name` with a 0 and a 1 behind it.
     pub(crate) fn new(name: &str, mtu_bytes: u32) -> anyhow::Result<KernelWire> {
         let (here, there) = (Namespace::current()?, Namespace::create()?);
         let _ = here.silence();
@@ -33,12 +33,12 @@ impl KernelWire {
         Ok(KernelWire { there })
     }
 
-    /// A UDP socket at the near end that does not wait; port 0: any.
+    /// Returns a non-blocking UDP socket at the near end; port 0 means any.
     pub(crate) fn near_udp(&self, port: u16) -> anyhow::Result<UdpSocket> {
         udp(NEAR, port)
     }
 
-    /// UDP sockets at the far end, from this port on.
+    /// Returns UDP sockets at the far end, from this port on.
     pub(crate) fn far_udp(&self, port: u16, count: usize) -> anyhow::Result<Vec<UdpSocket>> {
         self.there.run(|| {
             let ports = (0..count).map(|number| u16::try_from(usize::from(port) + number));
@@ -46,12 +46,12 @@ impl KernelWire {
         })?
     }
 
-    /// A TCP listener at the far end.
+    /// Returns a TCP listener at the far end.
     pub(crate) fn far_listener(&self) -> anyhow::Result<TcpListener> {
         Ok(self.there.run(|| TcpListener::bind((FAR, 0)))??)
     }
 
-    /// A TCP connection: its near end, which connected, and its far end.
+    /// Returns a TCP connection: its near end, which connected, and its far end.
     pub(crate) fn tcp(&self) -> anyhow::Result<(TcpStream, TcpStream)> {
         let listener = self.far_listener()?;
         let near = TcpStream::connect(listener.local_addr()?)?;
@@ -62,13 +62,13 @@ impl KernelWire {
 fn udp(ip: Ipv4Addr, port: u16) -> anyhow::Result<UdpSocket> {
     let socket = UdpSocket::bind((ip, port)).with_context(|| format!("UDP port {ip}:{port}"))?;
     socket.set_nonblocking(true)?;
-    // Without the right to more, it is what the kernel's limit allows.
+    // Without the privilege for more, the kernel's limit applies.
     rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES)
         .or_else(|_| rustix::net::sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES))?;
     Ok(socket)
 }
 
-/// Receives if something waits.
+/// Receives a datagram if one waits.
 pub(crate) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     match socket.recv(buffer) {
         Ok(len) => Ok(Some(len)),
@@ -77,7 +77,7 @@ pub(crate) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Optio
     }
 }
 
-/// The same, with the sender's address.
+/// Receives as [`receive`] does, with the sender's address.
 pub(crate) fn receive_from(
     socket: &UdpSocket,
     buffer: &mut [u8],
@@ -89,7 +89,7 @@ pub(crate) fn receive_from(
     }
 }
 
-/// Sends; answers whether the kernel had room.
+/// Sends; returns whether the kernel had room.
 pub(crate) fn send_to(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) -> io::Result<bool> {
     match socket.send_to(bytes, to) {
         Ok(_) => Ok(true),
@@ -107,7 +107,7 @@ fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Has the process open as many descriptors as it may; answers how many these are.
+/// Raises the process's limit of open descriptors as far as it may; returns the limit.
 pub(crate) fn raise_file_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };

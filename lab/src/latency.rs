@@ -1,5 +1,5 @@
-//! Times of many trials: a histogram that loses nothing to rounding, and what the papers make of
-//! sorted values.
+//! Times of many trials: a histogram with the precision of three digits, and the papers' statistics
+//! of sorted values.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use crate::report::Row;
 use crate::statistics::Summary;
 
-/// The longest time that is told apart.
+/// The longest time that the histogram tells apart.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// A histogram of times, from a nanosecond to ten seconds, to three digits.
@@ -23,17 +23,17 @@ impl Latency {
         self.0.saturating_record(time.as_nanos().max(1) as u64);
     }
 
-    /// With the times of another.
+    /// Adds the times of another histogram.
     pub(crate) fn add(&mut self, other: &Latency) -> anyhow::Result<()> {
         Ok(self.0.add(&other.0)?)
     }
 
-    /// In microseconds.
+    /// Returns a quantile, in microseconds.
     pub(crate) fn quantile_us(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64 / 1e3
     }
 
-    /// Rows of the median and the tail.
+    /// Returns rows of the median and the tail.
     pub(crate) fn rows(&self, name: &str, parameters: &[(&str, f64)]) -> Vec<Row> {
         [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)]
             .map(|(tail, quantile)| {
@@ -45,7 +45,7 @@ impl Latency {
     }
 }
 
-/// The lowest 4000 of 5120 trials, or as large a part of any other number, sorted.
+/// Returns the lowest 4000 of 5120 trials, or as large a part of any other number, sorted.
 pub(crate) fn lowest_part(times: &[Duration]) -> Vec<f64> {
     let mut sorted: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
     sorted.sort_by(f64::total_cmp);
@@ -53,18 +53,18 @@ pub(crate) fn lowest_part(times: &[Duration]) -> Vec<f64> {
     sorted
 }
 
-/// How many of so many trials [`lowest_part`] keeps: at least one.
+/// Returns the number of trials that [`lowest_part`] keeps: at least one.
 pub(crate) fn lowest(trials: usize) -> usize {
     (trials * 4000 / 5120).max(1)
 }
 
-/// Their mean, in microseconds.
+/// Returns the mean of [`lowest_part`], in microseconds.
 pub(crate) fn mean_of_lowest_us(times: &[Duration]) -> f64 {
     let lowest = lowest_part(times);
     lowest.iter().sum::<f64>() / lowest.len() as f64
 }
 
-/// The median, in microseconds.
+/// Returns the median, in microseconds.
 pub(crate) fn median_us(times: &[Duration]) -> f64 {
     let values: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
     Summary::of(&values).median

@@ -1,33 +1,32 @@
 //! Measurements, each a ratio between two things in one run.
 //!
-//! Machines differ, and virtual ones differ from minute to minute. So what is claimed is measured
-//! beside what it is compared with, in turn (A B A B …), at least five times, and the median is
-//! given with its spread. What the hardware itself can do is measured in the same run
-//! ([`limits`]).
+//! Machines differ, and virtual ones differ from minute to minute. So an experiment measures both
+//! sides of each claim in turn (A B A B …), at least five times, and reports the median with its
+//! spread. The same run also measures the hardware's own limits ([`limits`]).
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`report`] | what an experiment answers: rows, machine, JSON and table |
+//! | [`report`] | the result of an experiment: rows, machine, JSON and table |
 //! | [`limits`] | cache line round trip, memory copy, a bare queue |
 //! | `queue` | one queue against a bare queue |
 //! | `demux` | flow lookups, the last-flow cache on, off and automatic |
 //! | `optimistic` | one driver for several threads: an optimistic section against a mutex |
 //! | `notify` | the cost of one notification by a doorbell, by a call of a worker, and by a pipe |
 //! | `switch` | endpoint to endpoint through the engine of another process |
-//! | `scale` | what idle sessions, endpoints and connections cost a busy one |
+//! | `scale` | the cost of idle sessions, endpoints and connections to a busy one |
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `attacks` | a neighbour's round trips and attachments while a hostile program attacks the server |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
-//! | `watchdog` | what watching a device costs |
-//! | `wakeups` | that no wake-up is lost, by trying very often |
+//! | `watchdog` | the cost of a device's watchdog |
+//! | `wakeups` | very many attempts to lose a wake-up |
 //! | [`output`], [`figure`], [`svg`] | a report as files, with pictures |
 //! | [`results`], [`age`] | the last full run of each experiment, in `lab/results` |
 //! | [`page`], `headlines` | the page `docs/benchmarks.md` |
 //! | [`prose`] | figures in other pages |
 //! | [`documents`] | writes all of these, or compares them with the results |
-//! | `techniques` | what can be switched on and off |
-//! | `child`, `station` | the other processes of an experiment |
+//! | `techniques` | techniques that can be switched on and off |
+//! | `child`, `process` | the other processes of an experiment |
 
 #![forbid(unsafe_code)]
 
@@ -75,17 +74,17 @@ mod watchdog;
 pub use child::{ROLE_FLAG, act};
 pub use report::{Length, Report, Row};
 
-/// How long and how often.
+/// The length of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
-    /// All of an experiment in under 40 seconds: shorter windows, and only five pairs.
+    /// Runs an experiment in under 40 seconds: shorter windows, and only five pairs.
     pub quick: bool,
-    /// As long as in the papers, where that is much longer.
+    /// Runs as long as the papers do, where that is much longer.
     pub full: bool,
 }
 
 impl Settings {
-    /// What a report calls it.
+    /// Returns the length's name in a report.
     #[must_use]
     pub fn length(&self) -> Length {
         match self {
@@ -95,14 +94,14 @@ impl Settings {
         }
     }
 
-    /// How many pairs are measured.
+    /// Returns the number of pairs.
     #[must_use]
     pub fn pairs(&self) -> usize {
         if self.quick { 5 } else { 11 }
     }
 }
 
-/// What can be measured.
+/// The experiments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Experiment {
     /// One queue against a bare queue.
@@ -119,7 +118,7 @@ pub enum Experiment {
     Isolation,
     /// A neighbour's times while an unprivileged program attacks the server.
     Attacks,
-    /// What idle sessions, endpoints and connections cost a busy one.
+    /// The cost of idle sessions, endpoints and connections to a busy one.
     Scale,
     /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
     Tcp,
@@ -127,22 +126,22 @@ pub enum Experiment {
     NotreDame,
     /// Riddoch and Pope: message sizes, idle endpoints, load.
     Cambridge,
-    /// Hennrich: what frames, wake-ups and polls cost, and what saving them saves.
+    /// Hennrich: the cost of frames, wake-ups and polls, and the gain of saving them.
     Karlsruhe,
-    /// Smith and Traw: PDU sizes, what is left for others, the clock.
+    /// Smith and Traw: PDU sizes, the processor time left for others, the clock.
     Penn,
-    /// How the engine waits: the controller beside sockets and beside fixed settings.
+    /// The engine's wait strategies: the controller beside sockets and beside fixed settings.
     Waiting,
     /// Watson: handing packets to the device directly, or through a queue.
     FreeBsd,
-    /// What watching a device for stalls costs a frame.
+    /// The cost of the watchdog per frame.
     Watchdog,
-    /// That no wake-up is lost.
+    /// Attempts to lose a wake-up.
     Wakeups,
 }
 
 impl Experiment {
-    /// All, in the order of the page.
+    /// All experiments, in the order of the page.
     pub const ALL: [Experiment; 17] = [
         Experiment::Queue,
         Experiment::Demux,
@@ -163,7 +162,7 @@ impl Experiment {
         Experiment::Wakeups,
     ];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -187,7 +186,7 @@ impl Experiment {
         }
     }
 
-    /// Whether it needs a network namespace of its own.
+    /// Returns whether it needs its own network namespace.
     fn has_a_network(self) -> bool {
         matches!(
             self,
@@ -202,24 +201,24 @@ impl Experiment {
         )
     }
 
-    /// The experiment of a name.
+    /// Returns the experiment of a name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Experiment> {
         Experiment::ALL.into_iter().find(|one| one.name() == name)
     }
 }
 
-/// Measures. To be called before the process has a second thread: some experiments go into a
-/// network namespace of their own.
+/// Runs an experiment. The caller calls it before the process has a second thread: some experiments
+/// enter their own network namespace.
 ///
 /// # Errors
-/// What is missing, or went wrong, in words; [`towpath_testkit::Unavailable`] among them.
+/// With a missing requirement or a failure, in words; [`towpath_testkit::Unavailable`] among them.
 pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report> {
     if experiment.has_a_network() {
         tcp::enter()?;
     }
     let mut report = Report::new(experiment.name(), settings.length())?;
-    // How fast the machine is says nothing about what is lost.
+    // The machine's speed does not matter to lost wake-ups.
     if experiment != Experiment::Wakeups {
         report.limits = limits::measure(settings)?;
     }

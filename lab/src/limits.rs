@@ -1,4 +1,4 @@
-//! What the hardware can do: what no queue can be better than.
+//! The hardware's limits: no queue can be better.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,10 +12,10 @@ use crate::bare;
 use crate::machine::two_cores;
 use crate::report::Row;
 
-/// How often each is measured.
+/// The number of samples of each.
 const SAMPLES: usize = 5;
 
-/// A word on a line pair of its own.
+/// A word on its own line pair.
 #[derive(Default)]
 #[repr(align(128))]
 struct Line(AtomicU64);
@@ -23,7 +23,7 @@ struct Line(AtomicU64);
 /// Measures the limits that every report carries.
 ///
 /// # Errors
-/// When there are no two cores, or no memory.
+/// If there are no two cores, or no memory.
 pub fn measure(settings: Settings) -> anyhow::Result<Vec<Row>> {
     let cores = two_cores()?;
     let window = Duration::from_millis(if settings.quick { 30 } else { 200 });
@@ -55,7 +55,7 @@ pub fn measure(settings: Settings) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Two threads write a word in turn, each after it saw the other's, for a time.
+/// Makes two threads write a word in turn, each after it saw the other's, for a time.
 pub(crate) fn line_round_trip_ns(cores: (usize, usize), window: Duration) -> anyhow::Result<f64> {
     const OVER: u64 = u64::MAX;
     let (ping, pong) = (Line::default(), Line::default());
@@ -84,7 +84,7 @@ pub(crate) fn line_round_trip_ns(cores: (usize, usize), window: Duration) -> any
                     std::hint::spin_loop();
                 }
                 if value == 1 {
-                    // Both are there.
+                    // Both threads have started.
                     start = Instant::now();
                 } else if value % 64 == 0 && start.elapsed() >= window {
                     break start.elapsed();
@@ -98,7 +98,7 @@ pub(crate) fn line_round_trip_ns(cores: (usize, usize), window: Duration) -> any
     })
 }
 
-/// A copy between two buffers that no cache holds.
+/// A copy between two buffers larger than the caches.
 struct Copy {
     from: Vec<u8>,
     to: Vec<u8>,
@@ -109,7 +109,7 @@ impl Copy {
         Copy { from: vec![1; bytes], to: vec![2; bytes] }
     }
 
-    /// In bytes copied a nanosecond.
+    /// Returns the bytes copied per nanosecond.
     fn once(&mut self) -> f64 {
         let start = Instant::now();
         self.to.copy_from_slice(&self.from);

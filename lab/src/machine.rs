@@ -1,4 +1,4 @@
-//! Where and when something was measured.
+//! The place and time of a measurement.
 
 use std::fmt;
 use std::fs;
@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-/// A machine, as far as it bears on figures.
+/// The properties of a machine that affect figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// The kernel's release.
@@ -16,20 +16,20 @@ pub struct Machine {
     pub cpu: String,
     /// Cores that this program may use.
     pub cores: usize,
-    /// Which CPUs these are: `cpu:core.package`, with a space between.
+    /// These CPUs: `cpu:core.package`, with a space between.
     #[serde(default)]
     pub core_map: String,
-    /// What it is virtualised by; `None` on bare metal.
+    /// The hypervisor; `None` on bare metal.
     pub hypervisor: Option<String>,
     /// Memory, in bytes.
     pub memory_bytes: u64,
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine.
     ///
     /// # Errors
-    /// When `/proc` is not readable.
+    /// If `/proc` is not readable.
     pub fn this() -> anyhow::Result<Machine> {
         let cpus = fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
         let field = |text: &str, name: &str| {
@@ -65,10 +65,10 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Two cores to be pinned to: the engine's, and the other one's.
+/// Returns two cores to pin threads to: the engine's, and the other one's.
 ///
 /// # Errors
-/// When there is only one: then the scheduler would be measured.
+/// If there is only one: then the scheduler would be measured.
 pub fn two_cores() -> anyhow::Result<(usize, usize)> {
     match towpath_testkit::cores()?.as_slice() {
         [first, second, ..] => Ok((first.cpu, second.cpu)),
@@ -76,7 +76,7 @@ pub fn two_cores() -> anyhow::Result<(usize, usize)> {
     }
 }
 
-/// A moment as RFC 3339 has it, in UTC, to the second.
+/// Formats a time as in RFC 3339, in UTC, to the second.
 #[must_use]
 pub fn date(moment: SystemTime) -> String {
     let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());

@@ -1,4 +1,4 @@
-//! `towpath-lab`: measurements of this machine, each beside what it is compared with.
+//! `towpath-lab`: measurements of this machine, each beside its comparison.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use nix::sys::signal::{SigSet, Signal};
 use towpath_lab::documents::Documents;
 use towpath_lab::{Experiment, Report, Row, Settings};
 
-/// Measure this machine, each figure beside what it is compared with.
+/// Measure this machine, each figure beside its comparison.
 #[derive(Debug, Parser)]
 #[command(
     name = "towpath-lab",
@@ -26,7 +26,7 @@ Examples:
   towpath-lab report --check"
 )]
 struct Args {
-    /// What to measure; `report` writes the figures of lab/results into the documents.
+    /// The experiment; `report` writes the figures of lab/results into the documents.
     #[arg(required_unless_present = "role", value_parser = names())]
     name: Option<String>,
     /// Print JSON and nothing else.
@@ -44,14 +44,14 @@ struct Args {
     /// Write the pictures into another directory
     #[arg(long, value_name = "DIRECTORY", requires = "out")]
     pictures: Option<PathBuf>,
-    /// Fail with exit status 1 when a limit is missed, and for `report` when a document differs from
-    /// the results, which then stays as it is.
+    /// Fail with exit status 1 when a limit is missed, and for `report` when a document differs
+    /// from the results, which then stays as it is.
     #[arg(long)]
     check: bool,
     /// For `report`: the directory of the repository.
     #[arg(long, value_name = "DIRECTORY", default_value = ".")]
     repository: PathBuf,
-    /// Play a part in somebody else's measurement.
+    /// Run as a child process of another measurement.
     #[arg(long, hide = true)]
     role: Option<String>,
 }
@@ -76,8 +76,8 @@ fn main() -> ExitCode {
 
 fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(role) = &args.role {
-        // The keyboard asks the whole group to end; who plays a part ends when its parent has, in
-        // order, and leaves nothing behind.
+        // The keyboard's signals reach the whole process group. A child ignores them: it ends in
+        // order when its parent has ended, and leaves nothing behind.
         let mut kept = SigSet::empty();
         kept.extend([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
         kept.thread_block()?;
@@ -105,13 +105,13 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if args.check { check(&report, &mut std::io::stderr()) } else { ExitCode::SUCCESS })
 }
 
-/// Says which limits are missed; a failure where any is.
+/// Prints the missed limits; fails if there are any.
 fn check(report: &Report, said: &mut dyn std::io::Write) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for row in report.missed() {
         let Row { name, value, unit, .. } = row;
         let limits = row.limits();
-        // Whoever does not listen is answered by the status.
+        // A reader that has gone still gets the exit status.
         let _ = writeln!(
             said,
             "towpath-lab: {name} is {value:.3} {unit}, outside of its limit: {limits}"

@@ -1,8 +1,8 @@
 //! Measures the cost of one notification to its sender, while the receiver sleeps on another core.
 //!
-//! A session's doorbell is a socket, because an application can hold a pipe's mutex for ever. A server of
-//! several users calls a worker by an eventfd instead, and the worker sends to the doorbell. The
-//! experiment compares both with a pipe. It times only the sender's system call.
+//! A session's doorbell is a socket, because an application can hold a pipe's mutex for ever. A
+//! server of several users calls a worker by an eventfd instead, and the worker sends to the
+//! doorbell. The experiment compares both with a pipe. It times only the sender's system call.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,7 +63,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         cost(cores, count, &ours, &ours, write_count)
     };
     let values = in_turn(settings.pairs(), &mut [&mut pipe, &mut socket, &mut worker])?;
-    let [pipe, socket, worker] = &values[..] else { anyhow::bail!("three things were measured") };
+    let [pipe, socket, worker] = &values[..] else { anyhow::bail!("three costs are expected") };
     let more = |than: &[f64]| -> Vec<f64> { than.iter().zip(pipe).map(|(a, b)| a - b).collect() };
     outcome.rows.push(
         Row::new("doorbell, more than a pipe", &[], "us", &more(socket)).at_most(AT_MOST_MORE),

@@ -1,8 +1,9 @@
 //! One driver for several threads: an optimistic section against a mutex.
 //!
-//! Threads send packets through one device of their own process. With the optimistic section, who
-//! finds somebody inside leaves its packet and goes on; with the mutex it waits. Both drive the same
-//! driver with the same memory. One thread alone shows what each costs when nobody is in the way.
+//! Threads send packets through one device of their own process. With the optimistic section, a
+//! thread that finds another one inside leaves its packet and goes on; with the mutex it waits.
+//! Both drive the same driver with the same memory. One thread alone shows the cost of each without
+//! contention.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -27,7 +28,7 @@ use crate::statistics::{Pairs, Summary};
 
 /// Bytes of a packet.
 const FRAME_BYTES: usize = 64;
-/// What a driver does for a packet.
+/// The driver's work per packet.
 const DEVICES: [(&str, bool); 2] = [("memory", false), ("system call", true)];
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
@@ -102,7 +103,7 @@ fn case(
     )?;
     let speed: Vec<f64> = pairs.ratios().iter().map(|ratio| 1.0 / ratio).collect();
     outcome.rows.push(Row::new(&name("to a mutex, speed"), &parameters, "ratio", &speed));
-    // How long a thread is kept by one call, in races of their own: to look at the clock costs.
+    // The duration of one call, in races of their own, because reading the clock costs time.
     let mut kept = Pairs::default();
     for _ in 0..settings.pairs() {
         let section = Section::new(calls)?;
@@ -110,7 +111,7 @@ fn case(
         section.settle(threads as u64 * (packets / 10))?;
         kept.base.push(kept_us(cores, threads, packets / 10, &Locked::new(calls)?)?);
     }
-    // The same beside a thread that resets the device.
+    // Measures the same beside a thread that resets the device.
     let (mut resets, mut locked_resets) = (Vec::new(), Vec::new());
     let beside = Pairs::measure(
         settings.pairs(),
@@ -151,17 +152,17 @@ fn case(
 
 /// Either of the two.
 trait Shared: Sync {
-    /// Whether the packet was taken.
+    /// Returns whether the driver took the packet.
     fn send(&self, packet: &[u8]) -> Result<(), SendError>;
 
-    /// From the side that controls the device.
+    /// Resets the device from the control side.
     fn reset(&self);
 }
 
-/// From one reset to the next.
+/// The time between two resets.
 const RESET_EVERY: Duration = Duration::from_millis(1);
 
-/// Does something while a further thread resets the device, once at least.
+/// Runs `run` while a further thread resets the device, at least once.
 fn beside_resets<T>(
     shared: &impl Shared,
     run: impl FnOnce() -> anyhow::Result<T>,
@@ -248,7 +249,7 @@ impl Shared for Locked {
     }
 }
 
-/// Nanoseconds a packet, all threads together.
+/// Returns the nanoseconds per packet, all threads together.
 fn race(
     cores: (usize, usize),
     threads: usize,
@@ -262,18 +263,18 @@ fn race(
     Ok(took.as_nanos() as f64 / (threads as u64 * packets) as f64)
 }
 
-/// What part of all calls is over within the time that is given for how long a thread is kept: even a
-/// quick run has some that take longer.
+/// The part of all calls that decides how long a call keeps a thread: even a quick run has some
+/// calls that take longer.
 const KEPT: f64 = 0.999;
 
-/// Within how many microseconds [`KEPT`] of the calls were over, of all threads.
+/// Returns the microseconds within which [`KEPT`] of the calls of all threads were over.
 fn kept_us(
     cores: (usize, usize),
     threads: usize,
     packets: u64,
     shared: &impl Shared,
 ) -> anyhow::Result<f64> {
-    // Each thread's own, so that nobody waits for another's.
+    // One per thread, so that no thread waits for another one's.
     let times = (0..threads).map(|_| Ok(Mutex::new(Latency::new()?)));
     let times = times.collect::<anyhow::Result<Vec<_>>>()?;
     run(cores, threads, packets, |thread, packet| {
@@ -290,7 +291,7 @@ fn kept_us(
     Ok(all.quantile_us(KEPT))
 }
 
-/// Lets threads send; answers when each began and ended.
+/// Makes threads send; returns when each began and ended.
 fn run(
     cores: (usize, usize),
     threads: usize,
@@ -316,7 +317,7 @@ fn run(
                         loop {
                             match send(number, &packet) {
                                 Ok(()) => break,
-                                // Who is inside needs the processor more.
+                                // The thread inside needs the processor more.
                                 Err(SendError::WouldBlock) => std::thread::yield_now(),
                                 Err(error) => return Err(error.into()),
                             }
@@ -333,7 +334,7 @@ fn run(
     })
 }
 
-/// A device that takes everything and is done with it at once.
+/// A device that takes and completes everything at once.
 struct Sink {
     info: Info,
     done: Vec<u64>,

@@ -11,8 +11,8 @@ use crate::figure::Figure;
 use crate::report::Report;
 use crate::svg;
 
-/// Writes a report into one directory and its pictures into another; either is made if it is not there.
-/// Returns the files written. Each appears whole or not at all.
+/// Writes a report into one directory and its pictures into another. Makes a directory that does
+/// not exist. Returns the files written. Each appears whole or not at all.
 ///
 /// # Errors
 /// With the file that could not be written.
@@ -33,12 +33,12 @@ pub(crate) fn drawn(report: &Report) -> Vec<(String, String)> {
     report.figures.iter().map(one).collect()
 }
 
-/// The name of a picture's file.
+/// Returns the name of a picture's file.
 pub(crate) fn picture(report: &Report, figure: &Figure) -> String {
     format!("{}-{}.svg", report.experiment, figure.name)
 }
 
-/// Writes a file, whole or not at all, in a directory that is made if it is not there.
+/// Writes a file, whole or not at all, and makes its directory if that does not exist.
 ///
 /// # Errors
 /// With the file's name.
@@ -58,8 +58,8 @@ pub(crate) fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     in_its_place().with_context(|| path.display().to_string())
 }
 
-/// A report as JSON with a line for each row, so that a directory of reports stays small and two runs
-/// can be compared line by line.
+/// Returns a report as JSON with a line for each row, so that a directory of reports stays small
+/// and two runs can be compared line by line.
 fn json(report: &Report) -> anyhow::Result<String> {
     let mut text = Vec::new();
     report.serialize(&mut Serializer::with_formatter(&mut text, RowLines::default()))?;

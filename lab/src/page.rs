@@ -1,4 +1,4 @@
-//! The page `docs/benchmarks.md`: headlines, pictures, and where the rest is.
+//! The page `docs/benchmarks.md`: headlines, pictures, and links to all figures.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use crate::output::picture;
 use crate::report::Length;
 use crate::results::Results;
 
-/// Returns what an experiment asks.
+/// Returns the question that an experiment answers.
 fn question(experiment: &str) -> &'static str {
     match Experiment::from_name(experiment) {
         Some(Experiment::Queue) => {
@@ -114,7 +114,8 @@ const REST: &str = "
 `NAME.json` has every row of the last full run, with its spread; `NAME.md` explains how to read the rows.
 ";
 
-/// Returns the page, in Markdown, with a table of headlines and links to the remarks of these experiments.
+/// Returns the page, in Markdown, with a table of headlines and links to the remarks of these
+/// experiments.
 #[must_use]
 pub fn page(results: &Results, headlines: &str, remarks: &BTreeSet<String>) -> String {
     let mut page = format!("{ABOUT}{headlines}{REST}");

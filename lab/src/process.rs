@@ -1,5 +1,5 @@
-//! A server in a process of its own, that is stopped while others are measured: so that two ways of
-//! serving are compared in turn, and what polls takes no core from what does not.
+//! A server in its own process, which is stopped while others are measured. So experiments compare
+//! two ways of serving in turn, and a polling engine takes no core from others.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -21,13 +21,13 @@ use towpath_testkit::Namespace;
 
 use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell, wait_for_end};
 
-/// The server's own address on its device, which is the kernel's on a TAP.
+/// The server's own address on its device; on a TAP, the kernel's address.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
-/// What is served.
+/// The device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Wire {
-    /// An in-memory device whose other end nobody listens to: endpoints talk to each other.
+    /// An in-memory device without a peer: endpoints talk to each other.
     Memory {
         /// The largest IP packet.
         mtu: usize,
@@ -35,30 +35,30 @@ pub(crate) enum Wire {
     /// A TAP of this name, in the network namespace of the process.
     Tap {
         name: String,
-        /// Whether large and unfinished packets cross it.
+        /// `true` if large packets and packets with a partial checksum cross it.
         offloads: bool,
     },
-    /// A TAP that is slow, and refuses what it has no place for: see [`SlowDevice`].
+    /// A slow TAP, which refuses packets when its slots are full: see [`SlowDevice`].
     SlowTap { name: String, packet_us: u64, places: usize },
 }
 
 impl Wire {
-    /// The name of the TAP.
+    /// Returns the name of the TAP.
     pub(crate) fn tap(&self) -> anyhow::Result<&str> {
         match self {
             Wire::Tap { name, .. } | Wire::SlowTap { name, .. } => Ok(name),
-            Wire::Memory { .. } => anyhow::bail!("it is no TAP"),
+            Wire::Memory { .. } => anyhow::bail!("this device is not a TAP"),
         }
     }
 }
 
-/// How it is served.
+/// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Serving {
     pub(crate) wire: Wire,
-    /// The engine never sleeps.
+    /// `true` if the engine never sleeps.
     pub(crate) polls: bool,
-    /// Packets taken from the device in one turn.
+    /// Packets that the engine takes from the device in one poll iteration.
     pub(crate) batch: usize,
     pub(crate) engine_cpu: Option<usize>,
     /// Users that may attach, beside the server's own and root.
@@ -67,14 +67,13 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// A TAP, offloads on, the engine asleep when idle: how servers are started when nothing else
-    /// is said.
+    /// Returns a TAP with offloads on, and an engine that sleeps when idle: the server's defaults.
     pub(crate) fn tap(name: &str) -> Serving {
         let wire = Wire::Tap { name: name.to_owned(), offloads: true };
         Serving { wire, polls: false, batch: 64, engine_cpu: None, users: Vec::new() }
     }
 
-    /// An in-memory device.
+    /// Returns an in-memory device.
     pub(crate) fn memory(mtu: usize) -> Serving {
         Serving { wire: Wire::Memory { mtu }, ..Serving::tap("") }
     }
@@ -88,7 +87,7 @@ impl Serving {
     }
 }
 
-/// The server's process: serves until its parent is gone.
+/// Runs the server's process: serves until its parent is gone.
 pub(crate) fn serve(serving: &Serving, socket: PathBuf) -> anyhow::Result<()> {
     let (server, far) = start_server(serving, socket)?;
     tell("ready")?;
@@ -98,7 +97,7 @@ pub(crate) fn serve(serving: &Serving, socket: PathBuf) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A server in this process, and the far end of its device, to be kept as long.
+/// Starts a server in this process. The caller keeps the far end of its device for as long.
 pub(crate) fn start_server(
     serving: &Serving,
     socket: PathBuf,
@@ -137,14 +136,14 @@ pub(crate) fn start_server(
     Ok((Server::start(&config, device, Box::<MemoryStore>::default())?, far))
 }
 
-/// A running server. It ends with this.
+/// A running server, which ends when this is dropped.
 pub(crate) struct Process {
     child: Child,
     socket: OwnSocket,
 }
 
 impl Process {
-    /// Starts one, in a network namespace other than the own where one is given.
+    /// Starts a server, in another network namespace if one is given.
     pub(crate) fn start(serving: &Serving, inside: Option<&Namespace>) -> anyhow::Result<Process> {
         let socket = OwnSocket::new()?;
         let role = Role::Serve { serving: serving.clone(), socket: socket.path() };
@@ -152,7 +151,8 @@ impl Process {
         Ok(Process { child, socket })
     }
 
-    /// Starts one that polls, with an in-memory device and room for as many sessions as there may be.
+    /// Starts a polling server with an in-memory device and room for the largest number of
+    /// sessions.
     pub(crate) fn start_switch(engine_cpu: usize) -> anyhow::Result<Process> {
         let socket = OwnSocket::new()?;
         let child = Child::start(&Role::Server { socket: socket.path(), engine_cpu })?;
@@ -167,7 +167,7 @@ impl Process {
         self.child.pid()
     }
 
-    /// Takes it off its core until [`Station::resume`].
+    /// Takes the server off its core until [`Process::resume`].
     pub(crate) fn pause(&self) -> anyhow::Result<()> {
         self.child.signal(Signal::STOP)
     }
@@ -176,7 +176,7 @@ impl Process {
         self.child.signal(Signal::CONT)
     }
 
-    /// The device's counters.
+    /// Returns the device's counters.
     pub(crate) fn counters(&self) -> anyhow::Result<BTreeMap<String, u64>> {
         let report = towpath_client::report(self.socket())?;
         let counters = report.pointer("/device/counters").context("a report without counters")?;
@@ -192,7 +192,7 @@ impl Process {
 
 /// Starts another process of this program in a role, in a network namespace.
 pub(crate) fn start(role: &Role, inside: Option<&Namespace>) -> anyhow::Result<Child> {
-    let program = std::env::current_exe().context("the program's own file")?;
+    let program = std::env::current_exe().context("the path of this program")?;
     let mut command = Command::new(program);
     command.arg(ROLE_FLAG).arg(serde_json::to_string(role)?);
     if let Some(namespace) = inside {

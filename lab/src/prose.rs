@@ -1,6 +1,6 @@
 //! Figures in prose. Each stands between two comments, which a Markdown viewer does not show:
-//! `<!--=EXPERIMENT; ROW; KEY=VALUE,…; FORM-->0.91<!--/-->`. The command writes what is between them. A
-//! line does not start with a figure, because Markdown would take it as HTML.
+//! `<!--=EXPERIMENT; ROW; KEY=VALUE,…; FORM-->0.91<!--/-->`. The command writes the text between
+//! them. A line does not start with a figure, because Markdown would take it as HTML.
 //!
 //! | form | written |
 //! |---|---|
@@ -30,7 +30,7 @@ const CLOSING: &str = "<!--/-->";
 pub struct Rewritten {
     /// The text.
     pub text: String,
-    /// How many figures are in it.
+    /// The number of figures in it.
     pub figures: usize,
     /// Those that differed.
     pub changes: Vec<Change>,
@@ -41,16 +41,16 @@ pub struct Rewritten {
 pub struct Change {
     /// The line, counted from 1.
     pub line: usize,
-    /// What is there.
+    /// The present text.
     pub old: String,
-    /// What should be there.
+    /// The correct text.
     pub new: String,
 }
 
 /// Writes the figures of a text anew.
 ///
 /// # Errors
-/// With the line, when a marker has no end, or cannot be read, or means no row.
+/// With the line, if a marker has no end, cannot be read, or names no row.
 pub fn rewrite(text: &str, results: &Results, ages: &Ages) -> anyhow::Result<Rewritten> {
     let mut rewritten = Rewritten::default();
     let (mut rest, mut line) = (text, 1);
@@ -93,7 +93,7 @@ fn ensure_no_closing(text: &str, line: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A marker in the text: lengths are from its first byte.
+/// A marker in the text; lengths count from its first byte.
 struct Marker<'a> {
     meant: &'a str,
     content: &'a str,
@@ -117,7 +117,7 @@ impl Marker<'_> {
     }
 }
 
-/// What a marker asks for.
+/// The figure that a marker asks for.
 struct Figure {
     reference: Reference,
     form: Form,
@@ -135,7 +135,7 @@ enum Form {
 
 impl Figure {
     fn read(meant: &str) -> anyhow::Result<Figure> {
-        // A comment may be wrapped.
+        // A comment may span lines.
         let meant = meant.split_whitespace().collect::<Vec<_>>().join(" ");
         let (reference, forms) = meant
             .rsplit_once(';')
@@ -186,7 +186,7 @@ impl Figure {
     }
 }
 
-/// Which old results of a line are marked already.
+/// The old results of a line that have a mark already.
 #[derive(Default)]
 struct Marked {
     line: usize,
@@ -194,8 +194,8 @@ struct Marked {
 }
 
 impl Marked {
-    /// Returns the mark of a figure, which is empty for a result that is not old. A mark stays where the
-    /// age is unknown.
+    /// Returns the mark of a figure, which is empty for a result that is not old. A mark stays
+    /// where the age is unknown.
     fn mark(
         &mut self,
         line: usize,

@@ -1,9 +1,9 @@
-//! One queue against a bare queue: what it costs that neither side trusts the other.
+//! One queue against a bare queue: the cost of two sides that do not trust each other.
 //!
 //! Both carry 16-byte descriptors in batches of 64 from one pinned thread to another; the producer
-//! writes every byte of a frame and the consumer reads them. The queue's two sides have mappings
-//! of their own of the same memory files, as two processes have; its consumer fetches, checks and
-//! accounts for each frame as the server does.
+//! writes every byte of a packet and the consumer reads it. The queue's two sides have separate
+//! mappings of the same memory files, as two processes have; its consumer fetches, checks and
+//! accounts for each buffer as the server does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
 
-/// What the ratio must reach.
+/// The lower limit of the ratio.
 const AT_LEAST: f64 = 0.85;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
@@ -54,7 +54,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The two sides of a queue in shared memory, each with mappings of its own.
+/// The two sides of a queue in shared memory, each with its own mappings.
 struct Sides {
     producer: TransmitProducer,
     producer_pool: Region,
@@ -70,11 +70,11 @@ impl Sides {
         let (Some(shape), Some(heap)) =
             (QueueShape::new(slots, slots), PoolShape::new(slots, buffer_bytes as u32))
         else {
-            anyhow::bail!("no queue has such a shape");
+            anyhow::bail!("this shape is not valid for a queue");
         };
         let application = SharedFile::create("bench-application", shape.application_words() * 8)?;
         let server = SharedFile::create("bench-server", shape.server_words() * 8)?;
-        let buffers = SharedFile::create("bench-heap", heap.pool_bytes())?;
+        let buffers = SharedFile::create("bench-pool", heap.pool_bytes())?;
         let mut ledger_words = own_words(Region::private(
             (shape.ledger_words() + Ledger::words_for(slots)).next_multiple_of(8) * 8,
         )?);
@@ -103,7 +103,7 @@ impl Sides {
     }
 }
 
-/// One run, in millions of packets a second.
+/// Runs one window. Returns millions of packets per second.
 fn run(cores: (usize, usize), buffer_bytes: usize, window: Duration) -> anyhow::Result<f64> {
     let Sides { mut producer, mut producer_pool, mut consumer, consumer_pool, mut ledger, heap } =
         Sides::new(buffer_bytes)?;
@@ -120,7 +120,7 @@ fn run(cores: (usize, usize), buffer_bytes: usize, window: Duration) -> anyhow::
         }
         for _ in 0..BATCH {
             let Some(buffer) = free.take() else { break };
-            // As the client library does.
+            // Prefetches as the client library does.
             if let Some(buffer) = free.next(prefetch_distance(buffer_bytes) as usize) {
                 let start = heap.buffer_offset(buffer) + HEADROOM_BYTES as usize;
                 producer_pool.prefetch_to_write(start, buffer_bytes);
@@ -133,7 +133,7 @@ fn run(cores: (usize, usize), buffer_bytes: usize, window: Duration) -> anyhow::
                 flags: 0,
             };
             write_frame(&mut producer_pool, descriptor.pool_offset(&heap), &payload);
-            assert!(producer.push(&[descriptor]), "there are as many slots as frames");
+            assert!(producer.push(&[descriptor]), "there are as many slots as buffers");
         }
         producer.publish();
         BATCH as u64

@@ -1,4 +1,4 @@
-//! What an experiment answers.
+//! The result of an experiment.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,28 +12,28 @@ use crate::statistics::Summary;
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What was measured.
+    /// The quantity.
     pub name: String,
-    /// With which numbers: `packet_bytes` and the like.
+    /// The conditions, as numbers: `packet_bytes` and the like.
     pub parameters: BTreeMap<String, f64>,
     /// The median.
     pub value: f64,
-    /// In what.
+    /// The unit.
     pub unit: String,
     /// The lowest and the highest single value.
     pub spread: [f64; 2],
-    /// How many values.
+    /// The number of values.
     pub samples: usize,
-    /// What the value must reach; checked by `--check`.
+    /// The lower limit of the value; `--check` checks it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
-    /// What the value must not be above; checked by `--check`.
+    /// The upper limit of the value; `--check` checks it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
 }
 
 impl Row {
-    /// A row of some values.
+    /// Returns a row of some values.
     #[must_use]
     pub fn new(name: &str, parameters: &[(&str, f64)], unit: &str, values: &[f64]) -> Row {
         let summary = Summary::of(values);
@@ -49,30 +49,30 @@ impl Row {
         }
     }
 
-    /// With a limit from below.
+    /// Adds a lower limit.
     #[must_use]
     pub fn at_least(self, limit: f64) -> Row {
         Row { at_least: Some(limit), ..self }
     }
 
-    /// With a limit from above.
+    /// Adds an upper limit.
     #[must_use]
     pub fn at_most(self, limit: f64) -> Row {
         Row { at_most: Some(limit), ..self }
     }
 
-    /// Whether it reaches its limit; one without a limit does.
+    /// Returns whether the value keeps its limits; a row without limits does.
     #[must_use]
     pub fn holds(&self) -> bool {
         let limited = self.at_least.is_some() || self.at_most.is_some();
-        // Without a limit, a figure that could not be had is no failure: it is shown as it is.
+        // Without a limit, a figure that could not be measured is no failure.
         !limited
             || self.value.is_finite()
                 && self.at_least.is_none_or(|limit| self.value >= limit)
                 && self.at_most.is_none_or(|limit| self.value <= limit)
     }
 
-    /// The limits, as text.
+    /// Returns the limits, as text.
     #[must_use]
     pub fn limits(&self) -> String {
         let least = self.at_least.map(|limit| format!("≥ {}", number(limit)));
@@ -101,7 +101,7 @@ impl Row {
     }
 }
 
-/// Three digits that matter.
+/// Formats a number with three significant digits.
 #[must_use]
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
@@ -116,30 +116,30 @@ pub fn number(value: f64) -> String {
 /// An experiment's own part of a report.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What was pinned where, what spun, what slept.
+    /// The conditions: pinned, polling and sleeping threads.
     pub how: String,
-    /// The headline: one row a size.
+    /// The headline: one row per size.
     pub rows: Vec<Row>,
-    /// What else was seen.
+    /// Further rows.
     pub context: Vec<Row>,
     /// Pictures of both.
     pub figures: Vec<Figure>,
 }
 
-/// How long and how often something was measured.
+/// The length of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Length {
     /// A first look: short windows, five pairs (`--quick`).
     Quick,
-    /// As figures are published.
+    /// The length of published figures.
     Normal,
     /// As long as in the papers, where that is much longer (`--full`).
     Full,
 }
 
 impl Length {
-    /// In one word, as in files.
+    /// Returns the word for it in files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -149,7 +149,7 @@ impl Length {
         }
     }
 
-    /// What a reader is told; also of a report that was written before reports said it.
+    /// Returns the text for readers; `None` is a report from before the length was recorded.
     #[must_use]
     pub fn described(length: Option<Length>) -> &'static str {
         match length {
@@ -168,20 +168,20 @@ pub struct Report {
     pub experiment: String,
     /// The commit that the program was built from, or `unknown`.
     pub commit: String,
-    /// When, in UTC, as RFC 3339 has it.
+    /// The time, in UTC, as in RFC 3339.
     pub date: String,
-    /// How long it took; `None` in files that were written before this was recorded.
+    /// The length; `None` in files from before it was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<Length>,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// What was pinned where, what spun, what slept.
+    /// The conditions: pinned, polling and sleeping threads.
     pub how: String,
-    /// The headline: one row a size.
+    /// The headline: one row per size.
     pub rows: Vec<Row>,
-    /// What else was seen.
+    /// Further rows.
     pub context: Vec<Row>,
-    /// What the hardware can do, in the same run.
+    /// The hardware's limits, in the same run.
     pub limits: Vec<Row>,
     /// Pictures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -189,10 +189,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty report of this program, machine and moment, of so long a run.
+    /// Returns an empty report of this program, machine and moment, for a run of this length.
     ///
     /// # Errors
-    /// When the machine does not say what it is.
+    /// If the machine's description is not readable.
     pub fn new(experiment: &str, length: Length) -> anyhow::Result<Report> {
         Ok(Report {
             experiment: experiment.to_owned(),
@@ -208,12 +208,12 @@ impl Report {
         })
     }
 
-    /// The rows that miss their limits.
+    /// Returns the rows that miss their limits.
     pub fn missed(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter().chain(&self.context).filter(|row| !row.holds())
     }
 
-    /// All rows, with the headline of their table.
+    /// Returns all rows, with the headline of their table.
     pub(crate) fn tables(&self) -> [(&'static str, &[Row]); 3] {
         [
             ("measured", &self.rows),

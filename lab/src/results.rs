@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use crate::Experiment;
 use crate::report::{Report, Row};
 
-/// The fewest values that a gain or a loss is claimed from.
+/// The fewest values on which a gain or a loss is based.
 const FEWEST_SAMPLES: usize = 5;
 /// The value of a parameter that a row does not have.
 const NONE: &str = "none";
@@ -24,7 +24,7 @@ impl Results {
     /// out.
     ///
     /// # Errors
-    /// When a file is not readable or no report, and when there is none.
+    /// If a file is not readable or no report, or if there is no report at all.
     pub fn read(directory: &Path) -> anyhow::Result<Results> {
         let mut reports = Vec::new();
         for experiment in Experiment::ALL {
@@ -45,7 +45,7 @@ impl Results {
     /// Finds the report of an experiment.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is none.
     pub fn report(&self, experiment: &str) -> anyhow::Result<&Report> {
         let mut reports = self.0.iter();
         reports
@@ -53,20 +53,20 @@ impl Results {
             .with_context(|| format!("there is no result of the experiment {experiment}"))
     }
 
-    /// Returns what a reference stands for.
+    /// Returns the figure that a reference names.
     ///
     /// # Errors
-    /// When no row is meant, or more than one.
+    /// If the reference names no row, or more than one.
     pub fn measured(&self, reference: &Reference) -> anyhow::Result<Measured> {
         let rows = self.rows(reference)?;
         ensure!(rows.len() == 1, "{reference}: {} rows, not one", rows.len());
         Ok(Measured::of(rows[0]))
     }
 
-    /// Returns the lowest and the highest median of the rows that a reference stands for.
+    /// Returns the lowest and the highest median of the rows that a reference names.
     ///
     /// # Errors
-    /// When no row is meant.
+    /// If the reference names no row.
     pub fn range(&self, reference: &Reference) -> anyhow::Result<[f64; 2]> {
         let rows = self.rows(reference)?;
         let values = rows.iter().map(|row| row.value);
@@ -87,8 +87,8 @@ impl Results {
     }
 }
 
-/// Where a figure is found: an experiment, the name of a row, some of the row's parameters, and its
-/// unit where several rows differ in nothing else. A `*` in a name stands for any text.
+/// The identity of a figure: an experiment, the name of a row, some of the row's parameters, and
+/// its unit where rows differ in nothing else. A `*` in a name stands for any text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reference {
     /// The experiment's name.
@@ -152,7 +152,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// `true` if a name is that of a pattern, in which `*` stands for any text.
+/// `true` if a name matches a pattern, in which `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
@@ -178,7 +178,7 @@ pub struct Measured {
     pub value: f64,
     /// The lowest and the highest value.
     pub spread: [f64; 2],
-    /// How many values.
+    /// The number of values.
     pub samples: usize,
 }
 
@@ -187,7 +187,8 @@ impl Measured {
         Measured { value: row.value, spread: row.spread, samples: row.samples }
     }
 
-    /// Returns what a ratio says: a gain and a loss need five values at least, and a spread without 1.
+    /// Returns a ratio's verdict: a gain or a loss needs at least five values, and a spread without
+    /// 1.
     #[must_use]
     pub fn verdict(self, better: Better) -> Verdict {
         let [lowest, highest] = self.spread;
@@ -201,7 +202,7 @@ impl Measured {
     }
 }
 
-/// Which ratios are a gain.
+/// The better side of a ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
     /// Below 1.
@@ -210,7 +211,7 @@ pub enum Better {
     Higher,
 }
 
-/// What a ratio says.
+/// The verdict on a ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All values are on the better side of 1.

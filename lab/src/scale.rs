@@ -1,10 +1,10 @@
-//! What idle sessions, endpoints and connections cost one that is busy.
+//! The cost of idle sessions, endpoints and connections to a busy one.
 //!
-//! Two servers of the same kind, each a process whose engine polls on one core, of which one at a time
-//! runs: one serves the busy session alone, the other many idle ones beside it, or a session whose
-//! endpoints are mostly idle. The busy session sends to itself over some queue sets of its own, and
-//! finds what came by its events. For TCP, two pairs of stacks on one thread: one connection sends as
-//! fast as it goes, alone or among idle ones.
+//! Two servers of the same kind, each a process whose engine polls on one core; only one runs at a
+//! time. One serves the busy session alone, the other many idle ones beside it, or a session whose
+//! endpoints are mostly idle. The busy session sends to itself over some of its queue pairs, and
+//! finds received packets by its events. For TCP, two pairs of stacks on one thread: one connection
+//! sends as fast as it can, alone or among idle ones.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,19 +24,20 @@ use crate::process::Process;
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
 
-/// Queue sets that are busy.
+/// Busy queue pairs.
 const BUSY: u32 = 8;
-/// Slots of each, and so packets on their way.
+/// Slots of each, and so packets in flight.
 const SLOTS: u32 = 8;
-/// A slow one among many is at most so much slower.
+/// A busy one among many idle ones is at most 10 % slower.
 const LIMIT: f64 = 1.0 / 1.10;
 const SESSIONS: [usize; 3] = [10, 100, 1000];
 const ENDPOINTS: [u32; 3] = [1, 100, 10_000];
 const CONNECTIONS: usize = 10_000;
-/// Descriptors that a session takes at most in one of the two processes.
+/// The most descriptors of a session in one of the two processes.
 const DESCRIPTORS: u64 = 12;
 
-/// Many short windows: others on the machine disturb a few of them, and not the median.
+/// Returns the number of pairs: many short windows, so that other load disturbs a few of them and
+/// not the median.
 fn pairs(settings: Settings) -> usize {
     settings.pairs() * 3
 }
@@ -46,7 +47,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "servers: processes whose engines poll on core {}, one at a time; the busy session: a \
-             thread on core {}, {BUSY} queue sets, {SLOTS} packets of 64 bytes in each; TCP: two \
+             thread on core {}, {BUSY} queue pairs, {SLOTS} packets of 64 bytes in each; TCP: two \
              stacks on that thread, 1448 bytes a segment",
             cores.0, cores.1
         ),
@@ -88,7 +89,7 @@ fn row(outcome: &mut Outcome, what: &str, idle: usize, unit: &str, pairs: &Pairs
     outcome.context.push(Row::new("alone", &parameters, unit, &pairs.base));
 }
 
-/// A server and the busy session at it. It runs only while it is measured.
+/// A server and the busy session at it. The server runs only while it is measured.
 struct Side {
     process: Process,
     busy: Busy,
@@ -164,7 +165,7 @@ fn options(name: &str, queue_pairs: u32) -> Options {
 /// A session that sends to itself.
 struct Busy {
     session: Session,
-    /// Each busy queue set's endpoint, and the packet that it sends to the next one.
+    /// Each busy queue pair's endpoint, and the packet that it sends to the next one.
     endpoints: Vec<(Endpoint, Vec<u8>)>,
 }
 
@@ -174,7 +175,7 @@ impl Busy {
         let (mac, ip) = (session.info().mac, session.info().ipv4.context("no address")?.0);
         let flow = Flow::v4().macs(mac, mac).addresses(ip, ip);
         let mut endpoints = Vec::new();
-        // Those that are busy stand behind half of the idle ones.
+        // The busy queue pairs are numbered after half of the idle ones.
         for queue_pair in 0..BUSY + idle {
             let port = |number: u32| 1000 + number as u16;
             let rule = Rule::new().udp(port(queue_pair)).queue_pair(queue_pair);
@@ -189,8 +190,8 @@ impl Busy {
         Ok(Busy { session, endpoints })
     }
 
-    /// Sends a batch and receives it, again and again for a time; answers millions of packets a second
-    /// in the batch that is in the middle: others on the machine stop a few of them, and for long.
+    /// Sends a batch and receives it, again and again for a time. Returns millions of packets per
+    /// second of the median batch, because other load stops a few batches for long.
     fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
         let start = Instant::now();
         let mut took = Vec::new();
@@ -249,7 +250,7 @@ impl Transmit for End {
     }
 }
 
-/// Two hosts, one busy connection between them, and idle ones.
+/// Two hosts with one busy connection between them, and idle ones.
 struct Hosts {
     stacks: [Stack; 2],
     ends: [End; 2],
@@ -277,7 +278,8 @@ impl Hosts {
         let patience = Instant::now() + Duration::from_secs(60);
         while accepted.len() < idle + 1 {
             if connected.len() < idle + 1 && connected.len() - accepted.len() < 64
-                // The busy one is made first, and alone: who is who must not be guessed.
+                // The busy connection is made first, and alone, so that both sides know which one
+                // it is.
                 && (connected.is_empty() || !accepted.is_empty())
             {
                 connected.push(stacks[0].tcp_connect(now(began), to, None, None)?);
@@ -297,7 +299,7 @@ impl Hosts {
         Ok(Hosts { stacks, ends, began, busy })
     }
 
-    /// Sends for a time; answers gigabits a second.
+    /// Sends for a time; returns gigabits per second.
     fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
         let start = Instant::now();
         let (chunk, mut buffer) = ([7; 16 * 1024], [0; 16 * 1024]);
@@ -331,7 +333,7 @@ fn now(began: Instant) -> towpath_stack::Instant {
     towpath_stack::Instant::ZERO + began.elapsed()
 }
 
-/// Lets both send, and carries what they sent.
+/// Makes both stacks send, and carries their packets.
 fn pump(stacks: &mut [Stack; 2], ends: &mut [End; 2], now: towpath_stack::Instant) {
     for from in 0..2 {
         stacks[from].poll(now, &mut ends[from]);

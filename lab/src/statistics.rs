@@ -1,9 +1,9 @@
 //! Medians, spreads and pairs.
 
-/// What some values come to.
+/// The summary of some values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// The one in the middle.
+    /// The middle value.
     pub median: f64,
     /// The lowest.
     pub lowest: f64,
@@ -12,7 +12,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of these values; without any, not a number.
+    /// Summarises these values; without values, all fields are NaN.
     #[must_use]
     pub fn of(values: &[f64]) -> Summary {
         let mut sorted = values.to_vec();
@@ -30,14 +30,14 @@ impl Summary {
     }
 }
 
-/// What is measured once: a value, or why there is none.
+/// One measurement: a value, or the reason for its absence.
 pub type Measured<'a> = &'a mut dyn FnMut() -> anyhow::Result<f64>;
 
-/// Measures several things in turn, as [`Pairs::measure`] does two: in every other round in the other
-/// order, and one round more first that is thrown away. The values of each.
+/// Measures several things in turn, as [`Pairs::measure`] does two: every other round in reverse
+/// order. An additional first round is dropped. Returns the values of each.
 ///
 /// # Errors
-/// The first of any.
+/// The first error of any.
 pub fn in_turn(count: usize, things: &mut [Measured<'_>]) -> anyhow::Result<Vec<Vec<f64>>> {
     for thing in &mut *things {
         thing()?;
@@ -52,7 +52,7 @@ pub fn in_turn(count: usize, things: &mut [Measured<'_>]) -> anyhow::Result<Vec<
     Ok(values)
 }
 
-/// The ratios of values that were measured in the same rounds.
+/// Returns the ratios of values that were measured in the same rounds.
 #[must_use]
 pub fn ratios(ours: &[f64], base: &[f64]) -> Vec<f64> {
     ours.iter().zip(base).map(|(ours, base)| ours / base).collect()
@@ -61,18 +61,18 @@ pub fn ratios(ours: &[f64], base: &[f64]) -> Vec<f64> {
 /// Two things measured in turn.
 #[derive(Clone, Debug, Default)]
 pub struct Pairs {
-    /// What it is about.
+    /// The values of the subject.
     pub ours: Vec<f64>,
-    /// What it is compared with.
+    /// The values of the comparison.
     pub base: Vec<f64>,
 }
 
 impl Pairs {
-    /// Measures in turn, each first in every other pair, so that what drifts hits both alike. One
-    /// pair more is measured first and thrown away: pages and caches are cold in it.
+    /// Measures two things in turn, each first in every other pair, so that drift affects both
+    /// alike. An additional first pair is dropped: it warms pages and caches.
     ///
     /// # Errors
-    /// The first of either.
+    /// The first error of either.
     pub fn measure(
         count: usize,
         mut ours: impl FnMut() -> anyhow::Result<f64>,
@@ -83,7 +83,7 @@ impl Pairs {
         Ok(Pairs { ours, base })
     }
 
-    /// Each pair's ratio: ours by the other.
+    /// Returns each pair's ratio: ours divided by the base.
     #[must_use]
     pub fn ratios(&self) -> Vec<f64> {
         ratios(&self.ours, &self.base)

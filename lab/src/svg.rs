@@ -1,7 +1,7 @@
 //! Pictures of [`Figure`]s, as SVG 1.1, drawn by the crate `kuva`.
 //!
-//! The figure and the version of `kuva` in `Cargo.lock` alone decide the text: the crate brings the
-//! widths of letters with it, and [`draw`] takes out the number that the crate counts up.
+//! Only the figure and the version of `kuva` in `Cargo.lock` decide the text: the crate contains
+//! the widths of letters, and [`draw`] removes the number that the crate counts up.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const DASHES: [Option<&str>; 4] = [None, Some("6 3"), Some("2 2"), Some("9 2 2 2
 const GRID: &str = "#d8d8d8";
 const FINE_GRID: &str = "#eeeeee";
 
-/// The picture.
+/// Draws the picture.
 #[must_use]
 pub fn draw(figure: &Figure) -> String {
     let mut plots = Vec::new();
@@ -53,7 +53,7 @@ pub fn draw(figure: &Figure) -> String {
     document(&scene, &figure.title)
 }
 
-/// Points that the axes can show.
+/// Returns the points that the axes can show.
 fn points(figure: &Figure, series: &Series) -> Vec<(f64, f64)> {
     let shows = |axis: &Axis, value: f64| value.is_finite() && (!axis.log || value > 0.0);
     let all = series.points.iter().map(|[x, y]| (*x, *y));
@@ -118,7 +118,7 @@ fn layout(figure: &Figure, legend: Vec<LegendEntry>) -> Layout {
     layout
 }
 
-/// What an axis shows at least.
+/// Returns the range that an axis shows.
 fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> (f64, f64) {
     let ends = (f64::INFINITY, f64::NEG_INFINITY);
     let (mut low, mut high) = values.fold(ends, |(low, high), it| (low.min(it), high.max(it)));
@@ -126,7 +126,7 @@ fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> (f64, f64) {
         (low, high) = (1.0, 10.0);
     }
     if axis.log {
-        // Whole decades, but no more than half a decade of nothing.
+        // Whole half decades: at most half a decade stays empty at each end.
         low = 10_f64.powf((low.log10() * 2.0 + 1e-9).floor() / 2.0);
         high = 10_f64.powf((high.log10() * 2.0 - 1e-9).ceil() / 2.0);
         return (low, if low < high { high } else { low * 10.0 });
@@ -138,7 +138,7 @@ fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> (f64, f64) {
     (low, if low < high { high } else { low + 1.0 })
 }
 
-/// Lines between the powers of ten, which `kuva` has for linear axes alone.
+/// Draws lines between the powers of ten, which `kuva` has for linear axes only.
 fn fine_grid(figure: &Figure, field: &ComputedLayout) -> PathData {
     let (left, right) = (field.margin_left, field.width - field.margin_right);
     let (top, bottom) = (field.margin_top, field.height - field.margin_bottom);
@@ -159,7 +159,7 @@ fn fine_grid(figure: &Figure, field: &ComputedLayout) -> PathData {
     }
 }
 
-/// Two to nine times the powers of ten, as far as a logarithmic axis shows them.
+/// Returns two to nine times the powers of ten within a logarithmic axis.
 fn between(axis: &Axis, (low, high): (f64, f64)) -> impl Iterator<Item = f64> {
     let decades = axis.log.then(|| low.log10().floor() as i32..high.log10().ceil() as i32);
     decades
@@ -169,7 +169,7 @@ fn between(axis: &Axis, (low, high): (f64, f64)) -> impl Iterator<Item = f64> {
         .filter(move |value| (low..=high).contains(value))
 }
 
-/// A number at an axis: short, with the prefixes that engineers use.
+/// Formats a number at an axis: short, with the prefixes that engineers use.
 fn label(value: f64) -> String {
     let size = value.abs();
     let (by, prefix) = match size {
@@ -184,7 +184,7 @@ fn label(value: f64) -> String {
     if text.is_empty() || text == "-0" { "0".to_owned() } else { format!("{text}{prefix}") }
 }
 
-/// The scene as a document of its own, with a title that screen readers read.
+/// Writes the scene as a document of its own, with a title that screen readers read.
 fn document(scene: &Scene, title: &str) -> String {
     let svg = SvgBackend::new().with_pretty(true).render_scene(scene);
     // The title takes the place of a comment that names the crate's version.
@@ -198,7 +198,7 @@ fn document(scene: &Scene, title: &str) -> String {
     )
 }
 
-/// XML 1.0 has no place for control characters.
+/// Replaces control characters, which XML 1.0 does not allow.
 fn words(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
@@ -207,8 +207,8 @@ fn words(text: &str) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// Whether a text is well-formed as far as these pictures need it: elements that nest and are
-    /// closed, quoted attributes, and no stray markup. Answers how many elements there are.
+    /// Checks that a text is well-formed as far as these pictures need it: elements that nest and
+    /// are closed, quoted attributes, and no stray markup. Returns the number of elements.
     pub(crate) fn well_formed(xml: &str) -> Result<usize, String> {
         let mut rest =
             xml.strip_prefix("<?xml version=\"1.0\" encoding=\"UTF-8\"?>").ok_or("head")?;
@@ -289,7 +289,7 @@ pub(crate) mod tests {
             let svg = draw(&figure);
             well_formed(&svg).unwrap_or_else(|why| panic!("{why} in\n{svg}"));
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-            // Of each series one point, and its mark in the legend.
+            // Each series has one point, and one mark in the legend.
             assert_eq!(svg.matches("<circle").count(), 2 * figure.series.len(), "{svg}");
         }
     }
@@ -319,7 +319,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The values of an attribute, in their order.
+    /// Returns the values of an attribute, in their order.
     fn numbers(svg: &str, attribute: &str) -> Vec<f64> {
         let start = format!(" {attribute}=\"");
         let parts = svg.split(&start).skip(1);
@@ -344,8 +344,8 @@ pub(crate) mod tests {
             let points: Vec<_> = values.iter().map(|value| [*value, *value]).collect();
             let figure = Figure::new("f", "", axis.clone(), axis).with(Series::dots("", points));
             let svg = draw(&figure);
-            // The grid's lines and those of the frame end at the field's sides; the last circle is the
-            // legend's.
+            // The grid's lines and those of the border end at the field's sides; the last circle is
+            // the legend's.
             for (mark, end) in [("cx", "x2"), ("cy", "y1")] {
                 let (from, to) = ends(&svg, end);
                 let marks = numbers(&svg, mark);

@@ -1,9 +1,10 @@
 //! Endpoint to endpoint through the engine of another process.
 //!
-//! The server is a process of its own, its engine polls on one core. Generator and sink are one
+//! The server is a process of its own, and its engine polls on one core. Generator and sink are one
 //! thread on the other core, with two sessions that it attached over the server's socket: one
-//! sends, the other receives. Every packet's bytes are written in place in the transmit heap and
-//! read in place in the receive heap; between them are all checks, the flow table and one copy.
+//! sends, the other receives. Every packet's bytes are written in place in the transmit buffer pool
+//! and read in place in the receive buffer pool. Between them are all checks, the flow table and
+//! one copy.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,16 +28,16 @@ use crate::statistics::Pairs;
 
 /// Endpoints that send or receive in the measurement, half of them each.
 const ENDPOINTS: u16 = 64;
-/// Flow rules in the table, those included.
+/// Flow rules in the table, theirs included.
 const RULES: u16 = 1000;
 /// Packets put into the queue at once.
 const BATCH: usize = 64;
-/// Packets on their way at most, and receive frames with the server: so few stay in cache.
+/// The most packets in flight, and receive buffers at the server: few enough to stay in the cache.
 const ON_THE_WAY: u64 = 192;
-/// What must be reached, in millions of packets a second, by size.
+/// The lower limits, in millions of packets per second, by size.
 const SIZES: [(usize, f64); 2] = [(64, 20.0), (1500, 4.5)];
 
-/// The server's process: serves until its parent is gone.
+/// Runs the server's process: serves until its parent is gone.
 pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
     let (near, _far) = loopback::pair(&loopback::Config::default())?;
     let config = Config {
@@ -66,7 +67,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    // What generates is pinned; this thread stays free for the bare queue's.
+    // The generator's thread is pinned; this thread stays free for the bare queue's threads.
     let window = Duration::from_millis(if settings.quick { 300 } else { 1000 });
     for (packet_bytes, goal) in SIZES {
         let socket = socket.path();
@@ -79,7 +80,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
                     settings.pairs(),
                     || load.run(window),
                     || {
-                        // The engine would take the bare queue's core.
+                        // The engine would use the bare queue's core.
                         server.signal(Signal::STOP)?;
                         let ring = bare::run(cores, packet_bytes, window / 4);
                         let trip = line_round_trip_ns(cores, window / 20);
@@ -98,7 +99,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         );
         outcome.context.push(Row::new("to a bare queue", &parameters, "ratio", &pairs.ratios()));
         outcome.context.push(Row::new("bare queue", &parameters, "Mpps", &pairs.base));
-        // Virtual cores move: at one time they share a cache, at another they do not.
+        // Virtual cores move: they may share a cache at one time and not at another.
         let row = Row::new("cache line round trip meanwhile", &parameters, "ns", &trips);
         outcome.context.push(row);
         let delivered = [checked as f64];
@@ -111,7 +112,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
 pub(crate) struct Load {
     sender: Session,
     receiver: Session,
-    /// Each with the headers of the packets that it sends.
+    /// Endpoints, each with the headers of the packets that it sends.
     from: Vec<(Endpoint, [u8; HEADER_BYTES])>,
     to: Vec<Endpoint>,
     next: usize,
@@ -160,7 +161,7 @@ impl Load {
         })
     }
 
-    /// Sends and receives for a time; answers millions of packets received a second.
+    /// Sends and receives for a time; returns millions of packets received per second.
     pub(crate) fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
         let start = Instant::now();
         let before = self.received;
@@ -186,7 +187,7 @@ impl Load {
         }
     }
 
-    /// Packets received so far.
+    /// Returns the packets received so far.
     pub(crate) fn received(&self) -> u64 {
         self.received
     }
@@ -230,8 +231,7 @@ impl Load {
         Ok(got)
     }
 
-    /// Waits for what is on its way, and checks that nothing was dropped. Answers how many packets
-    /// there were.
+    /// Waits for packets in flight, and checks that none was dropped. Returns their number.
     pub(crate) fn check(&mut self) -> anyhow::Result<u64> {
         let until = Instant::now() + Duration::from_secs(5);
         while self.received < self.sent && Instant::now() < until {
@@ -250,7 +250,7 @@ impl Load {
         let delivered = count(&self.receiver, &mut self.to.iter().copied(), "rx_packets");
         if [sent, delivered, self.received] != [self.sent; 3] {
             bail!(
-                "{} packets sent, {sent} passed on, {delivered} delivered, {} received",
+                "{} packets sent, {sent} delivered locally, {delivered} delivered, {} received",
                 self.sent,
                 self.received
             );

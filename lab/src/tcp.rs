@@ -1,8 +1,8 @@
 //! TCP between the kernel and a host over TAP, beside the kernel's own over veth.
 //!
-//! The host is an application's: a stack of its own over a session with a server in another
-//! process, which serves a TAP device in a network namespace made for this. The kernel at the TAP's
-//! other side talks to it, and in turn, over a veth pair, to itself in a second namespace.
+//! The host is an application: its own stack over a session with a server in another process, which
+//! serves a TAP device in a network namespace made for this. The kernel at the TAP's other side
+//! talks to the host, and in turn, over a veth pair, to itself in a second namespace.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,17 +23,17 @@ use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
 
-/// What each direction's ratio must reach.
+/// The lower limit of each direction's ratio.
 const AT_LEAST: f64 = 0.5;
 /// The TAP, and the kernel's address there.
 const TAP: &str = "tpbench0";
 const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// Bytes of one write or read.
 const WRITE_BYTES: usize = 128 * 1024;
-/// How long a write or read may take: then something hangs.
+/// The time limit of a write or read, after which the run fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The server's process: makes a TAP, and serves it until its parent is gone.
+/// Runs the server's process: makes a TAP, and serves it until its parent is gone.
 pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
     let device = TapDevice::open(&Options { name: TAP.into(), offloads: true })?;
     let mut netlink = Netlink::open()?;
@@ -51,7 +51,7 @@ pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
     Ok(server.stop()?)
 }
 
-/// To be called before the process has a second thread: into a namespace of its own.
+/// Enters a new namespace. The caller calls it before the process has a second thread.
 pub(crate) fn enter() -> anyhow::Result<()> {
     towpath_testkit::check_tun().map_err(towpath_testkit::Error::Unavailable)?;
     towpath_testkit::enter()?;
@@ -136,8 +136,8 @@ fn own_stream(stream: towpath_net::TcpStream) -> anyhow::Result<towpath_net::Tcp
     Ok(stream)
 }
 
-/// Sends through a connection for a time; answers gigabits received a second, from the first byte
-/// to the last. All that was sent must arrive.
+/// Sends through a connection for a time; returns gigabits received per second, from the first byte
+/// to the last. All bytes sent must arrive.
 fn flow<A: Write, B: Read>(
     window: Duration,
     accept: impl FnOnce() -> anyhow::Result<B>,

@@ -1,28 +1,29 @@
-//! What can be switched on and off, each as a pair of ways that differ in nothing else.
+//! Techniques that can be switched on and off, each as a pair of configurations that differ in
+//! nothing else.
 
 use towpath_client::{Endpoint, Kind, Scope, Session, Setting};
 
 use crate::process::{Process, Serving, Wire};
 
-/// How an application waits for what comes.
+/// The way in which an application waits for packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waits {
-    /// It looks without end.
+    /// It polls without end.
     Polls,
-    /// It sleeps, and is woken.
+    /// It sleeps until a notification.
     Blocks,
-    /// It looks for as long as that is likely to be worth it, and sleeps (`WaitStrategy::SpinThenBlock`).
+    /// It polls for as long as that is likely to pay, then sleeps (`WaitStrategy::SpinThenBlock`).
     Spins,
 }
 
-/// A way to serve and to be served.
+/// A configuration of a server and its application.
 #[derive(Clone, Debug)]
 pub(crate) struct Way {
     pub(crate) serving: Serving,
-    /// Of the device and of the application's endpoint, changed while the server runs.
+    /// Settings of the device and of the application's endpoint, changed while the server runs.
     pub(crate) settings: Vec<(Setting, u64)>,
     pub(crate) waits: Waits,
-    /// The application sends by the short way of small messages.
+    /// The application sends expedited messages.
     pub(crate) small: bool,
 }
 
@@ -63,8 +64,8 @@ pub(crate) struct Technique {
     pub(crate) name: String,
     pub(crate) on: Way,
     pub(crate) off: Way,
-    /// Frames are sent back by a process on this core, and not by the application's own thread, which
-    /// would have to stay awake for it.
+    /// The core of a process that sends frames back. With `None` the application's own thread sends
+    /// them back, for which it has to stay awake.
     pub(crate) echo_cpu: Option<usize>,
 }
 
@@ -74,16 +75,16 @@ impl Technique {
     }
 }
 
-/// The word of `mode` by which the engine looks so many times a second.
+/// The value of `wait` for a timer-driven engine.
 const TIMER_DRIVEN: u64 = 3;
-/// A rate at which a frame of 60 bytes has passed in half a microsecond.
+/// A rate at which a frame of 60 bytes takes half a microsecond.
 const FAST_BPS: u64 = 1_000_000_000;
 
-/// All, for small frames over a TAP. `tap` is a name that no other interface has while one pair is
-/// measured; the second of a pair gets another letter behind it.
+/// Returns all techniques, for small frames over a TAP. No other interface has the name `tap` while
+/// one pair is measured; the second of a pair gets another letter behind it.
 ///
-/// What is a word in the table of settings is here without further ado: each of its words against
-/// the one that stands when nobody set it, or on against off.
+/// Each word in the table of settings is a technique without further code: each of its words
+/// against the default, or on against off.
 pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
     let asleep = Serving::tap(&format!("{tap}a")).on(engine_cpu);
     let other = Serving::tap(&format!("{tap}b")).on(engine_cpu);
@@ -125,14 +126,15 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
         Way { small: true, ..both_poll.clone() },
         base.clone(),
     ));
-    // Rings matter to who sleeps: a frame alone waits for the ring that was put off for others.
-    let (rung, rung_too) = (polling(&asleep, Waits::Blocks), polling(&other, Waits::Blocks));
+    // Notifications matter only to sleeping sides: a single frame waits for the notification that
+    // the engine deferred for more frames.
+    let (deferred, at_once) = (polling(&asleep, Waits::Blocks), polling(&other, Waits::Blocks));
     techniques.push(Technique::new(
         "rx_frames=16 rx_usecs=50, not 0 and 0",
-        rung.with(Setting::RxFrames, 16).with(Setting::RxUsecs, 50),
-        rung_too,
+        deferred.with(Setting::RxFrames, 16).with(Setting::RxUsecs, 50),
+        at_once,
     ));
-    // A timer ends each sleep of an engine that looks by the clock.
+    // A timer ends each sleep of a timer-driven engine.
     let clocked = |serving: &Serving| {
         Way::new(serving.clone(), Waits::Polls).with(Setting::Wait, TIMER_DRIVEN)
     };
@@ -153,7 +155,8 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
         let Kind::Word(words) = spec.kind else { continue };
         for (value, against) in compared(words, spec.default) {
             let (on, off) = (setting.show(value), setting.show(against));
-            // The mode has rows of its own above; its other words are compared with sleeping.
+            // Poll and block have rows of their own above; the other wait strategies are compared
+            // with the default.
             let known = *setting == Setting::Wait && ["poll", "block"].contains(&on.as_str());
             if known {
                 continue;
@@ -161,7 +164,7 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
             let (near, far) = if *setting == Setting::Wait {
                 (Way::new(asleep.clone(), Waits::Polls), Way::new(other.clone(), Waits::Polls))
             } else if *setting == Setting::Pacing {
-                // Without a rate there is nothing to spread; this one holds no frame of a round trip up.
+                // Without a rate, pacing has no effect; this rate delays no frame of a round trip.
                 (both_poll.with(Setting::RateBps, FAST_BPS), base.with(Setting::RateBps, FAST_BPS))
             } else {
                 (both_poll.clone(), base.clone())
@@ -176,8 +179,7 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
     techniques
 }
 
-/// Which words of a setting are compared: what can be switched on with being off, and any other
-/// with the one that stands when nobody set it.
+/// Returns the words of a setting to compare: on with off, and any other word with the default.
 pub(crate) fn compared(words: &[&str], default: u64) -> Vec<(u64, u64)> {
     if words == ["off", "on"] {
         return vec![(1, 0)];

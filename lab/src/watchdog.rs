@@ -1,9 +1,10 @@
-//! What watching a device costs: off, lazy and eager.
+//! The cost of a device's watchdog: off, lazy and eager.
 //!
-//! The watchdog alone, with the clock that it really reads, a turn that gives frames to a device and
-//! one that gets them back; and a whole engine in front of a device that keeps frames for a while,
-//! with each arming in turn. Tracey and Banerji (3.1, 4.1) started a timer for each frame, or looked
-//! whether one ran: both are here, for turns of one frame and for full ones.
+//! First the watchdog alone, with the clock that the engine reads, one poll iteration that submits
+//! frames and one that gets their completions. Then a whole engine in front of a device that keeps
+//! frames for a while, with each arming in turn. Tracey and Banerji (3.1, 4.1) started a timer for
+//! each frame, or checked whether one ran: both are here, for poll iterations of one frame and for
+//! full ones.
 
 use std::time::{Duration, Instant};
 
@@ -24,11 +25,12 @@ use crate::statistics::Summary;
 const ARMINGS: [(&str, Arming); 3] =
     [("off", Arming::Off), ("lazy", Arming::Lazy), ("eager", Arming::Eager)];
 const WINDOW_NS: u64 = 5_000_000_000;
-/// What a frame through a whole engine may take with the watchdog on, to what it takes without; half
-/// of it is for what machines vary by. A lazy one looks at the clock now and then, an eager one for
-/// what each turn gives to the device: a fifth of a frame's time where that is one frame.
+/// The limit of a frame's time through a whole engine with the watchdog on, to the time without;
+/// half of the margin is for the variation of machines. A lazy watchdog reads the clock now and
+/// then, an eager one in each iteration that submits frames: a fifth of a frame's time if that is
+/// one frame.
 const MOST_TO_OFF: [f64; 3] = [f64::INFINITY, 1.1, 1.25];
-/// Frames of a turn.
+/// Frames per poll iteration.
 const BATCHES: [u64; 6] = [1, 2, 4, 8, 16, 32];
 
 fn clock_ns() -> u64 {
@@ -36,7 +38,7 @@ fn clock_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Nanoseconds a frame of the watchdog alone.
+/// Measures nanoseconds per frame of the watchdog alone.
 fn alone(arming: Arming, batch: u64, turns: u64) -> anyhow::Result<f64> {
     let mut dog = std::hint::black_box(Watchdog::new(arming, WINDOW_NS));
     let (mut returned, mut fine) = (0, true);
@@ -48,11 +50,11 @@ fn alone(arming: Arming, batch: u64, turns: u64) -> anyhow::Result<f64> {
         fine &= dog.after_iteration(std::hint::black_box(0), returned, clock_ns) == Verdict::Fine;
     }
     let took = start.elapsed();
-    ensure!(fine, "a device that gives back all was taken for stalled");
+    ensure!(fine, "the watchdog reported a stall of a device that completes all");
     Ok(took.as_nanos() as f64 / returned as f64)
 }
 
-/// An engine in front of a device that keeps frames until the next turn.
+/// An engine in front of a device that keeps frames until the next poll iteration.
 struct Whole {
     server: Server,
     far: DeviceFarEnd,
@@ -76,7 +78,7 @@ impl Whole {
         Ok(Whole { server, far, session, endpoint, frame })
     }
 
-    /// Nanoseconds a frame, from the application to the far end.
+    /// Measures nanoseconds per frame, from the application to the far end.
     fn run(&mut self, arming: Arming, window: Duration) -> anyhow::Result<f64> {
         let server = self.server.connect()?;
         towpath_client::set_over(server, None, Setting::Watchdog, arming as u64)?;
@@ -96,7 +98,7 @@ impl Whole {
             }
             self.session.flush()?;
             while let Some((_, meta)) = self.far.receive() {
-                ensure!(meta == Meta::FULL, "a frame that is unfinished");
+                ensure!(meta == Meta::FULL, "a frame with a partial checksum");
                 seen += 1;
             }
         }
@@ -107,7 +109,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how:
             "the watchdog alone, one thread; then an engine that polls, in front of a device that \
-              keeps frames until its next turn, off, lazy and eager in turn"
+              keeps frames until its next poll, off, lazy and eager in turn"
                 .into(),
         ..Outcome::default()
     };
@@ -148,7 +150,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     for (((name, _), of), most) in ARMINGS.iter().zip(&values).zip(MOST_TO_OFF) {
         let name = format!("watchdog {name}, application to far end");
         outcome.context.push(Row::new(&name, &[], "ns per packet", of));
-        // Off to off is no question.
+        // Off to off has no row.
         if most.is_finite() {
             let ratios: Vec<_> = of.iter().zip(&values[0]).map(|(one, off)| one / off).collect();
             let row = Row::new(&format!("{name}, to off"), &[], "ratio", &ratios);

@@ -19,8 +19,8 @@ fn an_experiment_ended_early_leaves_nothing() {
     let directory = Directory::new();
     let temporary = directory.make("tmp");
     let mut command = bench("notre-dame", &temporary);
-    // The test ends the experiment at many moments: while it starts its processes, and as soon as one or
-    // two servers exist. Of two servers, the experiment has stopped one.
+    // The test ends the experiment at many moments: while it starts its processes, and as soon as
+    // one or two servers exist. Of two servers, the experiment has stopped one.
     let moments = (0..20).map(|number| When::After(Duration::from_millis(number * 10)));
     for when in moments.chain([1, 2, 2, 2].map(When::Servers)) {
         let mut child = start(&mut command);

@@ -1,5 +1,5 @@
-//! The experiments, each run whole. `make test-experiments` runs them, one after the other: they take
-//! two minutes, of processors that others need. One more is in `bench.rs`.
+//! The experiments, each run whole. `make test-experiments` runs them, one after the other: they
+//! take two minutes of all processors. `bench.rs` has one more.
 
 mod experiment;
 

@@ -1,5 +1,5 @@
-//! The far end of a loopback device that echoes every packet, without allocating, so that it can
-//! stand in a process whose allocations are counted.
+//! The far end of a loopback device that echoes every packet, without allocating, so that a test
+//! can count the allocations of its process.
 
 use towpath_device::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
 use towpath_memory::Region;

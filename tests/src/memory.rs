@@ -1,5 +1,5 @@
-//! A session's memory as its own application can reach it: found in this process' mappings and
-//! written past everything that the client library would allow.
+//! A session's memory as its own application can reach it: found in this process' mappings, and
+//! written beyond the client library's limits.
 //!
 //! Unsafe lives here because the module shares words with a server on purpose, and the server must
 //! stand all writes.
@@ -18,8 +18,8 @@ pub struct Words {
     len: usize,
 }
 
-// SAFETY: an address of atomics, good from every thread for as long as the mapping stays, as promised
-// to `find`.
+// SAFETY: an address of atomics, valid from every thread for as long as the mapping stays, as
+// promised to `find`.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}

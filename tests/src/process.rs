@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::PATIENCE;
 
-/// A program that any user may start, even out of a directory that only root may look into.
+/// A program that any user may start, even from a directory that only root may enter.
 #[derive(Debug)]
 pub struct Program {
     path: &'static str,

@@ -119,10 +119,10 @@ impl Raw {
         self.send(&bytes(message), &[])
     }
 
-    /// Waits for an answer at most so long.
+    /// Waits for an answer, at most this long.
     ///
     /// # Panics
-    /// When the answer is no message: the server would be wrong.
+    /// If the answer is no message: then the server is wrong.
     #[must_use]
     pub fn hear(&self, at_most: Duration) -> Reply {
         let timeout = Timespec {
@@ -144,7 +144,7 @@ impl Raw {
             }
             Ok(Incoming::Message(message, descriptors)) => Reply::Message(message, descriptors),
             Ok(Incoming::End | Incoming::Nothing) => Reply::HungUp,
-            Err(error) => panic!("the server sent what is no message: {error}"),
+            Err(error) => panic!("the server sent an invalid message: {error}"),
         }
     }
 

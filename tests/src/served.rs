@@ -123,8 +123,8 @@ impl Served {
         self.report()["device"]["counters"][name].as_u64().expect("a counter of that name")
     }
 
-    /// Returns the server's present holdings. They no longer include the report that is looked at,
-    /// once the server has noticed its end.
+    /// Returns the server's present holdings. They exclude the report that this call reads, once
+    /// the server has noticed its end.
     ///
     /// The server may keep the workers of users that have gone, for their next session; this leaves
     /// the server's holdings of workers out.
@@ -170,7 +170,7 @@ impl Served {
         parents.filter(|spawner| stat(spawner).is_some_and(|(_, parent)| parent == own)).count()
     }
 
-    /// Returns its holdings once nothing changes any more.
+    /// Returns its holdings once nothing changes.
     pub fn settled(&mut self) -> Holdings {
         let mut last = self.holdings();
         let mut same = 0;
@@ -209,7 +209,7 @@ impl Served {
     /// Sends it SIGTERM, and waits for its end.
     ///
     /// # Panics
-    /// When it does not end: a thread of it is asleep in the kernel beyond every signal.
+    /// If it does not end: one of its threads is in an uninterruptible sleep.
     pub fn terminate(&mut self) {
         self.process.signal(libc::SIGTERM);
         let status = self.process.wait();

@@ -138,7 +138,7 @@ impl Wire {
         Some(frame)
     }
 
-    /// Returns every frame that the device wrote, until none came for so long.
+    /// Returns every frame that the device wrote, until none came for this long.
     pub fn drain(&mut self, quiet: Duration) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let mut last = Instant::now();

@@ -1,6 +1,6 @@
-//! Asserts that nothing allocates per packet: not the engine, not the control thread, not an
-//! application, not the far end of the device. The count covers the whole process, so this program
-//! has one test and no other threads than those.
+//! Asserts that nothing allocates per packet: not the engine, the control thread, an application or
+//! the far end of the device. The count covers the whole process, so this program has one test and
+//! no further threads.
 
 use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
 use towpath_device::loopback;
@@ -51,7 +51,7 @@ impl Bench {
                 session
                     .receive(0, 64, |packet| {
                         let seen = packet.contiguous().expect("frames are larger");
-                        frames::check(seen, to, from, 1, next).expect("what was sent");
+                        frames::check(seen, to, from, 1, next).expect("the sent frame");
                         next += 1;
                     })
                     .expect("lives");

@@ -28,8 +28,8 @@ const LIVENESS: u64 = 15_000;
 /// Tests attack one after the other: each attack must hit one neighbour alone.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A server and its users, and the server's holdings before they came. The order of the fields is
-/// that of their end: the attacker's end releases a server's thread that an attack holds.
+/// A server and its users, and the server's holdings before they came. Rust drops the fields in
+/// this order: the attacker's end releases a server's thread that an attack holds.
 struct Scene {
     attackers: Vec<Process>,
     neighbour: Process,
@@ -105,10 +105,10 @@ impl Scene {
         true
     }
 
-    /// Asserts that the neighbour goes on while the attack is on.
+    /// Asserts that the neighbour goes on during the attack.
     fn neighbour_goes_on(&mut self) -> Seen {
         let line = self.neighbour.ask(&format!("until {TRIPS} {ATTACHES} {LIVENESS}"));
-        let seen = Seen::read(&line).expect("what it saw");
+        let seen = Seen::read(&line).expect("its measurements");
         println!("{seen:?}");
         assert!(seen.trips.count >= TRIPS, "round trips: {seen:?}");
         assert!(seen.attaches.count >= ATTACHES, "attachments: {seen:?}");
@@ -162,7 +162,7 @@ fn stands(test: &str, name: &str, options: &[&str]) -> Option<BTreeMap<String, u
     Some(deeds)
 }
 
-/// Asserts as [`stands`] does, and that the attack did so much of something.
+/// Asserts as [`stands`] does, and that the attack's count of a deed is not zero.
 fn stands_and_did(test: &str, name: &str, options: &[&str], what: &str) {
     if let Some(deeds) = stands(test, name, options) {
         assert!(deeds[what] > 0, "{name}: {deeds:?}");
@@ -278,7 +278,7 @@ fn logged_for(test: &str, name: &str) -> Option<(u64, BTreeMap<String, u64>)> {
     Some((after - before, deeds))
 }
 
-/// The time that the server may log.
+/// The time in which the test counts log lines.
 const LOGGING: Duration = Duration::from_secs(2);
 /// Lines that the server may log for one user in that time.
 const LINES: u64 = 200;

@@ -1,5 +1,5 @@
-//! The cost of a packet, counted and not measured: system calls, notifications, wake-ups of an idle
-//! system.
+//! The cost of a packet, counted and not measured: system calls, notifications, and wake-ups of an
+//! idle system.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn no_system_call_of_the_engine_over_a_device_in_memory() {
     let server = Served::start(&PEER, &["wait=poll", "far=echo"]);
     let mut echoed = PEER.start(&["echoed", server.path(), "1"]);
     echoed.expect("running");
-    // An application's first sleeps are those beside an engine without history of it.
+    // An application sleeps first beside an engine that has no history of it.
     let before = count(&mut echoed);
     let test = "no_system_call_of_the_engine_over_a_device_in_memory";
     let counts = watched(test, &[server.thread("engine")], || {
@@ -108,7 +108,7 @@ fn over_a_tap_only_its_reads_and_writes() {
                     wire.send(&frames::frame(own, frames::ELSEWHERE, 2, number)).unwrap();
                 }
                 session.flush().unwrap();
-                // In poll mode: the application never sleeps, so the engine never notifies it.
+                // In poll mode the application never sleeps, so the engine never notifies it.
                 let mut got = 0;
                 eventually("the batch went both ways", || {
                     session
@@ -126,8 +126,8 @@ fn over_a_tap_only_its_reads_and_writes() {
         let Some(counts) = counts else { return };
         let (reads, writes) =
             (counts[0].number(libc::SYS_read), counts[0].number(libc::SYS_writev));
-        assert_eq!(writes, sent, "one write a packet: {}", counts[0]);
-        assert!(reads >= received, "one read a packet, and those that find nothing: {}", counts[0]);
+        assert_eq!(writes, sent, "one write per packet: {}", counts[0]);
+        assert!(reads >= received, "one read per packet, and empty ones: {}", counts[0]);
         assert_eq!(counts[0].total(), reads + writes, "{}", counts[0]);
         let mut number = 0;
         while let Some(seen) = wire.receive() {
@@ -179,14 +179,14 @@ fn one_doorbell_a_batch_at_most() {
             eventually("the batch is received", || {
                 got.load(Ordering::Acquire) == (batch + 1) * BATCH
             });
-            // Both sides go to sleep.
+            // Both sides have time to sleep.
             std::thread::sleep(Duration::from_millis(1));
             a.unsent(0).unwrap();
         }
         let of_b = receiver.join().unwrap();
         let (of_a, notifications) =
             (a.statistics(), server.device_counter("notifications") - notifications);
-        println!("sender {of_a:?}, receiver {of_b:?}, the server rang {notifications} times");
+        println!("sender {of_a:?}, receiver {of_b:?}, {notifications} notifications of the server");
         assert_eq!(of_a.batches, BATCHES);
         assert!(
             of_a.notifications <= BATCHES,
@@ -195,7 +195,7 @@ fn one_doorbell_a_batch_at_most() {
         );
         assert!(notifications <= BATCHES, "{notifications} notifications for {BATCHES} batches");
         assert!(of_b.wake_ups <= BATCHES, "{} wake-ups for {BATCHES} batches", of_b.wake_ups);
-        // They did sleep, or this would prove nothing.
+        // Both sides did sleep; otherwise the test would prove nothing.
         assert!(of_a.notifications > BATCHES / 2 && notifications > BATCHES / 2);
     });
     drop((a, b));
@@ -241,7 +241,7 @@ fn an_idle_system_sleeps() {
         let used = cpu_after - *cpu_before;
         assert!(used < TIME / 200, "{used:?} of a processor in {TIME:?}");
     }
-    // And a session with news is woken.
+    // The engine wakes a session that gets a packet.
     let mut session = Session::attach(server.socket(), &Options::default()).unwrap();
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
     for mac in macs {

@@ -1,4 +1,4 @@
-//! The control connection, abused in every way; and applications that die at every step of it.
+//! Every abuse of the control connection; and applications that die at every step of it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,12 +79,12 @@ fn malformed_messages_are_refused_and_cut_off() {
         assert_eq!(refusal, Refusal::Malformed, "{} bytes: {text}", bytes.len());
         assert!(text.contains(wanted), "{} bytes: {text}", bytes.len());
     }
-    // An empty message is no message either: the end.
+    // An empty message is invalid too, and ends the connection.
     let raw = connect(&server);
     raw.send(&[], &[]).unwrap();
     assert!(matches!(raw.hear(PATIENCE), Reply::HungUp));
     drop(raw);
-    // In the middle of a session too.
+    // The same in the middle of a session.
     let raw = connect(&server);
     raw.live(raw::attach("live")).unwrap();
     cut_off(&raw, raw.ask_bytes(b"hello").unwrap());
@@ -179,12 +179,12 @@ fn server_messages_and_messages_out_of_order_are_refused() {
     }
     let done = raw.ask(&Message::Mapped).unwrap();
     assert!(matches!(done, Reply::Message(Message::Done, _)), "{done:?}");
-    // And when it lives.
+    // In a live session.
     for message in [Message::Attach(raw::attach("again")), Message::Mapped] {
         let (refusal, text) = refused(raw.ask(&message).unwrap());
         assert_eq!(refusal, Refusal::State, "{message:?}: {text}");
     }
-    // The connection stayed usable all the time.
+    // The connection stayed usable throughout.
     let opened = raw.ask(&Message::Open(raw::open())).unwrap();
     assert!(matches!(opened, Reply::Message(Message::Opened(_), _)), "{opened:?}");
     drop(raw);
@@ -241,7 +241,7 @@ fn each_field_of_attach_has_its_range() {
         assert_eq!(said, refusal, "{text}");
         assert!(text.contains(part), "{text}");
     }
-    // None of that took anything. The server shows arbitrary bytes of a name as characters.
+    // None of these took any resource. The server shows arbitrary bytes of a name as characters.
     let attach = Attach { name: [0xff; 32], ipv4: [10, 77, 0, 9], ..good };
     raw.live(attach).unwrap();
     let report = server.report();
@@ -299,7 +299,7 @@ fn each_field_of_open_has_its_range() {
         assert_eq!(refusal, wanted, "{open:?}: {text}");
         assert!(text.starts_with("open: "), "{text}");
     }
-    // Each of these is valid, until there are as many as requested.
+    // Each of these is valid, until the session has its requested number.
     let mut own = [0; 16];
     own[..4].copy_from_slice(&attached.ipv4);
     let rights = [
@@ -348,7 +348,7 @@ fn settings_that_are_none_are_refused() {
     let opened = raw.ask(&Message::Open(raw::open())).unwrap();
     assert!(matches!(opened, Reply::Message(Message::Opened(Opened { endpoint: 0 }), _)));
     let session = attached.session;
-    // A setting that can be lost.
+    // A setting with a value other than the default, which an error could reset.
     let clock = set(Setting::TickHz as u32, 300);
     let weight = Set { session, ..set(Setting::Weight as u32, 7) };
     for one in [clock, weight] {
@@ -363,7 +363,7 @@ fn settings_that_are_none_are_refused() {
     let mut wrong = vec![
         (set(none, 0), format!("setting {none}")),
         (set(u32::MAX, 0), format!("setting {}", u32::MAX)),
-        // More than at the server's start.
+        // Above the limit from the server's start.
         (
             set(Setting::RxBatch as u32, 65),
             "rx_batch=65: the server was started with a batch of 64".into(),
@@ -384,7 +384,7 @@ fn settings_that_are_none_are_refused() {
             let possible = format!("{}={value}: {} is possible", spec.name, setting.possible());
             wrong.push((whose(value), possible));
         }
-        // The device has no such setting, or no endpoint has it, or there is no such endpoint.
+        // The setting is not the device's, or not an endpoint's, or the endpoint does not exist.
         let right = whose(spec.default);
         let (other, says) = if of_device {
             (Set { session, ..right }, "it is the device's, not an endpoint's")
@@ -453,8 +453,8 @@ fn flood(all: &[Raw], messages: &[Vec<u8>; 2], over: &AtomicBool) -> usize {
     }
 }
 
-/// A client that sets without end, with the maximum of queue pairs, delays no packets of others.
-/// The server cuts it off when it does not read its answers.
+/// A client with the maximum of queue pairs that changes settings without end delays no packets of
+/// others. The server cuts it off when it does not read its answers.
 #[test]
 fn a_flood_of_settings_delays_no_other_client() {
     let mut server = Served::start(&PEER, &[]);
@@ -489,7 +489,7 @@ fn a_flood_of_settings_delays_no_other_client() {
         drop(stop);
         assert!(flooding.join().unwrap() > 1000);
     });
-    // The same without reading.
+    // The same from a client that does not read.
     let until = Instant::now() + PATIENCE;
     loop {
         match raw.send(&messages[0], &[]) {
@@ -564,7 +564,8 @@ fn descriptors_sent_to_the_server_do_not_stay() {
                 }
             }
         }
-        // Sent, and never received: the server closes the connection with them in it.
+        // The client sends, and never receives: the server closes the connection with the
+        // descriptors in it.
         let raw = connect(&server);
         for _ in 0..20 {
             let _ = raw.send(&message, &[write.as_fd()]);
@@ -587,12 +588,12 @@ fn connections_and_sessions_are_limited() {
     let error = Session::attach(server.socket(), &Options::default()).unwrap_err().to_string();
     assert!(error.contains(&format!("user {uid} has 4 sessions")), "{error}");
     assert!(error.contains("(sessions-per-user)"), "{error}");
-    // A session that ends makes room for one.
+    // A session that ends makes room for another.
     drop(sessions.pop());
     eventually("room for a session", || {
         Session::attach(server.socket(), &Options::default()).map(|one| sessions.push(one)).is_ok()
     });
-    // And all connections together: the sessions' own and three more.
+    // The limit of all connections together: the sessions' own and three more.
     let more: Vec<Raw> = (0..3).map(|_| connect(&server)).collect();
     let raw = connect(&server);
     let (refusal, text) = cut_off(&raw, raw.hear(PATIENCE));

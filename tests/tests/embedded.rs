@@ -1,5 +1,5 @@
-//! A server within the test's own process, over devices that do as a test needs: keep packets,
-//! break.
+//! A server within the test's own process, over devices that the tests control: they keep packets,
+//! or break.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -98,14 +98,14 @@ fn an_engine_that_breaks_ends_the_server_and_applications_are_told() {
         let timeout = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
         let over = rustix::event::poll(&mut heard, Some(&timeout)).unwrap();
         assert_eq!(over, 1, "the control thread goes on without an engine");
-        // And a client that attaches does not wait for ever.
+        // A client that attaches does not wait for ever.
         assert!(attach(&server).is_err());
         let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.stop()));
         assert!(stopped.is_err(), "the engine's panic is its owner's to know");
     }
 }
 
-/// An application by hand, that writes its own words.
+/// An application without the client library, which writes its own words.
 struct Hand {
     raw: Raw,
     attached: Attached,
@@ -181,8 +181,8 @@ impl Hand {
     }
 }
 
-/// A session closed for a violation stays until its packets in flight come back from the device.
-/// Its requests in the meantime must have no effect after it has gone.
+/// A session closed for a violation stays until the device completes its packets in flight. Its
+/// requests in the meantime must have no effect after it has gone.
 #[test]
 fn requests_of_a_closing_session_misroute_no_packets() {
     let config = loopback::Config { ring_packets: 4, tx_asynchronous: true, ..Default::default() };
@@ -196,15 +196,15 @@ fn requests_of_a_closing_session_misroute_no_packets() {
     for number in 0..6 {
         hand.send(number, &frames::frame(frames::ELSEWHERE, mac, 3, u64::from(number)));
     }
-    // A buffer that does not exist: the end.
+    // A buffer that does not exist: a violation.
     hand.push([0xff_ffff, 0]);
     // The server may have noticed or not: it answers, or has hung up.
     let late = hand.open(0x88b6);
     println!("opened while closing: {late:?}");
-    assert!(!matches!(late, Reply::HungUp), "packets were with the device, so it is not over yet");
-    // They come back, and it is over.
+    assert!(!matches!(late, Reply::HungUp), "packets in flight keep the session");
+    // The device completes the packets, and the session is over.
     let mut seen = 0;
-    eventually("the device gives back what it has", || {
+    eventually("the device completes its packets", || {
         while far.receive().is_some() {
             seen += 1;
         }
@@ -216,7 +216,7 @@ fn requests_of_a_closing_session_misroute_no_packets() {
     let socket = server.connect().unwrap();
     let options = Options { name: "hand".into(), ..Options::default() };
     let mut next = Session::attach_over(socket, &options).unwrap();
-    assert_eq!(next.info().mac, mac, "the address is given again");
+    assert_eq!(next.info().mac, mac, "the next session gets the address");
     let first = next.open(&Rule::new().ethertype(0x88b7)).unwrap();
     let second = next.open(&Rule::new().ethertype(0x88b8)).unwrap();
     let to = |ethertype: u16| {
@@ -228,20 +228,20 @@ fn requests_of_a_closing_session_misroute_no_packets() {
         assert!(far.send(&to(ethertype), Meta::FULL));
     }
     assert!(next.wait(Some(PATIENCE)).unwrap());
-    assert_eq!(next.receive_one(0).unwrap().unwrap(), to(0x88b7), "only what it asked for");
+    assert_eq!(next.receive_one(0).unwrap().unwrap(), to(0x88b7), "only packets for its rules");
     let count = |endpoint| {
         next.counters(endpoint).into_iter().collect::<std::collections::BTreeMap<_, _>>()
     };
     assert_eq!(count(first)["rx_packets"], 1);
     assert_eq!(count(second)["rx_packets"], 0);
-    // And the rule is free.
+    // The rule is free again.
     next.open(&Rule::new().ethertype(0x88b6)).unwrap();
     let _ = next.as_fd();
     server.stop().unwrap();
-    println!("{seen} packets were with the device");
+    println!("{seen} packets were in flight");
 }
 
-/// A device that cannot take packets out of applications' memory gets them out of the server's.
+/// A device that cannot read the applications' memory gets packets from the server's.
 #[test]
 fn a_device_that_sends_out_of_one_memory_is_served() {
     let config = loopback::Config { tx_in_place: false, offloads: false, ..Default::default() };
@@ -263,8 +263,8 @@ fn a_device_that_sends_out_of_one_memory_is_served() {
     }
 }
 
-/// A session's deeds in the poll iteration of its end do not count for its successor under the same
-/// key.
+/// The next session under the same key does not inherit the counts of the poll iteration in which a
+/// session ends.
 #[test]
 fn a_session_that_ends_mid_iteration_leaves_nothing_behind() {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
@@ -273,7 +273,7 @@ fn a_session_that_ends_mid_iteration_leaves_nothing_behind() {
         let mut hand = Hand::attach(&server);
         let mac = hand.attached.mac;
         assert!(matches!(hand.open(frames::ETHERTYPE), Reply::Message(Message::Opened(_), _)));
-        // Some that it may not send, and in the same batch the end.
+        // Some packets that it may not send, and the end in the same batch.
         for frame in 0..round % 5 {
             let bytes = frames::frame(mac, frames::ELSEWHERE, 3, 0);
             let one = Descriptor {
@@ -299,12 +299,12 @@ fn a_session_that_ends_mid_iteration_leaves_nothing_behind() {
             assert!(next.wait(Some(PATIENCE)).unwrap(), "round {round}, number {number}");
             assert_eq!(next.receive_one(0).unwrap().unwrap(), sent);
         }
-        eventually("all is given back", || next.unsent(0).unwrap() == 0);
+        eventually("all packets are completed", || next.unsent(0).unwrap() == 0);
     }
 }
 
-/// A device that takes a packet now and then serves two senders, one of large packets and one of
-/// expedited ones that may have the last places.
+/// A device that takes a packet now and then serves two senders: one of large packets, and one of
+/// expedited ones that may use the last slots.
 #[test]
 fn a_slow_device_starves_neither_large_nor_short_packets() {
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
@@ -333,7 +333,7 @@ fn a_slow_device_starves_neither_large_nor_short_packets() {
                 while session.send_bytes(*endpoint, frame).is_ok() {}
                 session.flush().unwrap();
             }
-            // Fewer than a queue holds: so no queue is empty meanwhile.
+            // At most a queue's length, so that no queue is empty meanwhile.
             for _ in 0..100 {
                 let Some((frame, _)) = far.receive() else { break };
                 seen[usize::from(frame.len() > 60)] += 1;
@@ -348,7 +348,7 @@ fn a_slow_device_starves_neither_large_nor_short_packets() {
         let first = first.expect("2000 come before 6000");
         let later = [seen[0] - first[0], seen[1] - first[1]];
         println!("{mode:?}: {first:?}, then {later:?}");
-        // They share in bytes.
+        // They share the device in bytes.
         let bytes: [u64; 2] = [later[0] * 60, later[1] * 1400];
         assert!(bytes[0].abs_diff(bytes[1]) < bytes[0] / 4, "{mode:?}: {later:?}, {bytes:?}");
     }

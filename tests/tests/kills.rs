@@ -1,5 +1,5 @@
 //! Applications killed and stopped at any moment, while a neighbour goes on and everything is
-//! counted; and the engine's mode changed under load.
+//! counted; and the engine's wait strategy changed under load.
 
 use std::io::Read;
 use std::process::Stdio;

@@ -1,5 +1,5 @@
 //! The wake-up times of applications with deferred notifications (`rx_frames`, `rx_usecs`): the
-//! nearest deadline wakes them, whatever other deadlines were there before.
+//! nearest deadline wakes an application, whatever the earlier deadlines were.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +11,18 @@ use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::{PATIENCE, eventually, frames};
 
-/// Long beside the others, and beside the delays of a busy machine.
+/// Long compared with the other times, and with the delays of a busy machine.
 const LONG_US: u64 = 1_000_000;
 const SHORT_US: u64 = 20_000;
 const BUSY: Duration = Duration::from_millis(700);
-/// Of a receive queue.
+/// Slots of a receive queue.
 const SLOTS: u32 = 256;
 
 struct World {
     server: Server,
     far: DeviceFarEnd,
     session: Session,
-    /// Endpoints with a queue pair each.
+    /// Endpoints with their own queue pairs.
     one: Endpoint,
     other: Endpoint,
 }
@@ -69,16 +69,16 @@ impl World {
         eventually("it is received", || self.received(endpoint) > before);
     }
 
-    /// Makes the application announce its sleep: the server takes it for asleep.
+    /// Makes the application announce its sleep, so that the server assumes that it sleeps.
     fn sleeps(&mut self) {
         assert!(!self.session.arm().unwrap(), "there is nothing yet");
     }
 
-    /// Asserts that it was notified, and takes the notifications.
+    /// Asserts that the server notified it, and takes the notifications.
     fn was_notified(&mut self) {
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         let mut heard = [PollFd::new(&self.session, PollFlags::IN)];
-        assert_eq!(poll(&mut heard, Some(&timeout)).unwrap(), 1, "nobody rang");
+        assert_eq!(poll(&mut heard, Some(&timeout)).unwrap(), 1, "no notification came");
         self.session.disarm();
         self.session.take_notifications();
         self.takes_all();
@@ -112,9 +112,9 @@ fn the_nearest_deadline_of_a_sessions_queue_pairs_counts() {
     let second = Instant::now();
     world.comes(world.other);
     world.was_notified();
-    assert!(start.elapsed() < BUSY, "the first's time: {:?}", start.elapsed());
-    assert!(second.elapsed() >= Duration::from_millis(15), "not put off: {:?}", second.elapsed());
-    eventually("one ring for both", || world.counter("notifications") == 1);
+    assert!(start.elapsed() < BUSY, "woken at the first deadline: {:?}", start.elapsed());
+    assert!(second.elapsed() >= Duration::from_millis(15), "not deferred: {:?}", second.elapsed());
+    eventually("one notification for both", || world.counter("notifications") == 1);
     assert_eq!(world.counter("notifications_merged"), 2);
 }
 
@@ -140,7 +140,7 @@ fn rx_usecs_alone_defers_a_notification() {
     let mut world = world(0);
     world.session.set(world.one, Setting::RxFrames, 0).unwrap();
     world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
-    // Other deadlines that may be late together bring none of them forward.
+    // Other deadlines, which the timer slack may delay together, bring no notification forward.
     world.set(Setting::TimerSlackUs, 100_000);
     world.sleeps();
     let start = Instant::now();
@@ -148,13 +148,13 @@ fn rx_usecs_alone_defers_a_notification() {
         world.comes(world.one);
     }
     world.was_notified();
-    assert!(start.elapsed() >= Duration::from_millis(15), "not put off: {:?}", start.elapsed());
-    eventually("one ring for all", || world.counter("notifications") == 1);
+    assert!(start.elapsed() >= Duration::from_millis(15), "not deferred: {:?}", start.elapsed());
+    eventually("one notification for all", || world.counter("notifications") == 1);
     assert_eq!(world.counter("notifications_merged"), 3);
 }
 
-/// The application uses up buffers one after another. A notification depends on whether it provided
-/// them again since, not on how many were used.
+/// The application uses up buffers one after another. A notification depends on whether it has
+/// provided them again since, not on how many it used.
 #[test]
 fn half_used_notification_ignores_refilled_buffers() {
     for provided in [SLOTS, SLOTS / 4] {
@@ -165,7 +165,7 @@ fn half_used_notification_ignores_refilled_buffers() {
             for _ in 0..4 {
                 world.comes(world.one);
             }
-            // It looks by itself.
+            // The application polls.
             world.session.disarm();
             world.takes_all();
         }
@@ -174,14 +174,14 @@ fn half_used_notification_ignores_refilled_buffers() {
             (0, 0),
             "{provided}"
         );
-        // And for half of them it is notified.
+        // The server notifies it once half of its buffers are used.
         world.sleeps();
         for _ in 0..=provided / 2 {
             world.comes(world.one);
         }
         world.was_notified();
         eventually("it is counted", || world.counter("notifications_early") == 1);
-        // But not where that is switched off.
+        // The server does not if that is switched off.
         world.set(Setting::EarlyNotification, 0);
         world.session.set(world.one, Setting::RxUsecs, SHORT_US).unwrap();
         world.sleeps();
@@ -207,8 +207,8 @@ fn an_immediate_notification_leaves_no_deadline_behind() {
     let second = Instant::now();
     world.comes(world.one);
     world.was_notified();
-    assert!(start.elapsed() < BUSY, "the time of a ring that was made: {:?}", start.elapsed());
-    assert!(second.elapsed() >= Duration::from_millis(15), "not put off: {:?}", second.elapsed());
+    assert!(start.elapsed() < BUSY, "woken at an old deadline: {:?}", start.elapsed());
+    assert!(second.elapsed() >= Duration::from_millis(15), "not deferred: {:?}", second.elapsed());
     eventually("both notifications are counted", || world.counter("notifications") == 2);
 }
 
@@ -221,7 +221,7 @@ fn a_shorter_deadline_applies_to_waiting_packets() {
         world.comes(world.one);
         world.session.set(world.one, Setting::RxUsecs, us).unwrap();
         world.was_notified();
-        assert!(start.elapsed() < BUSY, "{us}: the time as it was: {:?}", start.elapsed());
+        assert!(start.elapsed() < BUSY, "{us}: woken at the old deadline: {:?}", start.elapsed());
         eventually("it is counted", || world.counter("notifications") == 1);
     }
 }

@@ -1,5 +1,5 @@
-//! PDU endpoints against an independent peer: the kernel's side of a TAP, with the format of
-//! docs/pdu.md written out by hand here once more; and as an ordinary user.
+//! PDU endpoints against an independent peer: the kernel's side of a TAP, with a second
+//! implementation of the format of docs/pdu.md; and as an ordinary user.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -35,7 +35,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Makes a fragment's frame: of channel and id, these bytes at this offset of this PDU.
+/// Makes a fragment's frame: these bytes at this offset of this PDU, with channel and id.
 fn frame(to: [u8; 6], channel: u32, id: u32, pdu: &[u8], offset: usize, len: usize) -> Vec<u8> {
     let mut frame = [&to[..], &PEER_MAC, &[0x88, 0xb5, 1, 0]].concat();
     frame.extend_from_slice(&(len as u16).to_be_bytes());
@@ -47,14 +47,14 @@ fn frame(to: [u8; 6], channel: u32, id: u32, pdu: &[u8], offset: usize, len: usi
     frame
 }
 
-/// Parses a frame of the wire: channel, id, total, offset, the PDU's CRC and the part.
+/// Parses a frame from the wire: channel, id, total, offset, the PDU's CRC and the part.
 fn read(frame: &[u8]) -> (u32, u32, usize, usize, u32, &[u8]) {
     let word = |at: usize| u32::from_be_bytes(frame[at..at + 4].try_into().unwrap());
     assert_eq!((frame[14], frame[15]), (1, 0), "version and flags");
     assert_eq!(word(38), crc32c(&frame[..38]), "the header's check");
     let len = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
     let padding = &frame[42 + len..];
-    assert!(padding.iter().all(|byte| *byte == 0), "padding shows what was there before");
+    assert!(padding.iter().all(|byte| *byte == 0), "padding is not zero");
     assert!(padding.is_empty() || frame.len() == 60, "padded to the shortest frame");
     (word(18), word(22), word(26) as usize, word(30) as usize, word(34), &frame[42..42 + len])
 }
@@ -125,7 +125,7 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
         let number = number as u32;
         let fragments = len.div_ceil(chunk).max(1);
 
-        // Out to the wire: in order, each as long as the MTU allows.
+        // To the wire: in order, each fragment as long as the MTU allows.
         let id = endpoint.send_bytes(PEER_MAC, channel, &pdu).unwrap();
         let mut seen = Vec::new();
         for _ in 0..fragments {
@@ -140,7 +140,7 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
         }
         assert!(seen == pdu, "{len} bytes sent");
 
-        // In from the wire: any order, any cut, padded, and some of it twice.
+        // From the wire: in any order, of any length, padded, and some of it twice.
         let cut = 400 + random.below(chunk as u64 - 400) as usize;
         let mut starts: Vec<usize> = (0..len.div_ceil(cut).max(1)).map(|n| n * cut).collect();
         for place in (1..starts.len()).rev() {
@@ -150,7 +150,7 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
         let twice = starts[0];
         for offset in starts.into_iter().chain([twice]) {
             let mut frame = frame(own, channel, number, &pdu, offset, cut.min(len - offset));
-            // With any padding that a switch may leave there.
+            // Any padding that a switch may leave.
             frame.resize(frame.len().max(60), 0xa5);
             bench.wire.send(&frame).unwrap();
         }
@@ -165,7 +165,7 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
                     assert_eq!((one.channel(), one.id()), (channel, number));
                     let mut bytes = Vec::new();
                     one.append_to(&mut bytes);
-                    assert!(got.replace(bytes).is_none(), "it came once");
+                    assert!(got.replace(bytes).is_none(), "it came twice");
                 })
                 .unwrap();
         }
@@ -174,7 +174,7 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
     let received = endpoint.received();
     assert!(received.adds_up(endpoint.partials()), "{received:?}");
     assert_eq!(received.delivered(), lengths.len() as u64);
-    assert_eq!(received.copied, copied, "one copy a fragment, none of a PDU in one fragment");
+    assert_eq!(received.copied, copied, "one copy per fragment, none for a PDU in one fragment");
     bench.server.stop().unwrap();
 }
 
@@ -191,7 +191,7 @@ fn every_length_at_mtu_9000() {
 #[test]
 fn a_buffer_shorter_than_the_mtu_sets_the_fragment_length() {
     isolated!(|| {
-        // Chains of buffers are for packets that nothing cuts.
+        // Chains of buffers are for packets that no PDU endpoint segments.
         let frame_bytes = {
             let Some(bench) = Bench::new("pdu", 9000) else { return };
             let endpoint = bench.open(2048);
@@ -213,13 +213,13 @@ fn damaged_fragments_are_counted_and_not_delivered() {
         let pdu = [0x5a; 100];
         let good = |id| frame(own, 1, id, &pdu, 0, 100);
         let mut frames = Vec::new();
-        // Any bit after the addresses and the ethertype.
+        // A flipped bit anywhere after the addresses and the ethertype.
         for bit in 14 * 8..(42 + 100) * 8 {
             let mut damaged = good(1);
             damaged[bit / 8] ^= 1 << (bit % 8);
             frames.push(damaged);
         }
-        // Cut short, of every length that Ethernet has.
+        // Truncated to every length that Ethernet has.
         frames.extend((60..142).map(|len| good(1)[..len].to_vec()));
         let header = 28 * 8;
         let count = frames.len() as u64;
@@ -228,7 +228,7 @@ fn damaged_fragments_are_counted_and_not_delivered() {
         let until = Instant::now() + PATIENCE;
         while endpoint.received().fragments <= count {
             assert!(Instant::now() < until, "{put} put: {:?}", endpoint.received());
-            // Few at a time: the kernel drops frames that its queue to the TAP has no room for.
+            // Few at once: the kernel drops frames that its queue to the TAP has no room for.
             while put < frames.len() && put as u64 - endpoint.received().fragments < 64 {
                 bench.wire.send(&frames[put]).unwrap();
                 put += 1;

@@ -1,6 +1,6 @@
-//! How much is sent in a time: seconds of the wall clock, of a machine that has them to give.
-//! `make test-slow` runs it. The server's tests cover the scheduler's use of any given time, since
-//! time is an argument there.
+//! The amount sent in a time, in seconds of wall-clock time, on a machine that is not busy.
+//! `make test-slow` runs this. The server's tests cover the scheduler's use of any given time,
+//! since time is an argument there.
 
 mod senders;
 
@@ -21,7 +21,7 @@ fn a_rate_holds_for_every_queue_and_flag() {
     let start = Instant::now();
     let mut came = 0u32;
     while start.elapsed() < Duration::from_millis(1000) {
-        // By both queue pairs, as messages without end, as expedited ones.
+        // Through both queue pairs, as messages without end and as expedited ones.
         (0..4).for_each(|_| {
             sender.send_more(60);
             sender.small(60);
@@ -33,12 +33,12 @@ fn a_rate_holds_for_every_queue_and_flag() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let most = start.elapsed().as_secs_f64() * 200.0;
-    // A message of the longest run is ahead of its rate once.
+    // A message of the greatest length may run ahead of its rate once.
     let ahead = 65_536 / 60 + 2;
     assert!(f64::from(came) <= most + f64::from(ahead), "{came} in {most}");
-    // And without messages there is nothing ahead.
+    // Without messages no packet may run ahead.
     sender.set(Setting::MaxMessageBytes, 0);
-    eventually("all is sent, and paid", || {
+    eventually("all is sent, and the rate has caught up", || {
         while world.receive().is_some() {}
         sender.session.unsent(0).unwrap() + sender.session.unsent(1).unwrap() == 0
     });
@@ -63,7 +63,7 @@ fn ten_megabits_are_ten_megabits() {
     let mut world = world(EngineStrategy::Block);
     let mut sender = world.sender("limited");
     sender.set(Setting::RateBps, 10_000_000);
-    // Busy seconds of this machine are not all.
+    // The machine may be busy in some of the seconds.
     let holds = (0..10).any(|_| {
         let start = Instant::now();
         while world.receive().is_some() {}

@@ -1,5 +1,5 @@
-//! The order of sending, seen from both ends: applications on one side, and on the other the far
-//! end of a device that takes as much as a test lets it.
+//! The order of sending, seen from both ends: applications, and the far end of a device that takes
+//! as much as a test lets it.
 
 mod senders;
 
@@ -19,11 +19,11 @@ use towpath_tests::{PATIENCE, eventually, frames};
 
 use crate::senders::{RING, Sender, World, world};
 
-/// Packets that the server may have taken and not given to the device: docs/scheduling.md.
+/// Packets that the server may have taken and not handed to the device: docs/scheduling.md.
 const BACKLOG: usize = 32;
 /// Expedited packets that may wait for the device.
 const EXPEDITED_SLOTS: usize = 32;
-/// Bounce buffers of the server for packets in flight, and how many of them are for those being
+/// The server's bounce buffers for packets in flight, and how many of them are for packets being
 /// checked.
 const STAGE: usize = 1024;
 const CHECKED: usize = 32;
@@ -37,7 +37,7 @@ fn weights_share_a_device_in_bytes() {
         let lens = [64, 1500];
         let mut bytes: BTreeMap<[u8; 6], u64> = BTreeMap::new();
         let mut all = 0;
-        // Packets taken before both had some there do not count.
+        // Packets taken before both senders had some do not count.
         let mut counts = false;
         eventually("six megabytes", || {
             for (sender, len) in senders.iter_mut().zip(lens) {
@@ -75,7 +75,8 @@ fn a_flood_delays_a_higher_priority_by_a_batch_at_most() {
             });
             assert!(urgent.send(60));
             urgent.session.flush().unwrap();
-            // A packet for this host passes meanwhile, and shows that the server has looked.
+            // A packet for this host is delivered meanwhile, which shows that the server has
+            // polled.
             let frame = near.frame(to.mac, 60);
             near.session.send_bytes(near.endpoint, &frame).unwrap();
             near.session.flush().unwrap();
@@ -91,7 +92,7 @@ fn a_flood_delays_a_higher_priority_by_a_batch_at_most() {
                 }
                 false
             });
-            // The far end holds as many again as its ring.
+            // The far end holds as many packets again as its ring.
             assert!(before <= 2 * RING + BACKLOG + 1, "{mode:?}: {before} packets before it");
         }
     }
@@ -123,12 +124,12 @@ fn local_expedited_packets_do_not_wait_for_a_full_device() {
         let mut world = world(mode);
         let mut floods = [world.sender("flood"), world.sender("another")];
         let (mut near, mut to) = (world.sender("near"), world.sender("to"));
-        // More than the device holds and expedited ones have places for.
+        // More packets than the device and the expedited slots hold.
         for flood in &mut floods {
             (0..RING + EXPEDITED_SLOTS).for_each(|_| assert!(flood.small(100)));
             flood.session.flush().unwrap();
         }
-        eventually("the device and the places are full", || {
+        eventually("the device and the slots are full", || {
             let taken: u64 = floods.iter().map(|flood| flood.counter("tx_packets")).sum();
             taken == (RING + EXPEDITED_SLOTS) as u64
         });
@@ -201,9 +202,9 @@ impl Device for Keeps {
     }
 }
 
-/// A device that keeps every packet gets at most as many as leave the server buffers to check
-/// packets for this host, however small the packets are. A client that waits for the device lets
-/// the server sleep.
+/// A device that keeps every packet gets a limited number, so that the server still has buffers to
+/// check packets for this host, however small the packets are. A client that waits for the device
+/// lets the server sleep.
 #[test]
 fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
@@ -214,7 +215,7 @@ fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
         let (device, store) = (Box::new(Keeps(inner)), Box::<MemoryStore>::default());
         let server = Server::start(&config, device, store).unwrap();
         let world = World { server, far: DeviceFarEnd::new(Box::new(far)) };
-        // More than one application, as their buffers do not come back either.
+        // Several applications, as their buffers are not completed either.
         let mut floods = ["a", "b", "c", "d", "e"].map(|name| world.sender(name));
         let (mut near, mut to) = (world.sender("near"), world.sender("to"));
         let sent = |floods: &[Sender]| -> usize {
@@ -231,9 +232,9 @@ fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
             flood.session.flush().unwrap();
         }
         let taken = most + EXPEDITED_SLOTS;
-        eventually("small ones have their places", || sent(&floods) == taken);
+        eventually("expedited ones fill their slots", || sent(&floods) == taken);
         let sleeps = world.counter("sleeps");
-        // A batch at a time, as each packet of it needs a bounce buffer.
+        // One batch at a time, as each packet of it needs a bounce buffer.
         for round in 0..5 {
             let frame = near.frame(to.mac, 700);
             for _ in 0..CHECKED {
@@ -246,17 +247,18 @@ fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
                 assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
             }
         }
-        assert_eq!(sent(&floods), taken, "and no more than these");
-        // The engine was notified of those, and sleeps again although expedited ones wait.
+        assert_eq!(sent(&floods), taken, "and no more");
+        // The engine received notifications for these, and sleeps again although expedited ones
+        // wait.
         if mode == EngineStrategy::Block {
             eventually("the server sleeps", || world.counter("sleeps") > sleeps);
         }
     }
 }
 
-/// In its endpoint's own queue pair an expedited message overtakes the others as soon as it is at
-/// the head, even its endpoint's own packets that wait for the device. Those behind it go on in
-/// their order.
+/// In its endpoint's own queue pair, an expedited message overtakes others as soon as it is at the
+/// head, even its endpoint's own packets that wait for the device. The packets behind it keep their
+/// order.
 #[test]
 fn expedited_packets_at_the_queue_head_overtake_waiting_ones() {
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
@@ -282,7 +284,7 @@ fn expedited_packets_at_the_queue_head_overtake_waiting_ones() {
             assert!(numbers.is_sorted(), "{mode:?}: {came:?}");
         }
         eventually("they are counted", || world.counter("tx_expedited") == 5);
-        // Within a message no other packet comes.
+        // No other packet comes within a message.
         for _ in 0..3 {
             assert!(sender.send_more(1000));
         }
@@ -298,11 +300,11 @@ fn expedited_packets_at_the_queue_head_overtake_waiting_ones() {
     }
 }
 
-/// A client that sends small messages between others on one queue pair keeps its priority.
+/// A client that sends expedited messages between others on one queue pair keeps its priority.
 #[test]
 fn packets_behind_an_expedited_one_keep_their_priority() {
     let mut world = world(EngineStrategy::TimerDriven);
-    // The clock is so slow that one look finds packets sent together, but for a few times.
+    // The clock is so slow that one poll nearly always finds all packets that are sent together.
     world.set(Setting::TickHz, 50);
     let (mut flood, mut urgent) = (world.sender("flood"), world.sender_with("urgent", None));
     let mut to = world.sender("to");
@@ -329,7 +331,7 @@ fn packets_behind_an_expedited_one_keep_their_priority() {
         });
         first += u32::from(came[0] == urgent.mac);
     }
-    assert!(first >= 10, "{first} of 20 times before what has a lower priority");
+    assert!(first >= 10, "{first} of 20 times before packets of lower priority");
 }
 
 #[test]
@@ -338,7 +340,8 @@ fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
         let mut world = world(mode);
         let (mut whole, mut other) = (world.sender("whole"), world.sender("other"));
         let (mut order, mut bytes) = (Vec::new(), [0usize; 2]);
-        // Every packet belongs to the same message as the next: only the longest run ends it.
+        // Every packet belongs to the same message as the next: only the length limit ends a
+        // message.
         whole.set(Setting::MaxMessageBytes, 30_000);
         eventually("four megabytes", || {
             while whole.send_more(1500) {}
@@ -352,7 +355,7 @@ fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
         });
         let share = bytes[1] as f64 / (bytes[0] + bytes[1]) as f64;
         assert!((share - 0.5).abs() < 0.05, "{mode:?}: {share}");
-        // Messages of 12 stay whole, where all of each is there.
+        // Messages of 12 packets stay whole if all packets of each are there.
         whole.set(Setting::MaxMessageBytes, 65_536);
         eventually("all is sent", || {
             while world.receive().is_some() {}
@@ -393,7 +396,7 @@ fn expedited_packets_overtake_in_order_and_starve_no_sender() {
         flood.set(Setting::Priority, 7);
         flood.fill(1500);
         eventually("the device is full", || world.counter("tx_full") > 0);
-        // Of its own, too: 100 packets wait, and then come five expedited ones.
+        // Its own packets, too: 100 wait, and then five expedited ones come.
         (0..100).for_each(|_| assert!(small.send(1500)));
         small.session.flush().unwrap();
         (0..5).for_each(|_| assert!(small.small(EXPEDITED_BYTES as usize)));
@@ -410,7 +413,7 @@ fn expedited_packets_overtake_in_order_and_starve_no_sender() {
         assert_eq!(numbers, [100, 101, 102, 103, 104]);
         eventually("they are counted", || world.counter("tx_expedited") >= 5);
 
-        // A flood of expedited ones leaves most of the device to the others.
+        // A flood of expedited packets leaves most of the device to the others.
         let (mut of_small, mut others, mut last) = (0u64, 0u64, 104);
         eventually("4000 packets", || {
             flood.fill(1500);
@@ -427,7 +430,7 @@ fn expedited_packets_overtake_in_order_and_starve_no_sender() {
             }
             of_small + others >= 4000
         });
-        // 8 of each 40, and as much again that gets through while no others wait.
+        // 8 of each 40, and as many again that get through while no others wait.
         assert!(of_small >= 400 && others * 2 >= of_small, "{mode:?}: {of_small} and {others}");
     }
 }
@@ -460,12 +463,12 @@ fn late_packets_are_dropped_and_counted() {
     (0..200).for_each(|_| assert!(sender.send(100)));
     sender.session.flush().unwrap();
     let mut numbers = Vec::new();
-    eventually("all is done with", || {
+    eventually("all packets are sent or dropped", || {
         numbers.extend(std::iter::from_fn(|| world.receive()).map(|one| one.1));
         sender.session.unsent(0).unwrap() == 0
     });
     numbers.extend(std::iter::from_fn(|| world.receive()).map(|one| one.1));
-    // The first at once, and one each 10 ms: a busy machine loses some of them.
+    // The first at once, and one each 10 ms; a busy machine loses some of them.
     assert!((1..=8).contains(&numbers.len()), "{numbers:?}");
     assert_eq!(sender.counter("tx_dropped_late") + numbers.len() as u64, 200);
     assert_eq!(sender.counter("tx_packets"), numbers.len() as u64);
@@ -492,7 +495,7 @@ fn a_quota_counts_ticks_and_loses_nothing() {
             }
             came >= 500
         });
-        // And the last ones, behind which no packet comes that would wake the receiver.
+        // The last ones, too: no later packet would wake the receiver for them.
         eventually("all of them", || {
             while let Some((_, number, _)) = world.receive() {
                 assert_eq!(number, came, "{mode:?}");
@@ -503,8 +506,8 @@ fn a_quota_counts_ticks_and_loses_nothing() {
     }
 }
 
-/// A queue pair for expedited packets may wait for the rate of an endpoint that uses another one.
-/// Without the rate, the wait ends too.
+/// A queue pair for expedited packets may wait for the rate of an endpoint that uses another queue
+/// pair. The wait ends when that rate is removed, or the endpoint closed.
 #[test]
 fn expedited_packets_do_not_wait_for_a_removed_rate() {
     const OTHER: u16 = frames::ETHERTYPE + 1;
@@ -514,7 +517,8 @@ fn expedited_packets_do_not_wait_for_a_removed_rate() {
         let other = sender.session.open(&Rule::new().ethertype(OTHER)).unwrap();
         sender.set(Setting::RateBps, 8);
         sender.set(Setting::Pacing, 1);
-        // Taken in one poll iteration: one goes, and the other has to wait a minute.
+        // The engine takes both in one poll iteration: one leaves, and the other has to wait a
+        // minute.
         assert!(sender.small(60) && sender.small(60));
         sender.session.flush().unwrap();
         eventually("the first comes", || world.receive().is_some_and(|one| one.1 == 0));
@@ -532,19 +536,19 @@ fn expedited_packets_do_not_wait_for_a_removed_rate() {
             sender.session.flush().unwrap();
             sender.next += 1;
             let mut before = 0;
-            eventually("another endpoint's comes", || {
+            eventually("another endpoint's packet comes", || {
                 let came = world.receive();
                 before += u32::from(came.is_some_and(|one| one.1 == 1));
                 came.is_some_and(|one| one.1 == number)
             });
-            assert_eq!(before, u32::from(!close && number == 2), "what was closed is dropped");
+            assert_eq!(before, u32::from(!close && number == 2), "the closed one's is dropped");
             eventually("the server sleeps", || world.counter("sleeps") > sleeps);
         }
     }
 }
 
-/// All settings change to and fro under load, now and then to invalid values: each sender's packets
-/// come in their order, once.
+/// All settings change back and forth under load, now and then to invalid values: each sender's
+/// packets come in order, once.
 #[test]
 fn switching_while_packets_move_loses_and_reorders_nothing() {
     let seed = seed(0x5c4ed);
@@ -598,7 +602,7 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
                     sender.session.flush().unwrap();
                 }
                 std::thread::sleep(Duration::from_micros(100));
-                // Now and then all waiting packets go out.
+                // Now and then all waiting packets leave.
                 let all = random.below(4) == 0;
                 for step in 0.. {
                     if all && step % RING == 0 {
@@ -630,7 +634,7 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
     }
 }
 
-/// A full device is back pressure, in both ways of handing off: the queue fills, and the engine
+/// A full device is back pressure, with both handoff settings: the queue fills, and the engine
 /// wakes a client that waits for room when there is some.
 #[test]
 fn a_full_device_is_back_pressure_in_both_handoff_modes() {
@@ -638,17 +642,17 @@ fn a_full_device_is_back_pressure_in_both_handoff_modes() {
         let mut world = world(EngineStrategy::Block);
         world.set(Setting::Handoff, way);
         let mut sender = world.sender("sender");
-        eventually("nothing is taken any more", || {
+        eventually("the server takes no further packet", || {
             let before = sender.next;
             sender.fill(1000);
             std::thread::sleep(Duration::from_millis(20));
             sender.next == before
         });
         let most = (RING + BACKLOG + 256) as u64;
-        assert!(sender.next <= most, "{} packets are on their way", sender.next);
+        assert!(sender.next <= most, "{} packets are in flight", sender.next);
         sender.session.want_room(0).unwrap();
         let mut came = 0;
-        eventually("all comes, and room was told", || {
+        eventually("all packets come, and the client got news of room", || {
             came += u64::from(world.receive().is_some());
             came == sender.next
         });

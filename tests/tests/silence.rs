@@ -21,7 +21,7 @@ fn a_silent_handshake_is_cut_off_after_five_seconds() {
     let silent = connect(&server);
     let attached = connect(&server);
     let files = attached.attach(raw::attach("never-maps")).unwrap();
-    // The server keeps a live session's connection, however long the client is silent.
+    // The server keeps a live session's connection, even if the client stays silent for long.
     let lives = connect(&server);
     let living = lives.live(raw::attach("lives")).unwrap();
     for raw in [&silent, &attached] {

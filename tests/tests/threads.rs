@@ -12,7 +12,8 @@ use towpath_tests::eventually;
 use towpath_tests::wire::Wire;
 
 const THREADS: u64 = 3;
-/// So many of all threads fit unread into the least socket buffer that an ordinary user gets.
+/// Packets of each thread: those of all threads fit unread into an ordinary user's smallest socket
+/// buffer.
 const EACH: u64 = 2_000;
 /// An ethertype for experiments (IEEE 802.1, local).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -72,7 +73,7 @@ fn three_threads_and_resets_lose_nothing_on_a_tap() {
             eventually("all that was sent is on the wire", || {
                 while let Some(frame) = wire.receive() {
                     let (thread, number) = (u64::from(frame[14]), &mut next[frame[14] as usize]);
-                    assert_eq!(frame, packet(thread, *number), "each thread's in its order");
+                    assert_eq!(frame, packet(thread, *number), "each thread's in order");
                     *number += 1;
                     seen.fetch_add(1, Ordering::Relaxed);
                 }
@@ -82,12 +83,12 @@ fn three_threads_and_resets_lose_nothing_on_a_tap() {
             });
             over.store(true, Ordering::Release);
         });
-        let counts = driver.counts().expect("nobody else is inside");
+        let counts = driver.counts().expect("no other thread is inside");
         println!("{counts:?}");
         assert_eq!(counts.direct + counts.left, THREADS * EACH);
         assert_eq!((counts.taken, counts.device.tx_dropped), (THREADS * EACH, 0));
         assert!(counts.resets > 0 && counts.device.resets == counts.resets);
-        assert!(wire.receive().is_none(), "nothing is doubled");
+        assert!(wire.receive().is_none(), "no packet came twice");
         assert!(driver.failure().is_none());
     });
 }

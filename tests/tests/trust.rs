@@ -66,7 +66,7 @@ fn arbitrary_writes_harm_no_other_session() {
         said.last().unwrap().strip_prefix("rounds 100 violated ").unwrap().parse().unwrap();
     // The server must notice three of the five ways.
     assert!(violated >= 40, "{violated} of 100 sessions were closed");
-    // A peer that ends by itself may not learn any more that the server found its violation.
+    // A peer that ends by itself may miss the server's report of its violation.
     let counted = server.device_counter("violations");
     assert!((violated..=100).contains(&counted), "{violated} told, {counted} counted");
     server.holds_again(&before);
@@ -74,7 +74,7 @@ fn arbitrary_writes_harm_no_other_session() {
     server.stop();
 }
 
-/// Returns a server's and an application's user, both others than the caller.
+/// Returns a server's and an application's user, both different from the caller's.
 fn two_users(test: &str) -> Option<Users> {
     let users = Users::find();
     if users.distinct {
@@ -114,8 +114,8 @@ fn another_user_writes_only_what_is_its_own() {
             expected.insert(format!("{memory}: {what}"), (*came_to).to_owned());
         }
     };
-    // Not even opened for writing.
-    for memory in ["server pages", "receive heap", "state page"] {
+    // Not even open for writing.
+    for memory in ["server pages", "receive pool", "state page"] {
         expect(
             memory,
             &[
@@ -134,8 +134,8 @@ fn another_user_writes_only_what_is_its_own() {
             ],
         );
     }
-    // Opened for writing, and sealed against every writer but the existing ones.
-    for memory in ["application pages", "transmit heap"] {
+    // Open for writing, and sealed against every writer but the existing ones.
+    for memory in ["application pages", "transmit pool"] {
         expect(
             memory,
             &[
@@ -165,7 +165,7 @@ fn another_user_writes_only_what_is_its_own() {
     assert_eq!(said.len(), expected.len(), "{said:#?}");
     confined.finish();
 
-    // No other user may attach at all, and the refusal names the permitted users.
+    // A user that is not listed may not attach at all, and the refusal names the permitted users.
     let refused = PEER
         .start_as(&["step", server.path(), "2"], |command| {
             stranger.confine(command);
@@ -177,8 +177,8 @@ fn another_user_writes_only_what_is_its_own() {
     server.stop();
 }
 
-/// Attaches as another user: a caller that may become any user attaches from a thread whose user
-/// alone changes.
+/// Attaches as another user. A caller that may become any user attaches from a thread of which only
+/// the user changes.
 fn attach_as(user: User, socket: &Path, options: &Options) -> Result<Session, AttachError> {
     let (socket, options) = (socket.to_owned(), options.clone());
     std::thread::spawn(move || {
@@ -193,8 +193,8 @@ fn attach_as(user: User, socket: &Path, options: &Options) -> Result<Session, At
     .unwrap()
 }
 
-/// Returns every rule made of the fields, each left out, the session's own, or the neighbour's; and
-/// whether the rule asks for the neighbour's packets.
+/// Returns every rule that combines these fields, each absent, the session's own, or the
+/// neighbour's; and whether the rule asks for the neighbour's packets.
 fn rules(neighbour: &Session, flow: &Flow) -> Vec<(Rule, bool)> {
     let mut rules = vec![(Rule::new(), false)];
     let mut each = |choices: &[&dyn Fn(Rule) -> (Rule, bool)]| {
@@ -229,7 +229,7 @@ fn no_wildcard_takes_a_neighbours_packets() {
     let mut hostile = attach_as(hostile, server.socket(), &options("hostile")).unwrap();
     let mut sender = Session::attach(server.socket(), &options("sender")).unwrap();
     assert!(!victim.info().trusted && !hostile.info().trusted);
-    // The least specific rule that it may open: all others come first.
+    // The least specific rule that it may open: all others take precedence.
     let theirs = victim.open(&Rule::new().any_vlan()).unwrap();
     let address = |session: &Session| IpAddr::from(session.info().ipv4.unwrap().0);
     let flow = Flow::v4()
@@ -247,7 +247,7 @@ fn no_wildcard_takes_a_neighbours_packets() {
                 assert!(neighbours, "{rule:?}");
                 denied += 1;
             }
-            // The sets of fields of one address are bounded.
+            // An address has a limited number of sets of fields.
             Err(OpenError::Refused { refusal: Refusal::Limit, text }) => {
                 assert!(!neighbours && text.contains("sets of fields"), "{rule:?}: {text}");
                 too_many += 1;
@@ -259,7 +259,7 @@ fn no_wildcard_takes_a_neighbours_packets() {
     let from = sender.open(&Rule::new().any_vlan()).unwrap();
     let mut packets = vec![flow.udp(b"udp"), flow.tcp(&Tcp::default(), b"tcp"), flow.who_has()];
     packets.extend([flow.vlan(7).udp(b"tagged"), flow.echo(true, 1, 1, b"ping")]);
-    // Also packets for the neighbour by its MAC address alone.
+    // Also packets that are the neighbour's only by its MAC address.
     packets.push(Flow { destination: address(&hostile), ..flow }.udp(b"udp"));
     packets.retain(|packet| packet[0] & 1 == 0);
     let count = 20 * packets.len() as u64;
@@ -280,8 +280,8 @@ fn no_wildcard_takes_a_neighbours_packets() {
     server.stop();
 }
 
-/// Notifying an application may last as long as the application likes. So the engine leaves it to
-/// workers where another user would have to wait; and no notification is lost.
+/// An application can prolong its notification as long as it likes. So the engine leaves
+/// notifications to workers where another user would have to wait; and no notification is lost.
 #[test]
 fn applications_of_several_users_are_notified_by_their_workers() {
     let Some(users) = two_users("applications_of_several_users_are_notified_by_their_workers")
@@ -308,7 +308,7 @@ fn applications_of_several_users_are_notified_by_their_workers() {
     eventually("packets of both", || {
         count(&mut alone) > begun + 500 && count(&mut other) > 500 && relayed() > before
     });
-    // It stays so when one of them goes: later arrivals and departures of users change nothing.
+    // The workers stay when one of the users goes: later arrivals and departures change nothing.
     went_on(other, 0);
     let before = relayed();
     let begun = count(&mut alone);
@@ -317,7 +317,7 @@ fn applications_of_several_users_are_notified_by_their_workers() {
     server.stop();
 }
 
-/// Asserts the same where the setting demands it, for any user.
+/// Workers also notify the applications of a single user if the setting demands it.
 #[test]
 fn workers_notify_if_the_setting_demands_it() {
     let server = Served::start(&PEER, &[]);
@@ -327,7 +327,7 @@ fn workers_notify_if_the_setting_demands_it() {
     let count = |pair: &mut Process| pair.ask("count").parse::<u64>().unwrap();
     let begun = count(&mut pair);
     eventually("packets", || count(&mut pair) > begun + 1000);
-    // In this order: both go on.
+    // Read in this order, because both counters keep growing.
     let relayed = server.device_counter("notifications_relayed");
     let notifications = server.device_counter("notifications");
     assert!(relayed > 0 && notifications >= relayed, "{relayed} of {notifications}");
@@ -335,8 +335,8 @@ fn workers_notify_if_the_setting_demands_it() {
     server.stop();
 }
 
-/// Returns packets by which a session would play a part in the network, from its own addresses; and
-/// the counter that each raises.
+/// Returns packets with which a session would act as part of the network, from its own addresses;
+/// and the counter that each raises.
 fn parts_in_the_network(session: &Session) -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let own = |flow: Flow, ip: IpAddr| Flow { source_mac: session.info().mac, source: ip, ..flow };
     let own6 = session.info().ipv6.unwrap().0;

@@ -1,7 +1,7 @@
-//! The engine has a fast path for most packets and a full path for all. The choice of path must
-//! make no visible difference. The test takes both paths with packets that an application sends and
-//! that the device receives, and compares what each client receives and counts. A capture or a
-//! promiscuous client makes all packets take the full path.
+//! The engine has a fast path for most packets and a full path for all. Both must have the same
+//! outcome. The test takes both paths with packets that an application sends and that the device
+//! receives, and compares each client's packets and counters. A capture or a promiscuous client
+//! makes all packets take the full path.
 
 use std::net::IpAddr;
 
@@ -102,7 +102,7 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
         Rule::new().udp(1000),
         Rule::new().tcp(1000),
         Rule::new().ip(from.info().ipv6.unwrap().0.into()).udp(1000),
-        // It only learns that all packets before arrived.
+        // Shows only that all packets before it have arrived.
         Rule::new().ip(from.info().ipv4.unwrap().0.into()).udp(LAST),
     ]
     .iter()
@@ -136,12 +136,12 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     let mut got = [0u64; 2];
     let last = flows(&to, &from)[0].ports(9, LAST).udp(b"that was all");
     for (before, group) in packets.chunks(24).enumerate() {
-        // From the device as from an application; the device takes frames that have a header and
-        // are not too long.
+        // The device receives the same packets as the application sends; it takes frames that have
+        // a header and are not too long.
         for (_, frame) in group.iter().filter(|(_, frame)| (14..=1514).contains(&frame.len())) {
             eventually("the far end has room", || far.send(frame, Meta::FULL));
         }
-        // Received in order: with this one all are.
+        // Packets arrive in order: after this one, all have arrived.
         eventually("the far end has room", || far.send(&last, Meta::FULL));
         eventually("all that came is received", || {
             count(&from, &senders[4..], "rx_packets") == before as u64 + 1
@@ -156,7 +156,7 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
             }
             from.unsent(0).unwrap() == 0
         });
-        // Counted before the sender learns that all are completed.
+        // The server counts packets before the sender learns of their completion.
         for (place, (session, endpoints)) in
             [(&mut from, &senders), (&mut to, &receivers)].into_iter().enumerate()
         {
@@ -195,6 +195,6 @@ fn fast_and_full_path_have_the_same_outcome() {
     for rule in [Rule::capture(), Rule::promiscuous()] {
         let long = go(Some(rule), seed);
         assert_eq!(short.counters, long.counters);
-        assert!(short == long, "the same counters, and yet something else was received");
+        assert!(short == long, "the counters are the same, the packets differ");
     }
 }

@@ -1,5 +1,5 @@
-//! Sessions on a TAP whose other side is the kernel, in a network namespace of the test's own: the
-//! wire, frame by frame, and the reactions of the kernel's own sockets.
+//! Sessions on a TAP whose other side is the kernel, in the test's own network namespace: the wire,
+//! frame by frame, and the reactions of the kernel's own sockets.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -60,7 +60,7 @@ impl Bench {
         if ipv6 {
             netlink.add_address(&name, Prefix::new(KERNEL6.into(), 64).unwrap()).unwrap();
         }
-        // Opened once more, with its MTU.
+        // Opens it once more, with its MTU.
         let device = TapDevice::from_fd(first.as_fd().try_clone_to_owned().unwrap(), true).unwrap();
         drop(first);
         let mac = towpath_device::Device::info(&device).mac;
@@ -191,7 +191,7 @@ fn udp_of_every_size(mtu: u32) {
             let (got, from) = socket.recv_from(&mut buffer).unwrap();
             assert_eq!((&buffer[..got], from.ip(), from.port()), (&payload[..], own, 5000));
         }
-        // A packet of a byte more than the MTU does not leave.
+        // A packet one byte longer than the MTU does not leave.
         send(&mut session, endpoint, &flow.reversed().udp(&vec![1; longest + 1]));
     }
     eventually("the long ones are counted", || {
@@ -241,7 +241,7 @@ fn a_group_is_delivered_to_each_that_asked() {
                 assert_eq!(&seen[42..142], &payload, "to {group}");
             }
         }
-        // From a session: to the wire, and to the others, and not back to itself.
+        // From a session: to the wire and to the others, and not back to itself.
         let mut wire = bench.wire();
         let own = sessions[0].info().mac;
         let flow = Flow::v4()
@@ -281,7 +281,7 @@ fn vlans_are_apart_on_the_wire() {
         let flow = Flow { source_mac: ELSEWHERE, ..bench.flow4(&session) };
         let tagged = |flow: Flow, tag: Option<u16>| tag.map_or(flow, |tag| flow.vlan(tag));
         for (vlan, endpoint) in endpoints {
-            // The priority in the tag does not matter; on the way out neither.
+            // The priority in the tag does not matter, in either direction.
             let frame = tagged(flow, vlan.map(|vlan| vlan | 0x6000)).udp(b"tagged");
             wire.send(&frame).unwrap();
             assert!(session.wait(Some(PATIENCE)).unwrap());
@@ -393,7 +393,7 @@ fn mangled_packets_are_counted_and_not_delivered() {
             assert_eq!(device["rx_dropped_malformed"], place as u64 + 1, "{what}: {device:?}");
             nothing(&mut session, what);
         }
-        // And of any other content: each header's every byte, at random. Each is delivered,
+        // Arbitrary content: each byte of each header, at random. Each packet is delivered,
         // unmatched or malformed.
         let mut random = Random::new(seed(0x3a9));
         let whole = [&udp4, &udp6, &tcp4, &tcp6, &arp];
@@ -410,7 +410,7 @@ fn mangled_packets_are_counted_and_not_delivered() {
             if random.below(4) == 0 {
                 frame.truncate(14 + random.below(frame.len() as u64 - 13) as usize);
             }
-            // The kernel checks nothing of a frame but its length.
+            // The kernel checks only the length of a frame.
             if wire.send(&frame).is_err() {
                 continue;
             }
@@ -435,15 +435,15 @@ fn mangled_packets_are_counted_and_not_delivered() {
             sent
         );
         assert!(delivered > 100 && grown("rx_dropped_malformed") > 100);
-        // Longer than the device said: the kernel's side had its MTU raised since. The packet is
-        // valid, and takes several buffers.
+        // Longer than the device reported, because the kernel's side has had its MTU raised since.
+        // The packet is valid, and takes several buffers.
         bench.netlink.set_mtu(&bench.name, 9000).unwrap();
         let long = v4.udp(&vec![7; 8000]);
         wire.send(&long).unwrap();
         assert_eq!(next(&mut session, "the long one"), long);
         // The server goes on.
         wire.send(&udp4).unwrap();
-        assert_eq!(next(&mut session, "what is right"), udp4);
+        assert_eq!(next(&mut session, "a valid packet"), udp4);
         bench.server.stop().unwrap();
     });
 }
@@ -503,15 +503,11 @@ fn forged_packets_do_not_reach_the_wire() {
                 "tx_dropped_source_address",
             ),
             (
-                "somebody's IPv6 address",
+                "a stranger's IPv6 address",
                 Flow { source: stranger.into(), ..v6 }.tcp(&Tcp::default(), &[]),
                 "tx_dropped_source_address",
             ),
-            (
-                "an ARP question in another's name",
-                theirs(v4).who_has(),
-                "tx_dropped_source_address",
-            ),
+            ("an ARP request in another's name", theirs(v4).who_has(), "tx_dropped_source_address"),
             ("an ARP answer for another", theirs(v4).i_have(), "tx_dropped_source_address"),
             (
                 "an ARP answer with another MAC address",
@@ -539,7 +535,7 @@ fn forged_packets_do_not_reach_the_wire() {
             ),
             ("a tag", v4.vlan(5).udp(&[1; 40]), "tx_dropped_outside_rule"),
             (
-                "what bridges say",
+                "a frame for bridges",
                 {
                     let mut frame = v4.udp(&[1; 40]);
                     frame[..6].copy_from_slice(&[1, 0x80, 0xc2, 0, 0, 0]);
@@ -564,7 +560,7 @@ fn forged_packets_do_not_reach_the_wire() {
             *expected.entry(counter).or_default() += 1;
             eventually(what, || counters(&session, endpoint)[counter] == expected[counter]);
         }
-        // Its own packets do, in the same order.
+        // Its own packets reach the wire, in the same order.
         let good = [
             v4.udp(&[1; 40]),
             v6.udp(&[1; 40]),
@@ -573,7 +569,7 @@ fn forged_packets_do_not_reach_the_wire() {
             solicitation(own6.into(), KERNEL6),
             solicitation(Ipv6Addr::UNSPECIFIED.into(), own6),
             advertisement(own6.into(), own6),
-            // These may go because the session is an administrator's.
+            // These may leave because the session is an administrator's.
             router(134),
             router(137),
         ];
@@ -625,13 +621,13 @@ fn endpoints_without_offload_get_completed_packets() {
         }
         let counted = counters(&session, endpoint);
         assert_eq!(counted["rx_dropped_unusable"], 0);
-        assert_eq!(counted["rx_copies"], counted["rx_packets"], "one copy, though it was cut");
+        assert_eq!(counted["rx_copies"], counted["rx_packets"], "one copy, despite segmentation");
         bench.server.stop().unwrap();
     });
 }
 
-/// Accepts a connection of the kernel's by hand. Returns the received bytes, and the length of the
-/// longest packet.
+/// Accepts a connection of the kernel's without a TCP stack. Returns the received bytes, and the
+/// length of the longest packet.
 fn stream(
     session: &mut Session,
     endpoint: Endpoint,
@@ -687,7 +683,7 @@ fn stream(
             } else if payload.is_empty() {
                 None
             } else {
-                // The path is short and loses nothing: all arrives in order, each byte once.
+                // The link is short and loses nothing: all arrives in order, each byte once.
                 assert_eq!(sequence, next_byte, "after {} bytes", seen.len());
                 seen.extend_from_slice(payload);
                 next_byte = sequence.wrapping_add(payload.len() as u32);
@@ -701,7 +697,7 @@ fn stream(
         session.flush().unwrap();
     }
     drop(sender.join().unwrap());
-    // The test ignores the end, and its retransmissions.
+    // The test ignores the end of the connection, and its retransmissions.
     std::thread::sleep(Duration::from_millis(50));
     session.receive(0, 1024, |_| ()).unwrap();
     (seen, longest)
@@ -721,13 +717,13 @@ fn a_partial_checksum_arrives_completed() {
             (KERNEL6.into(), ipv6(&session).into()),
         ] {
             let socket = UdpSocket::bind((kernel, 4000)).unwrap();
-            socket.send_to(b"to be finished", (to, 5000)).unwrap();
-            right(&next(&mut session, "the finished datagram"));
+            socket.send_to(b"to be complete", (to, 5000)).unwrap();
+            right(&next(&mut session, "the completed datagram"));
             socket.send_to(b"left as it is", (to, 5001)).unwrap();
             assert!(session.wait(Some(PATIENCE)).unwrap());
             let mut meta = None;
             session.receive(0, 1, |packet| meta = Some(packet.meta())).unwrap();
-            // It was partial, so that the first one proves something.
+            // It had a partial checksum, so the first datagram proves that the server completes it.
             assert!(meta.is_some_and(|meta| !meta.is_full()), "{meta:?}");
         }
         bench.server.stop().unwrap();

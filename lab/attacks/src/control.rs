@@ -135,7 +135,7 @@ fn is_cut(one: &Channel) -> bool {
     heard[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-/// A session with as many endpoints as the server grants, and their number.
+/// Attaches a session with as many endpoints as the server grants. Returns it, and their number.
 fn large_session(field: &Field) -> io::Result<(Channel, u64)> {
     let session = channel(&field.socket)?;
     let mut endpoints = ENDPOINTS;
@@ -148,7 +148,7 @@ fn large_session(field: &Field) -> io::Result<(Channel, u64)> {
         }
     }
     if !matches!(ask(&session, &Message::Mapped), Some((Message::Done, _))) {
-        return Err(io::Error::other("the session did not come to live"));
+        return Err(io::Error::other("the session did not become live"));
     }
     let mut opened = 0;
     for port in 1..=endpoints as u16 {
@@ -163,7 +163,7 @@ fn large_session(field: &Field) -> io::Result<(Channel, u64)> {
     Ok((session, opened))
 }
 
-/// Unread reports of a session with all its endpoints.
+/// Leaves reports of a session with all its endpoints unread.
 pub(crate) fn large_reports(field: &Field) -> io::Result<Deeds> {
     let (session, endpoints) = large_session(field)?;
     rustix::io::ioctl_fionbio(session.as_fd(), true)?;
@@ -181,7 +181,7 @@ pub(crate) fn large_reports(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("endpoints", endpoints), ("asked", asked)])
 }
 
-/// Sessions with all their endpoints: memory that the server takes for them.
+/// Attaches sessions with all their endpoints, for which the server allocates memory.
 pub(crate) fn endpoints(field: &Field) -> io::Result<Deeds> {
     let (mut sessions, mut endpoints) = (Vec::new(), 0);
     while (sessions.len() as u64) < field.size_or(LARGE_SESSIONS) && !field.over() {
@@ -249,8 +249,8 @@ pub(crate) fn hoard(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("sessions", sessions.len() as u64), ("connections", connections.len() as u64)])
 }
 
-/// Requests sessions, reads no answer and shuts down its sending side: the sent descriptors stay
-/// under way.
+/// Requests sessions, reads no answer and shuts down its sending side: the sent descriptors stay in
+/// flight.
 pub(crate) fn unread_answers(field: &Field) -> io::Result<Deeds> {
     let most = field.size_or(UNREAD_ANSWERS) as usize;
     let (mut kept, mut refused) = (Vec::new(), 0);

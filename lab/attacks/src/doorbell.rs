@@ -64,8 +64,9 @@ fn hold_by_read(page: &Withheld) -> Hold {
     })
 }
 
-/// One thread for each descriptor holds its lock; this one makes the server notify the session, or
-/// ends it. The attack's end is that of the process: threads may be asleep in the kernel.
+/// Holds the doorbell's lock with one thread per descriptor, and makes the server notify the
+/// session, or ends it. The attack's end is that of the process: threads may be asleep in the
+/// kernel.
 fn while_held(field: &Field, mut target: Target, hold: Hold, end: bool) -> io::Result<Deeds> {
     let hold = Arc::new(hold);
     let returned = Arc::new(AtomicU64::new(0));

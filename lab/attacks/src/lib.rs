@@ -37,8 +37,8 @@ pub struct Attack {
     pub attaches: bool,
     /// The attacker needs a FUSE file system of its own.
     pub needs_fuse: bool,
-    /// The program, by its name, that takes the same from a neighbour without the server; `None` for
-    /// such a program itself.
+    /// The program, by its name, that takes the same from a neighbour without the server; `None`
+    /// for such a program itself.
     pub baseline: Option<&'static str>,
     act: fn(&Field) -> io::Result<Deeds>,
 }
@@ -59,12 +59,12 @@ impl Attack {
         Attack { attaches: false, ..self }
     }
 
-    /// It waits as this program does, and is compared with it.
+    /// Compares the attack with this program, which waits in the same way.
     const fn beside(self, baseline: &Attack) -> Attack {
         Attack { baseline: Some(baseline.name), ..self }
     }
 
-    /// A program that does not touch the server.
+    /// Names a program that does not touch the server.
     const fn alone(name: &'static str, act: fn(&Field) -> io::Result<Deeds>) -> Attack {
         Attack { baseline: None, ..attack(name, act).as_stranger() }
     }
@@ -77,10 +77,12 @@ impl Attack {
     /// of its own. It shows the kernel's share of a neighbour's loss.
     pub const WAITERS_ALONE: Attack = Attack::alone("waiters-alone", waiters::alone);
 
-    /// No attack on the server: the program builds the wait queues of `waiters-poll` on a socket of its own.
+    /// No attack on the server: the program builds the wait queues of `waiters-poll` on a socket of
+    /// its own.
     pub const POLLERS_ALONE: Attack = Attack::alone("waiters-poll-alone", waiters::polls_alone);
 
-    /// The programs that do not touch the server. The benchmark compares each attack with one of them.
+    /// The programs that do not touch the server. The benchmark compares each attack with one of
+    /// them.
     pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
 
     /// All attacks.
@@ -138,7 +140,7 @@ fn busy(field: &Field) -> io::Result<Deeds> {
     Ok(vec![("looks", looks)])
 }
 
-/// The place of an attack, and its duration.
+/// The target of an attack, and its duration.
 #[derive(Clone, Debug)]
 pub struct Field {
     socket: PathBuf,
@@ -165,7 +167,7 @@ impl Field {
         Field { fuse: node.to_owned(), ..self }
     }
 
-    /// Uses so many kernel objects instead of the attack's own number.
+    /// Uses this many kernel objects instead of the attack's own number.
     #[must_use]
     pub fn size(self, size: u64) -> Field {
         Field { size: Some(size), ..self }
@@ -192,7 +194,7 @@ impl Field {
         self.size.unwrap_or(own)
     }
 
-    /// Tells the parent that the attack is on.
+    /// Reports to the parent that the attack has begun.
     fn begun(&self) {
         println!("attacking");
     }

@@ -1,4 +1,4 @@
-//! Attacks by way of the memory files that server and application share.
+//! Attacks through the memory files that server and application share.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -118,8 +118,8 @@ fn advise_while_sending(field: &Field, advices: &[i32]) -> io::Result<Deeds> {
     Ok(vec![("taken", taken), ("refused", refused), ("sent", sent)])
 }
 
-/// Does the same with so many mappings of each file that the kernel, which walks them all for each
-/// page with the pages locked, takes seconds.
+/// Does the same with a great number of mappings of each file. The kernel walks them all for each
+/// page with the pages locked, which takes seconds.
 pub(crate) fn collapse_wide(field: &Field) -> io::Result<Deeds> {
     let mut target = Target::attach(&field.socket)?;
     let ranges = shared_ranges()?;

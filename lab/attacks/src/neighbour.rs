@@ -1,8 +1,8 @@
 //! The neighbour of an attacker. It makes round trips between two sessions of its own through the
 //! server, and attaches and detaches a third repeatedly. It reports the time of each.
 //!
-//! An operation that is under way when a window ends counts with its time so far, and again in the
-//! next window: a server that hangs shows as long times, not as missing ones.
+//! An operation in progress when a window ends counts with its time so far, and again in the next
+//! window: a server that hangs shows as long times, not as missing ones.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -142,7 +142,8 @@ impl Shared {
     }
 }
 
-/// A running neighbour. It ends with its process: a thread may wait for a server that hangs.
+/// A running neighbour. It ends with its process, because a thread may wait for a server that
+/// hangs.
 #[derive(Debug)]
 pub struct Neighbour {
     trips: Shared,
@@ -173,7 +174,7 @@ impl Neighbour {
         Ok(neighbour)
     }
 
-    /// Measures for so long.
+    /// Measures for this long.
     #[must_use]
     pub fn window(&self, long: Duration) -> Seen {
         self.take();
@@ -181,7 +182,7 @@ impl Neighbour {
         self.take()
     }
 
-    /// Measures until so many operations of each kind came to their end, at most for so long.
+    /// Measures until this many operations of each kind have ended, or for the longest time.
     #[must_use]
     pub fn until(&self, trips: u64, attaches: u64, at_most: Duration) -> Seen {
         self.take();

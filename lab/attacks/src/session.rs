@@ -15,7 +15,7 @@ use towpath_protocol::message::{Attach, Message, fixed_name};
 
 use crate::sys;
 
-/// A session with its descriptors laid bare.
+/// A session with direct access to its descriptors.
 pub(crate) struct Target {
     session: Session,
     endpoint: Endpoint,
@@ -116,7 +116,7 @@ impl Target {
         Ok(Target { session, endpoint, packet, doorbells, wakes })
     }
 
-    /// Returns the descriptor that the attacker takes for the doorbell.
+    /// Returns the descriptor that the attacker assumes to be the doorbell.
     pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
         self.doorbells[0].as_fd()
     }

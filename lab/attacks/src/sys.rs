@@ -87,7 +87,7 @@ pub(crate) fn signal_own_group(descriptor: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Becomes a process group of its own with so many further processes, which ignore the signal of
+/// Becomes a process group of its own with this many further processes, which ignore the signal of
 /// asynchronous descriptors and end with this process. Must be called while there is one thread.
 pub(crate) fn become_large_group(processes: u64) -> u64 {
     // SAFETY: calls without pointers; the child only makes system calls until it ends.

@@ -6,22 +6,22 @@
 //!
 //! | benchmark | an iteration |
 //! |---|---|
-//! | `controller/look` | a decision after a look that found 32 packets and left more |
-//! | `controller/sleep` | a decision after a look that took all work, and the end of the sleep that follows |
+//! | `controller/look` | a decision after a poll that found 32 packets and left more |
+//! | `controller/sleep` | a decision after a poll that took all work, and the end of that sleep |
 //!
 //! ```text
 //! cargo bench -p towpath-benches --bench controller
 //! ```
 //!
-//! The results are no figures of the documents: `towpath-lab` measures what waiting costs, with the
-//! clock and the scheduler.
+//! The results are no figures of the documents: `towpath-lab` measures the cost of waiting, with
+//! the clock and the scheduler.
 
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use towpath_waiting::{Bounds, Controller, Costs, Found, Next, Step};
 
-/// Time between two looks of a side with work, and between two packets for one that sleeps, in
+/// The time between two polls of a side with work, and between two packets for a sleeping side, in
 /// nanoseconds.
 const POLL: u64 = 10_000;
 const IDLE: u64 = 1_000_000;

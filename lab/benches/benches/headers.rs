@@ -27,7 +27,7 @@ use towpath_packet::{Headers, Sum, plain};
 const SEGMENT_BYTES: u16 = 1440;
 const SEGMENTS: usize = 45;
 
-/// A packet of each kind whose parsers do different work.
+/// Returns a packet of each kind whose parsers do different work.
 fn packets() -> [(&'static str, Vec<u8>); 6] {
     let tcp = Tcp::default();
     [

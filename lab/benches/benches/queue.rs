@@ -16,7 +16,7 @@
 //! ```
 //!
 //! No cache line moves between cores, and no payload is copied. So the results are no figures of
-//! the documents: `towpath-lab queue` measures those, between two cores and against a bare ring.
+//! the documents: `towpath-lab queue` measures those, between two cores and against a bare queue.
 
 use std::hint::black_box;
 use std::slice;

@@ -1,5 +1,5 @@
-//! What the microbenchmarks of `benches/` share. They are a package of their own so that a build of
-//! the tests does not compile Criterion.
+//! Shared parts of the microbenchmarks of `benches/`. They are a package of their own so that a
+//! build of the tests does not compile Criterion.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;

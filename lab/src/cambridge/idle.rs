@@ -1,8 +1,8 @@
-//! The paper's figure 5: the round trip of a small message by the number of endpoints that do
-//! nothing, (a) when the server application sleeps and has to be woken, (b) when it is awake.
+//! The paper's figure 5: the round trip of a small message by the number of idle endpoints, (a)
+//! when the server application sleeps and must be woken, (b) when it is awake.
 //!
-//! With as many idle endpoints, with one, and over as many kernel sockets with `epoll` and `select`,
-//! in turn.
+//! The experiment measures in turn: many idle endpoints, one, and as many kernel sockets, with
+//! `epoll` and with `select`.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,20 +22,20 @@ use crate::report::{Outcome, Row};
 use crate::statistics::{Measured, Summary, in_turn, ratios};
 use crate::techniques::Waits;
 
-/// The most idle endpoints.
+/// The largest number of idle endpoints.
 const MOST: usize = 10_000;
-/// How often those are measured beside one.
+/// The pairs of measurements of that number beside one.
 const PAIRS_WITH_A_LIMIT: usize = 21;
-/// What the most idle endpoints may cost: the ratio of their round trip to that with one.
+/// The limit for the largest number: the ratio of its round trip to that with one idle endpoint.
 const AT_MOST: f64 = 1.05;
-/// Descriptors that a process has beside its sockets.
+/// Descriptors that a process needs beside its sockets.
 const SPARE_FILES: u64 = 256;
-/// Between two trips of sides that are to be asleep when one begins. They sleep at once when there is
-/// nothing to do; a hypervisor may keep their processors awake for a while longer (KVM's
-/// `halt_poll_ns`, 200 us), which would halve the trip at one time and not at another.
+/// The pause between two trips of sides that must be asleep when a trip begins. They sleep as soon
+/// as they are idle. A hypervisor may keep their processors awake for longer (KVM's `halt_poll_ns`,
+/// 200 us), which would halve some trips and not others.
 const ASLEEP_WITHIN: Duration = Duration::from_micros(400);
 
-/// How many trips a run has: fewer, but some, where they take long.
+/// The trips of a run: fewer, but at least [`FEWEST`], where they take long.
 #[derive(Clone, Copy)]
 struct Trips {
     count: usize,
@@ -61,8 +61,8 @@ impl Trips {
     }
 }
 
-/// Keeps the own core awake, and nobody else: who sends a request is busy with something else until
-/// then, in the kernel's case as in ours.
+/// Keeps only the calling thread's core awake: a client is busy with other work before it sends a
+/// request, in the kernel's case as in ours.
 fn let_fall_asleep() {
     let pause = Instant::now();
     while pause.elapsed() < ASLEEP_WITHIN {
@@ -118,7 +118,7 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
             let mut select = || kernel(wire, cores, &sockets, true, waits, trips);
             let all: &mut [Measured<'_>] = &mut [&mut alone, &mut ours, &mut epoll, &mut select];
             let there = if sockets.is_empty() { 2 } else { 4 };
-            // A short run misses a limit by chance if it has as few pairs as where there is none.
+            // With few pairs, chance alone would miss the limit in a short run.
             let pairs = if idle == MOST { PAIRS_WITH_A_LIMIT } else { settings.pairs() };
             let values = in_turn(pairs, &mut all[..there])?;
             let parameters = [("idle_endpoints", idle as f64)];
@@ -137,8 +137,8 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
     Ok(())
 }
 
-/// Client and server application at a server of their own, so that nothing of the many is there when
-/// one is measured.
+/// Client and server application at a server of their own, so that the many idle endpoints do not
+/// exist when one is measured.
 struct Ours {
     process: Process,
     sessions: Sessions,
@@ -147,8 +147,8 @@ struct Ours {
 
 impl Ours {
     fn new(cores: (usize, usize), idle: usize, waits: Waits) -> anyhow::Result<Ours> {
-        // An engine that polls would answer before anybody has fallen asleep: with the server
-        // application asleep, the engine is too.
+        // A polling engine would answer before the server application has fallen asleep. So the
+        // engine sleeps where the application does.
         let sleeping = Serving::memory(1500).on(cores.0);
         let serving = if waits == Waits::Blocks { sleeping } else { sleeping.polling() };
         let process = Process::start(&serving, None)?;
@@ -165,8 +165,8 @@ impl Ours {
     }
 }
 
-/// The median over kernel sockets: the client in a thread of its own on the engine's core where the
-/// server application is to be woken; else both in one thread, as ours are.
+/// Returns the median over kernel sockets. The client has its own thread on the engine's core where
+/// the server application must be woken; else both share one thread, as ours do.
 fn kernel(
     wire: &KernelWire,
     cores: (usize, usize),

@@ -1,5 +1,5 @@
-//! The paper's figure 6: throughput by the number of connections, each with one request on its way;
-//! and the overhead of a message, as time on a core of everybody who takes part.
+//! The paper's figure 6: throughput by the number of connections, each with one request in flight;
+//! and the overhead of a message, as processor time of all participants.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -76,8 +76,8 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
     Ok(())
 }
 
-/// Time on a core for each message, of all who take part, when all sleep if there is nothing to do;
-/// and what it costs or gains that the application looks a while before it sleeps.
+/// Measures the processor time per message of all participants, when all sleep while idle; and the
+/// effect of polling for a while before the application sleeps.
 fn overhead(
     place: Place<'_>,
     connections: usize,
@@ -89,13 +89,13 @@ fn overhead(
     let sessions = std::cell::RefCell::new(Sessions::new(&process.socket(), connections)?);
     let own = std::process::id();
     let all = Participants::new(&[own, process.pid()]);
-    // Requests a second come with the processor time, in the same rounds.
+    // The same rounds give requests per second and processor time.
     let rates: [_; 3] = std::array::from_fn(|_| std::cell::RefCell::new(Vec::new()));
     let measured = |place: usize, all: &Participants, run: &dyn Fn() -> anyhow::Result<u64>| {
         let before = all.cpu_time()?;
         let done = run()?;
         rates[place].borrow_mut().push(done as f64 / window.as_secs_f64() / 1e3);
-        // A request and an answer.
+        // One request and one answer are two messages.
         Ok((all.cpu_time()? - before).as_secs_f64() * 1e6 / (2 * done.max(1)) as f64)
     };
     let ours = |spins| {
@@ -135,7 +135,7 @@ fn overhead(
     Ok(())
 }
 
-/// Requests answered in a time.
+/// Returns the requests answered in a window.
 fn closed(
     sessions: &mut Sessions,
     connections: usize,
@@ -150,7 +150,7 @@ fn closed(
     let (mut over, mut last) = (false, start);
     let mut again = Vec::with_capacity(connections);
     while on_the_way > 0 {
-        // Blocking where nothing was answered: then the requests are all with the server.
+        // Blocks only if no answer came: then the server has all requests.
         let idle = if again.is_empty() { idle } else { Idle::Looks };
         let served = sessions.serve_if_owed(idle, last)?;
         again.clear();
@@ -177,7 +177,7 @@ fn closed(
     Ok(done)
 }
 
-/// The same over kernel sockets, client and server in a thread each.
+/// Measures the same over kernel sockets, client and server in a thread each.
 fn kernel(
     wire: &KernelWire,
     cores: (usize, usize),

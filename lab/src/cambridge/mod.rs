@@ -1,11 +1,11 @@
 //! Riddoch and Pope, "A Low Overhead Application/Device-driver Interface for User-level
 //! Networking", section 4: bandwidth by the size of messages; round trip by the number of idle
 //! endpoints, with an idle server and a busy one; throughput by the number of connections, one
-//! request each; the overhead of a message. Beside each, the kernel's sockets with `epoll`, and with
-//! `select`, which the paper speaks of.
+//! request each; the overhead of a message. Beside each, the kernel's sockets with `epoll`, and
+//! with `select`, which the paper mentions.
 //!
-//! The paper's load is a closed loop: whoever is not served does not ask again. What is offered
-//! whether it can be served or not is measured beside it.
+//! The paper's load is a closed loop: a client that gets no answer sends no new request. A second
+//! measurement has an open loop, whose generator does not wait for answers.
 
 mod idle;
 mod load;
@@ -45,16 +45,16 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Where all of it is measured.
+/// The conditions of all measurements.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     settings: Settings,
-    /// The engine's and the application's.
+    /// The engine's core and the application's.
     cores: (usize, usize),
     wire: &'a KernelWire,
 }
 
-/// The paper's figure 4.
+/// Measures the paper's figure 4.
 fn bandwidth(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let Place { settings, cores, wire } = place;
     let sizes: Vec<usize> = (4..=16).step_by(if settings.quick { 4 } else { 1 }).collect();

@@ -1,6 +1,6 @@
-//! More than can be served: what an application gets done of what is offered, from a tenth of what
-//! it can do to four times as much. Unlike the paper's closed loop, who offers does not wait for
-//! answers; delays are counted from when a message was due, not from when it could be sent.
+//! Overload: how many messages an application completes by how many are offered, from a tenth of
+//! its capacity to four times as much. Unlike the paper's closed loop, the generator does not wait
+//! for answers. A delay begins when its message is due, not when the generator could send it.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,50 +22,50 @@ use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
 
-/// What the application does for each message.
+/// The application's work on each message.
 const WORK: Duration = Duration::from_micros(5);
-/// How often the generator sends what is due.
+/// The interval in which the generator sends the messages that are due.
 const TICK: Duration = Duration::from_micros(200);
-/// Offered loads, as parts of what the application can do.
+/// Offered loads, as parts of the application's capacity.
 const LOADS: [f64; 11] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0];
-/// What is left at four times the load, of the best at any.
+/// The limit at four times the load, as a part of the best goodput at any.
 const AT_LEAST: f64 = 0.98;
 const PACKET_BYTES: usize = HEADER_BYTES + 8;
 
-/// A run at a rate for a time.
+/// Runs at a rate for a time.
 type Runs<'a> = &'a mut dyn FnMut(f64, Duration) -> anyhow::Result<Run>;
 
-/// Who carries messages.
+/// A carrier of messages.
 struct Carrier<'a> {
     name: &'static str,
     run: Runs<'a>,
-    /// What the highest load is for it.
+    /// The highest load that it can have.
     most: &'static str,
-    /// What must be left at the highest load, of the best at any.
+    /// The limit at the highest load, as a part of the best goodput at any.
     at_least: Option<f64>,
 }
 
-/// What one run came to.
+/// The result of one run.
 struct Run {
-    /// Messages that were due, and of these those that were sent.
+    /// Messages that were due, and those of them that the generator sent.
     offered: Offered,
-    /// Messages that came to the application: to be done in time, or too late.
+    /// Messages that came to the application, in time or too late.
     arrived: u64,
     done: u64,
-    /// As whoever dropped them counted.
+    /// Drops, by the counters of the component that dropped them.
     dropped: u64,
     took: Duration,
     delay: Latency,
 }
 
-/// What a generator was to send, and what it found room for.
+/// The messages that a generator had to send, and those that it had room for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Offered {
     due: u64,
     sent: u64,
 }
 
-/// What an application got.
+/// The messages that an application got.
 struct Got {
     arrived: u64,
     done: u64,
@@ -115,8 +115,8 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
             most: "at four times the load",
             at_least: Some(AT_LEAST),
         },
-        // What the engine takes to drop a message is missing in the application's core here: what is
-        // left falls with what is offered, and where it stands is an answer, not a promise.
+        // The engine's work for each drop takes time of the application's core here. So the goodput
+        // falls as the offered load grows; the row reports it without a limit.
         Carrier {
             name: "Towpath, engine on the application's core",
             run: &mut |rate, window| together.run(rate, window),
@@ -132,7 +132,7 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
         },
     ];
     for Carrier { name, run, most, at_least } in carriers {
-        // What it can do: of twice as much as its work alone would let it, some is done.
+        // The capacity: the goodput at twice the load that the work alone would allow.
         let full = 1.0 / WORK.as_secs_f64();
         run(0.5 * full, window)?;
         let capacity = run(2.0 * full, window)?.goodput() * 1e3;
@@ -167,7 +167,7 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
     Ok(())
 }
 
-/// Without the digits that nobody reads.
+/// Rounds to two decimal places.
 fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
@@ -298,8 +298,8 @@ impl Ours {
             let got = working.join().ok().context("the application failed")??;
             anyhow::Ok((offered?, got))
         })?;
-        // What is still on its way belongs to this run: it came too late. Each message sent is there in
-        // the end, or was dropped and counted.
+        // A message still in flight belongs to this run, because it came too late. In the end each
+        // message sent has arrived, or was dropped and counted.
         let until = Instant::now() + PATIENCE;
         let dropped = loop {
             got.arrived += self.application.receive(0, 32, |_| {})? as u64;
@@ -318,14 +318,14 @@ impl Ours {
         Ok(Run { offered, arrived, done, dropped, took: window, delay })
     }
 
-    /// Messages that the server dropped, by the application's counters.
+    /// Returns the messages that the server dropped, by the application's counters.
     fn dropped(&self) -> u64 {
         let counters = self.application.counters(self.to).into_iter();
         counters.filter(|(name, _)| name.starts_with("rx_dropped_")).map(|(_, count)| count).sum()
     }
 }
 
-/// Works on a message; answers how many were done in time. What comes after the window is taken and
+/// Works on a message; returns how many were done in time. A message after the window is taken and
 /// not worked on: it was offered, and came too late.
 fn work(start: Instant, window: Duration, payload: Option<&[u8]>, delay: &mut Latency) -> u64 {
     let began = start.elapsed();
@@ -342,8 +342,8 @@ fn work(start: Instant, window: Duration, payload: Option<&[u8]>, delay: &mut La
     1
 }
 
-/// Sends what is due, each tick, until the window is over; `None` ends a tick. What finds no room
-/// is tried again.
+/// Sends the messages that are due, at each tick until the window is over; `None` ends a tick. A
+/// message that finds no room is tried again.
 fn offer(
     start: Instant,
     window: Duration,
@@ -365,7 +365,7 @@ fn offer(
     }
 }
 
-/// The same over kernel sockets.
+/// Measures the same over kernel sockets.
 fn kernel(
     wire: &KernelWire,
     cores: (usize, usize),
@@ -395,7 +395,7 @@ fn kernel(
         let offered = offering.join().ok().context("the generator failed")?;
         let got = working.join().ok().context("the application failed")??;
         let (offered, Got { arrived, done, delay }) = (offered?, got);
-        // A veth pair delivers in the sender's call: what is not there any more was dropped.
+        // A veth pair delivers in the sender's call, so a missing message was dropped.
         let dropped = offered.sent.saturating_sub(arrived);
         Ok(Run { offered, arrived, done, dropped, took: window, delay })
     })

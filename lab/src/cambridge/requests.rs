@@ -1,5 +1,5 @@
 //! Requests and answers over many connections: a client and a server application, each a session,
-//! in one thread, with an engine between them; and the same over the kernel's sockets.
+//! in one thread, with an engine between them; and the same over kernel sockets.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -15,37 +15,37 @@ use crate::flow::{self, HEADER_BYTES};
 use crate::kernel_wire::{KernelWire, receive_from, send_to};
 use crate::techniques::Waits;
 
-/// What a request and its answer carry: the connection's number.
+/// The payload of a request and its answer: the connection's number.
 const PAYLOAD_BYTES: usize = 8;
 const PACKET_BYTES: usize = HEADER_BYTES + PAYLOAD_BYTES;
-/// The first port of the server's.
+/// The server application's first port.
 pub(super) const FIRST_PORT: u16 = 10_000;
-/// Connections that fit behind [`FIRST_PORT`], those included that only wait.
+/// Connections that fit behind [`FIRST_PORT`], idle ones included.
 pub(super) const MOST: usize = 16_000;
-/// How long the paper's server application looks before it sleeps (section 4.1).
+/// The time for which the paper's server application polls before it sleeps (section 4.1).
 pub(super) const SPINS: Duration = Duration::from_micros(15);
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the server application does while there is nothing to do.
+/// The behaviour of an idle server application.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Idle {
-    /// It looks without end.
+    /// Polls without end.
     Looks,
-    /// It looks for so long, and sleeps.
+    /// Polls for this time, then sleeps.
     SleepsAfter(Duration),
 }
 
-/// Two sessions: a client with one endpoint, and a server application with one endpoint, on a
-/// queue set of its own, for each connection.
+/// Two sessions: a client with one endpoint, and a server application with one endpoint per
+/// connection, each on its own queue pair.
 pub(super) struct Sessions {
     client: Session,
     server: Session,
     from: Endpoint,
     endpoints: Vec<Endpoint>,
     request: [u8; HEADER_BYTES],
-    /// Ports of answers that the server application owes, by connection.
+    /// Connections whose answer the server application owes.
     owed: Vec<u32>,
-    /// Connections whose answer came.
+    /// Connections whose answer has come.
     answered: Vec<u32>,
 }
 
@@ -84,7 +84,8 @@ impl Sessions {
         Ok(Sessions { client, server, from, endpoints, request, owed, answered })
     }
 
-    /// Sends a request on a connection; answers whether there was room. Known with the next flush.
+    /// Sends a request on a connection; returns whether there was room. The next flush publishes
+    /// it.
     pub(super) fn ask(&mut self, connection: u32) -> anyhow::Result<bool> {
         let request = &self.request;
         let sent = self.client.send(self.from, PACKET_BYTES, Meta::FULL, |parts| {
@@ -107,8 +108,8 @@ impl Sessions {
         Ok(self.client.flush()?)
     }
 
-    /// The server application's turn: takes what is there, of whichever connections, and answers.
-    /// Whether there was something.
+    /// Runs the server application once: takes the requests that are there, on any connection, and
+    /// answers them. Returns whether there were any.
     pub(super) fn serve(&mut self, waits: Waits) -> anyhow::Result<bool> {
         let news = match waits {
             Waits::Polls => self.server.poll()?,
@@ -117,7 +118,7 @@ impl Sessions {
         if !news {
             return Ok(false);
         }
-        // One look through whoever has news, so that the client has its turn too.
+        // At most 64 ready queue pairs in one call, so that the client has its turn too.
         for _ in 0..64 {
             let Some(queue_pair) = self.server.ready()? else { break };
             let owed = &mut self.owed;
@@ -130,9 +131,9 @@ impl Sessions {
         Ok(true)
     }
 
-    /// As [`Sessions::serve`]; where the thread is to sleep it sleeps until either side has news,
-    /// since both sides are this thread's, and after it has looked for as long as `idle` says since
-    /// something came.
+    /// Serves as [`Sessions::serve`] does. An idle application first polls for as long as `idle`
+    /// says since the last message. Then the thread sleeps until either side has news, because it
+    /// runs both sides.
     pub(super) fn serve_if_owed(&mut self, idle: Idle, last: Instant) -> anyhow::Result<bool> {
         if self.serve(Waits::Polls)? {
             return Ok(true);
@@ -166,7 +167,7 @@ impl Sessions {
                 && let Some((headers, payload)) = part.split_at_mut_checked(HEADER_BYTES)
             {
                 headers.copy_from_slice(request);
-                // The other way round: Ethernet, IPv4, and ports.
+                // Swaps sender and receiver: Ethernet, IPv4, and ports.
                 headers[..6].copy_from_slice(&request[6..12]);
                 headers[6..12].copy_from_slice(&request[..6]);
                 headers[26..30].copy_from_slice(&request[30..34]);
@@ -179,7 +180,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Connections whose answers came.
+    /// Returns the connections whose answers came.
     pub(super) fn answered(&mut self) -> anyhow::Result<std::vec::Drain<'_, u32>> {
         let answered = &mut self.answered;
         self.client.receive(0, 256, |packet| {
@@ -190,7 +191,7 @@ impl Sessions {
         Ok(self.answered.drain(..))
     }
 
-    /// One request of one connection, and its answer.
+    /// Sends one request on one connection, and waits for its answer.
     pub(super) fn trip(&mut self, connection: u32, waits: Waits) -> anyhow::Result<Duration> {
         let start = Instant::now();
         ensure!(self.ask(connection)?, "no room for a request");
@@ -198,7 +199,7 @@ impl Sessions {
         let mut looks = 0_u32;
         while !self.serve(waits)? {
             looks += 1;
-            // Who blocks comes back without news when its patience is over.
+            // A blocking wait returns without news when its time limit is over.
             let patient =
                 waits == Waits::Polls && !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE;
             ensure!(patient, "the server application heard of no request; {}", self.state());
@@ -214,7 +215,7 @@ impl Sessions {
         }
     }
 
-    /// What both sides counted: for an error.
+    /// Returns the counters of both sides, for an error.
     fn state(&self) -> String {
         let counted = |who: &str, session: &Session, endpoint: Endpoint| {
             let counters = session.counters(endpoint).into_iter().filter(|(_, count)| *count > 0);
@@ -227,13 +228,13 @@ impl Sessions {
     }
 }
 
-/// How a program learns which of its sockets has news.
+/// The way in which a program learns which of its sockets are readable.
 pub(super) enum Watch<'a> {
     Epoll(rustix::fd::OwnedFd, Vec<epoll::Event>),
     Select(Selected<'a>),
 }
 
-/// The server application on kernel sockets, one for each connection.
+/// The server application on kernel sockets, one per connection.
 pub(super) struct KernelServer<'a> {
     sockets: &'a [UdpSocket],
     watch: Watch<'a>,
@@ -257,7 +258,7 @@ impl<'a> KernelServer<'a> {
         KernelServer { sockets, watch: Watch::Select(selected), found: Vec::new() }
     }
 
-    /// Waits at most so long for requests, and answers them. How many there were.
+    /// Waits at most this long for requests, and answers them. Returns their number.
     pub(super) fn serve(&mut self, timeout: Duration) -> anyhow::Result<usize> {
         match &mut self.watch {
             Watch::Epoll(epoll, events) => {
@@ -291,7 +292,7 @@ impl<'a> KernelServer<'a> {
     }
 }
 
-/// The client's side of kernel sockets: one, which tells connections apart by the server's port.
+/// The client on one kernel socket, which tells connections apart by the server's port.
 pub(super) struct KernelClient {
     socket: UdpSocket,
     to: Vec<SocketAddr>,
@@ -309,7 +310,7 @@ impl KernelClient {
         Ok(())
     }
 
-    /// The connection that an answer came on, if one came.
+    /// Returns the connection of an answer, if one came.
     pub(super) fn answered(&self) -> anyhow::Result<Option<usize>> {
         let mut buffer = [0; 64];
         let got = receive_from(&self.socket, &mut buffer)?;

@@ -1,5 +1,5 @@
-//! What a packet costs in instructions, locked ones and fences, counted by stepping through the
-//! process: application and engine in one, from the call that sends to the device's system call.
+//! The instructions, locked instructions and fences per packet, counted by stepping through the
+//! process: application and engine in one, from the sending call to the device's system call.
 
 use std::io::BufRead;
 use std::path::PathBuf;
@@ -16,17 +16,17 @@ use crate::child::{Child, OwnSocket, Role, tell};
 use crate::process::{Serving, start_server};
 use crate::report::{Outcome, Row};
 
-/// Batches of two sizes: what one has more than the other is the packets', what both have alike is
-/// the batch's. A step takes some microseconds.
+/// Batches of two sizes: the difference belongs to the packets, the common part to the batch. A
+/// step takes some microseconds.
 const BATCHES: [usize; 2] = [8, 40];
 const QUICK_BATCHES: [usize; 2] = [2, 6];
-/// All threads sleep when nothing is executed for so long.
+/// All threads sleep if no instruction executes for this long.
 const QUIET: Duration = Duration::from_millis(40);
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often each is counted.
+/// The number of counts of each.
 const COUNTS: usize = 5;
 
-/// The process that is stepped through: sends as many packets as each line says.
+/// Runs the process that the experiment steps through: sends as many packets as each line says.
 pub(crate) fn counted(serving: &Serving, socket: PathBuf) -> anyhow::Result<()> {
     let name = serving.wire.tap()?;
     let (server, _far) = start_server(serving, socket.clone())?;
@@ -82,7 +82,7 @@ pub(super) fn measure(
             let packets = (sizes[1] - sizes[0]) as f64;
             let per =
                 |value: fn(&Steps) -> u64| (value(&many) as f64 - value(&few) as f64) / packets;
-            // The first round finds what is done once alone.
+            // The first round executes one-time work, so it does not count.
             if round > 0 {
                 each[0].push(per(|steps| steps.instructions));
                 each[1].push(per(|steps| steps.locked));
@@ -114,12 +114,12 @@ fn first_line(error: &towpath_testkit::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// What is executed for a batch, until everybody sleeps again.
+/// Counts what is executed for a batch, until all threads sleep again.
 fn one(watch: &StepWatch, child: &mut Child, count: usize) -> anyhow::Result<Steps> {
-    let busy = "the process that is stepped through does not come to rest";
+    let busy = "the process that is stepped through does not go to sleep";
     let before = watch.settle(QUIET, PATIENCE).context(busy)?;
     child.say(&count.to_string())?;
-    // It has to wake up first.
+    // The process has to wake up first.
     let began = std::time::Instant::now();
     while watch.steps() == before {
         ensure!(began.elapsed() < PATIENCE, "the process that is stepped through does not begin");

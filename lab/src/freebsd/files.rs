@@ -1,4 +1,4 @@
-//! Files of 1 KB over HTTP, a connection for each.
+//! Files of 1 KB over HTTP, one connection each.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ use crate::process::{Process, Serving, Wire};
 use crate::report::{Outcome, Row};
 
 const FILE_BYTES: usize = 1024;
-/// Clients that ask at the same time.
+/// Clients that request files at the same time.
 const CLIENTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(5);
 const REQUEST: &[u8] = b"GET /file HTTP/1.0\r\n\r\n";
@@ -38,7 +38,8 @@ pub(super) fn measure(
     ] {
         let is_slow = matches!(serving.wire, Wire::SlowTap { .. });
         let process = Process::start(&serving, None)?;
-        // Threads stay where those are that start them: on one core, all of them.
+        // A thread inherits the cores of the thread that starts it: on one core, all of them share
+        // it.
         let (ways, pairs, refused) = thread::scope(|scope| {
             let measuring = scope.spawn(|| -> anyhow::Result<_> {
                 match serving.engine_cpu {
@@ -61,7 +62,7 @@ pub(super) fn measure(
                         anyhow::Ok(ways)
                     })
                     .transpose()?;
-                // A kernel's socket has no slow device here: there is nothing to compare with.
+                // A kernel socket has no slow device here, so there is no comparison.
                 let own = Participants::new(&[std::process::id()]);
                 let pairs = (!is_slow)
                     .then(|| both(settings.pairs(), ours, || kernel(wire, &own, window)))
@@ -100,7 +101,7 @@ fn free(cores: (usize, usize)) -> anyhow::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-/// What a server accepts and serves.
+/// A connection that a server accepts.
 trait Served: Read + Write {
     fn set_patience(&self) -> std::io::Result<()>;
 }
@@ -135,7 +136,7 @@ fn kernel(wire: &KernelWire, all: &Participants, window: Duration) -> anyhow::Re
     run(window, all, listener.local_addr()?, || Ok(listener.accept()?.0))
 }
 
-/// Files a second, and what each costs all who take part.
+/// Returns the files per second, in thousands, and the processor time of all participants per file.
 fn run<S: Served>(
     window: Duration,
     all: &Participants,
@@ -153,8 +154,8 @@ fn run<S: Served>(
             answer.resize(answer.len() + FILE_BYTES, b'x');
             loop {
                 let mut stream = accept().context("the server's next client")?;
-                // Who ends it comes as a client after the others, and may be gone again: nothing is
-                // read from it.
+                // The connection that ends the server comes after the clients' connections, and may
+                // be closed already. So the server does not read from it.
                 if over.load(Ordering::Acquire) {
                     return Ok(());
                 }
@@ -191,7 +192,7 @@ fn run<S: Served>(
         let took = start.elapsed().as_secs_f64();
         let cpu = all.cpu_time()? - before;
         over.store(true, Ordering::Release);
-        // The server waits for somebody; each who comes lets it look whether it is over.
+        // The server blocks in accept. Each new connection makes it check whether the run is over.
         let until = Instant::now() + PATIENCE;
         while !serving.is_finished() && Instant::now() < until {
             let visitor = connect();

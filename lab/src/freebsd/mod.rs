@@ -1,8 +1,8 @@
-//! Watson, "Changes in the network interface queueing handoff model": empty UDP packets a second and
-//! files of 1 KB over HTTP, with packets handed to the device directly and through a queue, on one
-//! core and on two; and, which the paper leaves open, with a device slower than the processor. His
-//! gain is that of four lock operations less a packet: what is locked, and what is executed, is
-//! counted here, instruction by instruction.
+//! Watson, "Changes in the network interface queueing handoff model": empty UDP packets per second
+//! and files of 1 KB over HTTP, with packets handed to the device directly and through a queue, on
+//! one core and on two. Beyond the paper, a device slower than the processor. Watson's gain is that
+//! of four lock operations less per packet. So this experiment counts instructions, and the locked
+//! ones among them, one by one.
 
 mod counted;
 mod files;
@@ -22,12 +22,12 @@ use crate::statistics::Pairs;
 
 pub(crate) use counted::counted;
 
-/// What sending a packet takes a slow device.
+/// The time that a slow device takes per packet, in microseconds.
 const PACKET_US: u64 = 50;
-/// Packets that a slow device has places for.
+/// Packets that a slow device has room for.
 const PLACES: usize = 2;
 
-/// How packets can be handed to the device, where that can be chosen: the setting, and its value
+/// The ways to hand packets to the device, if the server has a choice: the setting, and its values
 /// for directly and for through a queue.
 #[derive(Clone, Copy, Debug)]
 struct Handoff {
@@ -44,17 +44,17 @@ impl Handoff {
     }
 }
 
-/// Rows of the two ways are called so.
+/// The names of the rows of the two ways.
 const IN_TWO_WAYS: &str = "handed over directly, to through a queue";
 const TWO_WAYS: [&str; 2] = ["directly", "through a queue"];
 
-/// What a run came to: packets or files a second, in thousands, and time on a core for each, in
-/// microseconds.
+/// The result of a run: packets or files per second, in thousands, and the processor time of each,
+/// in microseconds.
 type Run = (f64, f64);
 
 impl Handoff {
-    /// A run with packets handed over in one of the two ways. `refused`: the device is slow, and must
-    /// have refused some.
+    /// Runs with packets handed over in one of the two ways. With `refused`, the device is slow,
+    /// and must have refused some.
     fn run(
         self,
         process: &Process,
@@ -73,7 +73,7 @@ impl Handoff {
     }
 }
 
-/// What the server counted of its device.
+/// The server's counters of its device.
 struct Counted {
     full: u64,
     taken: u64,
@@ -87,7 +87,7 @@ impl Counted {
     }
 }
 
-/// How often a slow device had no room, to the packets that it took: directly, and through a queue.
+/// The refusals of a slow device per packet that it took: directly, and through a queue.
 #[derive(Default)]
 struct Refused([RefCell<Vec<f64>>; 2]);
 
@@ -110,13 +110,14 @@ impl Refused {
     }
 }
 
-/// On a TAP of this name that is slower than the processor by far, and has few places.
+/// Returns the serving on a TAP of this name that is far slower than the processor, and has few
+/// slots.
 fn slow(name: &str, serving: Serving) -> Serving {
     let wire = Wire::SlowTap { name: name.to_owned(), packet_us: PACKET_US, places: PLACES };
     Serving { wire, ..serving }
 }
 
-/// Two measured in turn, by both figures.
+/// Measures two sides in turn, by both figures.
 fn both(
     count: usize,
     ours: impl Fn() -> anyhow::Result<Run>,
@@ -137,7 +138,7 @@ fn both(
         },
     )?;
     let mut cpu = cpu.into_inner();
-    // The first pair finds everything cold, and does not count.
+    // The first pair finds caches cold, and does not count.
     cpu.ours.remove(0);
     cpu.base.remove(0);
     Ok((rates, cpu))

@@ -1,4 +1,4 @@
-//! Empty UDP packets, as many as go.
+//! Empty UDP packets, as fast as possible.
 
 use std::net::UdpSocket;
 use std::thread;
@@ -19,13 +19,13 @@ use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary, in_turn, ratios};
 use crate::techniques::Waits;
 
-/// Ethernet, IPv4 and UDP, and nothing else: the kernel pads it.
+/// Ethernet, IPv4 and UDP headers without a payload; the kernel pads the frame.
 pub(super) const PACKET_BYTES: usize = 42;
 const PORT: u16 = 9;
-/// Packets made known at once.
+/// Packets per flush.
 const BATCH: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Packets made known at once, where that is what is varied.
+/// Packets per flush, where the experiment varies them.
 const BATCHES: [usize; 4] = [1, 4, 16, 64];
 
 pub(super) fn measure(
@@ -70,7 +70,7 @@ pub(super) fn measure(
             process.set(handoff.setting, handoff.setting.spec().default)?;
             refused.rows(&format!("empty UDP packets, {what}"), &parameters, outcome);
         }
-        // A kernel's socket has no slow device here: there is nothing to compare with.
+        // A kernel socket has no slow device here, so there is no comparison.
         if is_slow {
             continue;
         }
@@ -90,8 +90,8 @@ pub(super) fn measure(
     by_batch(settings, cores, wire, handoff, window, outcome)
 }
 
-/// Packets a second by how many are made known at once: where handing over directly has something to
-/// gain, and where a batch together has.
+/// Measures packets per second by the packets per flush: few, where direct handoff can gain, and
+/// many, where a batch can.
 fn by_batch(
     settings: Settings,
     cores: (usize, usize),
@@ -150,7 +150,7 @@ pub(super) struct Sender {
     session: Session,
     endpoint: Endpoint,
     packet: [u8; PACKET_BYTES],
-    /// Takes what is sent, and is not read: so that the kernel has somebody to drop it for.
+    /// Receives the packets and is never read, so that the kernel drops them at a socket.
     _sink: UdpSocket,
     participants: Participants,
     waits: Waits,
@@ -209,7 +209,7 @@ pub(super) fn aim(
     Ok((endpoint, *frame.first_chunk().context("a frame without headers")?))
 }
 
-/// Sends up to so many; answers how many there was room for.
+/// Sends at most `count` packets; returns the number that there was room for.
 pub(super) fn send_batch(
     session: &mut Session,
     endpoint: Endpoint,
@@ -233,7 +233,7 @@ pub(super) fn send_batch(
     Ok(sent)
 }
 
-/// The same with a socket.
+/// Sends the same packets by a kernel socket.
 fn kernel(wire: &KernelWire, window: Duration) -> anyhow::Result<Run> {
     let sink = wire.far_udp(0, 1)?.pop().context("no socket")?;
     let socket = wire.near_udp(0)?;

@@ -1,4 +1,4 @@
-//! What parts of a measurement came to, each a thread of its own.
+//! Counts of a measurement's parts, each a thread of its own.
 
 use std::sync::mpsc;
 use std::thread;
@@ -9,25 +9,24 @@ use towpath_testkit::{Participants, Usage};
 
 use super::left::Left;
 
-/// One side of what is measured: answers what it moved.
+/// One side of a measurement: returns the number of packets or bytes that it moved.
 pub(super) type Part<'a> = Box<dyn FnOnce() -> anyhow::Result<u64> + Send + 'a>;
 
-/// What parts came to.
+/// The counts of all parts.
 #[derive(Clone, Debug)]
 pub(super) struct Counted {
-    /// What each part answered, in their order.
+    /// The return value of each part, in their order.
     pub(super) moved: Vec<u64>,
     /// From the first part's start to the last one's end.
     pub(super) took: Duration,
-    /// Of all participants.
+    /// The usage of all participants.
     pub(super) usage: Usage,
-    /// The part of all cores that was left, where that is counted.
+    /// The idle part of all cores, where the experiment counts it.
     pub(super) left: Option<f64>,
 }
 
-/// Runs parts side by side until the last is done. No thread ends before the participants were
-/// looked at: one that has ended is in no account of switches, and one that is just ending may be
-/// found or not.
+/// Runs parts side by side until the last is done. No thread ends before the participants' accounts
+/// are read: an ended thread is in no account of switches, and an ending one may be missed.
 pub(super) fn counted(
     participants: &Participants,
     mut left: Option<&mut Left>,
@@ -48,16 +47,16 @@ pub(super) fn counted(
             let done = done.clone();
             scope.spawn(move || {
                 let outcome = part();
-                // Nobody listens where another part has failed: then there is nothing to count.
+                // After another part's failure, no receiver is left and nothing is to be counted.
                 let _ = done.send((place, outcome, Instant::now()));
-                // Nothing is ever sent: the gate opens when its other end is dropped.
+                // No message is ever sent: the gate opens when its other end is dropped.
                 let _ = gate.recv();
             });
         }
         drop(done);
         let mut last = start;
         for _ in 0..moved.len() {
-            let (place, outcome, ended) = outcomes.recv().context("a part ended without a word")?;
+            let (place, outcome, ended) = outcomes.recv().context("a part had no result")?;
             moved[place] = outcome?;
             last = last.max(ended);
         }
@@ -83,7 +82,7 @@ mod tests {
             }
             Ok(NAPS)
         };
-        // One thread is done long before the other.
+        // One thread finishes long before the other.
         let counted = counted(&own, None, vec![Box::new(|| Ok(1)), Box::new(nap)]).unwrap();
         assert_eq!(counted.moved, [1, NAPS]);
         assert!(counted.usage.sleeps >= NAPS, "{counted:?}");

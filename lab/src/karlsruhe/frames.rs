@@ -1,5 +1,5 @@
-//! Frames at a constant rate between an application and the kernel over a TAP, and what they cost
-//! everybody who takes part.
+//! Frames at a constant rate between an application and the kernel over a TAP, and their cost to
+//! all participants.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -18,14 +18,14 @@ use super::{WINDOW_S, Way};
 use crate::echo::mac_of;
 use crate::process::{HOST, Process};
 
-/// A full Ethernet frame, as a bulk transfer has them.
+/// A full Ethernet frame, as in a bulk transfer.
 pub(super) const FRAME_BYTES: usize = 1514;
 const HEADER_BYTES: usize = 42;
 const PORT: u16 = 9;
 const SLOTS: u32 = 4096;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// From the application to the kernel, or the other way.
+/// From the application to the kernel, or the reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Sending,
@@ -43,57 +43,57 @@ impl Direction {
     }
 }
 
-/// How many frames, and how they come.
+/// The number of frames, and their arrangement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) direction: Direction,
-    /// Frames a second.
+    /// Frames per second.
     pub(super) rate: u32,
-    /// Frames that are sent at once.
+    /// Frames of one burst.
     pub(super) burst: u32,
-    /// Of these, frames that the application flushes together: one ring at most. Of no concern to
-    /// the kernel, which has no flush.
+    /// Of these, the frames that the application flushes together, with at most one notification.
+    /// The kernel has no flush.
     pub(super) flushed: u32,
 }
 
 impl Load {
-    /// Bursts that are flushed whole.
+    /// Returns a load of bursts that are flushed whole.
     pub(super) fn bursts(direction: Direction, rate: u32, burst: u32) -> Load {
         Load { direction, rate, burst, flushed: burst }
     }
 
-    /// Whether the application flushes after so many frames of a burst.
+    /// Returns whether the application flushes after this many frames of a burst.
     fn flushes_after(self, frames: u64) -> bool {
         frames.is_multiple_of(u64::from(self.flushed)) || frames == u64::from(self.burst)
     }
 
-    /// How long so many frames take.
+    /// Returns the time that this many frames take.
     fn takes(self, frames: u64) -> Duration {
         Duration::from_nanos(frames * 1_000_000_000 / u64::from(self.rate))
     }
 }
 
-/// What a run came to, scaled to the paper's window.
+/// The result of a run, scaled to the paper's window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) frames: f64,
     pub(super) wake_ups: f64,
-    /// Looks at the device that found nothing.
+    /// Polls of the device that found nothing.
     pub(super) polls: f64,
     pub(super) switches: f64,
     pub(super) busy_s: f64,
-    /// The part of both cores that was left, where that is counted.
+    /// The idle part of both cores, where the experiment counts it.
     pub(super) left: Option<f64>,
 }
 
 impl Sample {
-    /// The part of so many cores that was left.
+    /// Returns the idle part of this many cores.
     pub(super) fn idle(&self, cores: u32) -> f64 {
         1.0 - self.busy_s / (WINDOW_S * f64::from(cores))
     }
 }
 
-/// An application on a station, and the kernel's side of it.
+/// An application at a server, and the kernel's side of it.
 pub(super) struct Bench<'a> {
     process: &'a Process,
     session: Session,
@@ -102,7 +102,7 @@ pub(super) struct Bench<'a> {
     kernel: UdpSocket,
     participants: Participants,
     cores: (usize, usize),
-    /// Who counts what is left, in a run of its own.
+    /// The process that counts idle time, in a run of its own.
     pub(super) left: Option<Left>,
 }
 
@@ -112,7 +112,8 @@ impl<'a> Bench<'a> {
         tap: &str,
         cores: (usize, usize),
     ) -> anyhow::Result<Bench<'a>> {
-        // Room for all that comes while others have the processor: nothing is lost here.
+        // Room for all frames that come while other threads have the processor: nothing is lost
+        // here.
         let options = Options {
             name: "karlsruhe".into(),
             transmit_slots: SLOTS,
@@ -135,7 +136,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { process, session, endpoint, headers, kernel, participants, cores, left: None })
     }
 
-    /// Carries frames for a time in some way, and leaves everything as it was.
+    /// Carries frames for a time with a configuration, then resets its settings to the defaults.
     pub(super) fn run_so(
         &mut self,
         way: &Way,
@@ -172,7 +173,8 @@ impl<'a> Bench<'a> {
             Direction::Sending => self.send(load, frames)?,
             Direction::Receiving => self.receive(load, frames)?,
         };
-        // The engine says what it counted when its turn is over, which may be after the last frame.
+        // The engine publishes its counts at the end of a poll iteration, which may be after the
+        // last frame.
         let until = Instant::now() + PATIENCE;
         let (after, moved) = loop {
             let after = self.process.counters()?;
@@ -195,8 +197,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// The application sends, the kernel takes: nobody reads there, and what its socket has no room
-    /// for is dropped behind it.
+    /// Sends frames from the application to the kernel. No thread reads there: the kernel drops
+    /// frames that its socket has no room for.
     fn send(&mut self, load: Load, frames: u64) -> anyhow::Result<Counted> {
         let Bench { session, endpoint, headers, cores, participants, left, .. } = self;
         let cpu = cores.1;
@@ -226,7 +228,7 @@ impl<'a> Bench<'a> {
         counted(participants, left.as_mut(), vec![Box::new(sending)])
     }
 
-    /// The kernel sends, the application takes, and is done with the last frame.
+    /// Sends frames from the kernel to the application, until that has received the last one.
     fn receive(&mut self, load: Load, frames: u64) -> anyhow::Result<Counted> {
         let Bench { session, kernel, cores, participants, left, .. } = self;
         let cpu = cores.1;
@@ -262,13 +264,13 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// How much more the second counters have than the first.
+/// Returns the increase of a counter.
 fn since(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>, name: &str) -> u64 {
     let value = |all: &BTreeMap<String, u64>| all.get(name).copied().unwrap_or_default();
     value(after).saturating_sub(value(before))
 }
 
-/// Sends bursts when they are due, asleep in between. Late ones are sent at once.
+/// Sends bursts when they are due, and sleeps in between. Sends late bursts at once.
 fn paced(
     load: Load,
     frames: u64,

@@ -1,9 +1,9 @@
-//! What is left of both cores by the paper's own measure: a thread of the idle class on each counts.
-//! What neither it nor the participants had, interrupts took, the kernel's own threads, and whoever
-//! else is on the machine.
+//! The idle time of both cores by the paper's own measure: a thread of the idle class counts on
+//! each core. Time that neither these threads nor the participants had went to interrupts, kernel
+//! threads and other processes.
 //!
-//! The threads that count belong to a process of their own, which is no participant. A core on which
-//! one counts never halts: what is measured so is a run of its own, beside Linux measured so too.
+//! The counting threads belong to a process of their own, which is no participant. They keep a core
+//! from halting. So this measurement is a run of its own, beside Linux measured in the same way.
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::Settings;
 use crate::child::{Child, Role, tell};
 use crate::report::{Outcome, Row};
 
-/// Frames at once.
+/// Frames of a burst.
 const BURSTS: [u32; 2] = [1, 16];
 
-/// The process that counts: at each first line it begins, at each second it says which part of each
-/// core was left.
+/// Runs the counting process: begins at each first line, and at each second line reports the idle
+/// part of each core.
 pub(crate) fn count_idle(cpus: &[usize], calibration: Duration) -> anyhow::Result<()> {
     let mut idle = IdleCounters::start(cpus)?;
     idle.calibrate(calibration)?;
@@ -40,13 +40,13 @@ pub(crate) fn count_idle(cpus: &[usize], calibration: Duration) -> anyhow::Resul
     Ok(())
 }
 
-/// A process that counts what is left.
+/// A process that counts idle time.
 pub(super) struct Left {
     child: Child,
 }
 
 impl Left {
-    /// Starts and calibrates it: nobody may compute meanwhile.
+    /// Starts and calibrates it. Nothing else may compute meanwhile.
     pub(super) fn start(cores: (usize, usize), settings: Settings) -> anyhow::Result<Left> {
         let calibration_ms = if settings.quick { 200 } else { 1000 };
         let role = Role::CountIdle { cpus: vec![cores.0, cores.1], calibration_ms };
@@ -59,11 +59,11 @@ impl Left {
         Ok(())
     }
 
-    /// The part of all cores that was left, 0 to 1.
+    /// Returns the idle part of all cores, 0 to 1.
     pub(super) fn end(&mut self) -> anyhow::Result<f64> {
         self.child.say("end")?;
         let heard = self.child.hear()?;
-        // A core that was never idle while it was calibrated has no part.
+        // A core that was never idle during the calibration has no value.
         let parts: Vec<Option<f64>> = serde_json::from_str(&heard)
             .with_context(|| format!("the process that counts said {heard:?}"))?;
         match parts.iter().copied().collect::<Option<Vec<f64>>>() {
@@ -73,13 +73,14 @@ impl Left {
     }
 }
 
-/// What neither the idle nor the participants had, as a part of both cores: `left` and `busy_s` as
-/// samples have them.
+/// Returns the part of both cores that neither the idle class nor the participants had. `left` and
+/// `busy_s` are those of samples.
 pub(super) fn missing(left: f64, busy_s: f64) -> f64 {
     1.0 - left - busy_s / (2.0 * WINDOW_S)
 }
 
-/// Frames both ways: what is left by the count, and by the scheduler's account of participants.
+/// Measures frames both ways: idle time by the count, and by the scheduler's account of
+/// participants.
 pub(super) fn measure(
     settings: Settings,
     bench: &mut Bench<'_>,
@@ -116,7 +117,7 @@ mod tests {
 
     #[test]
     fn unaccounted_processor_time_is_missing() {
-        // Of ten seconds of two cores six were left and three the participants': one is missing.
+        // In ten seconds of two cores, six were idle and three the participants': one is missing.
         assert!((missing(0.6, 3.0) - 0.1).abs() < 1e-9);
         assert!(missing(1.0, 0.0).abs() < 1e-9);
     }

@@ -1,10 +1,10 @@
 //! Hennrich, "User Level Device Driver am Beispiel von TCP": frames, wake-ups, polls of the device
-//! and busy time in five seconds, sending and receiving, with and without each saving; what a frame,
-//! a wake-up and a poll cost, by least squares; the idle time against the number of switches; and,
-//! beside Linux, the processor time that is left at the same TCP throughput both ways.
+//! and busy time in five seconds, sending and receiving, with and without each saving; the cost of
+//! a frame, a wake-up and a poll, by least squares; the idle time against the number of switches;
+//! and, beside Linux, the idle time at the same TCP throughput both ways.
 //!
-//! The paper's IPCs are wake-ups here: what makes a sleeping thread run. Its interrupts are looks at
-//! the device that found nothing: calls of the driver beyond those that moved a frame.
+//! Wake-ups stand for the paper's IPCs: both make a sleeping thread run. Polls of the device that
+//! found nothing stand for its interrupts: calls of the driver beyond those that moved a frame.
 
 mod counted;
 mod frames;
@@ -30,15 +30,15 @@ use frames::{Bench, Direction, Load, Sample};
 
 /// The paper's window; shorter ones are scaled to it.
 pub(super) const WINDOW_S: f64 = 5.0;
-/// Interfaces of this experiment begin so.
+/// The interface of this experiment.
 const TAP: &str = "tpkar0";
-/// Clocks that are compared with being woken.
+/// Clocks that are compared with notifications.
 const CLOCKS_HZ: [u64; 2] = [500, 4000];
-/// Counts that are correlated more than this are not told apart.
+/// Counts with a higher correlation than this cannot be told apart.
 const TOLD_APART: f64 = 0.98;
-/// Frames a second when savings are compared.
+/// Frames per second when savings are compared.
 const RATE: u32 = 10_000;
-/// Frames that come at once where one ring for all is compared with a ring for each.
+/// Frames of a burst where one notification for all is compared with one for each.
 const BURST: u32 = 16;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
@@ -51,7 +51,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "frames of {} bytes over a TAP between an application and the kernel's UDP, at a rate \
-             that all keep; everybody sleeps when idle; engine on core {}, the application on core \
+             that all keep; all sleep when idle; engine on core {}, the application on core \
              {}; busy time, wake-ups and switches are of all threads of the application, the \
              server and the kernel's side, by the scheduler's own account; windows of {} ms, scaled \
              to the paper's 5 s; what is counted is idle time by a thread of the idle class on each \
@@ -75,7 +75,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The paper's table, over rates and bursts; the fits; and idle time against switches.
+/// Measures the paper's table, over rates and bursts; the fits; and idle time against switches.
 fn table(
     settings: Settings,
     bench: &mut Bench<'_>,
@@ -113,7 +113,7 @@ fn table(
                 }
             }
         }
-        // By the clock, looks at the device come without wake-ups by others: else the costs of the
+        // A timer-driven engine polls the device without wake-ups by others. Else the costs of the
         // two could not be told apart.
         for hz in CLOCKS_HZ {
             let Some(way) = clocked(hz) else { continue };
@@ -135,7 +135,7 @@ fn table(
     Ok(())
 }
 
-/// The paper's columns, of one set-up.
+/// Adds the paper's columns of one set-up.
 fn show(outcome: &mut Outcome, what: &str, parameters: &[(&str, f64)], samples: &[Sample]) {
     let mut row = |column: &str, unit, value: &dyn Fn(&Sample) -> f64| {
         let values: Vec<f64> = samples.iter().map(value).collect();
@@ -148,8 +148,8 @@ fn show(outcome: &mut Outcome, what: &str, parameters: &[(&str, f64)], samples: 
     row("busy", "s in 5 s", &|sample| sample.busy_s);
 }
 
-/// What each thing costs, and how much of the busy time that explains. Where each wake-up comes with
-/// as many looks at the device as any other, their costs cannot be told apart, and are given as one.
+/// Computes the cost of each thing, and how much of the busy time these costs explain. If wake-ups
+/// and polls of the device are correlated, their costs cannot be told apart, and are given as one.
 fn cost(outcome: &mut Outcome, way: &str, counts: &[Vec<f64>], busy: &[f64]) {
     let column = |place: usize| counts.iter().map(|row| row[place]).collect::<Vec<_>>();
     let together = fit::correlation(&column(1), &column(2)).abs() > TOLD_APART;
@@ -173,7 +173,7 @@ fn cost(outcome: &mut Outcome, way: &str, counts: &[Vec<f64>], busy: &[f64]) {
     outcome.rows.push(Row { samples: busy.len(), ..row });
 }
 
-/// How far idle time is a straight line of the switches.
+/// Computes how far idle time is a straight line of the switches.
 fn line(outcome: &mut Outcome, way: &str, points: &[[f64; 2]]) {
     let (_, slope, explained) = fit::line(points).unwrap_or((f64::NAN, f64::NAN, f64::NAN));
     let parameters = [("packets_per_s", f64::from(RATE))];
@@ -186,26 +186,26 @@ fn line(outcome: &mut Outcome, way: &str, points: &[[f64; 2]]) {
     }
 }
 
-/// One side of what is compared.
+/// One side of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 struct Way {
-    /// How many frames are sent at once.
+    /// The number of frames of a burst.
     burst: u32,
-    /// How many of them the application flushes together, with one ring at most.
+    /// The number of them that the application flushes together, with at most one notification.
     flushed: u32,
-    /// Of the device and of the application's endpoint.
+    /// Settings of the device and of the application's endpoint.
     settings: Vec<(Setting, u64)>,
-    /// How the application waits.
+    /// The application's wait strategy.
     waiting: WaitStrategy,
 }
 
 impl Way {
-    /// A ring for each frame, and everybody sleeps.
+    /// Returns a notification for each frame, with all sides asleep when idle.
     fn plain() -> Way {
         Way { burst: 1, flushed: 1, settings: Vec::new(), waiting: WaitStrategy::Block }
     }
 
-    /// So many frames are sent at once, and flushed together.
+    /// Sends this many frames at once, and flushes them together.
     fn bursts(burst: u32) -> Way {
         Way { burst, flushed: burst, ..Way::plain() }
     }
@@ -221,11 +221,12 @@ struct Saving {
     name: String,
     on: Way,
     off: Way,
-    /// Those that it can make a difference to.
+    /// The directions in which it can make a difference.
     directions: &'static [Direction],
 }
 
-/// All: each way to wait against sleeping, and what rings less often.
+/// Returns all savings: each wait strategy against sleeping, and each way to send fewer
+/// notifications.
 fn all_savings() -> Vec<Saving> {
     let both = &Direction::ALL;
     let (sending, receiving) = (&[Direction::Sending], &[Direction::Receiving]);
@@ -236,8 +237,8 @@ fn all_savings() -> Vec<Saving> {
         directions,
     };
     let plain = Way::plain;
-    // The frames come at once with and without it, so that timers, and the turns that they make
-    // possible, are the same: only who rings, the application or the engine, does so less often.
+    // Frames come in bursts with and without the saving, so timers and poll iterations are the
+    // same. Only the notifying side, the application or the engine, notifies less often.
     let bursts = || Way::bursts(BURST);
     let one_ring = format!("one notification for {BURST} packets");
     let mut all = vec![
@@ -249,7 +250,7 @@ fn all_savings() -> Vec<Saving> {
         let Kind::Word(words) = spec.kind else { continue };
         for (value, against) in compared(words, spec.default) {
             let (on, off) = (setting.show(value), setting.show(against));
-            // Who polls has no idle time, and saves nothing.
+            // A polling engine has no idle time, and saves nothing.
             if on == "poll" {
                 continue;
             }
@@ -280,7 +281,7 @@ fn all_savings() -> Vec<Saving> {
     all
 }
 
-/// The engine looks so many times a second.
+/// Returns a timer-driven engine of this many ticks per second.
 fn clocked(hz: u64) -> Option<Way> {
     let clocked = Setting::Wait.parse("timer-driven").ok()?;
     Some(Way::plain().with(Setting::Wait, clocked).with(Setting::TickHz, hz))
@@ -310,7 +311,7 @@ fn savings(
             let parameters = [("packets_per_s", f64::from(RATE))];
             let title = format!("{}, busy, on to off: {name}", direction.name());
             outcome.rows.push(Row::new(&title, &parameters, "ratio", &pairs.ratios()));
-            // The first of each was thrown away.
+            // The first of each is dropped: it warms the caches.
             let [with, without] = samples.into_inner().map(|side| side[1..].to_vec());
             let wake_ups = |side: &[Sample]| {
                 Summary::of(&side.iter().map(|sample| sample.wake_ups).collect::<Vec<_>>()).median
@@ -342,7 +343,7 @@ mod tests {
                     && other.directions.iter().any(|one| saving.directions.contains(one))
             };
             assert_eq!(all[..place].iter().filter(same).count(), 0, "{}", saving.name);
-            // Who sends less often has fewer timers: that is no saving of what is compared.
+            // A side that sends less often has fewer timers, which is not the compared saving.
             assert_eq!(saving.on.burst, saving.off.burst, "{}", saving.name);
         }
         let named = |part: &str| all.iter().filter(|saving| saving.name.contains(part)).count();

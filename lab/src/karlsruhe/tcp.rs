@@ -1,5 +1,5 @@
 //! TCP at the same throughput both ways: an application's stack behind a server and a TAP, and the
-//! kernel's own across a veth pair; and what is left of the processor.
+//! kernel's own across a veth pair; and the idle time of the processor.
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ use crate::process::{HOST, Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
 
-/// Megabits a second: the paper's, and more.
+/// Megabits per second: the paper's, and more.
 const RATES: [u32; 3] = [83, 400, 2000];
 /// Bytes of one write.
 const WRITE_BYTES: usize = 8192;
@@ -33,7 +33,7 @@ pub(super) fn measure(
     window: Duration,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    // Nothing is pinned: what is left is left on both.
+    // Nothing is pinned: idle time is that of both cores.
     let wire = KernelWire::new("tpkarv", 1500)?;
     let process = Process::start(&Serving::tap(TAP), None)?;
     let network = Network::attach(process.socket())?;
@@ -81,12 +81,12 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// How idle time is known.
+/// The source of the idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// What the scheduler's account of participants leaves.
+    /// The time that the scheduler's account of participants leaves.
     Account,
-    /// What a thread on each core counts.
+    /// The count of a thread on each core.
     Count,
 }
 
@@ -118,7 +118,7 @@ impl By {
         let name = format!("TCP {way}, idle time{counted}, Towpath to Linux");
         outcome.rows.push(Row::new(&name, &parameters, "ratio", &pairs.ratios()));
         let samples = samples.into_inner();
-        // The first of each was thrown away.
+        // The first of each is dropped: it warms the caches.
         let busy = samples[0].iter().zip(&samples[1]).skip(1);
         let ratios: Vec<f64> = busy.map(|(ours, linux)| ours.busy_s() / linux.busy_s()).collect();
         let name = format!("TCP {way}, busy time{counted}, Towpath to Linux");
@@ -155,7 +155,7 @@ struct Sample {
     usage: Usage,
     bytes: u64,
     took: Duration,
-    /// The part of both cores that was left, where that is counted.
+    /// The idle part of both cores, where the experiment counts it.
     left: Option<f64>,
 }
 
@@ -181,7 +181,7 @@ impl Sample {
     }
 }
 
-/// A stream that can be told how long to wait.
+/// A stream with a time limit for its waits.
 trait Patient {
     fn be_patient(&self) -> std::io::Result<()>;
 }
@@ -217,7 +217,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// Sends at a pace; all must arrive.
+/// Sends at a pace; all bytes must arrive.
 fn run(
     participants: &Participants,
     left: Option<&mut Left>,
@@ -235,7 +235,7 @@ fn run(
                 thread::sleep(left);
             }
         }
-        // Who reads sees its end.
+        // The drop closes the connection, so the reader sees its end.
         drop(near);
         Ok(sent)
     };

@@ -1,4 +1,4 @@
-//! Through the kernel's sockets, over a veth pair.
+//! Messages through the kernel's sockets, over a veth pair.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
@@ -21,7 +21,8 @@ struct Sockets {
     /// Packets of a message, and the bytes of each.
     count: u64,
     piece_bytes: usize,
-    /// Packets that may be on their way: nothing is lost while the far one's buffer holds them.
+    /// The largest number of packets in flight: nothing is lost while the far socket's buffer holds
+    /// them.
     window: u64,
 }
 
@@ -31,15 +32,16 @@ impl Sockets {
         let near = wire.near_udp(0)?;
         near.connect(far.local_addr()?)?;
         let (count, piece_bytes) = pieces(message_bytes);
-        // The kernel counts more than a packet's bytes.
+        // The kernel accounts for more than a packet's bytes.
         let held = rustix::net::sockopt::socket_recv_buffer_size(&far)? / (2 * piece_bytes + 2048);
         let window = window(piece_bytes).min(held as u64).max(1);
         Ok(Sockets { near, far, count, piece_bytes, window })
     }
 }
 
-/// The same over UDP sockets: sender and receiver in a thread each, the receiver in `epoll`. What
-/// was received is told to the sender through memory, so that nothing is lost, at no cost.
+/// Carries messages over UDP sockets: sender and receiver in a thread each, the receiver in
+/// `epoll`. The receiver reports its count through shared memory, so that nothing is lost, at no
+/// cost.
 pub(crate) fn udp(
     wire: &KernelWire,
     cores: (usize, usize),
@@ -93,7 +95,7 @@ fn generate(
             }
         }
         ensure!(last.elapsed() < PATIENCE, "{} packets did not arrive", sent - got);
-        // At a rate there is time: others may have the core.
+        // At a rate there is time, so other threads may have the core.
         match pace.left(sent / count) {
             Some(left) if left > Duration::from_micros(20) => thread::sleep(left),
             _ => thread::yield_now(),
@@ -133,8 +135,8 @@ fn drain(
     Ok(())
 }
 
-/// The same over UDP sockets in one thread, which sends as much as the receiver's socket takes and
-/// then receives it: what a single processor does best, since a veth pair delivers at once.
+/// Carries messages over UDP sockets in one thread, which fills the receiver's socket and then
+/// drains it. That suits a single processor best, since a veth pair delivers at once.
 pub(crate) fn udp_alone(
     wire: &KernelWire,
     message_bytes: usize,
@@ -179,7 +181,7 @@ pub(crate) fn udp_alone(
     }
 }
 
-/// The same over a TCP connection; a message is a `write`.
+/// Carries messages over a TCP connection; a message is a `write`.
 pub(crate) fn tcp(
     wire: &KernelWire,
     cores: (usize, usize),
@@ -209,7 +211,8 @@ pub(crate) fn tcp(
         });
         let sent = generator.join().map_err(|_| anyhow::anyhow!("the sender failed"))?;
         let received = sink.join().map_err(|_| anyhow::anyhow!("the receiver failed"))?;
-        // Who sends to a receiver that is gone has the lesser error of the two.
+        // The receiver's error comes first: if the receiver is gone, the sender's error only
+        // follows from that.
         let ((bytes, took), sent) = (received?, sent?);
         if bytes != sent * message_bytes as u64 {
             bail!("{sent} messages of {message_bytes} bytes sent, {bytes} bytes received");

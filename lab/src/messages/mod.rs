@@ -1,8 +1,8 @@
-//! Messages of any size in one direction, as fast as they go: through a server from one session to
+//! Messages of any size in one direction, as fast as possible: through a server from one session to
 //! another, and through the kernel's sockets.
 //!
-//! Every byte is written by the sender and read by the receiver. A message longer than
-//! [`PIECE_BYTES`] is carried in several packets, by whomever.
+//! The sender writes and the receiver reads every byte. Every carrier splits a message longer than
+//! [`PIECE_BYTES`] into several packets.
 
 mod kernel;
 mod stream;
@@ -14,27 +14,27 @@ use crate::flow::HEADER_BYTES;
 pub(crate) use kernel::{tcp, udp, udp_alone};
 pub(crate) use stream::Stream;
 
-/// What one packet carries at most.
+/// The largest payload of one packet.
 pub(crate) const PIECE_BYTES: usize = 32 * 1024;
-/// The MTU that this needs.
+/// The MTU that this payload needs.
 pub(crate) const MTU_BYTES: usize = 65_535;
-/// Packets on their way at most.
+/// The most packets in flight.
 const WINDOW: u64 = 192;
-/// Bytes on their way at most, or one packet.
+/// The most bytes in flight, unless one packet is longer.
 const WINDOW_BYTES: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// When enough was sent.
+/// The end of sending.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Amount {
-    /// After so long.
+    /// After this time.
     Time(Duration),
-    /// After so many messages.
+    /// After this many messages.
     Messages(u64),
 }
 
 impl Amount {
-    /// Whether so many messages, sent since the pace began, are enough.
+    /// Returns whether this many messages, sent since the pace began, are enough.
     fn is_sent(self, pace: &Pace, messages: u64) -> bool {
         match self {
             Amount::Time(time) => pace.start.elapsed() >= time,
@@ -43,7 +43,7 @@ impl Amount {
     }
 }
 
-/// What was moved, in which time.
+/// The messages that were moved, and the time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moved {
     pub(crate) messages: u64,
@@ -56,21 +56,21 @@ impl Moved {
     }
 }
 
-/// Packets of a message, and the bytes of each.
+/// Returns the packets of a message, and the bytes of each.
 fn pieces(message_bytes: usize) -> (u64, usize) {
     let count = message_bytes.div_ceil(PIECE_BYTES).max(1);
     (count as u64, message_bytes.div_ceil(count))
 }
 
-/// Packets that may be on their way.
+/// Returns the most packets in flight.
 fn window(piece_bytes: usize) -> u64 {
     WINDOW.min((WINDOW_BYTES / (piece_bytes + HEADER_BYTES)) as u64).max(2)
 }
 
-/// Sends at a rate: when what was sent is due.
+/// The times at which messages of a rate are due.
 struct Pace {
     start: Instant,
-    /// Nanoseconds of a message; 0: as fast as it goes.
+    /// Nanoseconds per message; 0: as fast as possible.
     each_ns: f64,
 }
 
@@ -80,7 +80,7 @@ impl Pace {
         Pace { start: Instant::now(), each_ns }
     }
 
-    /// Messages that may have been sent by now.
+    /// Returns the messages that may have been sent by now.
     fn due(&self) -> u64 {
         if self.each_ns == 0.0 {
             return u64::MAX;
@@ -88,14 +88,14 @@ impl Pace {
         (self.start.elapsed().as_nanos() as f64 / self.each_ns) as u64 + 1
     }
 
-    /// How long it is until the next one after so many messages is due; `None`: it is.
+    /// Returns the time until the message after this many is due; `None` if it is due now.
     fn left(&self, messages: u64) -> Option<Duration> {
         let due = Duration::from_nanos((messages as f64 * self.each_ns) as u64);
         due.checked_sub(self.start.elapsed())
     }
 }
 
-/// Reads all of some bytes.
+/// Reads all bytes, and returns their sum.
 pub(crate) fn add(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let words = words.iter().map(|word| u64::from_ne_bytes(*word));

@@ -1,4 +1,4 @@
-//! From one session of a server to another.
+//! Messages from one session of a server to another.
 
 use std::path::Path;
 use std::thread;
@@ -12,7 +12,7 @@ use super::{Amount, Moved, PATIENCE, Pace, add, pieces, window};
 use crate::flow::{self, HEADER_BYTES};
 use crate::techniques::Waits;
 
-/// Data bytes of a frame.
+/// Data bytes of a buffer.
 const FRAME_BYTES: usize = 2048;
 const SLOTS: usize = 1024;
 
@@ -50,7 +50,7 @@ impl Stream {
         Ok(Stream { sender, receiver, from, headers, flow, waits, sent, received, bytes, sum })
     }
 
-    /// Sends and receives; answers when all that was sent is there.
+    /// Sends and receives; returns when all packets sent have arrived.
     pub(crate) fn run(
         &mut self,
         message_bytes: usize,
@@ -60,7 +60,8 @@ impl Stream {
         let (count, piece_bytes) = pieces(message_bytes);
         self.headers = flow::headers(&self.flow, piece_bytes)?;
         let frames = (piece_bytes + HEADER_BYTES).div_ceil(FRAME_BYTES) as u64;
-        // Half of the slots: what is received was not given back yet when the next one is sent.
+        // Half of the slots: the application releases received buffers only after it sends the next
+        // packets.
         let window = window(piece_bytes).min(SLOTS as u64 / 2 / frames).max(2);
         let (first, got_before) = (self.sent, self.received);
         let pace = Pace::new(message_bytes, bits_per_s);
@@ -139,7 +140,7 @@ impl Stream {
         Ok(got)
     }
 
-    /// Until something arrives, or the next message is due.
+    /// Sleeps until something arrives, or the next message is due.
     fn sleep(&mut self, on_the_way: u64, pace: &Pace, messages: u64) -> anyhow::Result<()> {
         let left = pace.left(messages).unwrap_or_default();
         if on_the_way == 0 {

@@ -2,10 +2,11 @@
 //! round trip of a small frame, with each technique on and off.
 //!
 //! A frame of 60 bytes goes from an application through the server and its TAP to an AF_PACKET
-//! socket on the kernel's side, which sends it back; twice, and the second time counts. As in the
-//! paper, trials are apart from each other, and what counts is the mean of the lowest 4000 of 5120.
-//! Sending back is done by the thread that waits, so that one core does that and the other one what
-//! is measured; with everything asleep it is also done by a process of its own, as on another host.
+//! socket on the kernel's side, which sends it back; twice, and only the second round trip counts.
+//! As in the paper, there is a pause between trials, and the result is the mean of the lowest 4000
+//! of 5120. The initiator's thread sends frames back while it waits, so that the other core does
+//! only the measured work. With all sides asleep, a separate process sends them back in further
+//! rows, as another host would.
 
 mod moves;
 
@@ -24,21 +25,21 @@ use crate::process::{Process, Serving, start};
 use crate::report::{Outcome, Row};
 use crate::techniques::{Technique, Waits, Way, all};
 
-/// Pairs of runs of a row; together they have the paper's 5 · 2^10 trials.
+/// Pairs of runs per row; together they have the paper's 5 · 2^10 trials.
 const RUNS: usize = 5;
-/// Interfaces of this experiment begin so.
+/// The prefix of this experiment's interfaces.
 const TAP: &str = "tpnd";
 
-/// How many trials a run has, and how far they are apart.
+/// The trials of a run, and the pause between them.
 #[derive(Clone, Copy)]
 struct Trials {
     count: usize,
     apart: Duration,
-    /// A run has fewer trials, but some, if it would take longer: where others have the processor.
+    /// The time limit of a run: it then has fewer trials, but some, if others use the processor.
     at_most: Duration,
 }
 
-/// So many trials a run has in any case.
+/// The fewest trials of a run.
 const FEWEST: usize = 8;
 
 impl Trials {
@@ -53,11 +54,11 @@ impl Trials {
     }
 }
 
-/// One of two that are compared: who sends and waits, and whom that needs.
+/// One side of a comparison: the initiator, and the processes that it needs.
 struct Side {
     name: String,
     initiator: Initiator,
-    /// Sends back, where that is a process of its own. Ends before the interface does.
+    /// Sends frames back, if that is a process of its own. It ends before the interface does.
     _echo: Option<Child>,
     process: Option<Process>,
     first: Vec<Duration>,
@@ -65,7 +66,7 @@ struct Side {
 }
 
 impl Side {
-    /// An application of a server on a TAP.
+    /// Starts an application of a server on a TAP.
     fn served(name: &str, way: &Way, echo_cpu: Option<usize>) -> anyhow::Result<Side> {
         let process = Process::start(&way.serving, None)?;
         let tap = way.serving.wire.tap()?;
@@ -78,7 +79,7 @@ impl Side {
         Ok(Side::new(name, initiator, Some(process), echo))
     }
 
-    /// AF_PACKET sockets at both ends of a veth pair.
+    /// Opens AF_PACKET sockets at both ends of a veth pair.
     fn kernel(
         name: &str,
         (near, far): (&str, &str),
@@ -102,7 +103,7 @@ impl Side {
         Side { name: name.to_owned(), initiator, process, _echo: echo, first, second }
     }
 
-    /// A run of trials. Answers the mean of the lowest of its second trips, in microseconds.
+    /// Runs trials. Returns the mean of the lowest of their second trips, in microseconds.
     fn run(&mut self, trials: Trials, cold: bool) -> anyhow::Result<f64> {
         if let Some(process) = &self.process {
             process.resume()?;
@@ -130,7 +131,7 @@ impl Side {
         Ok(mean)
     }
 
-    /// Who it is, and what the server and the endpoint counted: for an error.
+    /// Returns the side's name, and the counters of server and endpoint, for an error.
     fn state(&self) -> String {
         let mut text = self.name.clone();
         if let Some(process) = &self.process {
@@ -155,7 +156,7 @@ impl Side {
     }
 }
 
-/// Who sends back: nobody but the initiator's own thread, or a process.
+/// Starts the echo: in the initiator's own thread, or in a process.
 fn echo(
     interface: &str,
     inside: Option<&Namespace>,
@@ -182,7 +183,7 @@ struct Compared {
 fn compare(mut sides: [Side; 2], trials: Trials) -> anyhow::Result<Compared> {
     let warm = Trials { count: 16, apart: Duration::from_millis(1), ..trials };
     for side in &mut sides {
-        // The other one is off its core meanwhile, also before its first turn.
+        // This side leaves the other one's core, also before the other one's first run.
         side.run(warm, true)?;
     }
     let mut ratios = Vec::new();
@@ -204,7 +205,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let (engine_cpu, own_cpu) = two_cores()?;
     let trials = Trials::of(settings);
     let (here, there) = (Namespace::current()?, Namespace::create()?);
-    // What the kernel says of itself on a new interface would be somebody else's frames.
+    // The kernel's own messages on a new interface would add frames.
     let _ = here.silence();
     let _ = there.silence();
     let (near, far) = ("tpndv0", "tpndv1");
@@ -276,7 +277,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// A row of two sides, their own figures beside it, and their curves.
+/// Adds a row of two sides, their own figures beside it, and their curves.
 fn show(
     outcome: &mut Outcome,
     figure: &mut Figure,

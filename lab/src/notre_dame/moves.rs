@@ -1,5 +1,5 @@
-//! Why bytes are copied: what it costs to give them to another owner by copying them, and by
-//! changing whose the pages are (section 3.5 of the paper), by their number.
+//! The reason for copying bytes: the cost of giving them to another owner by a copy, and by a
+//! change of the pages' owner (section 3.5 of the paper), by their number.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::figure::{Axis, Figure, Series};
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
 
-/// From a line of a cache to the largest packet, each twice the last.
+/// From a cache line to the largest packet, each twice the last.
 const SIZES: std::ops::RangeInclusive<u32> = 6..=16;
 
 pub(super) fn measure(settings: Settings, outcome: &mut Outcome) -> anyhow::Result<()> {
@@ -61,7 +61,7 @@ fn name(how: Move) -> &'static str {
     }
 }
 
-/// Nanoseconds of one move.
+/// Returns the nanoseconds of one move.
 fn once(pages: &mut Pages, how: Move, bytes: usize, window: Duration) -> anyhow::Result<f64> {
     let (start, mut moves, mut sum) = (Instant::now(), 0_u32, 0_u64);
     loop {

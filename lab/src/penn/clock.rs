@@ -1,11 +1,12 @@
-//! The clock, swept, against the paper's model (box 1): with β looks a second that cost C each and
-//! λ packets per second that cost α each, `1 > β C + λ α`, whereas with a wake-up for each frame
-//! `1 > λ (C + α)`. Between two looks no more frames can come than the ring holds: `λ < ring · β`,
-//! which the paper's section 2.4 says of its buffer, is part of the capacity here.
+//! The clock, swept, against the paper's model (box 1). With β polls per second that cost C each
+//! and λ packets per second that cost α each, `1 > β C + λ α`; with a wake-up for each frame,
+//! `1 > λ (C + α)`. Between two polls at most as many frames can come as the queue holds:
+//! `λ < ring · β`. The paper says that of its buffer in section 2.4; here it is part of the
+//! capacity.
 //!
-//! Who looks by the clock is first an application, here, which sleeps in between and is never woken
-//! for a frame, and then the engine (`wait=timer-driven`), in [`engine`]. β, C and α are measured: C with
-//! nothing to receive, α from what looks at many frames cost more.
+//! The timer-driven side here is an application, which sleeps between polls and is never woken for
+//! a frame. In [`engine`] it is the engine (`wait=timer-driven`). β, C and α are measured: C with
+//! nothing to receive, α by the additional cost of polls that find many frames.
 
 use std::time::Duration;
 
@@ -17,9 +18,9 @@ use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
 
-/// Frames a second, well within what the generator and the engine do on one core together.
+/// Frames per second, far below the limit of generator and engine on one core together.
 pub(super) const RATES: [f64; 2] = [20_000.0, 100_000.0];
-/// More than any ring lets through.
+/// More than any queue lets through.
 pub(super) const FLOOD: f64 = 800_000.0;
 
 pub(super) fn measure(
@@ -46,11 +47,11 @@ pub(super) fn measure(
     let again = |bench: &mut Bench, clock, rate| {
         (0..runs).map(|_| bench.run(clock, rate, window)).collect::<anyhow::Result<Vec<_>>>()
     };
-    // C: looks that find nothing.
+    // C: polls that find nothing.
     let idle = again(&mut bench, 4000.0, 0.0)?;
     let costs: Vec<f64> = idle.iter().map(|run| run.busy / run.looks.max(1) as f64).collect();
     let look_s = median(costs.clone());
-    // α: what looks at a full ring cost more.
+    // α: the additional cost of polls that find a full queue.
     let full = again(&mut bench, 1000.0, FLOOD)?;
     let each = full
         .iter()

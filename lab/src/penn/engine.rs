@@ -1,11 +1,12 @@
-//! The clock of the engine against the paper's model. What the engine is to send waits in the queues
-//! until it looks; the application looks often enough to lose nothing.
+//! The clock of the engine against the paper's model. Packets to send wait in the queues until the
+//! engine polls; the application polls often enough to lose nothing.
 //!
-//! β is what the engine counted of its ticks: a clock that the machine cannot keep is not the one that
-//! was set. λ is what it moved. What comes between two looks must find room: the model's capacity is
-//! `ring · β`. But who has half of its queue in use does not wait for the tick and rings (see
-//! docs/signalling.md), so what is offered above that capacity shows what such rings add, and what is
-//! refused all the same. Beside each clock, in turn, is `wait=auto`, which chooses.
+//! β is the engine's count of its ticks, because the machine may not keep the set clock. λ is the
+//! count of its packets. Packets between two polls must find room: the model's capacity is
+//! `ring · β`. But an application with half of its queue in use does not wait for the tick, and
+//! notifies the engine (see docs/signalling.md). So an offered load above that capacity shows the
+//! gain of such notifications, and the packets refused all the same. Beside each clock, in turn, is
+//! `wait=auto`, which chooses.
 
 use std::time::{Duration, Instant};
 
@@ -18,28 +19,28 @@ use crate::process::Process;
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
 
-/// How often the application looks while it must lose nothing.
+/// The application's polls per second where it must lose nothing.
 const APPLICATION_HZ: f64 = 1000.0;
-/// The same under a flood: its ring holds more than comes.
+/// The same under a flood: its queue then holds more than arrives between two polls.
 const FLOODED_HZ: f64 = 8000.0;
 /// The clock at which C and α are measured: one in the middle.
 const MIDDLE_HZ: f64 = 2000.0;
 
 const SETTLING: Duration = Duration::from_millis(5);
 
-/// What a run came to, with what the engine counted.
+/// The result of a run, with the engine's counts.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    /// Ticks a second that the engine kept.
+    /// Ticks per second that the engine kept.
     polls_per_s: f64,
-    /// Frames a second that it moved.
+    /// Frames per second that it moved.
     packets_per_s: f64,
-    /// The part of a core that its process took.
+    /// The part of a core that its process used.
     busy: f64,
     run: Run,
 }
 
-/// A machine, and for how long it is looked at.
+/// A server, and the window of a measurement.
 struct Engine<'a> {
     process: &'a Process,
     bench: &'a mut Bench,
@@ -61,7 +62,7 @@ impl Engine<'_> {
     fn run(&mut self, rate: f64) -> anyhow::Result<Sample> {
         let hz = if rate < FLOOD { APPLICATION_HZ } else { FLOODED_HZ };
         let (before, start) = (self.process.counters()?, Instant::now());
-        // What answering and changing settings leaves to be done is no part of the run.
+        // The work that a reply or a change of settings leaves is no part of the run.
         std::thread::sleep(SETTLING);
         let run = self.bench.run(hz, rate, self.window)?;
         let (after, took) = (self.process.counters()?, start.elapsed().as_secs_f64());
@@ -113,7 +114,7 @@ pub(super) fn measure(
     capacity(&mut engine, costs, clocks, runs, outcome)
 }
 
-/// Seconds of an empty poll, and of a frame.
+/// Seconds per empty poll, and per frame.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     look_s: f64,
@@ -126,7 +127,7 @@ impl Costs {
     }
 }
 
-/// Processor time over the clock, with `auto` beside it in turn.
+/// Measures processor time over the clock, with `auto` beside it in turn.
 fn processor(
     engine: &mut Engine<'_>,
     costs: Costs,
@@ -159,7 +160,7 @@ fn processor(
                     Ok(sample.busy)
                 },
             )?;
-            // The first of each was thrown away.
+            // The first of each is dropped: it warms the caches.
             let (clocked, auto) = (&clocked.into_inner()[1..], &auto.into_inner()[1..]);
             let parameters = [("polls_per_s", clock), ("packets_per_s", rate)];
             let row = |name: &str, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
@@ -188,7 +189,8 @@ fn processor(
     Ok(())
 }
 
-/// What gets through when more is offered than the ring holds between two looks, and what does not.
+/// Measures the packets that get through, and the rest, under a load above the queue's capacity
+/// between two polls.
 fn capacity(
     engine: &mut Engine<'_>,
     costs: Costs,

@@ -1,5 +1,5 @@
-//! An application that looks by its clock at what a generator sends it through an engine, and what a
-//! run of both came to.
+//! An application that polls by its clock for a generator's packets, which come through an engine;
+//! and the result of a run of both.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,27 +12,27 @@ use towpath_testkit::{Participants, pin, this_thread_cpu_time};
 use crate::flow::{self, HEADER_BYTES};
 use crate::process::Process;
 
-/// Frames that wait for the application's next look at most.
+/// The most frames that wait for the application's next poll.
 pub(super) const RING: u32 = 256;
-/// Frames that wait for the engine's next look at most.
+/// The most frames that wait for the engine's next poll.
 pub(super) const SENDING_RING: u32 = 1024;
-/// How often the generator sends what is due.
+/// The interval in which the generator sends the frames that are due.
 const TICK: Duration = Duration::from_micros(100);
 pub(super) const FRAME_BYTES: usize = 256;
 
-/// What one run came to.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
-    /// How often the application looked, what it received, and its processor time, in seconds.
+    /// The application's polls, the packets that it received, and its processor time, in seconds.
     pub(super) looks: u64,
     pub(super) received: u64,
     pub(super) busy: f64,
-    /// The engine's process, in seconds of processor time.
+    /// The processor time of the engine's process, in seconds.
     pub(super) engine_busy: f64,
-    /// Frames that were due, and those of them that found room in the generator's ring.
+    /// Frames that were due, and those of them that found room in the generator's queue.
     pub(super) due: u64,
     pub(super) sent: u64,
-    /// In seconds.
+    /// The duration, in seconds.
     pub(super) took: f64,
 }
 
@@ -46,7 +46,7 @@ impl Run {
     }
 }
 
-/// A generator, and an application with a clock.
+/// A generator, and a timer-driven application.
 pub(super) struct Bench {
     generator: Session,
     application: Session,
@@ -74,7 +74,7 @@ impl Bench {
         Ok(Bench { generator, application, from, headers, cores, engine })
     }
 
-    /// Looks at a rate, at frames that come at a rate.
+    /// Polls at a rate for frames that come at a rate.
     pub(super) fn run(&mut self, clock: f64, rate: f64, window: Duration) -> anyhow::Result<Run> {
         let Bench { generator, application, from, headers, cores, engine } = self;
         let engine_before = engine.cpu_time()?;
@@ -90,14 +90,14 @@ impl Bench {
                         sum = parts.fold(sum, u64::wrapping_add);
                     })? as u64;
                     looks += 1;
-                    // By the clock: a look that came late makes the next one no later.
+                    // By the clock: a late poll does not delay the next one.
                     let due = Duration::from_secs_f64(looks as f64 / clock);
                     thread::sleep(due.saturating_sub(start.elapsed()));
                 }
                 std::hint::black_box(sum);
                 let busy = (this_thread_cpu_time()? - cpu).as_secs_f64();
                 let took = start.elapsed().as_secs_f64();
-                // What is left belongs to no look.
+                // The remaining packets belong to no poll.
                 while application.receive(0, RING as usize, |_| {})? > 0 {}
                 Ok(Run { looks, received, busy, engine_busy: 0.0, due: 0, sent: 0, took })
             });
@@ -116,7 +116,7 @@ impl Bench {
     }
 }
 
-/// Sends until the window is over. Answers how many frames were due, and how many were sent.
+/// Sends until the window is over. Returns how many frames were due, and how many were sent.
 fn send(
     generator: &mut Session,
     from: Endpoint,

@@ -1,11 +1,11 @@
-//! The paper's section 3.1.2: the memory that another process can read while PDUs come and go, on
-//! the same processor.
+//! The paper's section 3.1.2: the memory that another process can read during a transfer of PDUs,
+//! on the same processor.
 //!
-//! A processor that two share is divided by the scheduler, so the reader's gigabytes a second depend
-//! on how busy the network keeps it, whatever it does to memory. Two things are told apart: what the
-//! reader gets by the clock on the wall, while the network carries the paper's 135 Mbit/s and no more;
-//! and what it reads in a second of its own processor time, which is what the network leaves it of
-//! caches and memory.
+//! The scheduler divides a shared processor, so the reader's gigabytes per second depend on how
+//! busy the network keeps it, whatever the network does to memory. The experiment reports two
+//! figures. One is the reader's rate in wall-clock time, while the network carries the paper's 135
+//! Mbit/s and no more. The other is its rate in a second of its own processor time: the caches and
+//! memory that the network leaves to it.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -36,14 +36,14 @@ pub(super) fn measure(
                 let mut carriers = carriers.borrow_mut();
                 carriers.carry(ours, pdu_bytes, window, Some(LINK_BITS_PER_S)).map(drop)
             };
-            // This thread, too, is on that processor.
+            // This thread, too, runs on that processor.
             let sleep = || {
                 std::thread::sleep(window);
                 Ok(())
             };
             let pairs =
                 Pairs::measure(settings.pairs(), || beside(0, &carry), || beside(1, &sleep))?;
-            // The first of each was thrown away.
+            // The first of each is dropped: it warms the caches.
             let of_own_time = |side: &[Seen]| -> Vec<f64> {
                 side.iter().skip(1).map(|seen| seen.gb_per_cpu_s).collect()
             };

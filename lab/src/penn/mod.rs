@@ -1,10 +1,10 @@
 //! Smith and Traw, "Giving Applications Access to Gb/s Networking", section 3: throughput by the
-//! size of PDUs at a constant total; the time of a transfer, and the processor time that is left to
-//! five processes that factor a number, for small, middling and large PDUs; the memory bandwidth
-//! that is left; and, of section 1.4, the clock against the model of its capacity.
+//! size of PDUs at a constant total; the time of a transfer, and the processor time left to five
+//! processes that factor a number, for small, middling and large PDUs; the memory bandwidth left;
+//! and, of section 1.4, the clock against the model of its capacity.
 //!
-//! `read()` and `write()` are the kernel's sockets here, a system call for each PDU and side; shared
-//! memory is what this project's queues are.
+//! The kernel's sockets stand for the paper's `read()` and `write()`, with a system call per PDU
+//! and side; this project's queues stand for its shared memory.
 
 mod clock;
 mod engine;
@@ -30,17 +30,17 @@ pub(crate) use others::{factor, stride};
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
-    // Nothing is pinned yet: these stay free.
+    // No thread is pinned yet, so these processes stay free.
     let free = others::Load::start(None)?;
     let wire = KernelWire::new("tppen", MTU_BYTES as u32)?;
     let mut outcome = Outcome {
         how: format!(
             "Throughput: the engine on core {}, polls, generator and sink in one thread on core {}; \
              the kernel's sockets in a thread for each side on the same two. Table III and \
-             memory, as in the paper, on one processor, core {}: engine, application and whoever \
-             else computes; once more on two processors, the engine on core {}, the application on \
-             core {}, the kernel's sockets in a thread on each, and whoever else computes free on \
-             both; everybody sleeps when idle",
+             memory, as in the paper, on one processor, core {}: engine, application and all \
+             others; once more on two processors, the engine on core {}, the application on \
+             core {}, the kernel's sockets in a thread on each, and all others free on \
+             both; all sleep when idle",
             cores.0, cores.1, cores.1, cores.0, cores.1
         ),
         ..Outcome::default()
@@ -53,14 +53,14 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The paper's figure 3, and its section 3.3.
+/// Measures the paper's figure 3, and its section 3.3.
 fn throughput(
     settings: Settings,
     cores: (usize, usize),
     wire: &KernelWire,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    // Eight times the paper's 8 MB: at today's rates it would be over too soon.
+    // Eight times the paper's 8 MB: at today's rates that would be too short.
     let total = if settings.quick { 8 << 20 } else { 64 << 20 };
     let sizes: Vec<usize> = (10..=16).step_by(if settings.quick { 3 } else { 1 }).collect();
     let process = Process::start(&Serving::memory(MTU_BYTES).on(cores.0).polling(), None)?;

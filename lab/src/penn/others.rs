@@ -1,5 +1,5 @@
-//! What else a machine does while packets come and go, each a process of its own: computing, and
-//! reading memory.
+//! Other load of a machine during a transfer, each a process of its own: computing, and reading
+//! memory.
 
 use std::io::BufRead;
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use towpath_testkit::{pin, this_thread_cpu_time};
 
 use crate::child::{Child, Role, is_over, tell};
 
-/// The paper's number (section 3.1.1), of which it says that it is prime.
+/// The paper's number (section 3.1.1), which the paper calls prime.
 const NUMBER: u64 = 11_111_111_111_123;
-/// How many processes factor it.
+/// The number of processes that factor it.
 const PROCESSES: usize = 5;
-/// Memory that no cache holds.
+/// A size that no cache holds.
 const STRIDE_BYTES: usize = 256 << 20;
-/// A line of a cache: the step.
+/// A cache line: the step.
 const LINE_BYTES: usize = 64;
 
-/// The least factor of a number above 1.
+/// Returns the least factor of a number above 1.
 fn least_factor(number: u64) -> u64 {
     if number.is_multiple_of(2) {
         return 2;
@@ -35,7 +35,7 @@ fn least_factor(number: u64) -> u64 {
     number
 }
 
-/// The process that computes: factors the number, again and again, until its parent is gone.
+/// Runs the computing process: factors the number, again and again, until its parent is gone.
 pub(crate) fn factor(cpu: Option<usize>) -> anyhow::Result<()> {
     if let Some(cpu) = cpu {
         pin(cpu)?;
@@ -49,17 +49,17 @@ pub(crate) fn factor(cpu: Option<usize>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a process that reads memory saw.
+/// The result of a process that reads memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Seen {
-    /// Gigabytes in a second by the clock on the wall.
+    /// Gigabytes per second of wall-clock time.
     pub(super) gb_per_s: f64,
-    /// Gigabytes in a second of its own processor time.
+    /// Gigabytes per second of its own processor time.
     pub(super) gb_per_cpu_s: f64,
 }
 
-/// The process that reads memory: each time that it is asked, it strides for so many milliseconds
-/// and says what it saw.
+/// Runs the process that reads memory: on each request, strides for this many milliseconds and
+/// reports its result.
 pub(crate) fn stride(cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let memory = vec![1_u8; STRIDE_BYTES];
@@ -97,13 +97,13 @@ pub(crate) fn stride(cpu: usize) -> anyhow::Result<()> {
     }
 }
 
-/// Five processes that compute, stopped until they are let.
+/// Five computing processes, stopped until they may run.
 pub(super) struct Load {
     processes: Vec<Child>,
 }
 
 impl Load {
-    /// On one core; or on all that the caller may use now.
+    /// Starts them on one core, or on all that the caller may use now.
     pub(super) fn start(cpu: Option<usize>) -> anyhow::Result<Load> {
         let role = Role::Factor { cpu };
         let processes = (0..PROCESSES)
@@ -121,7 +121,7 @@ impl Load {
         self.processes.iter().try_for_each(|child| child.signal(signal))
     }
 
-    /// Time on a core that they had so far.
+    /// Returns their processor time so far.
     pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
         let mut sum = Duration::ZERO;
         for child in &self.processes {
@@ -141,7 +141,7 @@ impl Striding {
         Ok(Striding { child: Child::start(&Role::Stride { cpu })? })
     }
 
-    /// What it reads while something else is done for as long.
+    /// Returns its result while other work runs for as long.
     pub(super) fn beside(
         &mut self,
         window: Duration,

@@ -1,5 +1,5 @@
-//! PDU endpoints: the same sizes, cut to an MTU of 1 500 bytes and put together again, beside the same
-//! bytes as packets that need no cutting.
+//! PDU endpoints: the same sizes, segmented to an MTU of 1 500 bytes and reassembled, beside the
+//! same bytes as packets without segmentation.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::techniques::Waits;
 
 const CHANNEL: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(5);
-/// PDUs on their way at most, and bytes of them.
+/// The most PDUs in flight, and their bytes.
 const WINDOW: u64 = 64;
 const WINDOW_BYTES: usize = 256 << 10;
 

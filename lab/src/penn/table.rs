@@ -1,8 +1,9 @@
-//! The paper's table III: how long a transfer takes, and what networking leaves to others.
+//! The paper's table III: the time of a transfer, and the processor time that networking leaves to
+//! others.
 //!
-//! The paper's machine had one processor, which everything shared. It is repeated on one; and, since
-//! machines have more now, once more with the network's threads on two and the processes that compute
-//! wherever the scheduler puts them.
+//! The paper's machine had one shared processor. The experiment runs on one; and, since machines
+//! have more now, once more with the network's threads on two and the computing processes wherever
+//! the scheduler puts them.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -23,25 +24,25 @@ use crate::techniques::Waits;
 pub(super) const PDUS: [usize; 3] = [48, 4800, 48_000];
 /// The paper's transfer.
 const TRANSFER_BYTES: f64 = 4.8e6;
-/// What the paper's link carried.
+/// The rate of the paper's link.
 pub(super) const LINK_BITS_PER_S: f64 = 135e6;
-/// Less of the processors than this is what a clock or the scheduler happened to leave: nothing is
+/// A smaller part of the processors is an accident of the clock or the scheduler: nothing is
 /// divided by it.
 const LEAST_LEFT: f64 = 0.01;
 
-/// One run: how long the paper's transfer takes at that rate, and what is left of the processors.
+/// One run: the time of the paper's transfer at that rate, and the idle part of the processors.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     transfer_s: f64,
     left: f64,
 }
 
-/// Who else is there, and where the network runs.
+/// The other load, and the network's processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Unloaded,
     Loaded,
-    /// Two processors, for the network and for who computes.
+    /// Two processors, for the network and for the computing processes.
     LoadedOnTwo,
 }
 
@@ -69,12 +70,12 @@ impl State {
     }
 }
 
-/// Who carries PDUs.
+/// The carriers of PDUs.
 pub(super) struct Carriers<'a> {
     process: &'a Process,
     stream: Stream,
     wire: &'a KernelWire,
-    /// Where the kernel has a thread for each side; both in one, if none.
+    /// The cores where the kernel has a thread for each side; `None`: both sides in one thread.
     cores: Option<(usize, usize)>,
 }
 
@@ -100,7 +101,7 @@ impl Carriers<'_> {
     }
 }
 
-/// What one run takes: who carries, who computes, and taker time is looked at.
+/// The conditions of one run: the carrier, the load, and the participants whose time is read.
 struct Place<'a, 'b> {
     carriers: &'a RefCell<Carriers<'b>>,
     load: &'a Load,
@@ -134,7 +135,7 @@ impl Place<'_, '_> {
     }
 }
 
-/// `free`: processes that compute and were never kept on a core.
+/// Measures the table. `free`: computing processes that were never pinned to a core.
 pub(super) fn measure(
     settings: Settings,
     cores: (usize, usize),
@@ -223,7 +224,7 @@ fn show(
     let name = format!("transfer time, {}, Towpath to read() and write()", state.name());
     outcome.rows.push(row(name, "ratio", transfers));
     let taker = state.taker();
-    // At full rate, alone, either takes all that there is; small PDUs do that at any rate.
+    // At full rate, alone, either uses all of the processor; small PDUs do so at any rate.
     if let Some(ratios) = left_ratios(ours, kernel)
         && (state != State::Unloaded || rate.is_some())
     {
@@ -240,7 +241,8 @@ fn show(
     }
 }
 
-/// What we leave to what the kernel does, pair by pair, where that is more than an accident.
+/// Returns the ratio of the processor time left beside Towpath to that left beside the kernel's
+/// sockets, pair by pair, if all of both are at least [`LEAST_LEFT`].
 fn left_ratios(ours: &[Sample], kernel: &[Sample]) -> Option<Vec<f64>> {
     let enough = |side: &[Sample]| side.iter().all(|sample| sample.left >= LEAST_LEFT);
     let ratios = || ours.iter().zip(kernel).map(|(a, b)| a.left / b.left).collect();

@@ -1,8 +1,8 @@
-//! How the engine waits: `wait=auto` beside the kernel's sockets at three rates, and beside every
-//! fixed setting on patterns of traffic.
+//! The engine's wait strategies: `wait=auto` beside the kernel's sockets at three rates, and beside
+//! every fixed setting on patterns of traffic.
 //!
 //! Smith and Traw left the choice of their clock's base rate as an unsolved problem. Here the
-//! controller chooses, and the best fixed setting of the same run is what it is held against.
+//! controller chooses, and the best fixed setting of the same run is the comparison.
 
 mod pattern;
 mod run;
@@ -21,24 +21,25 @@ use crate::statistics::Summary;
 use pattern::Pattern;
 use run::{Load, Ours, Run};
 
-/// Interfaces of this experiment begin so.
+/// The interface of this experiment.
 const TAP: &str = "tpwai0";
-/// Frames a second that one core can send over veth one by one.
+/// Frames per second that one core can send over veth, one by one.
 const MOST_ALONE: f64 = 200_000.0;
-/// Wake-ups of server and application together at 100 000 packets per second.
+/// The most wake-ups per packet of server and application together, at 100 000 packets per second.
 const MOST_SLEEPS: f64 = 0.125;
-/// The pattern that goes to many endpoints in turn.
+/// The pattern that addresses many endpoints in turn.
 const MANY_LITTLE: &str = "many with little each";
-/// The pattern of more frames than application and engine can work on.
+/// The pattern of more frames than application and engine can process.
 const OVERLOAD: &str = "overload";
 const OVERLOAD_PER_S: f64 = 600_000.0;
-/// How long the application then works on each.
+/// The application's work per frame under overload.
 const WORK: Duration = Duration::from_micros(5);
-/// Processor time, of the best fixed setting's that keeps the same bound.
+/// The limit of processor time, as a multiple of the best fixed setting's that keeps the same
+/// bound.
 const MOST_OF_BEST: f64 = 1.2;
-/// Frames that get through, of the most with any fixed setting.
+/// The lower limit of packets received, as a part of the most with any fixed setting.
 const LEAST_OF_MOST: f64 = 0.9;
-/// Frames lost by a setting that keeps a bound.
+/// The largest loss of a setting that keeps a bound.
 const MOST_LOST: f64 = 0.001;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
@@ -65,7 +66,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Processor time a frame beside the kernel's, at three rates and three bounds.
+/// Measures processor time per frame beside the kernel's, at three rates and three bounds.
 fn beside_sockets(
     settings: Settings,
     ours: &mut Ours<'_>,
@@ -81,7 +82,7 @@ fn beside_sockets(
             let times = Pattern::Even(rate).times(window);
             let together = if rate > MOST_ALONE { run::TOGETHER } else { 1 };
             let load = Load { together, ..Load::new(&times) };
-            // It settles in the first.
+            // The controller settles in the first run.
             ours.run(&load, cores)?;
             run::kernel(wire, (&times, together), cores)?;
             let (mut own, mut theirs) = (Vec::new(), Vec::new());
@@ -112,7 +113,8 @@ fn beside_sockets(
             let p99 = Row::new("delay, p99", &parameters, "us", &p99);
             if bound_us == 1000 {
                 outcome.rows.push(ratio.at_most(1.0));
-                // The kernel's way to the application is in it, though that is no added one.
+                // The delay includes the kernel's path to the application, though the bound is on
+                // added delay.
                 outcome.rows.push(p99.at_most(bound_us as f64));
                 outcome.rows.push(if rate == 100_000.0 {
                     sleeps.at_most(MOST_SLEEPS)
@@ -147,7 +149,7 @@ fn beside_sockets(
     Ok(())
 }
 
-/// A setting that stays as it is.
+/// Returns the fixed settings.
 fn fixed(quick: bool) -> Vec<(String, &'static str, Option<u64>)> {
     let mut all: Vec<_> =
         ["poll", "block", "spin-then-block"].map(|mode| (mode.to_owned(), mode, None)).into();
@@ -160,7 +162,7 @@ fn fixed(quick: bool) -> Vec<(String, &'static str, Option<u64>)> {
     all
 }
 
-/// The controller beside every fixed setting, pattern by pattern.
+/// Measures the controller beside every fixed setting, pattern by pattern.
 fn beside_fixed(
     settings: Settings,
     ours: &mut Ours<'_>,
@@ -211,7 +213,7 @@ fn beside_fixed(
         let median = |runs: &[Run], value: &dyn Fn(&Run) -> f64| {
             Summary::of(&runs.iter().map(value).collect::<Vec<_>>()).median
         };
-        // What nobody keeps is judged by what gets through.
+        // If no setting keeps the bound, the packets received decide.
         let received = |runs: &[Run]| median(runs, &Run::received_per_s);
         let most = of_fixed.iter().map(|runs| received(runs)).fold(0.0, f64::max);
         let keeps = |runs: &[Run]| {

@@ -1,10 +1,10 @@
-//! When frames are sent: patterns that a way of waiting has to cope with.
+//! Times at which frames are sent: patterns that a wait strategy must handle.
 
 use std::time::Duration;
 
 use towpath_device::random::Random;
 
-/// Exponentially distributed: a gap between frames that know nothing of each other.
+/// Returns an exponentially distributed gap between independent frames.
 fn gap(random: &mut Random, mean_ns: f64) -> f64 {
     -mean_ns * (1.0 - random.part()).ln()
 }
@@ -12,20 +12,20 @@ fn gap(random: &mut Random, mean_ns: f64) -> f64 {
 /// One of the patterns.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Pattern {
-    /// Evenly, so many a second.
+    /// Evenly, this many per second.
     Even(f64),
-    /// At random times, so many a second.
+    /// At random times, this many per second.
     Steady(f64),
-    /// So many together, so many times a second.
+    /// This many together, this many times per second.
     Bursts { frames: u32, per_s: f64 },
-    /// Steady for the first part of each time, and nothing in the rest.
+    /// Steady for the first part of each period, and nothing in the rest.
     OnOff { per_s: f64, on_ms: f64, off_ms: f64 },
     /// Steps of a twentieth to a fifth of a second, each steady or in bursts, by a seed.
     Steps(u64),
 }
 
 impl Pattern {
-    /// When frames are sent, in nanoseconds from the start.
+    /// Returns the times of frames, in nanoseconds from the start.
     pub(super) fn times(&self, window: Duration) -> Vec<u64> {
         let end = window.as_nanos() as f64;
         let mut random = Random::new(0x70_77);
@@ -51,7 +51,7 @@ impl Pattern {
                 let mut at = 0.0;
                 while at < end {
                     let until = (at + 50e6 + random.part() * 150e6).min(end);
-                    // From 100 to 100 000 a second, each order of magnitude as often.
+                    // From 100 to 100 000 per second, each order of magnitude equally often.
                     let per_s = 10_f64.powf(2.0 + 3.0 * random.part());
                     if random.part() < 0.5 {
                         steady(&mut random, at, until, per_s, &mut times);

@@ -1,5 +1,5 @@
-//! Frames by a pattern, from the kernel's UDP to an application or to a socket; what it cost the
-//! receiving side, and how long they took.
+//! Frames by a pattern, from the kernel's UDP to an application or to a socket; the cost to the
+//! receiving side, and the delays.
 
 use std::io;
 use std::net::UdpSocket;
@@ -21,20 +21,20 @@ use crate::process::{HOST, Process};
 
 /// The first port.
 const PORT: u16 = 2000;
-/// Endpoints of the application, each of a port.
+/// Endpoints of the application, one per port.
 pub(super) const MANY: u16 = 1000;
-/// What a datagram carries: when it was sent.
+/// The payload of a datagram: the time of its sending.
 const STAMP_BYTES: usize = 8;
-/// How long is waited for what is on its way.
+/// The wait for datagrams in flight.
 const AFTER: Duration = Duration::from_millis(30);
 
-/// What one run came to.
+/// The result of a run.
 pub(super) struct Run {
     pub(super) offered: u64,
     pub(super) received: u64,
-    /// How long it took to send all of them.
+    /// The time that the generator took.
     pub(super) sending: Duration,
-    /// Of the server and the application, or of the receiving thread.
+    /// Usage of the server and the application, or of the receiving thread.
     pub(super) usage: Usage,
     pub(super) took: Duration,
     pub(super) delay: Latency,
@@ -49,12 +49,13 @@ impl Run {
         self.usage.sleeps as f64 / self.received.max(1) as f64
     }
 
-    /// Hundredths of a processor.
+    /// Returns hundredths of a processor.
     pub(super) fn cpu_percent(&self) -> f64 {
         100.0 * self.usage.cpu.as_secs_f64() / self.took.as_secs_f64()
     }
 
-    /// The delay of 99 in 100 of those sent. One that was lost did not come within the run.
+    /// Returns the delay within which 99 in 100 of the sent datagrams arrived. If too many were
+    /// lost, returns the run's duration.
     pub(super) fn p99_us(&self) -> f64 {
         let rank = 0.99 * self.offered as f64 / self.received.max(1) as f64;
         if rank > 1.0 { self.took.as_secs_f64() * 1e6 } else { self.delay.quantile_us(rank) }
@@ -73,12 +74,13 @@ impl Run {
     }
 }
 
-/// Datagrams of one call: above this rate one after the other is more than a core can send over veth.
+/// Datagrams per call at a rate that a core cannot send over veth one by one.
 pub(super) const TOGETHER: usize = 4;
 
-/// Sends when it is due, by each connected socket in turn, awake in between, each with the time when
-/// it was sent: how late the generator is, where it is put aside, is nobody's delay. So many at once
-/// as frames of their own (`UDP_SEGMENT`), when the first of them is due. Answers how long it took.
+/// Sends datagrams when they are due, through each connected socket in turn, and stays awake in
+/// between. Each carries the time of its sending, so no delay includes a late or preempted
+/// generator. `together` datagrams leave in one call, as frames of their own (`UDP_SEGMENT`), when
+/// the first is due. Returns the time taken.
 fn generate(times: &[u64], start: Instant, sockets: &[UdpSocket], together: usize) -> Duration {
     let mut payloads = [0; TOGETHER * STAMP_BYTES];
     for (due, socket) in times.chunks(together).zip(sockets.iter().cycle()) {
@@ -88,7 +90,8 @@ fn generate(times: &[u64], start: Instant, sockets: &[UdpSocket], together: usiz
             std::hint::spin_loop();
         }
         let sent = start.elapsed().as_nanos() as u64;
-        // What the interface has no room for is lost, as on a wire; the receiver's count shows it.
+        // The interface drops datagrams that it has no room for, as a wire does; the receiver's
+        // count shows that.
         for payload in payloads.chunks_mut(STAMP_BYTES) {
             payload.copy_from_slice(&sent.to_ne_bytes());
         }
@@ -97,7 +100,7 @@ fn generate(times: &[u64], start: Instant, sockets: &[UdpSocket], together: usiz
     start.elapsed()
 }
 
-/// Has the kernel cut what is sent into datagrams.
+/// Makes the kernel segment each payload into datagrams.
 fn cut(socket: &UdpSocket, together: usize) -> anyhow::Result<()> {
     let bytes = if together > 1 { STAMP_BYTES as i32 } else { 0 };
     Ok(setsockopt(socket, UdpGsoSegment, &bytes)?)
@@ -110,8 +113,8 @@ fn note(payload: &[u8], start: Instant, delay: &mut Latency) {
     }
 }
 
-/// Has a generator and a receiver run on two cores. The receiver is told how many it got, and
-/// whether it is over.
+/// Runs a generator and a receiver on two cores. The receiver gets the number of datagrams so far,
+/// and a flag for the end.
 fn run(
     times: &[u64],
     cores: (usize, usize),
@@ -143,16 +146,16 @@ fn run(
     Ok(Run { offered: times.len() as u64, received, sending, usage, took, delay })
 }
 
-/// What is sent to an application.
+/// The load of an application.
 #[derive(Clone, Copy)]
 pub(super) struct Load<'a> {
-    /// When, in nanoseconds.
+    /// The times, in nanoseconds.
     pub(super) times: &'a [u64],
-    /// To so many endpoints in turn.
+    /// The number of endpoints, addressed in turn.
     pub(super) endpoints: u16,
-    /// So many in one call.
+    /// Datagrams per call.
     pub(super) together: usize,
-    /// How long the application works on each.
+    /// The application's work per datagram.
     pub(super) work: Duration,
 }
 
@@ -162,11 +165,11 @@ impl<'a> Load<'a> {
     }
 }
 
-/// An application on a station.
+/// An application at a server.
 pub(super) struct Ours<'a> {
     process: &'a Process,
     session: Session,
-    /// To an endpoint each.
+    /// Sockets, one per endpoint.
     kernel: Vec<UdpSocket>,
     server: Participants,
 }
@@ -206,7 +209,7 @@ impl<'a> Ours<'a> {
         let Ours { session, kernel, server, .. } = self;
         let Load { times, endpoints, together, work } = *load;
         cut(&kernel[0], together)?;
-        // What came late of the run before.
+        // Drops late datagrams of the previous run.
         while session.receive(0, 4096, |_| ())? > 0 {}
         let before = server.usage()?;
         let mut run = run(
@@ -244,7 +247,7 @@ impl<'a> Ours<'a> {
     }
 }
 
-/// A socket that sleeps until something comes, and takes what is there.
+/// Runs a socket whose thread sleeps until datagrams come, and takes them all.
 pub(super) fn kernel(
     wire: &KernelWire,
     (times, together): (&[u64], usize),

@@ -1,4 +1,4 @@
-//! The engine goes from every strategy to every other while packets are under way.
+//! The engine goes from every strategy to every other while packets are in flight.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::traffic::{Side, Traffic};
 use super::{Plan, goal, serve, set};
 use crate::report::{Outcome, Row};
 
-/// How many strategies there are.
+/// Returns the number of strategies.
 fn strategies() -> anyhow::Result<u64> {
     match Setting::Wait.spec().kind {
         Kind::Word(words) if words.len() > 1 => Ok(words.len() as u64),
@@ -20,12 +20,13 @@ fn strategies() -> anyhow::Result<u64> {
     }
 }
 
-/// A walk from each of so many to each other, once, which ends where it begins. There and back
-/// between the first and each later one; and at the first visit of the next one, the same from there.
+/// Returns a walk from each strategy to each other, once, which ends where it begins. It goes there
+/// and back between the first and each later one; at the first visit of the next one, it inserts
+/// the same walk from there.
 fn every_change(count: u64) -> Vec<u64> {
     let mut walk = Vec::new();
     for at in (0..count).rev() {
-        // What is walked from `at + 1` on is done when that is reached from `at`.
+        // The walk from `at + 1` is inserted when the walk from `at` reaches that.
         let later = std::mem::take(&mut walk);
         walk.push(at);
         if at + 1 < count {
@@ -39,7 +40,7 @@ fn every_change(count: u64) -> Vec<u64> {
     walk
 }
 
-/// From every strategy to every other, a packet at least between two changes.
+/// Changes from every strategy to every other, with at least one packet between two changes.
 pub(super) fn changes(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
     let order = every_change(strategies()?);
     let (server, _far) = serve(order[0])?;

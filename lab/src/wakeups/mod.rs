@@ -1,14 +1,14 @@
-//! That no wake-up is lost, by trying very often.
+//! Very many attempts to lose a wake-up.
 //!
-//! Sessions of a server in this process send each other one packet at a time, so that whoever is not
-//! woken waits for ever: nothing that comes later wakes it. Each wait has a limit that no wait
-//! reaches otherwise, and the first that does ends the run, with the wait strategy, the seed and how many went
-//! well before. What the models leave out is here: pipes, eventfds, epoll, real processors, several
-//! notifiers of one sleeper. See docs/signalling.md.
+//! Sessions of a server in this process send each other one packet at a time. A side that is not
+//! woken waits for ever, because nothing later wakes it. Each wait has a limit that it reaches only
+//! if a wake-up is lost. The first such wait ends the run, and the error names the wait strategy,
+//! the seed and the number of packets before. This covers parts outside the models: pipes,
+//! eventfds, epoll, real processors, several notifiers of one sleeper. See docs/signalling.md.
 //!
-//! Three parts. *Bursts*: everybody polls, and an event that is not marked anew is what could be
-//! lost. *Sleeps*: each way that an engine sleeps with each that applications do. *Changes*: the
-//! engine goes from every strategy to every other while packets are under way.
+//! Three parts. *Bursts*: all sides poll, and an event that is not marked again would be the loss.
+//! *Sleeps*: each way in which an engine sleeps with each way of the applications. *Changes*: the
+//! engine goes from every strategy to every other while packets are in flight.
 
 mod changes;
 mod pause;
@@ -31,26 +31,28 @@ use changes::changes;
 use progress::Progress;
 use traffic::{BURST, Side, Traffic, WAYS};
 
-/// A wait of this length is a lost wake-up; a loaded machine's longest ones are a hundredth of it.
+/// A wait of this length is a lost wake-up; the longest waits on a loaded machine are a hundredth
+/// of it.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The seed, where it is not to be a new one.
+/// The variable that gives the seed instead of a new one.
 const SEED_VARIABLE: &str = "TOWPATH_SEED";
-/// Ticks a second of whoever waits by the clock here: seldom enough to be slept for.
+/// Ticks per second of timer-driven sides: few enough to sleep in between.
 const CLOCK_HZ: u32 = 5000;
-/// Who has polled for so long in vain lets others have the processor: the engine may want it.
+/// A side that has polled in vain for this long yields the processor, which the engine may need.
 const GIVES_WAY: Duration = Duration::from_micros(100);
-/// Whoever is to sleep and does so less than once in so many packets there and back does not.
+/// A side that must sleep fails if it sleeps less than once in this many round trips.
 const ROUNDS_A_SLEEP: u64 = 50;
 /// The strategy in which the engine never sleeps.
 const NEVER_SLEEPS: &str = "poll";
 
-/// How often each part is tried.
+/// The number of attempts of each part.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     bursts: u64,
-    /// Sleeps of the engine, and as many of both applications together, for each pair of their ways.
+    /// Sleeps of the engine, and as many of both applications together, for each pair of their
+    /// strategies.
     sleeps: u64,
-    /// Times that every strategy is gone over to from every other.
+    /// Passes; each changes from every strategy to every other.
     passes: u64,
     limit: Duration,
 }
@@ -89,7 +91,7 @@ fn engine_sleeps(server: &Server) -> anyhow::Result<u64> {
     report["device"]["counters"]["sleeps"].as_u64().context("a report without its sleeps")
 }
 
-/// Everybody polls: bursts of one to eight packets, each waited for.
+/// Makes all sides poll: bursts of one to eight packets, and a wait for each burst.
 fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
     let (server, _far) = serve(Setting::Wait.parse(NEVER_SLEEPS)?)?;
     let [mut from, mut to] = Side::pair(&server, [WaitStrategy::Poll; 2], plan.limit)?;
@@ -133,20 +135,20 @@ fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A row that says how often something was done, and how often it had to be.
+/// Returns a row with a count and the count that it must reach.
 fn goal(name: &str, done: u64, goal: u64, unit: &str) -> Row {
     Row::new(name, &[], unit, &[done as f64]).at_least(goal as f64)
 }
 
-/// How often each side slept, and how many packets went there and back meanwhile.
+/// The sleeps of each side, and the round trips meanwhile.
 struct Slept {
     engine: u64,
     applications: u64,
     rounds: u64,
 }
 
-/// Carries packets until each side that is to sleep has slept so often, or sleeps no more: then it
-/// came to less.
+/// Carries packets until each side that must sleep has slept this often, or has stopped sleeping,
+/// which the count then shows.
 fn sleep_often(
     server: &Server,
     sides: [Side; 2],
@@ -173,8 +175,8 @@ fn sleep_often(
     })
 }
 
-/// An engine in a strategy in which it is to sleep so often, which may be never, and applications that
-/// sleep in some way.
+/// Measures an engine in a strategy in which it must sleep this often, or never, and applications
+/// with a wait strategy.
 fn sleeps(
     plan: &Plan,
     (strategy, of_engine): (&str, u64),
@@ -251,7 +253,7 @@ mod tests {
         assert!(outcome.rows.iter().all(Row::holds), "{:?}", outcome.rows);
     }
 
-    /// However often the applications sleep, it does not stand for the engine, nor the other way round.
+    /// The applications' sleeps do not count as the engine's, nor the reverse.
     #[test]
     fn a_side_that_does_not_sleep_misses_its_goal() {
         let (plan, mut outcome) = (Plan { sleeps: 5, ..FEW }, Outcome::default());
@@ -273,7 +275,7 @@ mod tests {
         assert_eq!(rows, expected.map(|(name, held)| (name.to_owned(), held)));
     }
 
-    /// Whoever looks once a second, and is not rung, is as good as one that was not woken.
+    /// A side that polls once a second, and gets no notification, acts like one that was not woken.
     #[test]
     fn a_lost_wake_up_is_named() {
         let (server, _far) = serve(Setting::Wait.parse("timer-driven").unwrap()).unwrap();
@@ -290,8 +292,8 @@ mod tests {
             })
             .unwrap_err();
         let text = format!("{error:#}");
-        assert!(text.contains("after 0 rounds: the engine brought nothing for 20ms"), "{text}");
-        // And one whose packets are there, and who was not told.
+        assert!(text.contains("after 0 rounds: the engine delivered nothing for 20ms"), "{text}");
+        // Also an application that has packets, and was not notified.
         let [mut from, mut to] = Side::pair(&server, [WaitStrategy::Block; 2], limit).unwrap();
         set(&server, Setting::Wait, 0).unwrap();
         to.session.set(to.endpoint, Setting::RxFrames, 100).unwrap();

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use towpath_device::random::Random;
 
-/// A pause before a packet: often none; awake, for about as long as sides spin; or asleep, for long
-/// enough that they sleep as well.
+/// Pauses before a packet: often not at all; awake, for about as long as sides spin; or asleep, for
+/// long enough that the sides sleep as well.
 pub(super) fn pause(random: &mut Random) {
     match random.below(4) {
         0 => {

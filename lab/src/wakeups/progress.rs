@@ -1,9 +1,9 @@
-//! How far it is, said on standard error.
+//! Progress on standard error.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Says on standard error how far it is.
+/// Reports progress on standard error.
 pub(super) struct Progress {
     what: String,
     goal: u64,

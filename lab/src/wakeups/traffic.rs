@@ -1,5 +1,5 @@
-//! Two applications that send each other one packet at a time, so that whoever is not woken waits for
-//! ever.
+//! Two applications that send each other one packet at a time, so that a side that is not woken
+//! waits for ever.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ impl Side {
         Ok(self.session.flush()?)
     }
 
-    /// Takes what is there; the number of each is given to `seen`. Answers how many.
+    /// Takes all packets, and passes the number of each to `seen`. Returns how many there were.
     pub(super) fn take(&mut self, mut seen: impl FnMut(u64)) -> anyhow::Result<usize> {
         let got = self.session.receive(0, BURST as usize, |packet| {
             for part in packet.parts() {
@@ -71,11 +71,11 @@ impl Side {
         Ok(got)
     }
 
-    /// Waits for one packet, and answers its number.
+    /// Waits for one packet, and returns its number.
     pub(super) fn wait(&mut self) -> anyhow::Result<u64> {
         let (start, mut number) = (Instant::now(), None);
         self.session.wait(Some(self.limit))?;
-        // Who wakes up because its time is over finds what it was not told of.
+        // A side that wakes up at its time limit finds packets without a notification.
         let woken = start.elapsed() < self.limit;
         let got = self.take(|one| number = Some(one))?;
         match number {
@@ -83,14 +83,14 @@ impl Side {
                 ensure!(got == 1, "{got} packets where one was sent");
                 Ok(number)
             }
-            // It is there, and this side was not told.
+            // The packet is there, and this side was not notified.
             Some(_) => bail!("the application was not woken for {:?}", self.limit),
-            None => bail!("the engine brought nothing for {:?}", self.limit),
+            None => bail!("the engine delivered nothing for {:?}", self.limit),
         }
     }
 }
 
-/// What two applications that send each other one packet at a time have done, for whoever watches.
+/// The round trips of two applications that send each other one packet at a time.
 #[derive(Default)]
 pub(super) struct Traffic {
     stop: AtomicBool,
@@ -98,13 +98,13 @@ pub(super) struct Traffic {
     sleeps: [AtomicU64; 2],
 }
 
-/// Ways to wait that are taken in turn, when they are to change.
+/// The wait strategies that sides use in turn, if they change.
 pub(super) const WAYS: [WaitStrategy; 3] =
     [WaitStrategy::Block, WaitStrategy::SpinThenBlock, WaitStrategy::TimerDriven(CLOCK_HZ)];
 
 impl Traffic {
-    /// Runs two sides, and `watch` beside them until it is done; then ends them. `changing`: how the
-    /// sides wait changes, too.
+    /// Runs two sides, and `watch` beside them until it is done; then ends them. With `changing`,
+    /// the wait strategies of the sides change, too.
     pub(super) fn run<T>(
         &self,
         sides: [Side; 2],
@@ -120,7 +120,8 @@ impl Traffic {
             self.stop.store(true, Ordering::Relaxed);
             let failed = |_| anyhow::anyhow!("a thread of the traffic failed");
             let (near, far) = (near.join().map_err(failed)?, far.join().map_err(failed)?);
-            // Who got a packet and was not woken knows best; the other one only waits for it.
+            // The side that got a packet and was not woken has the best report; the other one only
+            // waits for it.
             match (near, far) {
                 (Err(near), Err(far)) => bail!("{near:#}; the other side: {far:#}"),
                 (Err(one), _) | (_, Err(one)) => Err(one),
@@ -129,7 +130,7 @@ impl Traffic {
         })
     }
 
-    /// Answers its side, to be kept until the other one has what was sent last.
+    /// Returns its side, which the caller keeps until the other one has the last packet.
     fn ask(&self, mut side: Side, seed: u64, changing: bool) -> anyhow::Result<Side> {
         let mut random = Random::new(seed);
         for round in 0.. {

@@ -1,5 +1,5 @@
-//! Measures the idle time of each core with threads that take only idle time (Hennrich, "User Level
-//! Device Driver am Beispiel von TCP", measures idle time so).
+//! Measures the idle time of each core with threads that take only idle time, as Hennrich does in
+//! "User Level Device Driver am Beispiel von TCP".
 //!
 //! The scheduler's account of threads covers neither the time of interrupts nor all the time of
 //! kernel threads and other processes. A thread of the class `SCHED_IDLE` on each core, which runs

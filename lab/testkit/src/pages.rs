@@ -90,7 +90,7 @@ impl Pages {
     /// Allocates memory for moves of up to `bytes`.
     ///
     /// # Errors
-    /// When there is not so much.
+    /// If there is not as much.
     pub fn new(bytes: usize) -> io::Result<Pages> {
         let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
         let populated = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
@@ -143,7 +143,7 @@ impl Pages {
                 let (giver, taker) = (self.mapped, 1 - self.mapped);
                 let (from, to) = (&self.private[giver], &self.private[taker]);
                 // The giver's addresses stay mapped, to nothing: no other mapping can take them,
-                // and the way back needs them.
+                // and the return needs them.
                 let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
                 // SAFETY: both ranges are ours, and no reference into them exists.
                 let moved = unsafe {

@@ -12,7 +12,7 @@ use rustix::event::{FdSetElement, FdSetIter, Timespec, fd_set_insert, fd_set_num
 /// Descriptors to wait for.
 pub struct Selected<'a> {
     descriptors: Vec<BorrowedFd<'a>>,
-    /// For each descriptor number, its place in that list.
+    /// For each descriptor number, its index in that list.
     places: Vec<usize>,
     wanted: Vec<FdSetElement>,
     ready: Vec<FdSetElement>,
@@ -34,7 +34,7 @@ impl<'a> Selected<'a> {
         Selected { descriptors, places, ready: wanted.clone(), wanted, highest }
     }
 
-    /// Waits until a descriptor is readable, at most so long. Returns the places of the readable
+    /// Waits until a descriptor is readable, at most this long. Returns the indices of the readable
     /// ones. Each call fills and scans the set anew, which is the cost of `select`.
     ///
     /// # Errors

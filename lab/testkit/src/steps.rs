@@ -127,7 +127,7 @@ impl StepWatch {
         }
     }
 
-    /// Waits until all threads have slept for `quiet`, at most so long; `None` if they do not.
+    /// Waits until all threads have slept for `quiet`, at most this long; `None` if they do not.
     #[must_use]
     pub fn settle(&self, quiet: Duration, at_most: Duration) -> Option<Steps> {
         let start = Instant::now();

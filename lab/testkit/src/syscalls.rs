@@ -20,10 +20,10 @@ use rustix::io::Errno;
 
 use towpath_sandbox::{Error, Unavailable};
 
-/// The time between two looks at an idle thread: a watch may last that much longer than asked for.
+/// The time between two checks of an idle thread: a watch may last that much longer than asked for.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// The time after its last stop during which the watch looks at a thread without sleeping.
+/// The time after its last stop during which the watch checks a thread without sleeping.
 const SPIN: Duration = Duration::from_micros(100);
 
 /// The time that a thread has to stop. One in an uninterruptible sleep does not.

@@ -288,8 +288,8 @@ pub fn this_thread_cpu_time() -> io::Result<Duration> {
 /// nanosecond.
 pub(crate) fn thread_cpu_time<T>(thread: &JoinHandle<T>) -> io::Result<Duration> {
     let mut clock = 0;
-    // SAFETY: a thread with a handle was not joined, so its number is its own; the clock's number is
-    // written to a live variable.
+    // SAFETY: a thread with a handle was not joined, so its number is its own; the clock's number
+    // is written to a live variable.
     let error = unsafe { libc::pthread_getcpuclockid(thread.as_pthread_t(), &mut clock) };
     if error != 0 {
         return Err(io::Error::from_raw_os_error(error));

@@ -14,7 +14,7 @@ use towpath_testkit::{
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// Returns the `status` file of a `cat` that is started so.
+/// Returns the `status` file of a `cat` started after `prepare`.
 fn status_of(prepare: impl FnOnce(&mut Command)) -> BTreeMap<String, String> {
     let mut command = Command::new("/bin/cat");
     command.arg("/proc/self/status");
@@ -379,12 +379,12 @@ fn memory_files_are_counted_by_name() {
         let before = Census::of_self().unwrap();
         assert_eq!(Census::of_self().unwrap().open(), before.open());
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
-        let heap = rustix::fs::memfd_create("towpath-rig-heap", flags).unwrap();
+        let heap = rustix::fs::memfd_create("towpath-testkit-pool", flags).unwrap();
         rustix::fs::ftruncate(&heap, 4096).unwrap();
         let after = Census::of_self().unwrap();
         assert_eq!(
             after.leaked_since(&before),
-            ["descriptor memfd: 0 and now 1", "memory file towpath-rig-heap: 0 and now 1"]
+            ["descriptor memfd: 0 and now 1", "memory file towpath-testkit-pool: 0 and now 1"]
         );
         drop(heap);
         assert_eq!(Census::of_self().unwrap().open(), before.open());

@@ -1,6 +1,6 @@
-//! Runs an experiment whole, as quick as it goes, as its users start it: what it prints and writes has
-//! a figure in every row, and nothing stays. How high the figures are is not looked at: the machine is
-//! not quiet.
+//! Runs an experiment whole, with `--quick`, as its users start it: every row that it prints and
+//! writes has a figure, and no files stay behind. The test does not check the figures, because the
+//! machine is not quiet.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::path::{Path, PathBuf};
@@ -13,21 +13,21 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use towpath_testkit::{check_tun, skip};
 
-/// What `--quick` promises; twice as long for a program that is not optimised.
+/// The time that `--quick` promises; twice as long for a program that is not optimised.
 pub(crate) const LIMIT: Duration =
     Duration::from_secs(if cfg!(debug_assertions) { 80 } else { 40 });
 
 /// The files of an empty directory.
 pub(crate) const NOTHING: [&str; 0] = [];
 
-/// Experiments measure one after the other: they have threads that never sleep.
+/// Experiments measure one after the other, because they have threads that never sleep.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A directory of one's own, taken away at the end.
+/// A private directory, removed at the end.
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
@@ -43,7 +43,7 @@ impl Directory {
     pub(crate) fn make(&self, name: &str) -> PathBuf {
         let path = self.0.join(name);
         std::fs::create_dir(&path).unwrap();
-        // As /tmp: some servers are those of other users.
+        // As /tmp, because some servers run as other users.
         let everyone = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(&path, everyone).unwrap();
         path
@@ -62,18 +62,18 @@ pub(crate) fn bench(name: &str, temporary: &Path) -> Command {
     command
 }
 
-/// Runs a command until it and all that it started have ended, within the limit.
+/// Runs a command until it and all of its descendants have ended, within the limit.
 fn run(command: &mut Command) -> Output {
     let child = start(command);
     end_of(command, child)
 }
 
-/// Starts a command whose output is read, and that of all that it starts.
+/// Starts a command, and reads its output and that of all its descendants.
 pub(crate) fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits until nobody can write to the outputs of a command any more, within the limit.
+/// Waits until no process can write to the outputs of a command, within the limit.
 pub(crate) fn end_of(command: &Command, child: Child) -> Output {
     let pid = Pid::from_child(&child);
     let (done, waits) = std::sync::mpsc::channel();
@@ -101,7 +101,8 @@ fn misses(row: &Value) -> bool {
         || most.is_some_and(|most| value.is_none_or(|value| value > most))
 }
 
-/// Runs an experiment, and looks for rows whose names contain these words, and for these pictures.
+/// Runs an experiment, and checks that rows have these words in their names, and that these
+/// pictures exist.
 pub(crate) fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
     if let Err(why) = check_tun() {
         skip(test, &why);
@@ -129,7 +130,7 @@ pub(crate) fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
         assert!(row["value"].is_number(), "{name}: a row without a figure: {row}");
         assert!(row["samples"].as_u64().is_some_and(|count| count > 0), "{row}");
     }
-    // Whether a limit is kept is not looked at; that a missed one is a failure is.
+    // The test accepts a missed limit, but checks that it is a failure.
     let missed: Vec<&str> =
         all.iter().filter(|row| misses(row)).filter_map(|row| row["name"].as_str()).collect();
     let status = i32::from(!missed.is_empty());

@@ -8,7 +8,7 @@ use towpath_tests::{PATIENCE, frames};
 
 use crate::inputs::{Input, Inputs};
 
-/// Frames of a batch: fewer than the queues hold, so that none may be lost.
+/// Frames of a batch: fewer than the queues hold, so that no loss is allowed.
 const BATCH: u64 = 16;
 
 fn attach(socket: &Path, name: &str) -> (Session, Endpoint) {
@@ -62,7 +62,7 @@ fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: b
                     if next == 0 && same.is_err() {
                         return;
                     }
-                    same.expect("what was sent");
+                    same.expect("the sent frame");
                     next += 1;
                 }
             })
@@ -72,7 +72,7 @@ fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: b
 
 fn nothing_dropped(session: &Session, endpoint: Endpoint, packets: u64) {
     for (name, value) in session.counters(endpoint) {
-        // At most one copy on the way out: of a short packet, or of the headers.
+        // At most one copy on the transmit path: of a short packet, or of the headers.
         assert!(name != "tx_copies" || value <= packets, "{name} {value} of {packets} packets");
         let wanted = match name {
             "rx_packets" | "tx_packets" | "rx_copies" => packets,
@@ -109,7 +109,7 @@ pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
         match inputs.next() {
             Input::None => {}
             Input::Line(line) if line == "count" => println!("{number}"),
-            Input::Line(line) => panic!("no such order: {line}"),
+            Input::Line(line) => panic!("no such command: {line}"),
             Input::Over => break,
         }
     }
@@ -139,7 +139,7 @@ pub(crate) fn echoed(socket: &Path, seed: u64) {
         match inputs.next() {
             Input::None => {}
             Input::Line(line) if line == "count" => println!("{number}"),
-            Input::Line(line) => panic!("no such order: {line}"),
+            Input::Line(line) => panic!("no such command: {line}"),
             Input::Over => break,
         }
     }

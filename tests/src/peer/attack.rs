@@ -6,8 +6,8 @@ use std::time::Duration;
 use towpath_attacks::neighbour::Neighbour;
 use towpath_attacks::{Attack, Field};
 
-/// Attacks until its input ends, at most for so many seconds. Prints `attacking` when the attack is
-/// on. At the end it prints `did WHAT COUNT` for each of its deeds, or `cannot WHY`.
+/// Attacks until its input ends, at most for this many seconds. Prints `attacking` when the attack
+/// has begun. At the end it prints `did WHAT COUNT` for each of its deeds, or `cannot WHY`.
 pub(crate) fn attack(name: &str, socket: &Path, seconds: u64, options: &[&str]) {
     let attack = Attack::from_name(name).unwrap_or_else(|| panic!("no attack {name}"));
     let field = Field::new(socket, Duration::from_secs(seconds));
@@ -23,7 +23,7 @@ pub(crate) fn neighbour(socket: &Path, options: &[&str]) {
     let neighbour = Neighbour::start(socket, options.contains(&"spin")).expect("starts");
     println!("running");
     for line in std::io::stdin().lines().map_while(Result::ok) {
-        let seen = neighbour.follow(&line).unwrap_or_else(|| panic!("no such order: {line}"));
+        let seen = neighbour.follow(&line).unwrap_or_else(|| panic!("no such command: {line}"));
         println!("{seen}");
     }
 }

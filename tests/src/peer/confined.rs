@@ -91,10 +91,10 @@ pub(crate) fn run(socket: &Path, server: i32) {
     assert!(matches!(reply, Reply::Message(Message::Done, _)), "{reply:?}");
     for (name, file) in [
         ("server pages", server_pages),
-        ("receive heap", receive_pool),
+        ("receive pool", receive_pool),
         ("state page", state),
         ("application pages", pages),
-        ("transmit heap", heap),
+        ("transmit pool", heap),
     ] {
         attempts(name, file);
     }

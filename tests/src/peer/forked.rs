@@ -16,7 +16,7 @@ fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Ran
         session.flush().expect("lives");
         assert!(session.wait(Some(PATIENCE)).expect("lives"));
         let seen = session.receive_one(0).expect("lives").expect("something is there");
-        frames::check(&seen, own, own, 7, number).expect("what was sent");
+        frames::check(&seen, own, own, 7, number).expect("the sent frame");
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn run(socket: &Path) {
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
     with_itself(&mut session, endpoint, 0..50);
 
-    // A packet waits, and a notification in the pipe: the child must get neither.
+    // A packet waits, and a notification in the doorbell: the child must get neither.
     assert!(!session.arm().expect("lives"), "nothing waits");
     let own = session.info().mac;
     let mut another = Session::attach(socket, &options).expect("attaches");
@@ -102,11 +102,11 @@ pub(crate) fn run(socket: &Path) {
     let mut session = std::mem::ManuallyDrop::into_inner(session);
     let mut heard = [PollFd::new(&session, PollFlags::IN)];
     let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-    assert_eq!(poll(&mut heard, Some(&none)), Ok(1), "the ring was the parent's");
+    assert_eq!(poll(&mut heard, Some(&none)), Ok(1), "the notification was the parent's");
     assert!(session.wait(Some(PATIENCE)).expect("lives"), "and the packet");
     session.disarm();
     let seen = session.receive_one(0).expect("lives").expect("the packet was the parent's");
-    frames::check(&seen, own, from, 7, 50).expect("what was sent");
+    frames::check(&seen, own, from, 7, 50).expect("the sent frame");
     drop(another);
     with_itself(&mut session, endpoint, 51..100);
 

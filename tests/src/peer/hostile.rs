@@ -19,7 +19,7 @@ const TRANSMIT_SLOTS: u32 = 64;
 const RECEIVE_SLOTS: u32 = 8;
 const QUEUE_PAIRS: u32 = 2;
 
-/// A session, and its memory behind the library's back.
+/// A session, and its memory without the client library's checks.
 pub(crate) struct Hostile {
     pub(crate) session: Session,
     pub(crate) endpoint: Endpoint,
@@ -191,7 +191,7 @@ const ACTS: &[(&str, Violation, Act)] = &[
     ("a buffer outside of the pool", Violation::Buffer, |h| {
         h.push_one(Descriptor { buffer: h.shape.transmit_pool.buffers(), ..h.correct() });
     }),
-    ("the last frame number there is", Violation::Buffer, |h| {
+    ("the largest buffer number", Violation::Buffer, |h| {
         h.push_one(Descriptor { buffer: 0xff_ffff, ..h.correct() });
     }),
     ("data that starts in the headroom", Violation::Range, |h| {
@@ -200,21 +200,21 @@ const ACTS: &[(&str, Violation, Act)] = &[
     ("data of no length", Violation::Range, |h| {
         h.push_one(Descriptor { len: 0, ..h.correct() });
     }),
-    ("data a byte over the frame", Violation::Range, |h| {
+    ("data a byte beyond the buffer", Violation::Range, |h| {
         let len = h.shape.transmit_pool.data_bytes() + 1;
         h.push_one(Descriptor { len, ..h.correct() });
     }),
     ("the largest start and length", Violation::Range, |h| {
         h.push_one(Descriptor { start: 0xf_ffff, len: 0xf_ffff, ..h.correct() });
     }),
-    ("a frame twice in one packet", Violation::Ownership, |h| {
+    ("a buffer twice in one packet", Violation::Ownership, |h| {
         let first = Descriptor { flags: MORE, ..h.correct() };
         h.push(&[first.to_words(), h.correct().to_words()]);
     }),
-    ("a chain whose end is not there", Violation::Chain, |h| {
+    ("a chain whose end is missing", Violation::Chain, |h| {
         h.push_one(Descriptor { flags: MORE, ..h.correct() });
     }),
-    ("a chain of 49 frames", Violation::Chain, |h| {
+    ("a chain of 49 buffers", Violation::Chain, |h| {
         let more = |buffer| Descriptor { buffer, flags: MORE, ..h.correct() }.to_words();
         let mut chain: Vec<_> = (0..48).map(more).collect();
         chain.push(Descriptor { buffer: 48, ..h.correct() }.to_words());
@@ -223,18 +223,18 @@ const ACTS: &[(&str, Violation, Act)] = &[
     ("an endpoint that does not exist", Violation::Endpoint, |h| {
         h.push_one(Descriptor { endpoint: h.shape.endpoints, ..h.correct() });
     }),
-    ("the last endpoint number there is", Violation::Endpoint, |h| {
+    ("the largest endpoint number", Violation::Endpoint, |h| {
         h.push_one(Descriptor { endpoint: u32::MAX, ..h.correct() });
     }),
-    ("an endpoint of another queue set", Violation::Endpoint, |h| {
+    ("an endpoint of another queue pair", Violation::Endpoint, |h| {
         h.push_one(Descriptor { endpoint: h.other.number(), ..h.correct() });
     }),
-    ("a plain packet by an endpoint of another queue set", Violation::Endpoint, |h| {
+    ("a plain packet by an endpoint of another queue pair", Violation::Endpoint, |h| {
         let (mac, ip) = (h.session.info().mac, h.session.info().ipv4.expect("an address").0);
         let rule = Rule::new().udp(7).queue_pair(1);
         let other = h.session.open(&rule).expect("opens");
         let flow = Flow::v4().macs(mac, mac).addresses(ip, ip).ports(7, 7);
-        let frame = flow.udp(b"to whoever sent it");
+        let frame = flow.udp(b"to its own sender!");
         let start = h.correct().pool_offset(&h.shape.transmit_pool) / 8;
         for (place, bytes) in frame.chunks(8).enumerate() {
             let mut word = [0; 8];
@@ -251,13 +251,13 @@ const ACTS: &[(&str, Violation, Act)] = &[
     ("a flag that does not exist", Violation::Flags, |h| {
         h.push_one(Descriptor { flags: 1 << 5, ..h.correct() });
     }),
-    ("a small packet that is none", Violation::Flags, |h| {
+    ("an expedited packet that is too long", Violation::Flags, |h| {
         h.push_one(Descriptor { flags: EXPEDITED, len: EXPEDITED_BYTES + 1, ..h.correct() });
     }),
-    ("a small packet that goes on", Violation::Flags, |h| {
+    ("an expedited packet of several buffers", Violation::Flags, |h| {
         h.push_one(Descriptor { flags: EXPEDITED | MORE, ..h.correct() });
     }),
-    ("a small packet by an endpoint that does not exist", Violation::Endpoint, |h| {
+    ("an expedited packet by an endpoint that does not exist", Violation::Endpoint, |h| {
         h.push_one(Descriptor { flags: EXPEDITED, endpoint: 5, ..h.correct() });
     }),
     ("the flag of captured packets", Violation::Flags, |h| {
@@ -267,7 +267,7 @@ const ACTS: &[(&str, Violation, Act)] = &[
         let [first, second] = h.correct().to_words();
         h.push(&[[first, second | 1 << 63]]);
     }),
-    ("metadata that mean nothing", Violation::Flags, |h| {
+    ("invalid metadata", Violation::Flags, |h| {
         h.heap.store(0, u64::MAX);
         h.push_one(Descriptor { flags: META, ..h.correct() });
     }),
@@ -283,11 +283,11 @@ const ACTS: &[(&str, Violation, Act)] = &[
         h.pages.store(h.set(0).transmit_head, 1 << 32);
         h.announce(0);
     }),
-    ("an event of a queue set that does not exist", Violation::Event, |h| {
+    ("an event of a queue pair that does not exist", Violation::Event, |h| {
         h.announce(u64::from(QUEUE_PAIRS));
     }),
     ("an event of 64 bits", Violation::Event, |h| h.announce(u64::MAX)),
-    ("more events than queue sets", Violation::Index, |h| {
+    ("more events than queue pairs", Violation::Index, |h| {
         h.pages.store(h.places.events, u64::from(QUEUE_PAIRS + 1));
         h.ring();
     }),
@@ -304,23 +304,23 @@ const ACTS: &[(&str, Violation, Act)] = &[
             h.pages.store(bits, h.pages.load(bits) ^ 1);
         });
     }),
-    ("a frame provided that is outside of the heap", Violation::Buffer, |h| {
+    ("a provided buffer outside of the pool", Violation::Buffer, |h| {
         let provided = h.set(0).provided;
         h.pages.store(provided, u64::from(h.shape.receive_pool.buffers()));
         h.receive_while(|_| ());
     }),
-    ("a frame provided of 33 bits", Violation::Buffer, |h| {
+    ("a provided buffer of 33 bits", Violation::Buffer, |h| {
         h.pages.store(h.set(0).provided, 1 << 32);
         h.receive_while(|_| ());
     }),
-    ("a frame provided twice", Violation::Ownership, |h| {
+    ("a buffer provided twice", Violation::Ownership, |h| {
         let provided = h.set(0).provided;
         h.pages.store(provided + 1, h.pages.load(provided));
         h.receive_while(|_| ());
     }),
-    ("a frame provided to two queue sets", Violation::Ownership, |h| {
+    ("a buffer provided to two queue pairs", Violation::Ownership, |h| {
         // The engine examines the second queue pair's buffers when a packet arrives for it: it
-        // fills the first and gives it back, and the next stays.
+        // fills and completes the first, and the next stays.
         let theirs = h.pages.load(h.set(1).provided + 1);
         h.pages.store(h.set(0).provided, theirs);
         let own = h.session.info().mac;
@@ -348,7 +348,7 @@ pub(crate) fn violations(socket: &Path) {
         act(&mut hostile);
         let end = hostile.end();
         assert_eq!(end, Some(Lost::Violated(*expected)), "{name}");
-        // And the error stays, whichever call follows.
+        // The error stays for every later call.
         assert_eq!(hostile.session.flush(), Err(Lost::Violated(*expected)), "{name}");
         println!("{name}: {expected:?}");
         kinds.insert(*expected as u32);

@@ -39,7 +39,7 @@ fn main() {
             attack::attack(name, Path::new(socket), number(seconds), options);
         }
         ["neighbour", socket, ref options @ ..] => attack::neighbour(Path::new(socket), options),
-        _ => panic!("no such part: {arguments:?}"),
+        _ => panic!("no such role: {arguments:?}"),
     }
 }
 

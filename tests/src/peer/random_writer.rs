@@ -11,10 +11,10 @@ use towpath_tests::random::Random;
 
 use crate::hostile::Hostile;
 
-/// The time that a harmless session may go on.
+/// The longest time of a session without a violation.
 const ROUND: Duration = Duration::from_millis(20);
 
-/// Attaches so often, and each time writes in one of several ways while it sends. Prints
+/// Attaches this often, and each time writes in one of several ways while it sends. Prints
 /// `rounds N violated M` at the end.
 pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
     let mut random = Random::new(seed);

@@ -41,8 +41,8 @@ impl Store for Counted {
 }
 
 /// Serves a loopback device whose far end echoes everything (`far=echo`) or takes nothing
-/// (`far=none`), or a TAP (`tap=NAME`). Prints `ready`. Then it answers `stored` with the count of
-/// its store, `logged` with its log lines so far, and `stop` with `stopped`.
+/// (`far=none`), or a TAP (`tap=NAME`). Prints `ready`. Then it answers `stored` with the number of
+/// descriptors in its store, `logged` with its log lines so far, and `stop` with `stopped`.
 pub(crate) fn run(socket: &Path, options: &[&str]) {
     let logged = Logged::start();
     let mut policy = Policy::default();
@@ -117,7 +117,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             "stored" => println!("{}", count.load(Ordering::SeqCst)),
             "logged" => println!("{}", logged.lines()),
             "stop" => break,
-            _ => panic!("no such order: {line}"),
+            _ => panic!("no such command: {line}"),
         }
     }
     server.stop().expect("the server ends well");

@@ -11,7 +11,7 @@ use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::frames;
 
-/// Packets that the far end holds before it is drained.
+/// Packets that the far end holds before a test drains it.
 pub(crate) const RING: usize = 8;
 
 pub(crate) struct World {
@@ -28,7 +28,7 @@ pub(crate) fn world(mode: EngineStrategy) -> World {
 }
 
 impl World {
-    /// Sets an invalid value: the server refuses it by name, and the old one stands.
+    /// Sets an invalid value: the server's refusal names it, and the old one stays.
     pub(crate) fn set_wrong(&self, session: u32, endpoint: u32, setting: Setting) {
         let value = match setting.spec().kind {
             Kind::Number { most, .. } => most + 1,
@@ -65,8 +65,8 @@ impl World {
         self.sender_with(name, Some(1))
     }
 
-    /// Returns a sender whose expedited messages go through a queue pair of their own, or through
-    /// their endpoint's.
+    /// Returns a sender whose expedited messages go through a separate queue pair, or through their
+    /// endpoint's.
     pub(crate) fn sender_with(&self, name: &str, expedited_queue_pair: Option<u32>) -> Sender {
         let options = Options {
             name: name.into(),
@@ -141,7 +141,7 @@ impl Sender {
         sent
     }
 
-    /// Sends as many as there is room for.
+    /// Sends as many packets as there is room for.
     pub(crate) fn fill(&mut self, len: usize) {
         while self.send(len) {}
         self.session.flush().unwrap();
