@@ -66,7 +66,7 @@ impl FromStr for Change {
             Some((session.parse().ok().filter(|number| *number > 0)?, endpoint.parse().ok()?))
         };
         endpoint().map(|(session, endpoint)| Change::Of(session, endpoint)).ok_or_else(|| {
-            "neither SETTING=VALUE, as wait=poll, nor SESSION/ENDPOINT, as 3/0".to_owned()
+            "neither SETTING=VALUE, like wait=poll, nor SESSION/ENDPOINT, like 3/0".to_owned()
         })
     }
 }
@@ -119,7 +119,8 @@ fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
             }
             Change::Set(setting, _) => {
                 let name = setting.spec().name;
-                let text = format!("{name} is an endpoint's: put SESSION/ENDPOINT before it");
+                let text =
+                    format!("{name} is a setting of endpoints: put SESSION/ENDPOINT before it");
                 return Err(Failure::usage(text));
             }
         }
