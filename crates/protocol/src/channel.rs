@@ -28,7 +28,7 @@ pub enum Incoming {
     Nothing,
 }
 
-/// Why no message was received or sent.
+/// The reason why no message was received or sent.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The socket failed.
@@ -37,8 +37,8 @@ pub enum ChannelError {
     /// The received bytes are no message.
     #[error("control connection: {0}")]
     Message(#[from] MessageError),
-    /// More bytes or descriptors came than any message has.
-    #[error("control connection: a message too long, or with too many descriptors")]
+    /// More bytes or descriptors than any message has.
+    #[error("control connection: a message is too long, or has too many descriptors")]
     TooLong,
 }
 
@@ -55,7 +55,7 @@ impl Channel {
         Channel { socket }
     }
 
-    /// Sends one message. The call never blocks for long: if the peer does not read, the caller
+    /// Sends one message. The call never waits for the peer: if the peer does not read, the caller
     /// gets `EAGAIN` and closes the channel.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Channel {
         }
     }
 
-    /// Receives one message; waits for it when the socket blocks.
+    /// Receives one message; waits for it if the socket is blocking.
     ///
     /// # Errors
     /// [`ChannelError`]. Descriptors that came with a bad message are closed.
@@ -127,7 +127,7 @@ impl Channel {
         if received.bytes == 0 {
             return Ok(Incoming::End);
         }
-        // Space for seven descriptors has, rounded up, room for eight.
+        // The space for seven descriptors, rounded up, has room for eight.
         if received.bytes > MAX_BYTES
             || descriptors.len() > MAX_DESCRIPTORS
             || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)

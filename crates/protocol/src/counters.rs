@@ -1,9 +1,9 @@
-//! The counters, and where they stand.
+//! The counters, and their location.
 //!
-//! Counters are words of shared memory with one writer, the engine. An endpoint's stand in its
-//! session's server pages, so that the application reads them without a request. The device's stand
-//! in the state page, which every session may read. Every drop has a counter, on the endpoint that
-//! it concerns where there is one.
+//! Counters are words of shared memory with one writer, the engine. An endpoint's counters are in
+//! its session's server pages, so that the application reads them without a request. The device's
+//! counters are in the state page, which every session may read. Each drop has a counter: on the
+//! endpoint concerned if there is one, else on the device.
 
 use towpath_queue::{OwnWords, PeerWords};
 
@@ -19,7 +19,7 @@ pub enum Endpoint {
     TxPackets,
     /// Their bytes.
     TxBytes,
-    /// Dropped on receive, no buffers: the application had provided too few.
+    /// Dropped on receive: the application had provided too few buffers.
     RxNoBuffers,
     /// Dropped on receive: packets, or segments of large ones, over the endpoint's budget for one
     /// poll iteration.
@@ -27,8 +27,8 @@ pub enum Endpoint {
     /// Dropped on receive: metadata that contradict the packet, or a packet that the engine cannot
     /// segment.
     RxUnusable,
-    /// Not sent: malformed headers, or metadata that contradict them; a large packet of another
-    /// length than its IP header states, or for a group.
+    /// Not sent: malformed headers, or metadata that contradict them; or a large packet that is not
+    /// as long as its IP header states, or is for a group.
     TxMalformed,
     /// Not sent: a source MAC address, or one claimed in ARP or neighbour discovery, that is not
     /// the endpoint's.
@@ -45,7 +45,7 @@ pub enum Endpoint {
     RxCopies,
     /// Copies made on transmit: headers, or whole packets.
     TxCopies,
-    /// Not sent: it waited longer for its turn than the endpoint's maximum delay.
+    /// Not sent: the packet waited in its queue longer than the endpoint's maximum delay.
     TxLate,
 }
 
@@ -80,12 +80,12 @@ pub enum Device {
     RxPackets,
     /// Their bytes.
     RxBytes,
-    /// Packets that the device took, each counted as often as the engine submitted it: see
+    /// Packets that the device took; the count includes each resubmission: see
     /// [`Device::TxResubmitted`].
     TxPackets,
     /// Their bytes.
     TxBytes,
-    /// Received, dropped: no match, since no endpoint had asked for them.
+    /// Received, dropped: no endpoint's flow rule matched.
     RxNoMatch,
     /// Received, dropped: malformed.
     RxMalformed,
@@ -97,7 +97,7 @@ pub enum Device {
     LocalPackets,
     /// The device had no room: packets waited in the backlog.
     Backlogged,
-    /// Poll iterations that found something to do.
+    /// Poll iterations with work.
     BusyIterations,
     /// Times that the engine went to sleep.
     Sleeps,
@@ -109,14 +109,15 @@ pub enum Device {
     DriverCalls,
     /// Packets to the device whose checksum or segments the engine had to make in software.
     TxSoftwareOffloads,
-    /// Dropped on transmit: they waited for the device when their session ended.
+    /// Dropped on transmit: their session ended while they waited for the device.
     TxEnded,
-    /// Suppressed notifications to sessions with news: they were awake, or timer-driven.
+    /// Suppressed notifications: the session had news, and its application was awake or
+    /// timer-driven.
     NotificationsSuppressed,
     /// Merged notifications, deferred or not repeated: one notification served several poll
     /// iterations.
     NotificationsMerged,
-    /// Ticks of the clock that the engine kept.
+    /// Ticks that the engine kept.
     Ticks,
     /// Ticks that passed while there was work, or for which sleep took too long.
     TicksMissed,
@@ -126,33 +127,34 @@ pub enum Device {
     TickLatestNs,
     /// Changes of wait strategy that wait=auto made.
     WaitSwitches,
-    /// Packets, received or to be sent, that wait=auto found later than its bound, in the worst
-    /// case.
+    /// Packets, received or to be sent, that the engine may have found later than the bound of
+    /// wait=auto.
     LatePackets,
     /// Times that wait=auto waited for its bound on processor time.
     Throttled,
-    /// Flow lookups: packets received, and packets sent that may be for an endpoint of this host.
+    /// Flow lookups: of packets received, and of packets sent that may be for an endpoint of this
+    /// host.
     FlowLookups,
-    /// Of these lookups, those that compared with the last flow. By compared minus hits, it is the
-    /// mean length of a train.
+    /// Of these lookups, those that compared the packet with the last flow. Divided by compared
+    /// minus hits, this is the mean length of a train.
     FlowCompared,
-    /// Of those compared, the lookups of the last flow again: answered by the cache.
+    /// Of those compared, the lookups that found the last flow again: the cache answered them.
     FlowHits,
     /// Times that the engine switched the last-flow cache on or off.
     FlowSwitches,
-    /// Submitted to the device as they were checked, with nothing waiting before them.
+    /// Packets that the engine submitted as soon as it had checked them, since none waited.
     TxDirect,
-    /// Put into the backlog.
+    /// Packets put into the backlog.
     TxQueued,
-    /// Taken from the backlog by the device.
+    /// Packets of the backlog that the device took.
     TxDrained,
-    /// Times that the device took fewer packets than it was offered.
+    /// Times that the device took fewer packets than the engine offered.
     TxFull,
     /// Expedited packets sent ahead of the others to the device.
     TxExpedited,
-    /// Looks at sessions for packets to send, in poll iterations and before sleeps.
+    /// Polls of a session for packets to send, in poll iterations and before sleeps.
     SessionPolls,
-    /// Times that the engine parked a session: it looks at it again after a notification.
+    /// Times that the engine parked a session: it polls a parked session only after a notification.
     SessionsParked,
     /// Times that an awake engine checked which sessions had sent a notification.
     DoorbellPolls,
@@ -166,15 +168,16 @@ pub enum Device {
     DeviceResets,
     /// Packets that a stalled device had kept, and that the engine submitted again.
     TxResubmitted,
-    /// Times that the kernel took the processor from the spinning engine, for another thread: the
-    /// engine does not spin for a while then.
+    /// Times that the kernel gave the spinning engine's processor to another thread. The engine
+    /// then does not spin for a while.
     SpinsPreempted,
-    /// Notifications to applications half of whose buffers were used.
+    /// Notifications sent early, because half of the application's buffers were used.
     NotificationsEarly,
-    /// Of the ticks kept, those that the engine stayed awake for: `tick_hz` is more than sleep
-    /// holds.
+    /// Of the ticks kept, those for which the engine stayed awake: at this `tick_hz` they are too
+    /// close for a sleep.
     TicksAwake,
-    /// Of the notifications sent, those left to the worker of the application's user.
+    /// Of the notifications sent, those that the engine left to the worker of the application's
+    /// user.
     NotificationsRelayed,
 }
 
@@ -233,7 +236,7 @@ impl Device {
 
 const _: () = assert!(Device::ALL.len() <= crate::layout::DEVICE_COUNTERS);
 
-/// Adds to a counter.
+/// Adds `by` to a counter.
 #[inline]
 pub fn add(words: &mut OwnWords, index: usize, by: u64) {
     let value = words.get(index).wrapping_add(by);

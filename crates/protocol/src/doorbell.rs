@@ -16,7 +16,7 @@ use rustix::net::{
 /// Returns the kernel's error, for example `EMFILE` if the process has no descriptors left.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // From a stream the application takes all pending notifications with one call.
+    // With a stream, the application reads all pending notifications with one call.
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     shutdown(&ours, Shutdown::Read)?;
     crate::peer::lock_filter(&theirs)?;

@@ -5,9 +5,9 @@
 //! | server pages | server | header line, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs |
 //! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs |
 //! | state page | server | epoch, the engine's sleep flag, heartbeat, counters of the device |
-//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, a queue pair's slots done out of order |
+//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order |
 //!
-//! Both sides compute the places from one [`SessionShape`], agreed once in the attach messages.
+//! Both sides compute the offsets from one [`SessionShape`], agreed once in the attach messages.
 
 use towpath_queue::buffers::Ledger;
 use towpath_queue::events::EventShape;
@@ -20,21 +20,21 @@ pub const ENDPOINT_COUNTERS: usize = LINE_WORDS;
 /// Words of counters that a device has in the state page.
 pub const DEVICE_COUNTERS: usize = 4 * LINE_WORDS;
 
-/// Word of the server pages' header that says why the session was closed; 0 while it lives.
+/// Word of the server pages' header with the reason why the session was closed; 0 while it lives.
 pub const CLOSED_WORD: usize = 0;
-/// Word of the server pages' header that says whether the engine looks at this session by itself,
-/// as a sleep flag: while it says "asleep" the session is parked, and the application notifies the
-/// engine even if that is awake.
+/// Word of the server pages' header with the session's own sleep flag. While the flag says "asleep"
+/// the session is parked: the engine does not poll it, and the application notifies the engine even
+/// if the engine is awake.
 pub const PARKED_WORD: usize = 1;
-/// Words of the state page.
+/// Word of the state page with the server's epoch.
 pub const STATE_EPOCH_WORD: usize = 0;
-/// Counts the engine's poll iterations, so that a tool sees whether it lives.
+/// Word of the state page that counts poll iterations: a tool sees whether the engine lives.
 pub const STATE_HEARTBEAT_WORD: usize = 1;
 /// The engine's sleep flag, alone on its line.
 pub const STATE_SLEEP_WORD: usize = LINE_WORDS;
-/// Where the device's counters start.
+/// First word of the device's counters.
 pub const STATE_COUNTERS_WORD: usize = 2 * LINE_WORDS;
-/// Words of the state page.
+/// Number of words of the state page.
 pub const STATE_WORDS: usize = STATE_COUNTERS_WORD + DEVICE_COUNTERS;
 
 /// The most queue pairs of a session; the policy may set a lower limit. With 10 000 of them, the
@@ -63,20 +63,22 @@ pub struct SessionShape {
     events: EventShape,
 }
 
-/// Why numbers form no shape.
+/// The reason why numbers form no shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Queue pairs out of range.
-    #[error("{0} queue sets; 1 to {MAX_QUEUE_PAIRS} are possible")]
+    #[error("{0} queue pairs; 1 to {MAX_QUEUE_PAIRS} are possible")]
     QueuePairs(u32),
     /// Endpoints out of range.
     #[error("{0} endpoints; 1 to {MAX_ENDPOINTS} are possible")]
     Endpoints(u32),
-    /// Capacities that are no powers of two or out of range.
+    /// Capacities that are no powers of two, or out of range.
     #[error("queues of {0} and {1} slots; powers of two from 8 to 1048576 are possible")]
     Queues(u32, u32),
-    /// Pools of no or too many buffers, or too large ones.
-    #[error("frames of {0} and {1} bytes; 64 to 261888 are possible, and 16777216 frames a heap")]
+    /// Pools of no or too many buffers, or of too small or too large ones.
+    #[error(
+        "buffers of {0} and {1} bytes; 64 to 261888 are possible, and 16777216 buffers per pool"
+    )]
     Buffers(u32, u32),
     /// Too much memory.
     #[error("{0} bytes in one memory of the session; at most {MAX_MEMORY_BYTES} are possible")]
@@ -135,7 +137,7 @@ impl SessionShape {
         Ok(shape)
     }
 
-    /// Returns the event queues' shape, the same both ways.
+    /// Returns the event queues' shape, which is the same in both directions.
     #[must_use]
     pub fn events(&self) -> EventShape {
         self.events
@@ -264,7 +266,7 @@ pub struct ServerPages<W> {
     pub acknowledgements: W,
     /// [`ENDPOINT_COUNTERS`] words for each endpoint.
     pub counters: W,
-    /// A queue pair's words each.
+    /// The words of each queue pair.
     pub queue_pairs: Vec<W>,
 }
 
@@ -277,7 +279,7 @@ pub struct ApplicationPages<W> {
     pub acknowledgements: W,
     /// Events to the server.
     pub events: W,
-    /// A queue pair's words each.
+    /// The words of each queue pair.
     pub queue_pairs: Vec<W>,
 }
 
@@ -288,7 +290,7 @@ pub struct LedgerPages {
     pub transmit: OwnWords,
     /// A bit for each buffer of the receive pool.
     pub receive: OwnWords,
-    /// A queue pair's words each.
+    /// The words of each queue pair.
     pub queue_pairs: Vec<OwnWords>,
 }
 

@@ -1,9 +1,9 @@
-//! The language of driver server and application: control messages, and the layout of the memory
-//! they share.
+//! The protocol between driver server and application: control messages, and the layout of the
+//! memory that they share.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`counters`] | the counters, and where they stand |
+//! | [`counters`] | the counters, and their location |
 //! | [`layout`] | the layout of a session's memories |
 //! | [`message`] | the control messages, their numbers and their checks |
 //! | [`channel`] | a socket that carries messages with descriptors |
@@ -21,6 +21,6 @@ pub mod peer;
 pub mod settings;
 pub mod store;
 
-/// The version of messages and layout together. Each change of either raises it; a side refuses a
-/// peer of another version with both numbers.
+/// The version of messages and layout together. Each change of either raises the version. A side
+/// refuses a peer of another version, and names both numbers.
 pub const VERSION: u16 = 3;

@@ -1,19 +1,19 @@
 //! The control messages.
 //!
-//! A message is one packet of a `SOCK_SEQPACKET` socket: a [`Header`], then the body that its kind
-//! has, nothing more. All numbers are in the machine's own byte order, since both sides are on one
-//! machine. The header and [`ErrorBody`] never change, so that the server can tell a peer of any
-//! version that it is refused, and why.
+//! A message is one packet of a `SOCK_SEQPACKET` socket: a [`Header`], then the body of its kind.
+//! All numbers are in the machine's own byte order, since both sides are on one machine. The header
+//! and [`ErrorBody`] never change, so that the server can refuse a peer of any version with a
+//! reason.
 //!
 //! | kind | from | body | answer |
 //! |---|---|---|---|
 //! | attach | application | [`Attach`] | attached with seven descriptors, or error |
 //! | attached | server | [`Attached`] | |
-//! | mapped | application | none | done: the session lives |
+//! | mapped | application | none | done: the session exists |
 //! | open | application | [`Open`] | opened, or error |
 //! | opened | server | [`Opened`] | |
 //! | close | application | [`Close`] | done, or error |
-//! | report | anyone allowed | [`Cursor`] | reported, or error |
+//! | report | administrator or granted user | [`Cursor`] | reported, or error |
 //! | reported | server | [`Cursor`] of the next page, then JSON | |
 //! | set | administrator; an application for its own endpoints | [`Set`] | done, or error |
 //! | done | server | none | |
@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::VERSION;
 
-/// "Towp", in every message.
+/// "Towp", in each message.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"Towp");
 /// The largest message: a page of a report.
 pub const MAX_BYTES: usize = 32 << 10;
@@ -62,18 +62,18 @@ pub struct Attach {
     pub transmit_buffer_bytes: u32,
     /// Data bytes of each receive buffer.
     pub receive_buffer_bytes: u32,
-    /// The application's own name, UTF-8, filled up with zeros; shown by `towpath ls`.
+    /// The application's own name, UTF-8, padded with zeros; `towpath ls` shows it.
     pub name: [u8; 32],
-    /// The IPv4 address it would like, or zeros for any.
+    /// The IPv4 address that the application asks for, or zeros for any.
     pub ipv4: [u8; 4],
     /// Must be 0.
     pub reserved: u32,
 }
 
-/// The server's grant to a session. With it come, in this order: server pages, receive pool, state
-/// page (read-only), application pages, transmit pool (to be mapped writable now, sealed after),
-/// its doorbell (a socket: readable after a notification, hung up at the session's end), the
-/// eventfd that notifies the engine.
+/// The server's grant to a session. Seven descriptors come with it, in this order: server pages,
+/// receive pool, state page (these three read-only), application pages, transmit pool (both to be
+/// mapped writable now and sealed afterwards), the session's doorbell (a socket: readable after a
+/// notification, hung up at the session's end), and the eventfd that notifies the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attached {
@@ -90,28 +90,28 @@ pub struct Attached {
     pub flags: u32,
     /// The MAC address that the server gives the session.
     pub mac: [u8; 6],
-    /// Prefix length of the IPv4 address; 0: none was given.
+    /// Prefix length of the IPv4 address; 0: the session has none.
     pub ipv4_prefix: u8,
-    /// Prefix length of the IPv6 address; 0: none was given.
+    /// Prefix length of the IPv6 address; 0: the session has none.
     pub ipv6_prefix: u8,
-    /// The IPv4 address given.
+    /// The session's IPv4 address.
     pub ipv4: [u8; 4],
     /// The IPv4 gateway, or zeros.
     pub ipv4_gateway: [u8; 4],
-    /// The IPv6 address given.
+    /// The session's IPv6 address.
     pub ipv6: [u8; 16],
     /// The IPv6 gateway, or zeros.
     pub ipv6_gateway: [u8; 16],
-    /// The device's name, filled up with zeros.
+    /// The device's name, padded with zeros.
     pub device: [u8; 16],
 }
 
-/// The device, or the server, finishes checksums.
+/// The device, or the server, completes partial checksums.
 pub const CAN_CHECKSUM: u32 = 1;
 /// The device, or the server, segments large TCP packets.
 pub const CAN_SEGMENT: u32 = 2;
-/// Server and application are one user, so that server pages are not protected from the
-/// application.
+/// The application runs as root or as the server's user, so the server pages are not protected from
+/// it.
 pub const TRUSTED: u32 = 1;
 
 /// Asks for an endpoint.
@@ -120,17 +120,18 @@ pub const TRUSTED: u32 = 1;
 )]
 #[repr(C)]
 pub struct Open {
-    /// The following fields that count: `RULE_…`.
+    /// The fields below that count: `RULE_…`.
     pub given: u32,
     /// The session's queue pair that the endpoint uses.
     pub queue_pair: u32,
     /// `OPEN_…`.
     pub flags: u32,
-    /// VLAN identifier, 1 to 4094; not given: frames without a tag, or with [`RULE_ANY_VLAN`] all.
+    /// VLAN identifier, 1 to 4094; if not given, only packets without a tag match, or with
+    /// [`RULE_ANY_VLAN`] all packets.
     pub vlan: u16,
     /// Ethertype, 0x0600 upward.
     pub ethertype: u16,
-    /// Local MAC address; not given: the session's own, or with [`RULE_ANY_MAC`] any.
+    /// Local MAC address; if not given, the session's own, or with [`RULE_ANY_MAC`] any.
     pub mac: [u8; 6],
     /// IP protocol: 6 TCP, 17 UDP, ...
     pub protocol: u8,
@@ -173,9 +174,9 @@ pub const RULE_ALL: u32 = 1023;
 pub const OPEN_GROUP: u32 = 1;
 /// Takes large packets and partial checksums with their metadata.
 pub const OPEN_OFFLOAD: u32 = 2;
-/// Receives every frame of the device, whatever its destination; needs the right to.
+/// Receives each packet of the device, for any destination; needs the right to.
 pub const OPEN_PROMISCUOUS: u32 = 4;
-/// Receives a copy of every frame, sent or received, and sends none; needs the right to.
+/// Receives a copy of each packet, sent or received, and sends none; needs the right to.
 pub const OPEN_CAPTURE: u32 = 8;
 /// All `OPEN_…` bits.
 pub const OPEN_ALL: u32 = 15;
@@ -184,11 +185,11 @@ pub const OPEN_ALL: u32 = 15;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Opened {
-    /// Its number in the session; descriptors name it so.
+    /// Its number in the session, which descriptors contain.
     pub endpoint: u32,
 }
 
-/// Gives an endpoint back.
+/// Closes an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Close {
@@ -212,11 +213,11 @@ pub struct Set {
     pub value: u64,
 }
 
-/// Where a page of a report begins; zeros: at the beginning. The first page also describes the
-/// device, and [`Cursor::END`] follows the last page. Endpoints of one session may be on several
-/// pages.
+/// The position at which a page of a report begins; all zeros for the first page. The first page
+/// also describes the device, and [`Cursor::END`] follows the last page. Endpoints of one session
+/// may be on several pages.
 ///
-/// A tool fetches a report page by page, so that the server keeps nothing between two requests.
+/// A tool asks for each page, so the server keeps no state between two requests.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -238,13 +239,13 @@ impl Cursor {
 /// The most bytes of JSON on one page of a report.
 pub const MAX_PAGE_BYTES: usize = MAX_BYTES - size_of::<Header>() - size_of::<Cursor>();
 
-/// Why the server refused a request. This layout never changes.
+/// The reason why the server refused a request. This layout never changes.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ErrorBody {
     /// A [`Refusal`].
     pub code: u32,
-    /// How many bytes of the text count.
+    /// Number of bytes of the text that count.
     pub text_bytes: u32,
     /// One line of UTF-8 that names the thing and the remedy.
     pub text: [u8; 240],
@@ -257,7 +258,7 @@ impl std::fmt::Debug for ErrorBody {
 }
 
 impl ErrorBody {
-    /// Creates a refusal with its text, cut at 240 bytes.
+    /// Creates a refusal with its text, truncated to at most 240 bytes.
     #[must_use]
     pub fn new(refusal: Refusal, text: &str) -> ErrorBody {
         let mut end = text.len().min(240);
@@ -269,7 +270,7 @@ impl ErrorBody {
         body
     }
 
-    /// Returns the text, whatever bytes the peer put there.
+    /// Returns the text; bytes of a hostile peer that are not UTF-8 become replacement characters.
     #[must_use]
     pub fn text(&self) -> String {
         let len = (self.text_bytes as usize).min(self.text.len());
@@ -287,11 +288,11 @@ impl ErrorBody {
     }
 }
 
-/// Why the server refused a request.
+/// The reason why the server refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Refusal {
-    /// The message means nothing, or a field is out of its range.
+    /// The message has no meaning, or a field is out of range.
     Malformed = 1,
     /// The peer speaks another version.
     Version = 2,
@@ -301,9 +302,9 @@ pub enum Refusal {
     Limit = 4,
     /// The address, port or rule belongs to another session.
     InUse = 5,
-    /// There is no such endpoint, queue pair, setting.
+    /// There is no such endpoint, queue pair or setting.
     NotFound = 6,
-    /// Not now: the request does not fit the protocol's order.
+    /// The request does not fit the connection's current state.
     State = 7,
     /// The device failed.
     Device = 8,
@@ -321,7 +322,7 @@ const _: () = {
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the table of the module says what each is")]
+#[expect(missing_docs, reason = "the table of the module describes each")]
 pub enum Message {
     Attach(Attach),
     Attached(Attached),
@@ -336,7 +337,7 @@ pub enum Message {
     Error(Box<ErrorBody>),
 }
 
-/// Why bytes are no message.
+/// The reason why bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     /// Not of this protocol.
@@ -355,7 +356,7 @@ pub enum MessageError {
     Length {
         /// The kind.
         kind: u16,
-        /// How many bytes came.
+        /// Number of bytes received.
         len: usize,
     },
 }
@@ -437,7 +438,7 @@ impl Message {
     }
 }
 
-/// Returns a name as messages carry it: cut at a character, filled up with zeros.
+/// Returns a name as messages carry it: truncated between characters, padded with zeros.
 #[must_use]
 pub fn fixed_name<const N: usize>(name: &str) -> [u8; N] {
     let mut end = name.len().min(N);

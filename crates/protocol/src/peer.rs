@@ -1,5 +1,5 @@
-//! The identity of the peer of a control connection. The kernel reports it, as it was when the peer
-//! connected; the peer's own claims do not count.
+//! The identity of the peer of a control connection. The kernel reports the identity that the peer
+//! had when it connected; the peer's own claims do not count.
 //!
 //! Unsafe lives here because two socket options have no safe wrapper.
 
@@ -15,11 +15,11 @@ pub struct Peer {
     pub uid: u32,
     /// Its group.
     pub gid: u32,
-    /// Its supplementary groups; the server looks at most at 1024.
+    /// Its supplementary groups, at most 1024.
     pub groups: Vec<u32>,
-    /// Its process identifier, for people to read; 0 when it cannot be named here.
+    /// Its process identifier, for people to read; 0 if this process' namespace has none for it.
     pub pid: i32,
-    /// Its process, for the program: since Linux 6.5.
+    /// Its process as a descriptor; `None` before Linux 6.5, or if the peer has ended.
     pub process: Option<OwnedFd>,
 }
 
@@ -27,9 +27,9 @@ pub struct Peer {
 /// (`/proc/sys/kernel/overflowuid`).
 pub const OVERFLOW_UID: u32 = 65_534;
 
-/// Returns whether this process' user namespace has a number for every user, as that of a machine's
-/// start has (`/proc/self/uid_map`). Then [`OVERFLOW_UID`] is a user like any other, mostly the one
-/// that systems name `nobody`.
+/// Returns `true` if this process' user namespace has a number for every user
+/// (`/proc/self/uid_map`), as the initial one has. Then [`OVERFLOW_UID`] is a user like any other;
+/// most systems name it `nobody`.
 #[must_use]
 pub fn every_user_has_a_number() -> bool {
     std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_all(&map))
@@ -60,7 +60,7 @@ impl Peer {
         let process = match option(socket, SO_PEERPIDFD, &mut process) {
             // SAFETY: the kernel has just opened this descriptor for us.
             Ok(_) if process[0] >= 0 => Some(unsafe { OwnedFd::from_raw_fd(process[0]) }),
-            // Before Linux 6.5, or a peer that has ended meanwhile.
+            // Before Linux 6.5, or the peer has ended meanwhile.
             _ => None,
         };
         Ok(Peer {
@@ -93,8 +93,8 @@ pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
     set_option(socket.as_fd(), SO_PASSRIGHTS, 0)
 }
 
-/// Returns how many bytes sent through a Unix socket the other side has yet to read, as the kernel
-/// counts them (`SIOCOUTQ`).
+/// Returns the number of bytes sent through a Unix socket that the other side has yet to read, as
+/// the kernel counts them (`SIOCOUTQ`).
 ///
 /// # Errors
 /// The error of `ioctl`.
@@ -115,7 +115,7 @@ fn set_option(socket: BorrowedFd<'_>, name: i32, value: i32) -> io::Result<()> {
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads a socket option into `values`; returns how many bytes came.
+/// Reads a socket option into `values`; returns the number of bytes read.
 fn option<T: FromBytes>(socket: BorrowedFd<'_>, name: i32, values: &mut [T]) -> io::Result<usize> {
     let mut len = size_of_val(values) as libc::socklen_t;
     // SAFETY: the address and the length are those of `values`, whose type any bytes fit.

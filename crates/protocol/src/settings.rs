@@ -8,10 +8,10 @@ mod table;
 
 use std::fmt::Write;
 
-/// A setting. Its number is its place in [`Setting::ALL`].
+/// A setting. Its number is its index in [`Setting::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
-#[expect(missing_docs, reason = "the table says what each is")]
+#[expect(missing_docs, reason = "the table describes each")]
 pub enum Setting {
     Wait,
     TickHz,
@@ -46,11 +46,11 @@ pub enum Setting {
 /// The object that a setting belongs to, and the users that may change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The device's: changed by administrators.
+    /// The device's: administrators change it.
     Device,
-    /// An endpoint's: only administrators change it, since other endpoints would lose by it.
+    /// An endpoint's: only administrators change it, since a change takes from other endpoints.
     Endpoint,
-    /// An endpoint's: changed by its application as well.
+    /// An endpoint's: its application may change it as well.
     OwnEndpoint,
 }
 
@@ -63,10 +63,10 @@ pub enum Kind {
         least: u64,
         /// The most.
         most: u64,
-        /// The unit: "Hz", "us", "frames".
+        /// The unit: "Hz", "us", "packets".
         unit: &'static str,
     },
-    /// One of a few words; the value is the word's place.
+    /// One of a few words; the value is the word's index.
     Word(&'static [&'static str]),
 }
 
@@ -89,7 +89,7 @@ pub struct Spec {
 pub const OFF_ON: Kind = Kind::Word(&["off", "on"]);
 
 impl Setting {
-    /// Returns the setting of this number, if there is one: for a peer's numbers.
+    /// Returns the setting of this number, which a peer may have sent; `None` if there is none.
     #[must_use]
     pub fn numbered(number: u32) -> Option<Setting> {
         Setting::ALL.get(number as usize).map(|(setting, _)| *setting)
@@ -183,10 +183,10 @@ impl Setting {
 /// Why a setting was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
-    /// There is none of this name.
+    /// No setting has this name.
     #[error("there is no setting {0:?}")]
     Unknown(String),
-    /// A value that it does not take.
+    /// The setting does not take this value.
     #[error("{name}={value}: {possible} is possible")]
     Value {
         /// The setting's name.
@@ -198,8 +198,8 @@ pub enum SettingError {
     },
 }
 
-/// Values of all settings, of either scope. Of a device's values only the device's settings mean
-/// something, and of an endpoint's only an endpoint's; the others keep their defaults.
+/// Values of all settings, of either scope. For a device only the device's settings have a meaning,
+/// and for an endpoint only an endpoint's; the others keep their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Values([u64; Setting::ALL.len()]);
 
@@ -225,7 +225,7 @@ impl Values {
     /// Changes a setting.
     ///
     /// # Errors
-    /// [`SettingError::Value`]; the old value stands then.
+    /// [`SettingError::Value`]; the setting then keeps its old value.
     pub fn set(&mut self, setting: Setting, value: u64) -> Result<(), SettingError> {
         setting.check(value)?;
         self.0[setting as usize] = value;
@@ -240,7 +240,7 @@ impl Values {
             .map(|(setting, spec)| (spec.name, setting.show(self.get(*setting))))
     }
 
-    /// Returns those of an endpoint's that differ from their defaults.
+    /// Returns the endpoint settings that differ from their defaults.
     pub fn changed(&self) -> impl Iterator<Item = (&'static str, String)> + '_ {
         let changed = |(setting, spec): &&(Setting, Spec)| {
             spec.scope != Scope::Device && self.get(*setting) != spec.default
@@ -276,6 +276,6 @@ mod tests {
         assert!(Setting::Wait.check(99).is_err() && Setting::named("speed").is_err());
         let mut values = Values::default();
         assert!(values.set(Setting::Wait, 99).is_err());
-        assert_eq!(values, Values::default(), "the old value stands");
+        assert_eq!(values, Values::default(), "the old value remains");
     }
 }

@@ -1,8 +1,8 @@
 //! A store of objects that must outlive a driver server.
 //!
-//! The protocol is that of systemd's descriptor store: a server puts descriptors under a name, and
-//! its successor gets them all at its start. The server stores the device's objects, the listening
-//! socket, session memories and the ledger.
+//! The protocol is that of systemd's descriptor store: a server stores descriptors under names, and
+//! its successor gets all of them at its start. The server stores the device's objects, the
+//! listening socket, session memories and the ledger.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,29 +10,30 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Keeps descriptors under names.
 pub trait Store: Send {
-    /// Keeps a duplicate of the descriptor. Several may have one name; their order stays.
+    /// Keeps a duplicate of the descriptor. Several descriptors may have one name, and keep their
+    /// order.
     ///
     /// # Errors
-    /// When the store cannot keep it. The object would not survive then, and the caller must know.
+    /// If the store cannot keep the descriptor: the object would then not outlive the server.
     fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Forgets everything under a name. Returns the descriptors that the store itself held: the
+    /// Removes everything under a name. Returns the descriptors that the store itself held: the
     /// last close of one may take long, so the caller decides when and where to close it.
     fn remove(&mut self, name: &str) -> Vec<OwnedFd>;
 
-    /// Hands over everything that was there at the start of this server.
+    /// Returns all descriptors that the store had at the start of this server.
     fn take_all(&mut self) -> Vec<(String, OwnedFd)>;
 }
 
-/// A store in the server's own memory: its content dies with the process, and a server embedded in
-/// a longer-lived one may hand it to its successor.
+/// A store in the process' own memory. Its content is lost with the process. A process that
+/// outlives an embedded server may pass the store to the next one.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     kept: BTreeMap<String, Vec<OwnedFd>>,
 }
 
 impl MemoryStore {
-    /// Returns how many descriptors the store keeps.
+    /// Returns the number of descriptors in the store.
     #[must_use]
     pub fn len(&self) -> usize {
         self.kept.values().map(Vec::len).sum()

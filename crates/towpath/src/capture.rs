@@ -19,7 +19,8 @@ use out::Out;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Only root and the server's user may. Ends at SIGINT, SIGTERM, SIGHUP, the reader's end, -c or --seconds.
+Only root and the server's user may capture. The capture ends at SIGINT, SIGTERM, SIGHUP, the end of
+its reader, -c or --seconds.
 
 Examples:
   towpath capture -w wire.pcapng
@@ -27,13 +28,13 @@ Examples:
   towpath capture --device tap0 -w - -c 1000 | tshark -r -
   towpath capture --seconds 10 -w ten.pcapng";
 
-/// Packets that may wait to be written: enough for a pause of the disk.
+/// Buffers for packets that wait to be written: enough for a pause of the disk.
 const SLOTS: u32 = 16_384;
-/// Bytes of a piece of a packet in the queue; longer ones take several.
+/// Data bytes of each buffer; a longer packet takes several buffers.
 const FRAME_BYTES: u32 = 2048;
-/// Packets taken from the queue between two looks at signals and the clock.
+/// Packets taken from the queue between two checks of signals and the clock.
 const BATCH: usize = 256;
-/// Bytes gathered before a write; each sleep is preceded by a write of the rest.
+/// Bytes gathered before a write; the capture writes the rest before each sleep.
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Options of `towpath capture`.
@@ -44,10 +45,10 @@ pub(crate) struct Args {
     /// The file to write, - for standard output
     #[arg(short = 'w', long = "write", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     write: String,
-    /// End after so many packets
+    /// End after this many packets
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// End after so many seconds
+    /// End after this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     seconds: Option<u64>,
 }
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut session = Session::attach(&socket, &options)
         .map_err(|error| Failure::new(format!("capture: {error}")))?;
-    // A refused capture must leave the file as it is.
+    // A refused capture leaves the file as it is.
     let endpoint = session
         .open(&Rule::capture())
         .map_err(|error| Failure::new(format!("capture: {error}")))?;
@@ -90,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let dropped = dropped(&session, endpoint);
     let outcome = match outcome {
         Err(End::Write(error)) => Err(End::Write(error)),
-        // The packets captured before a server's end are worth keeping.
+        // The file keeps the packets captured before a server's end.
         other => capture.finish(dropped).map_err(End::Write).and(other),
     };
     let packets = capture.packets;
@@ -103,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(())
         }
         Err(End::Write(error)) => Err(Failure::new(format!(
-            "capture: {}: {}; what was captured until then is there, but for its end",
+            "capture: {}: {}; the file keeps the packets written before, and lacks its end",
             args.write,
             says(&error)
         ))),
@@ -126,10 +127,10 @@ enum End {
 struct Capture {
     writer: Writer<BufWriter<Out>>,
     interface: InterfaceId,
-    /// Watched for the end of its reader.
+    /// The output, polled for the end of its reader.
     reader: Option<Arc<std::fs::File>>,
     packets: u64,
-    /// Assembles a packet that the queue holds in several pieces.
+    /// Holds a copy of a packet that lies in several buffers.
     whole: Vec<u8>,
 }
 
@@ -138,7 +139,7 @@ impl Capture {
         let reader = file.waits().then(|| file.watched());
         let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, file), "towpath")?;
         let interface = writer.interface(device, 0)?;
-        // The reader sees at once that a capture began.
+        // The reader sees at once that the capture began.
         writer.flush()?;
         Ok(Capture { writer, interface, reader, packets: 0, whole: Vec::new() })
     }
@@ -214,7 +215,7 @@ impl Capture {
             let left = until.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
         });
-        let (rung, ended, gone) = {
+        let (notified, ended, gone) = {
             let doorbell = session.as_fd();
             let reader = self.reader.as_ref().map_or(doorbell, |reader| reader.as_fd());
             let mut heard = [
@@ -234,7 +235,7 @@ impl Capture {
                 self.reader.is_some() && heard[2].revents().intersects(gone),
             )
         };
-        if rung {
+        if notified {
             session.take_notifications();
         }
         Ok(ended || gone)
@@ -255,7 +256,7 @@ fn asked(signals: &Signals) -> bool {
     poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
 }
 
-/// Returns the number of packets that the capture lacks.
+/// Returns the number of packets that the server dropped instead of capturing.
 fn dropped(session: &Session, endpoint: Endpoint) -> u64 {
     let counters = session.counters(endpoint);
     counters

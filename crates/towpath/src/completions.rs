@@ -12,7 +12,7 @@ use crate::failure::{Failure, print};
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Beside verbs, options and their values, devices that are served are completed.
+The script completes verbs, options and their values, and the devices that are served.
 
 Examples:
   towpath completions bash >/usr/share/bash-completion/completions/towpath
@@ -22,7 +22,7 @@ Examples:
 /// Options of `towpath completions`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The shell that is to read it
+    /// The shell that reads the script
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -36,7 +36,7 @@ enum Shell {
 
 /// Arguments that are settings. Each entry has the argument's name, the placeholder for its words
 /// in the output of the generator for zsh, and the function that completes them. The generator
-/// itself would put a space after each word, and after a setting's `=` too.
+/// itself would add a space after each word, and also after a setting's `=`.
 const SETTINGS_OF_ZSH: [(&str, &str, &str); 2] = [
     ("changes", "_urls", "_towpath_changes"),
     ("set", "_email_addresses", "_towpath_first_values"),
@@ -45,7 +45,7 @@ const SETTINGS_OF_ZSH: [(&str, &str, &str); 2] = [
 /// Prints the script.
 pub(crate) fn run(args: &Args, command: &Command) -> Result<(), Failure> {
     let mut command = visible(command, args.shell);
-    // Only then do arguments know their possible values.
+    // Arguments have their possible values only after this call.
     command.build();
     print(&script(args.shell, command))
 }
@@ -68,7 +68,7 @@ fn script(shell: Shell, mut command: Command) -> String {
                 let words = words(argument).join(" ");
                 settings += &format!("{function}() {{\n    _towpath_settings {words}\n}}\n\n");
             }
-            // `#compdef` has to be the first line, and the script's last lines already complete.
+            // `#compdef` must be the first line, and the last lines already run a completion.
             let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
             let (devices, common) =
                 (include_str!("completions/devices.zsh"), include_str!("completions/settings.zsh"));
@@ -156,7 +156,7 @@ fn words(argument: &str) -> Vec<String> {
     }
     let mut all = Vec::new();
     for (setting, spec) in Setting::ALL {
-        // A starting server has no endpoints yet, and takes its wait strategy by an option of that name.
+        // A starting server has no endpoints yet, and --wait sets its wait strategy.
         if argument == "set" && (spec.scope != Scope::Device || *setting == Setting::Wait) {
             continue;
         }

@@ -1,5 +1,5 @@
-//! `towpath demo`: Towpath at work, on any Linux machine, with or without root, and without a trace
-//! afterwards.
+//! `towpath demo`: demonstrates Towpath on any Linux machine, with or without root, and leaves
+//! nothing behind.
 //!
 //! In a network namespace of its own, a driver server serves a TAP with the kernel's network stack
 //! at the other end. Two applications attach: one serves a file over its own TCP, the other echoes
@@ -7,8 +7,8 @@
 //! kills a third application in the middle of its traffic. It checks and shows the results.
 //!
 //! Server and applications are processes without any capability, of three users where the machine
-//! lets this program choose. The applications live in a network namespace without any interface, so
-//! that their packets can go nowhere but through the server.
+//! lets this program choose. The applications run in a network namespace without any interface, so
+//! their packets can pass only through the server.
 #![forbid(unsafe_code)]
 
 mod applications;
@@ -56,13 +56,13 @@ const DEADLINE: Duration = Duration::from_secs(35);
 /// The time that a killed application's session may outlive it.
 const RECLAIM: Duration = Duration::from_secs(5);
 
-/// Show Towpath at work, in a network namespace of its own. Nothing stays.
+/// Options of `towpath demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Server and applications as threads of one process.
+    /// Run server and applications as threads of one process
     #[arg(long)]
     embedded: bool,
-    /// A sixteenth of the traffic.
+    /// Send a sixteenth of the traffic
     #[arg(long, hide = true)]
     quick: bool,
     #[command(flatten)]
@@ -79,8 +79,8 @@ struct Amounts {
 
 /// Runs the demonstration. Call it while the process has one thread.
 ///
-/// The exit status is 0 when everything held, 77 when this machine allows no network namespace or
-/// no TAP, else 1.
+/// The exit status is 0 if every check held, 77 if this machine allows no network namespace or no
+/// TAP, else 1.
 #[must_use]
 pub(crate) fn run(args: Args) -> ExitCode {
     if let Some(part) = args.script.part {
@@ -103,7 +103,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 }
 
-/// Returns `true` if everything held.
+/// Returns `true` if every check held.
 fn demonstrate(args: &Args) -> anyhow::Result<bool> {
     let amounts = if args.quick {
         Amounts { file_bytes: 4 << 20, round_trips: 625, pings: 62 }
@@ -112,7 +112,8 @@ fn demonstrate(args: &Args) -> anyhow::Result<bool> {
     };
     towpath_sandbox::check_tun().map_err(towpath_sandbox::Error::Unavailable)?;
     let entered = towpath_sandbox::enter()?;
-    // Silence of the kernel makes plainer counters. The demonstration works without it.
+    // Without packets of the kernel's own, the counters are clearer. The demonstration works either
+    // way.
     let _ = Namespace::current()?.silence();
     let device = TapDevice::open(&tap::Options { name: TAP.to_owned(), offloads: true })?;
     let mut netlink = Netlink::open()?;
@@ -218,7 +219,7 @@ fn in_processes(device: TapDevice, content: &Content, amounts: Amounts) -> anyho
     let descriptor = device.as_fd().try_clone_to_owned()?;
     let server =
         Player::start(&program, Part::Server, &serving, users.server, Some(descriptor), None)?;
-    // From here on the interface belongs to the server, and goes with it.
+    // From here on the interface belongs to the server, and ends with it.
     drop(device);
     let start = |part, name: &str, ipv4, user, input| {
         Player::start(&program, part, &script(name, Some(ipv4)), user, input, Some(&nowhere))
@@ -266,7 +267,7 @@ fn in_processes(device: TapDevice, content: &Content, amounts: Amounts) -> anyho
     })
 }
 
-/// Returns the number of memory files that a process holds; `None` where the caller may not see it.
+/// Returns the number of memory files that a process holds; `None` if the caller may not see it.
 fn held(pid: u32) -> Option<usize> {
     Some(towpath_sandbox::Census::of(pid).ok()?.memory_files.values().sum())
 }
@@ -277,8 +278,8 @@ fn session_buffers() -> u32 {
     options.queue_pairs * (options.transmit_slots + options.receive_slots)
 }
 
-/// Kills an application in the middle of all traffic, its own included. Waits until the application
-/// is gone, with its memory.
+/// Kills an application in the middle of all traffic, including its own. Waits until the server has
+/// released its session and memory.
 fn kill_in_traffic(
     extra: Player,
     progress: &Progress,

@@ -1,7 +1,7 @@
 //! `towpath doctor`: the features of this machine, their meaning for Towpath, and remedies.
 //!
-//! The doctor tries each feature instead of comparing version numbers: distributions move features
-//! between versions, and containers remove them.
+//! The doctor tries each feature instead of comparing version numbers: distributions add features
+//! to older versions, and containers remove them.
 #![forbid(unsafe_code)]
 
 mod kernel;
@@ -17,21 +17,21 @@ use serde::Serialize;
 /// Options of `towpath doctor`.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Print JSON alone.
+    /// Print only JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Leave out the measurements, which take about half a second.
+    /// Leave out the measurements, which take about half a second
     #[arg(long)]
     pub(crate) quick: bool,
 }
 
-/// State of one of the features that Towpath uses.
+/// The state of one feature that Towpath uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Standing {
-    /// All that Towpath can use is there.
+    /// All parts that Towpath can use are available.
     Ok,
-    /// Towpath does without some of it.
+    /// Some parts are not available, and Towpath does without them.
     Limited,
     /// Not available.
     Missing,
@@ -61,7 +61,7 @@ impl Finding {
         Finding { name, standing, found: found.into(), means: means.into(), remedy: None }
     }
 
-    /// Adds a remedy, unless all is well.
+    /// Adds a remedy, unless the state is [`Standing::Ok`].
     fn remedy(mut self, remedy: impl Into<String>) -> Finding {
         if self.standing != Standing::Ok {
             self.remedy = Some(remedy.into());
@@ -113,13 +113,13 @@ impl Report {
         if self.can_run {
             writeln!(out, "Towpath can run here: {}.", self.ways.join("; "))
         } else {
-            writeln!(out, "Towpath cannot run here: see what is missing above.")
+            writeln!(out, "Towpath cannot run here: see the missing features above.")
         }
     }
 }
 
-/// Examines this machine and prints the findings. Success when Towpath can run here in at least one
-/// way.
+/// Examines this machine and prints the findings. Returns success if Towpath can run here in at
+/// least one way.
 #[must_use]
 pub(crate) fn run(args: Args) -> ExitCode {
     let report = Report::make(args);
@@ -131,15 +131,15 @@ pub(crate) fn run(args: Args) -> ExitCode {
     } else {
         report.print(&mut out)
     };
-    // A reader that closed the pipe early has read enough.
+    // A reader that closed the pipe early is no error.
     if printed.is_err_and(|error| error.kind() != io::ErrorKind::BrokenPipe) {
         return ExitCode::FAILURE;
     }
     if report.can_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns the trimmed text of a small file of `/proc` or `/sys`; `None` where it is missing, as in
-/// many containers.
+/// Returns the trimmed text of a small file of `/proc` or `/sys`; `None` if the file is missing, as
+/// in many containers.
 fn read(path: &str) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }

@@ -27,12 +27,12 @@ impl Failure {
         Failure { text: text.into(), status: USAGE }
     }
 
-    /// Returns the failure for a machine or user that does not allow it: status 77.
+    /// Returns the failure for a machine or user that does not allow the operation: status 77.
     pub(crate) fn unavailable(text: impl Into<String>) -> Failure {
         Failure { text: text.into(), status: towpath_sandbox::EXIT_UNAVAILABLE }
     }
 
-    /// Returns the end without an error when the reader has gone: status 0, and no line.
+    /// Returns the end without an error after the reader has gone: status 0, and no line.
     pub(crate) fn silent() -> Failure {
         Failure { text: String::new(), status: 0 }
     }
@@ -42,15 +42,15 @@ impl Failure {
         if self.text.is_empty() {
             return ExitCode::from(self.status);
         }
-        // Without standard error the message is lost; the status still tells.
+        // Without standard error the message is lost; the status still shows the failure.
         let _ = writeln!(io::stderr(), "towpath: {}", one_line(&self.text));
         ExitCode::from(self.status)
     }
 }
 
-/// Installs a hook that reports a defect of this program in one line, unless the user asked for its
-/// trace. The standard library takes a table that cannot be printed for a defect; the hook makes it
-/// a failure.
+/// Installs a panic hook that reports a defect of this program in one line, unless the user asked
+/// for a backtrace. The standard library also panics if it cannot print; the hook reports that as a
+/// failure.
 pub(crate) fn tell_defects_in_one_line() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |defect| {
@@ -79,7 +79,7 @@ pub(crate) fn says(error: &io::Error) -> String {
     }
 }
 
-/// Returns the remedy for an error that means an exhausted resource; an empty text for others.
+/// Returns the remedy for an error that means an exhausted resource; else an empty text.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => "; raise the limit of open files (ulimit -n)",
@@ -90,7 +90,7 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Prints the output of a verb. A reader that closed the pipe early has read enough.
+/// Prints the output of a verb. Ignores a reader that closed the pipe early.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -101,8 +101,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints help and version as clap formats them, and clap's errors, which take several lines, in
-/// one.
+/// Prints help and version as clap formats them, and clap's errors of several lines in one line.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -122,8 +121,8 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Returns the error in one line, with the command that shows its remedy: the help of a verb. The verb
-/// is the one in the error's usage line, or else `given`.
+/// Returns the error in one line, with the command that shows the help of a verb: the verb in the
+/// error's usage line, or else `given`.
 fn usage_text<'a>(text: &'a str, given: &'a str) -> String {
     let mut verb = given;
     let mut lines = Vec::new();

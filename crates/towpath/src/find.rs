@@ -1,4 +1,4 @@
-//! Finds the server meant: by its device's name, by its socket's path, or the only running one.
+//! Finds the server for a verb: by its device's name or its socket's path, or the only running one.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -19,16 +19,16 @@ const MOST_ENTRIES: usize = 4096;
 /// Options that name a server.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Target {
-    /// The server of this device; by default the only one that runs
+    /// The server of this device; by default the only running one
     #[arg(long, value_name = "NAME", conflicts_with = "socket")]
     device: Option<String>,
-    /// The server that listens here
+    /// The server that listens on this socket
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
 
 impl Target {
-    /// Returns the socket of the server meant.
+    /// Returns the socket of the server that the options name.
     pub(crate) fn resolve(&self) -> Result<PathBuf, Failure> {
         if let Some(socket) = &self.socket {
             return Ok(socket.clone());
@@ -41,7 +41,7 @@ impl Target {
     }
 }
 
-/// Returns the socket of a device's server, or a socket by its path, as `tap0` or `./tap0.sock`.
+/// Returns the socket of a device's server, or the socket at a path: `tap0` or `./tap0.sock`.
 pub(crate) fn named(name: &str) -> Result<PathBuf, Failure> {
     if name.contains('/') {
         return Ok(PathBuf::from(name));
@@ -59,15 +59,15 @@ fn directories() -> Vec<PathBuf> {
     all
 }
 
-/// Below /tmp any user may have made a directory of that name, with a server of their own listening
-/// in it.
+/// Returns `true` if the directory is this user's or root's. Below /tmp any user may have made a
+/// directory of that name, with a server of their own listening in it.
 fn is_ours(directory: &Path) -> bool {
     match directory.symlink_metadata() {
         Ok(found) => {
             let owner = found.uid();
             found.is_dir() && (owner == 0 || owner == rustix::process::geteuid().as_raw())
         }
-        // Named in messages: a server would be there.
+        // Messages name the directory: a server would listen in it.
         Err(_) => true,
     }
 }
@@ -80,17 +80,17 @@ fn shown(directories: &[PathBuf]) -> String {
 fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> {
     if device.contains('/') || device.is_empty() {
         return Err(Failure::usage(format!(
-            "{device:?} is no device's name; a path is --socket's"
+            "{device:?} is not a device's name; give a path with --socket"
         )));
     }
     let paths = directories.iter().map(|one| one.join(format!("{device}{SUFFIX}")));
     let found: Vec<PathBuf> = paths.filter(|path| path.symlink_metadata().is_ok()).collect();
-    // A server that answers, before a socket that a dead server left.
+    // A server that answers goes before a socket that a dead server left.
     let answers = found.iter().find(|path| answers(path));
     answers.or(found.first()).cloned().ok_or_else(|| {
         Failure::new(format!(
-            "no server of {device} in {}; start one with towpath serve --tap {device}, or say \
-             where its socket is",
+            "no server of {device} in {}; start one with towpath serve --tap {device}, or give \
+             its socket's path",
             shown(directories)
         ))
     })
@@ -125,14 +125,14 @@ fn only(directories: &[PathBuf]) -> Result<PathBuf, Failure> {
                 })
                 .collect();
             Err(Failure::new(format!(
-                "several servers run: {}; say which with --device or --socket",
+                "several servers run: {}; choose one with --device or --socket",
                 names.join(", ")
             )))
         }
     }
 }
 
-/// Returns `true` if a server listens there, even one that will refuse us and say so.
+/// Returns `true` if a server listens there, even one that will refuse this user.
 fn answers(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) =
@@ -192,7 +192,7 @@ mod tests {
         let dead = listen(&directory.join("dead.sock"));
         drop(dead);
         fs::write(directory.join("file.sock"), "").unwrap();
-        assert!(only(&places).is_err(), "what was left behind is no server");
+        assert!(only(&places).is_err(), "leftover files are no servers");
         let first = listen(&directory.join("tap0.sock"));
         assert_eq!(only(&places).unwrap(), directory.join("tap0.sock"));
         assert_eq!(of_device("dead", &places).unwrap(), directory.join("dead.sock"));

@@ -1,4 +1,4 @@
-//! `towpath ls`: the attached applications, and what each receives.
+//! `towpath ls`: the attached applications, and the packets that each receives.
 #![forbid(unsafe_code)]
 
 use crate::failure::{Failure, print};
@@ -8,7 +8,7 @@ use crate::table::Table;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Root and the server's user see all sessions, others their own.
+Root and the server's user see all sessions, other users only their own.
 
 Examples:
   towpath ls
@@ -20,12 +20,12 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    /// Print the server's report as JSON alone
+    /// Print only the server's report, as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Lists.
+/// Lists the applications.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let socket = args.target.resolve()?;
     let value = report::ask(&socket)?;
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn to_text(report: &Report) -> String {
     let device = &report.device;
     let mut devices =
-        Table::new(["DEVICE", "MAC", "MTU", "MODE", "UP (S)", "SESSIONS", "ADDRESSES"]);
+        Table::new(["DEVICE", "MAC", "MTU", "WAIT", "UP (S)", "SESSIONS", "ADDRESSES"]);
     devices.row([
         device.name.clone(),
         device.mac.clone(),
@@ -83,7 +83,7 @@ fn to_text(report: &Report) -> String {
     text
 }
 
-/// Returns a user's name, where there is an account.
+/// Returns a user's name, or its number if it has no account.
 fn user(uid: u32) -> String {
     match uzers::get_user_by_uid(uid) {
         Some(user) => user.name().to_string_lossy().into_owned(),

@@ -34,11 +34,11 @@ use failure::Failure;
 Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine.
 
 Examples:
-  towpath demo                                          show what it does
-  towpath doctor                                        what this machine allows
+  towpath demo                                          demonstrate Towpath on this machine
+  towpath doctor                                        check what this machine supports
   towpath serve --tap tap0 --address 10.77.0.1/24       serve a TAP interface
-  towpath ls                                            who is attached to it
-  towpath capture -w - | tcpdump -nr -                  what it receives and sends"
+  towpath ls                                            list the attached applications
+  towpath capture -w - | tcpdump -nr -                  show the packets of the interface"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -50,7 +50,7 @@ enum Verb {
     /// Serve a network interface to applications, until SIGTERM, SIGINT or SIGHUP
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
-    /// List the applications attached to a server, and what each receives
+    /// List the applications attached to a server, and the packets that each receives
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
     /// Show a server's counters: packets, bytes, drops by reason
@@ -62,22 +62,22 @@ enum Verb {
     /// Change a setting of a running server
     #[command(after_help = set::EXAMPLES)]
     Set(set::Args),
-    /// Show Towpath at work on this machine, in a network of its own; nothing stays
+    /// Demonstrate Towpath on this machine, in a network namespace of its own; leave nothing behind
     #[command(after_help = "\
 Examples:
   towpath demo
   towpath demo --embedded")]
     Demo(demo::Args),
-    /// Look at this machine: what it allows, what that means, what to do
+    /// Check this machine: its features, their meaning for Towpath, and remedies
     #[command(after_help = "\
 Examples:
   towpath doctor
   towpath doctor --quick --json")]
     Doctor(doctor::Args),
-    /// Print the script by which a shell completes this command
+    /// Print a shell's completion script for this command
     #[command(after_help = completions::EXAMPLES)]
     Completions(completions::Args),
-    /// Write the manual's pages
+    /// Print or write the manual's pages
     #[command(after_help = man::EXAMPLES)]
     Man(man::Args),
 }

@@ -1,5 +1,5 @@
 //! `towpath man`: the manual's pages, one for the command and one for each verb, generated from the
-//! command's own definition.
+//! command's definition.
 #![forbid(unsafe_code)]
 
 mod sections;
@@ -20,7 +20,7 @@ Examples:
   towpath man | man -l -
   towpath man /usr/local/share/man/man1";
 
-/// The columns that an example has on a page of 80.
+/// The columns of an example on a page of 80 columns.
 const EXAMPLE_COLUMNS: usize = 71;
 
 /// Options of `towpath man`.
@@ -131,7 +131,7 @@ fn page(
     Ok((man.get_filename(), String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// Adds a section of terms with their meanings; none without terms.
+/// Adds a section of terms with their meanings; without terms, adds no section.
 fn listed(roff: &mut Roff, heading: &str, terms: &[(&str, &str)]) {
     if terms.is_empty() {
         return;
@@ -157,7 +157,7 @@ fn list_settings(roff: &mut Roff) {
         for (setting, spec) in settings {
             let possible = roman(format!("={}", setting.possible()));
             let first = setting.show(spec.default);
-            let help = format!("{}; {first} if not said.", capitalised(spec.help));
+            let help = format!("{}. The default is {first}.", capitalised(spec.help));
             roff.control("TP", []).text([bold(spec.name), possible]).text([roman(help)]);
         }
     }
@@ -182,7 +182,7 @@ fn capitalised(text: &str) -> String {
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
-/// Breaks a command into lines that fit a page, as one would for a shell: before options.
+/// Breaks a command before options into lines that fit a page, in a form that a shell accepts.
 fn broken(command: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut rest = command.to_owned();
@@ -214,7 +214,7 @@ mod tests {
                 "    --allow-user x"
             ]
         );
-        // An unbreakable word is one long line, and the search for a place ends.
+        // An unbreakable word is one long line, and the search for a break ends.
         let word = format!("    --{}", "é".repeat(200));
         assert_eq!(broken(&word), [word.as_str()]);
     }

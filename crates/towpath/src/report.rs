@@ -1,6 +1,6 @@
-//! A server's report, as far as the verbs show it.
+//! The parts of a server's report that the verbs show.
 //!
-//! A missing part reads as empty: a server of another version may report more or less.
+//! A missing part is read as empty: a server of another version may report more or less.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::failure::Failure;
 
-/// Everything.
+/// The whole report.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Report {
@@ -71,7 +71,7 @@ pub(crate) fn drops(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&
         .map(|(name, count)| (name.as_str(), *count))
 }
 
-/// Asks a server, and returns the JSON itself.
+/// Asks a server for its report, and returns the JSON.
 pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, Failure> {
     towpath_client::report(socket).map_err(|error| Failure::new(error.to_string()))
 }

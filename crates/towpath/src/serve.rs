@@ -66,10 +66,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let Some(tap) = settings.tap.as_deref() else {
         return Err(Failure::usage(
-            "no device to serve; say --tap NAME, or tap = \"NAME\" in a file",
+            "no device to serve; give --tap NAME, or tap = \"NAME\" in a file",
         ));
     };
-    // Checks all settings, before anything is made.
+    // Checks all settings before the server makes any object.
     settings.config(PathBuf::new())?;
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     outcome.map_err(|error| ended(&error))
 }
 
-/// Adds the option that helps, or another remedy, to the reason why a server did not start.
+/// Returns the reason why a server did not start, with the option that helps or another remedy.
 fn explain(error: &StartError) -> Failure {
     let remedy = match error {
         StartError::InUse(_) | StartError::Socket { .. } => " with --socket",
@@ -130,14 +130,14 @@ fn explain(error: &StartError) -> Failure {
 fn ended(error: &DeviceError) -> Failure {
     match error {
         DeviceError::Gone { .. } => Failure::new(format!(
-            "{error}; serve again when the interface is back, or let the server make it"
+            "{error}; start the server when the interface is back, or let the server make it"
         )),
         DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
-        DeviceError::Stalled { .. } => Failure::new(format!("{error}; serve again")),
+        DeviceError::Stalled { .. } => Failure::new(format!("{error}; start the server again")),
     }
 }
 
-/// Returns when a signal asks for the end, or the server has ended by itself.
+/// Waits until a signal asks for the end, or the server has ended by itself.
 fn wait_for_end(
     server: &Server,
     signals: &Signals,
@@ -160,7 +160,7 @@ fn wait_for_end(
             && let Some(failure) = status.take_failure()
         {
             warn!(
-                "--pcap {}: {}; it ends after {} frames, serving goes on",
+                "--pcap {}: {}; the capture ends after {} frames, the server goes on",
                 path.display(),
                 says(&failure),
                 status.frames()
@@ -170,7 +170,7 @@ fn wait_for_end(
     }
 }
 
-/// Wraps a device so that the packets it moves are written to a file.
+/// Wraps a device so that the wrapper writes its packets to a file.
 fn record(
     device: Box<dyn Device>,
     path: &Path,
@@ -193,7 +193,7 @@ fn record(
         .map_err(failed)?;
     if let Some(user) = user {
         let (uid, gid) = (user.uid, user.gid);
-        // Where root may not change the owner, the file stays root's: it is open already.
+        // Where root may not change the owner, the file stays root's; the server has it open.
         let _ = std::os::unix::fs::fchown(&file, Some(uid), Some(gid));
     }
     let wrapped = CaptureDevice::new(device, BufWriter::new(file), capture::Options::default())
@@ -202,7 +202,7 @@ fn record(
     Ok((Box::new(wrapped), status))
 }
 
-/// Logs to standard error. `RUST_LOG` selects the messages for special searches.
+/// Starts the log on standard error. `RUST_LOG` overrides the level.
 fn start_log(level: Level) {
     let level = match level {
         Level::Error => "error",
@@ -217,7 +217,7 @@ fn start_log(level: Level) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // A lost log is no reason to stop serving.
+        // The server goes on without its log.
         .log_internal_errors(false)
         .try_init();
     // Only a second start in one process could fail.

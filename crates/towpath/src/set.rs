@@ -1,4 +1,4 @@
-//! `towpath set`: change the settings of a running server.
+//! `towpath set`: changes the settings of a running server.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write;
@@ -11,8 +11,9 @@ use crate::find;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Only root and the server's user may. Each setting is changed by itself, in the order given; the
-first that is refused ends it. Endpoints are named as by towpath ls.
+Only root and the server's user may change settings. The server changes them one by one, in the
+given order; the first one that it refuses ends the command. towpath ls shows the numbers of
+sessions and endpoints.
 
 Examples:
   towpath set tap0 wait=poll
@@ -25,10 +26,10 @@ pub(crate) struct Args {
     /// The device, or the path of its server's socket
     #[arg(required_unless_present = "list", value_parser = device)]
     device: Option<String>,
-    /// What to change; SESSION/ENDPOINT names the endpoint of the settings after it
+    /// The changes; SESSION/ENDPOINT names the endpoint for the settings after it
     #[arg(value_name = "SETTING=VALUE|SESSION/ENDPOINT", required_unless_present = "list")]
     changes: Vec<Change>,
-    /// Show the settings that can be changed, with units, ranges and first values
+    /// List all settings with their defaults, ranges and units
     #[arg(long, exclusive = true)]
     list: bool,
 }
@@ -37,7 +38,7 @@ pub(crate) struct Args {
 fn device(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some((name, _)) if Setting::named(name).is_ok() => Err(format!(
-            "name the device first, as in towpath set tap0 {text}; towpath ls names it"
+            "name the device first, as in towpath set tap0 {text}; towpath ls shows its name"
         )),
         _ => Ok(text.to_owned()),
     }
@@ -56,7 +57,7 @@ impl FromStr for Change {
     fn from_str(text: &str) -> Result<Change, String> {
         if let Some((name, value)) = text.split_once('=') {
             let setting = Setting::named(name)
-                .map_err(|error| format!("{error}; towpath set --list shows all"))?;
+                .map_err(|error| format!("{error}; towpath set --list shows all settings"))?;
             let value = setting.parse(value).map_err(|error| error.to_string())?;
             return Ok(Change::Set(setting, value));
         }
@@ -65,13 +66,13 @@ impl FromStr for Change {
             Some((session.parse().ok().filter(|number| *number > 0)?, endpoint.parse().ok()?))
         };
         endpoint().map(|(session, endpoint)| Change::Of(session, endpoint)).ok_or_else(|| {
-            "neither SETTING=VALUE, as wait=poll, nor SESSION/ENDPOINT, as 3/0".to_owned()
+            "neither SETTING=VALUE, like wait=poll, nor SESSION/ENDPOINT, like 3/0".to_owned()
         })
     }
 }
 
-/// Changes settings, in their given order. The verb reports visible errors before it changes the
-/// first.
+/// Changes settings in their given order. Errors that need no server are reported before the first
+/// change.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.list {
         return print(&list());
@@ -92,7 +93,7 @@ type Asked = (Option<(u32, u32)>, Setting, u64);
 fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
     let idle = |(session, endpoint)| {
         Failure::usage(format!(
-            "nothing to set of {session}/{endpoint}: give an endpoint's SETTING=VALUE behind it; \
+            "nothing to set for {session}/{endpoint}: give an endpoint's SETTING=VALUE after it; \
              towpath set --list shows which settings are an endpoint's"
         ))
     };
@@ -118,7 +119,8 @@ fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
             }
             Change::Set(setting, _) => {
                 let name = setting.spec().name;
-                let text = format!("{name} is an endpoint's: put SESSION/ENDPOINT before it");
+                let text =
+                    format!("{name} is a setting of endpoints: put SESSION/ENDPOINT before it");
                 return Err(Failure::usage(text));
             }
         }
@@ -131,7 +133,7 @@ fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
 
 fn list() -> String {
     let mut text = String::new();
-    for (title, device) in [("Of the device", true), ("Of an endpoint", false)] {
+    for (title, device) in [("Settings of the device", true), ("Settings of an endpoint", false)] {
         let mut heading = Some(title);
         for (setting, spec) in Setting::ALL {
             if (spec.scope == Scope::Device) != device {
@@ -142,7 +144,7 @@ fn list() -> String {
             }
             let _ = writeln!(
                 text,
-                "  {}={}: {}\n      {}",
+                "  {}={} by default; {}\n      {}",
                 spec.name,
                 setting.show(spec.default),
                 setting.possible(),

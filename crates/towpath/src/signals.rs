@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 /// Requests to end from the service manager, the keyboard, and the terminal's end.
 const ASKING: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
-/// The signals, blocked for the thread that made this and for all threads that it starts later.
+/// The signals, blocked for the thread that made this value and all threads that it starts later.
 #[derive(Debug)]
 pub(crate) struct Signals {
     fd: OwnedFd,
@@ -17,11 +17,11 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals. Call it before any thread starts: another thread without the block would
-    /// take them, and end the process.
+    /// Blocks the signals. Call it before any thread starts: the kernel would deliver a signal to a
+    /// thread without the block, and end the process.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// If no descriptor is left.
     pub(crate) fn block() -> io::Result<Signals> {
         // SAFETY: a set of signals is an array of integers; all zeros is a value.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -46,10 +46,10 @@ impl Signals {
         Ok(Signals { fd, set })
     }
 
-    /// Restores the former effect of each signal: a second one ends the process, should an orderly
-    /// end take too long. A pending one does so at once.
+    /// Restores the former effect of each signal: a second signal ends the process, in case an
+    /// orderly end takes too long. A pending signal ends the process at once.
     pub(crate) fn release(self) {
-        // A signal taken out of the descriptor is done with and not delivered again.
+        // The kernel does not deliver a signal again that was read from the descriptor.
         let mut taken = [0; size_of::<libc::signalfd_siginfo>() * ASKING.len()];
         let _ = rustix::io::read(&self.fd, &mut taken);
         // SAFETY: reads a live set; nothing is to be written to.
@@ -59,15 +59,15 @@ impl Signals {
     }
 }
 
-/// Turns the end of the process at the file size limit (`ulimit -f`) into an error that can be
-/// reported. Memory files count too.
+/// Makes a write beyond the file size limit (`ulimit -f`) an error, which would otherwise end the
+/// process. The limit holds for memory files too.
 pub(crate) fn survive_file_limit() {
     // SAFETY: no handler is installed: the signal is ignored.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 impl AsFd for Signals {
-    /// Returns a descriptor that is readable when one of the signals came.
+    /// Returns a descriptor that becomes readable when one of the signals arrives.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -25,14 +25,14 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    /// Print the server's report as JSON alone; with --watch one line each time
+    /// Print only the server's report, as JSON; with --watch one line per report
     #[arg(long)]
     json: bool,
-    /// Print rates per second, again after so many seconds; 1 by default
+    /// Print rates per second, every SECONDS; every second by default
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     watch: Option<u32>,
-    /// With --watch: end after so many times
+    /// With --watch: end after this many reports
     #[arg(long, value_name = "TIMES", requires = "watch",
           value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Sleeps until then, unless a signal asks for the end.
+/// Sleeps until the time, or until a signal asks for the end. Returns `true` for a signal.
 fn asked_to_end(signals: &Signals, until: Instant) -> Result<bool, Failure> {
     let left = until.saturating_duration_since(Instant::now());
     let timeout =
@@ -92,8 +92,7 @@ fn asked_to_end(signals: &Signals, until: Instant) -> Result<bool, Failure> {
     }
 }
 
-/// Prints as `print` does, but ends the program when the reader has gone: the next output would
-/// have no reader.
+/// Prints as `print` does, but ends the program if the reader has gone.
 fn print_while_read(text: &str) -> Result<(), Failure> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();

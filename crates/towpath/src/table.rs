@@ -1,4 +1,4 @@
-//! Tables for people: columns as wide as their content, numbers to the right.
+//! Tables for people: columns as wide as their content, numbers aligned to the right.
 #![forbid(unsafe_code)]
 
 /// A table with a heading.
@@ -22,7 +22,7 @@ impl Table {
         self.rows.len() == 1
     }
 
-    /// Formats the table as text, a line for each row.
+    /// Formats the table as text, one line per row.
     pub(crate) fn to_text(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let cell = |row: &Vec<String>, column: usize| {
@@ -57,8 +57,7 @@ impl Table {
     }
 }
 
-/// Removes control characters, so that an application's name cannot steer the terminal that shows
-/// it.
+/// Replaces control characters, so that an application's name cannot control the terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|one| if one.is_control() { '?' } else { one }).collect()
 }

@@ -1,5 +1,5 @@
-//! The demonstration as its users start it: as root and not, whole and embedded, with a part
-//! missing, and ended early. Afterwards no trace of it is left.
+//! The demonstration as users start it: as root and without root, in processes and embedded, with a
+//! requirement missing, and ended early. Afterwards nothing of it is left.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -91,18 +91,18 @@ fn assert_held(pid: u32, output: &Output, protection: &str) {
         "625 answered, 0 lost",
         "62 answered, 0 lost",
         "p50 / p99 / p99.9",
-        "frames per wake-up",
+        "packets per wake-up",
         "drops ",
         protection,
     ];
     if text.contains("process ") {
-        rows.push("1152 frames reclaimed, neighbour undisturbed");
+        rows.push("1152 buffers reclaimed, neighbour undisturbed");
     }
     for row in rows {
         assert!(text.contains(row), "no \"{row}\" in:\n{text}");
     }
-    // Every frame is copied exactly once on its way: through the server.
-    let copies = text.lines().find(|line| line.starts_with("copies per frame")).unwrap();
+    // The server copies each packet exactly once.
+    let copies = text.lines().find(|line| line.starts_with("copies per packet")).unwrap();
     assert_eq!(copies.matches("1.00").count(), 2, "{copies}");
     assert_eq!(text.matches("SHA-256 equal").count(), 2, "{text}");
     assert_eq!(traces(pid), [""; 0]);
@@ -116,7 +116,7 @@ fn the_demo_holds_as_the_current_user() {
         return;
     }
     let (pid, output) = run(Command::new(program()).args(["demo", "--quick"]));
-    // In a user namespace root may be unable to become another user.
+    // In a user namespace, root may be unable to change to another user.
     let users = towpath_testkit::Users::find();
     let protection = if users.distinct { "three users" } else { ONE_USER };
     assert_held(pid, &output, protection);

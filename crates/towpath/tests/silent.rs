@@ -1,4 +1,4 @@
-//! Tools that ask a server which does not answer. Each tool waits for as long as a client does by
+//! Verbs that ask a server which does not answer. Each verb waits as long as a client does by
 //! default.
 
 use std::process::Command;
@@ -7,7 +7,8 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 
-/// The stopped server accepts no connection and answers no request. All tools wait at the same time.
+/// The stopped server accepts no connection and answers no request. All verbs wait at
+/// the same time.
 #[test]
 fn a_server_that_does_not_answer_is_named() {
     let name = format!("towpath-test-silent-{}.sock", std::process::id());

@@ -1,4 +1,4 @@
-//! All settings, with their units, ranges and defaults.
+//! All settings, with their units, ranges, defaults and help texts.
 
 use super::{Kind, OFF_ON, Scope, Setting, Spec};
 
@@ -12,7 +12,9 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["poll", "block", "spin-then-block", "timer-driven", "auto"]),
                 default: 1,
-                help: "how the engine waits: without end, asleep, spinning a while first, by the clock, or as costs least",
+                help: "how the engine waits for work: poll never sleeps, block sleeps until a \
+                       notification, spin-then-block spins a while first, timer-driven sleeps from \
+                       tick to tick, auto chooses the cheapest within latency_us and cpu_percent",
             },
         ),
         (
@@ -22,7 +24,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 100_000, unit: "Hz" },
                 default: 1000,
-                help: "ticks a second of wait=timer-driven; above what sleep holds it spins between ticks, logs that and counts ticks_awake",
+                help: "ticks per second of wait=timer-driven; where ticks are too close for a \
+                       sleep, the engine spins between them, logs a warning and counts ticks_awake",
             },
         ),
         (
@@ -32,7 +35,7 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 1_000_000, unit: "us" },
                 default: 1000,
-                help: "what waiting may add to the way of 99 packets in 100, for wait=auto",
+                help: "latency that waiting may add, for 99 packets in 100; a bound of wait=auto",
             },
         ),
         (
@@ -40,9 +43,10 @@ impl Setting {
             Spec {
                 name: "cpu_percent",
                 scope: Scope::Device,
-                kind: Kind::Number { least: 1, most: 100, unit: "hundredths of a processor" },
+                kind: Kind::Number { least: 1, most: 100, unit: "percent of one processor" },
                 default: 100,
-                help: "processor time that the engine may take, for wait=auto; it is kept to, whatever waits and whoever rings",
+                help: "processor time that the engine may use; a bound of wait=auto, which holds \
+                       even while packets wait and applications notify",
             },
         ),
         (
@@ -52,7 +56,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 0, most: 100_000, unit: "us" },
                 default: 5,
-                help: "how much late a timer may be, so that near ones end one sleep together",
+                help: "time by which timers of the engine may be late, so that near deadlines end \
+                       one sleep",
             },
         ),
         (
@@ -62,7 +67,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 1024, unit: "packets" },
                 default: 64,
-                help: "packets taken from the device before their applications are rung; no more than the server was started with",
+                help: "packets that the engine takes from the device before it notifies their \
+                       applications; at most the server's batch",
             },
         ),
         (
@@ -72,7 +78,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: OFF_ON,
                 default: 1,
-                help: "applications are rung only when they sleep, and once for each sleep; off: for every batch",
+                help: "on: the engine notifies only applications that sleep, once per sleep; off: \
+                       for every batch",
             },
         ),
         (
@@ -82,7 +89,8 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 65_535, unit: "packets" },
                 default: 0,
-                help: "where rings are put off by rx_usecs, the application is rung after so many packets before that; 0: however many",
+                help: "packets after which the engine ends the deferral of rx_usecs early; 0: any \
+                       number",
             },
         ),
         (
@@ -92,7 +100,8 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
                 default: 0,
-                help: "how long a ring is put off, for more packets; 0: not at all. It is made before when rx_frames have come, or by early_notification",
+                help: "time for which the engine defers a notification, to merge it with later \
+                       ones; 0: none; rx_frames and early_notification end the deferral early",
             },
         ),
         (
@@ -102,7 +111,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["off", "on", "auto"]),
                 default: 2,
-                help: "whether lookups remember the last flow; auto: while trains are long",
+                help: "whether flow lookups first compare a packet with the one before; auto: only \
+                       while trains of packets of one flow are long",
             },
         ),
         (
@@ -112,7 +122,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["round-robin", "drr"]),
                 default: 1,
-                help: "how those of one priority share: drr by weight in bytes, round-robin by packets",
+                help: "how senders of the same priority share: drr by weight in bytes, round-robin \
+                       by packets",
             },
         ),
         (
@@ -122,7 +133,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["direct", "queued"]),
                 default: 1,
-                help: "how packets reach the device: direct one by one while nothing waits, queued a batch together",
+                help: "how packets reach the device: direct submits each at once while no other \
+                       waits, queued submits them in batches",
             },
         ),
         (
@@ -130,9 +142,10 @@ impl Setting {
             Spec {
                 name: "small",
                 scope: Scope::Device,
-                kind: Kind::Number { least: 0, most: 32, unit: "packets a turn" },
+                kind: Kind::Number { least: 0, most: 32, unit: "packets per poll iteration" },
                 default: 8,
-                help: "small packets that go past the others; 0: none does",
+                help: "expedited packets, of all applications together, that go before the others; \
+                       0: none",
             },
         ),
         (
@@ -142,7 +155,8 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 7, unit: "(7 goes first)" },
                 default: 3,
-                help: "strict priority; an application may lower its own, and raise it to what it was given",
+                help: "strict priority; an application may lower its own, and raise it again to \
+                       the one that it was granted",
             },
         ),
         (
@@ -152,7 +166,7 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 10_000, unit: "parts" },
                 default: 100,
-                help: "share in bytes among endpoints of the same priority",
+                help: "share in bytes among endpoints of the same priority, for scheduler=drr",
             },
         ),
         (
@@ -163,10 +177,11 @@ impl Setting {
                 kind: Kind::Number {
                     least: 0,
                     most: 1_000_000_000_000,
-                    unit: "bits a second (0: no limit)",
+                    unit: "bits per second (0: no limit)",
                 },
                 default: 0,
-                help: "the most that is sent, from Ethernet header to payload",
+                help: "upper limit of the sending rate, counted from the Ethernet header to the \
+                       end of the payload",
             },
         ),
         (
@@ -177,10 +192,10 @@ impl Setting {
                 kind: Kind::Number {
                     least: 0,
                     most: 1_000_000_000,
-                    unit: "packets a second (0: no limit)",
+                    unit: "packets per second (0: no limit)",
                 },
                 default: 0,
-                help: "the most packets that are sent",
+                help: "upper limit of the packets sent per second",
             },
         ),
         (
@@ -191,10 +206,10 @@ impl Setting {
                 kind: Kind::Number {
                     least: 0,
                     most: 1 << 30,
-                    unit: "bytes (0: 4 ms of the rate, at least 16384)",
+                    unit: "bytes (0: 4 ms of rate_bps, at least 16384)",
                 },
                 default: 0,
-                help: "what may be sent at once after a pause, beyond rate_bps",
+                help: "bytes that the endpoint may send at once after a pause, beyond rate_bps",
             },
         ),
         (
@@ -204,7 +219,8 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: OFF_ON,
                 default: 0,
-                help: "packets are spread evenly over the time that the rate gives them",
+                help: "on: packets are spread evenly at the endpoint's rate; off: they may go in \
+                       bursts",
             },
         ),
         (
@@ -212,9 +228,10 @@ impl Setting {
             Spec {
                 name: "max_delay_us",
                 scope: Scope::OwnEndpoint,
-                kind: Kind::Number { least: 0, most: 60_000_000, unit: "us (0: none)" },
+                kind: Kind::Number { least: 0, most: 60_000_000, unit: "us (0: no limit)" },
                 default: 0,
-                help: "a packet that waits longer for its turn is dropped and counted",
+                help: "longest time that a packet may wait in its queue; the engine drops a later \
+                       one, and counts it in tx_dropped_late",
             },
         ),
         (
@@ -224,7 +241,8 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 1 << 20, unit: "bytes" },
                 default: 65_536,
-                help: "how much of a message of several packets is kept together",
+                help: "part of a message of several packets that the engine keeps together; 0: \
+                       none",
             },
         ),
         (
@@ -232,9 +250,14 @@ impl Setting {
             Spec {
                 name: "quota",
                 scope: Scope::Endpoint,
-                kind: Kind::Number { least: 0, most: 65_535, unit: "packets a tick (0: no limit)" },
+                kind: Kind::Number {
+                    least: 0,
+                    most: 65_535,
+                    unit: "packets per tick (0: no limit)",
+                },
                 default: 0,
-                help: "packets that are sent in one tick of the clock, or turn of the engine without one",
+                help: "packets that the endpoint may send per tick; without the clock of \
+                       wait=timer-driven, each poll iteration is a tick",
             },
         ),
         (
@@ -244,7 +267,8 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 65_535, unit: "ticks" },
                 default: 1,
-                help: "packets are sent in one tick of so many: the first at a multiple of this, or after one that was missed",
+                help: "the endpoint sends in one tick of this many: the first at or after each \
+                       multiple",
             },
         ),
         (
@@ -254,7 +278,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["off", "lazy", "eager"]),
                 default: 1,
-                help: "how a stalled device is noticed, to be reset: by a check each watchdog_ms, or by a deadline for what was sent",
+                help: "how the engine notices a stalled device, which it then resets: lazy checks \
+                       once per watchdog_ms, eager sets a deadline for packets in flight",
             },
         ),
         (
@@ -264,7 +289,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 0, most: 60_000, unit: "ms" },
                 default: 5000,
-                help: "a device that gives back nothing of what it sends for so long has stalled; watchdog=lazy may take twice as long to notice; 0: off",
+                help: "a device has stalled if it completes none of its packets in flight for this \
+                       time; watchdog=lazy may take twice as long to notice; 0: off",
             },
         ),
         (
@@ -275,10 +301,10 @@ impl Setting {
                 kind: Kind::Number {
                     least: 0,
                     most: 65_535,
-                    unit: "packets (0: 4 ms of the rate, at least 1)",
+                    unit: "packets (0: 4 ms of rate_pps, at least 1)",
                 },
                 default: 0,
-                help: "what may be sent at once after a pause, beyond rate_pps",
+                help: "packets that the endpoint may send at once after a pause, beyond rate_pps",
             },
         ),
         (
@@ -288,7 +314,9 @@ impl Setting {
                 scope: Scope::Device,
                 kind: OFF_ON,
                 default: 1,
-                help: "applications whose ring is put off, or who look by the clock, are rung when half of their frames are used; off: not before their time",
+                help: "on: an application whose notifications are deferred, or that is \
+                       timer-driven, is notified once half of its receive buffers are used; off: \
+                       not before its time",
             },
         ),
         (
@@ -298,7 +326,9 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["auto", "worker"]),
                 default: 0,
-                help: "which process notifies applications: auto: the engine for trusted users and while one user alone has had sessions, else the user's worker; worker: always the worker",
+                help: "which process notifies applications; auto: the engine for trusted users, \
+                       and for all users while only one user has had sessions, else the user's \
+                       worker; worker: always the worker",
             },
         ),
     ];

@@ -12,21 +12,21 @@ use rustix::fs::FileType;
 
 use crate::signals::Signals;
 
-/// The least number of bytes that a writable pipe takes without blocking (`pipe(7)`: it has room
+/// The number of bytes that a writable pipe always takes without blocking (`pipe(7)`: it has room
 /// for a whole page).
 const PIPE_ROOM: usize = 4096;
 
-/// The output of a capture. A request to end takes precedence over waiting for a stalled reader.
+/// The output of a capture. A request to end cuts short the wait for a stalled reader.
 pub(super) struct Out {
     file: Arc<File>,
     signals: Arc<Signals>,
-    /// `true` if a write may have to wait: the output is no file on a disk.
+    /// `true` if a write may have to wait: the output is not a regular file.
     waits: bool,
 }
 
-/// Why a write was given up: a signal asked for the end.
+/// The error of a write that a request to end cut short.
 #[derive(Debug, thiserror::Error)]
-#[error("asked to end while the reader took nothing")]
+#[error("a signal asked for the end while the reader took nothing")]
 pub(super) struct Asked;
 
 impl Out {
@@ -48,7 +48,7 @@ impl Out {
         self.waits
     }
 
-    /// Returns the output, to be watched for the end of its reader.
+    /// Returns the output, which the caller polls for the end of its reader.
     pub(super) fn watched(&self) -> Arc<File> {
         self.file.clone()
     }
@@ -89,7 +89,7 @@ impl AsFd for Out {
     }
 }
 
-/// Returns `true` if a write was given up because a signal asked for the end.
+/// Returns `true` if a write failed because a signal asked for the end.
 pub(super) fn was_asked(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Asked>())
 }

@@ -7,7 +7,7 @@ _towpath_devices() {
     if ((EUID != 0)); then
         own=/tmp/towpath-$EUID
         [[ -z $XDG_RUNTIME_DIR ]] || own=$XDG_RUNTIME_DIR/towpath
-        # Below /tmp anybody may have made a directory of that name.
+        # Below /tmp any user may have made a directory of that name.
         if [[ -d $own && ! -L $own ]] &&
             [[ -O $own || $(stat -c %u -- "$own" 2>/dev/null) == 0 ]]; then
             directories+=("$own")

@@ -7,7 +7,7 @@ function __towpath_devices
         if test -n "$XDG_RUNTIME_DIR"
             set own $XDG_RUNTIME_DIR/towpath
         end
-        # Below /tmp anybody may have made a directory of that name.
+        # Below /tmp any user may have made a directory of that name.
         if test -d $own; and not test -L $own
             if test -O $own; or test (stat -c %u -- $own) = 0
                 set -a directories $own

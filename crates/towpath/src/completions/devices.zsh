@@ -5,7 +5,7 @@ _towpath_devices() {
     directories=(/run/towpath)
     if ((EUID != 0)); then
         [[ -z $XDG_RUNTIME_DIR ]] || own=$XDG_RUNTIME_DIR/towpath
-        # Below /tmp anybody may have made a directory of that name.
+        # Below /tmp any user may have made a directory of that name.
         if [[ -d $own && ! -L $own ]] &&
             [[ -O $own || $(stat -c %u -- $own 2>/dev/null) == 0 ]]; then
             directories+=($own)

@@ -1,5 +1,5 @@
-//! The two applications: one serves a file over HTTP/1.1, one sends UDP datagrams back. Neither
-//! knows anything of the demonstration.
+//! The two applications: one serves a file over HTTP/1.1, one echoes UDP datagrams. Neither depends
+//! on the demonstration.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -38,7 +38,7 @@ pub(super) fn web(network: &Network, file: File) -> io::Result<()> {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let (file, slot) = (file.clone(), slots.clone());
-                // A client that breaks its connection is told nothing more.
+                // The application does not answer a client that breaks its connection.
                 let served = spawn("connection", move || {
                     let _ = serve(&stream, &file);
                     drop(slot);
@@ -102,7 +102,7 @@ fn serve(mut stream: &TcpStream, file: &File) -> io::Result<()> {
                 write!(stream, "HTTP/1.1 201 Created\r\nContent-Length: {len}\r\n\r\n{text}")?;
             }
             _ => {
-                // The server would take a body, if there is one, for the next request.
+                // The loop would take a body, if there is one, for the next request.
                 let answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n";
                 return write!(stream, "{answer}Connection: close\r\n\r\n");
             }
@@ -110,11 +110,11 @@ fn serve(mut stream: &TcpStream, file: &File) -> io::Result<()> {
     }
 }
 
-/// Reads until the empty line that ends a request's or an answer's head. Returns where it ends, or
-/// `None` when the peer has no more to say.
+/// Reads until the empty line that ends a request's or an answer's head. Returns the head's length,
+/// or `None` if the peer has ended the connection.
 ///
 /// # Errors
-/// A head that is too long, or ends in the middle.
+/// If the head is too long, or ends in the middle.
 pub(super) fn read_head(mut stream: impl Read, input: &mut Vec<u8>) -> io::Result<Option<usize>> {
     let mut chunk = [0; 2048];
     loop {
@@ -132,7 +132,7 @@ pub(super) fn read_head(mut stream: impl Read, input: &mut Vec<u8>) -> io::Resul
     }
 }
 
-/// Returns the length of the body, as a head gives it.
+/// Returns the length of the body according to its head.
 pub(super) fn content_length(head: &str) -> u64 {
     head.lines()
         .filter_map(|line| line.split_once(':'))
@@ -156,7 +156,7 @@ pub(super) fn echo(network: &Network) -> io::Result<()> {
         let mut datagram = vec![0; 64 << 10];
         loop {
             match socket.recv_from(&mut datagram) {
-                // The server ignores a peer to which it cannot send an answer.
+                // The application ignores a peer to which it cannot send an answer.
                 Ok((count, from)) => drop(socket.send_to(&datagram[..count], from)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(_) => return,

@@ -61,12 +61,12 @@ impl Player {
         user.confine(&mut command);
         let name = script.name.clone();
         let child = command.spawn().with_context(|| format!("starting {name}"))?;
-        // The command's copies of the child's ends would hide the child's end.
+        // With the command's copies open, this side would not notice that the child ended.
         drop(command);
         let mut player = Player { name, child, stream: Some(BufReader::new(ours)), ended: false };
         match player.hear()? {
             Said::Ready => Ok(player),
-            other => bail!("{} said {other:?} first", player.name),
+            other => bail!("{} sent {other:?} first", player.name),
         }
     }
 
@@ -86,7 +86,7 @@ impl Player {
             self.ended = true;
             bail!("{} ended: {ended}", self.name);
         }
-        match serde_json::from_str(&line).with_context(|| format!("{} said {line}", self.name))? {
+        match serde_json::from_str(&line).with_context(|| format!("{} sent {line}", self.name))? {
             Said::Failed(why) => bail!("{}: {why}", self.name),
             said => Ok(said),
         }
@@ -102,7 +102,7 @@ impl Player {
         }
     }
 
-    /// Kills it, as a crash would.
+    /// Kills the child, as a crash would.
     pub(super) fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -110,10 +110,10 @@ impl Player {
         Ok(())
     }
 
-    /// Makes it end, and waits.
+    /// Asks the child to end, and waits for its end.
     ///
     /// # Errors
-    /// When it ends badly, or not at all.
+    /// If the child fails, or does not end.
     pub(super) fn end(mut self) -> anyhow::Result<()> {
         self.stream = None;
         let until = Instant::now() + PATIENCE;
@@ -168,7 +168,7 @@ impl Directory {
         self.path.join("tap.sock")
     }
 
-    /// Returns `true` if any of it is left.
+    /// Returns `true` if the directory still exists.
     pub(super) fn is_there(&self) -> bool {
         self.path.exists()
     }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use towpath_client::Session;
 use towpath_net::{Armed, Driving, Link, LinkError, LinkInfo, Meta, Network, SessionLink};
 
-/// Counters of the stack that stay at zero between well-behaved hosts. They exclude packets that a
-/// host ignores because they are for others, such as multicast.
+/// Counters of the stack that stay at zero between correct hosts. They exclude packets that a host
+/// ignores because they are for other hosts, such as multicast.
 const DAMAGE: [&str; 9] = [
     "rx_malformed",
     "rx_ip_checksum",
@@ -25,19 +25,19 @@ const DAMAGE: [&str; 9] = [
 /// An application's counters, sent on request.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Statement {
-    /// Frames it received.
+    /// Packets that the application received.
     pub(super) received: u64,
-    /// Frames it sent.
+    /// Packets that the application sent.
     pub(super) sent: u64,
-    /// Times it slept, and so was woken.
+    /// Times that the application slept, and so was woken.
     pub(super) wake_ups: u64,
-    /// Packets that its stack dropped without need, by reason.
+    /// Packets that its stack dropped, by reason.
     pub(super) damage: Vec<(String, u64)>,
-    /// `true` if server pages are not protected from it.
+    /// `true` if server pages are not protected from the application.
     pub(super) trusted: bool,
 }
 
-/// Counters of the link while the network has it.
+/// Counters of the link, shared with the network that owns the link.
 #[derive(Debug, Default)]
 struct Tally {
     received: AtomicU64,

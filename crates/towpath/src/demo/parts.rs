@@ -1,7 +1,6 @@
-//! The child processes: the driver server and the applications. Each is this program again, with a
-//! part to play. It speaks with the demonstration over its standard output, a socket, and sends its
-//! messages as lines of JSON. When the demonstration ends or is killed, the socket hangs up and the
-//! child ends.
+//! The child processes: the driver server and the applications. Each runs this program with another
+//! part. The child's standard output is a socket to the demonstration, over which the child sends
+//! lines of JSON. When the demonstration ends or is killed, the socket hangs up and the child ends.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -37,16 +36,16 @@ pub(super) enum Part {
 /// Arguments of a child's command line.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(super) struct Script {
-    /// What to be.
+    /// The part of the child.
     #[arg(long, hide = true)]
     pub(super) part: Option<Part>,
-    /// Where the server listens.
+    /// The server's socket.
     #[arg(long, hide = true, default_value = "tap.sock")]
     pub(super) socket: PathBuf,
-    /// What the application calls itself.
+    /// The application's name.
     #[arg(long, hide = true, default_value = "demo")]
     pub(super) name: String,
-    /// The address that the application wants.
+    /// The address that the application asks for.
     #[arg(long, hide = true)]
     pub(super) ipv4: Option<Ipv4Addr>,
     /// The users that may attach.
@@ -59,7 +58,7 @@ pub(super) struct Script {
 pub(super) enum Said {
     /// The child is ready.
     Ready,
-    /// The child cannot work, with the reason.
+    /// The child failed, with the reason.
     Failed(String),
     /// The answer to the question.
     Statement(Statement),
@@ -83,7 +82,7 @@ pub(super) fn session_options(name: &str, ipv4: Option<Ipv4Addr>) -> Options {
     Options { ipv4, ..SessionLink::options(name) }
 }
 
-/// Plays a part, to its end.
+/// Runs a child's part to its end.
 pub(super) fn play(part: Part, script: &Script) -> ExitCode {
     let played = rustix::stdio::stdout()
         .try_clone_to_owned()
@@ -130,8 +129,8 @@ fn serve(script: &Script, stream: &mut UnixStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The socket's directory. The server removes it at the end, since the server outlives a killed
-/// demonstration.
+/// The socket's directory. The server removes the directory at its end, because the server outlives
+/// a killed demonstration.
 struct Swept<'a>(Option<&'a Path>);
 
 impl Drop for Swept<'_> {

@@ -1,4 +1,4 @@
-//! Progress: one changing line on a terminal, a line now and then elsewhere.
+//! Progress: one changing line on a terminal, a line every few seconds elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::Ordering;
@@ -44,7 +44,7 @@ impl Shown {
             self.pings,
         );
         let mut out = std::io::stderr().lock();
-        // A missing reader is no reason to fail.
+        // The demonstration goes on without a reader of its progress.
         let _ = if self.terminal { write!(out, "\r\x1b[K{text}") } else { writeln!(out, "{text}") };
         let _ = out.flush();
     }

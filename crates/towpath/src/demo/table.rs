@@ -21,7 +21,7 @@ pub(super) struct Killed {
     pub(super) frames: u32,
     /// Datagrams that it answered before its death.
     pub(super) answered: u64,
-    /// Datagrams that it left unanswered: dropped for lack of a match.
+    /// Datagrams that it left unanswered: the server dropped them without a match.
     pub(super) unanswered: u64,
     /// The time that its session outlived it, in milliseconds.
     pub(super) after_ms: u128,
@@ -30,7 +30,7 @@ pub(super) struct Killed {
 /// All results.
 pub(super) struct Outcome {
     pub(super) report: Value,
-    /// Packets without a matching endpoint before the traffic began: the kernel spoke first.
+    /// Packets without a matching endpoint before the traffic began: the kernel's own packets.
     pub(super) early: u64,
     /// The applications' own counters: web, echo.
     pub(super) statements: [Statement; 2],
@@ -142,14 +142,14 @@ impl Outcome {
         let statements = &self.statements;
         let ratio = |over: u64, under: u64| format!("{:.2}", over as f64 / under.max(1) as f64);
         row(
-            "frames per wake-up",
+            "packets per wake-up",
             [0, 1].map(|place| {
                 let one: &Statement = &statements[place];
                 ratio(one.received + one.sent, one.wake_ups)
             }),
         );
         row(
-            "copies per frame",
+            "copies per packet",
             NAMES.map(|name| {
                 let copies = self.copies(name);
                 ratio(copies.copies, copies.frames)
@@ -186,7 +186,7 @@ impl Outcome {
         let mut rows = vec![(
             "server",
             format!(
-                "{frames} frames, {:.2} per wake-up; drops: {}",
+                "{frames} packets, {:.2} per wake-up; drops: {}",
                 frames as f64 / sleeps.max(1) as f64,
                 listed(&drops(counters))
             ),
@@ -196,7 +196,7 @@ impl Outcome {
             rows.push((
                 "killed application",
                 format!(
-                    "{} frames reclaimed, neighbour {still}; {} datagrams answered, gone {} ms \
+                    "{} buffers reclaimed, neighbour {still}; {} datagrams answered, gone {} ms \
                      after SIGKILL",
                     killed.frames, killed.answered, killed.after_ms
                 ),

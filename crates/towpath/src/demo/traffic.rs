@@ -1,4 +1,5 @@
-//! The kernel's side: its TCP, UDP and ICMP talk to the applications through ordinary sockets.
+//! The kernel's side: its TCP, UDP and ICMP exchange packets with the applications through
+//! ordinary sockets.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -21,7 +22,7 @@ use super::applications::{content_length, hex, read_head};
 
 /// The time after which an answer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The time that TCP may stand still.
+/// The time without progress after which TCP fails.
 const STALL: Duration = Duration::from_secs(10);
 /// The longest round trip distinguished, in nanoseconds.
 const LONGEST_NS: u64 = 10_000_000_000;
@@ -41,7 +42,7 @@ pub(super) struct Progress {
     pub(super) round_trips: AtomicU64,
     /// Pings.
     pub(super) pings: AtomicU64,
-    /// `true` if all should stop: the time is over.
+    /// `true` if all traffic must stop: the time is over.
     pub(super) stop: AtomicBool,
     /// `true` if the round trips are done: TCP may end with its current file.
     pub(super) enough: AtomicBool,
@@ -72,7 +73,7 @@ impl RoundTrips {
     }
 }
 
-/// Amount carried over TCP in one direction.
+/// The amount carried over TCP in one direction.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Carried {
     pub(super) bytes: u64,
@@ -89,7 +90,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// Makes a file in memory, with content that cannot be compressed or guessed.
+    /// Makes a file in memory, with pseudo-random content.
     pub(super) fn make(len: u64) -> anyhow::Result<Content> {
         let file = rustix::fs::memfd_create(c"towpath-demo", rustix::fs::MemfdFlags::CLOEXEC)
             .context("a file in memory")?;
@@ -250,7 +251,7 @@ pub(super) fn round_trips(
                     outcome.note(start);
                     break;
                 }
-                // The answer to an earlier datagram, on which the sender gave up.
+                // The answer to an earlier datagram, for which the sender no longer waits.
                 Ok(len) if len == sent.len() && got[..8] < sent[..8] => {}
                 Ok(len) => bail!("datagram {number} came back changed, {len} bytes long"),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -265,8 +266,8 @@ pub(super) fn round_trips(
     Ok(outcome)
 }
 
-/// Fills a payload with its number, in an order in which bytes compare, and with bytes that differ
-/// everywhere.
+/// Fills a payload with its number in big-endian order, so that payloads compare like their
+/// numbers, and then with bytes that depend on the number.
 fn fill(payload: &mut [u8], number: u64) {
     for (place, byte) in payload.iter_mut().enumerate() {
         *byte = (number as u8).wrapping_add(place as u8);
@@ -296,7 +297,7 @@ impl Pinger {
         Ok(Pinger { socket, request: 128, answer: 129, with_header: false })
     }
 
-    /// Sends one ping. `false` when no answer came in time.
+    /// Sends one ping. Returns `false` if no answer came in time.
     fn ping(&self, number: u64, identifier: u16, times: &mut RoundTrips) -> anyhow::Result<bool> {
         let mut message = [0; 8 + PAYLOAD_BYTES];
         message[0] = self.request;
@@ -304,7 +305,7 @@ impl Pinger {
         message[6..8].copy_from_slice(&(number as u16).to_be_bytes());
         fill(&mut message[8..], number);
         if self.with_header {
-            // The kernel computes that of ICMPv6 (RFC 3542, 3.1).
+            // The kernel computes the checksum of ICMPv6 (RFC 3542, 3.1).
             let sum = checksum(&message);
             message[2..4].copy_from_slice(&sum.to_be_bytes());
         }
@@ -394,7 +395,7 @@ impl Flood {
         Ok(Flood { socket, sent: 0, answered: 0 })
     }
 
-    /// Keeps the window full for a while, or until `until` returns `true`.
+    /// Keeps the window full until `until` returns `true`.
     pub(super) fn keep_up(&mut self, mut until: impl FnMut() -> bool) -> anyhow::Result<()> {
         let mut bytes = [0; FLOOD_BYTES];
         while !until() {
@@ -410,7 +411,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Sends a few more, which no application receives.
+    /// Sends a few more datagrams, which no application receives.
     pub(super) fn send_after_death(&mut self) -> anyhow::Result<()> {
         let mut bytes = [0; FLOOD_BYTES];
         for _ in 0..FLOOD_WINDOW {

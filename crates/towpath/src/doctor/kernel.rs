@@ -11,15 +11,16 @@ use towpath_sandbox::probe;
 
 use super::{Finding, Standing, read, says};
 
-/// The oldest kernel with all required features: sleeping for less than a millisecond.
+/// The oldest kernel with all required features; the newest of these is a sleep of less than a
+/// millisecond.
 const OLDEST: (u32, u32) = (5, 11);
 
-/// The oldest kernel with all features: `SO_PASSRIGHTS` of 6.16 is the youngest.
+/// The oldest kernel with all features; the newest of these is `SO_PASSRIGHTS`.
 const FULL: (u32, u32) = (6, 16);
 
 pub(super) struct Kernel {
     pub(super) findings: Vec<Finding>,
-    /// `true` if Towpath can run on it at all.
+    /// `true` if Towpath can run on this kernel.
     pub(super) suffices: bool,
 }
 
@@ -42,15 +43,15 @@ fn version() -> Finding {
     let oldest = format!("{}.{}", OLDEST.0, OLDEST.1);
     let (standing, means) = match parse(&release) {
         Some(version) if version >= FULL => {
-            (Standing::Ok, format!("Towpath needs {oldest}, and uses what came up to {full}"))
+            (Standing::Ok, format!("Towpath needs {oldest}, and uses features up to {full}"))
         }
         Some(version) if version >= OLDEST => {
-            (Standing::Limited, format!("enough; what came up to {full} is done without"))
+            (Standing::Limited, format!("sufficient, but without some features up to {full}"))
         }
         Some(_) => (Standing::Missing, format!("Towpath needs {oldest}")),
         None => (Standing::Limited, format!("cannot be read; Towpath needs {oldest}")),
     };
-    let remedy = format!("a kernel of {full} or younger has everything");
+    let remedy = format!("Linux {full} or newer, which has all features");
     Finding::new("kernel", standing, found, means).remedy(remedy)
 }
 
@@ -60,8 +61,8 @@ fn parse(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Makes a memory file and seals it as a session's. Returns the flags it was made with beside the
-/// seals.
+/// Makes a memory file and seals it like a session's. Returns in words whether the file
+/// can be executable.
 fn seals() -> Result<&'static str, (&'static str, Errno)> {
     let make = |flags| rustix::fs::memfd_create("towpath-doctor", flags);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -90,9 +91,9 @@ fn memory_files(seals: Result<&'static str, (&'static str, Errno)>) -> Finding {
             "memory files",
             Standing::Missing,
             format!("{what}: {}", says(errno)),
-            "no memory can be shared safely, so that no application can attach",
+            "memory cannot be shared safely, so no application can attach",
         )
-        .remedy("Linux 5.1 or younger; in a container, a seccomp filter that allows memfd_create"),
+        .remedy("Linux 5.1 or newer; in a container, a seccomp filter that allows memfd_create"),
     }
 }
 
@@ -110,7 +111,7 @@ fn sleeping(slept: Result<(), Errno>) -> Finding {
             "sleeping",
             Standing::Ok,
             "epoll_pwait2",
-            "a server sleeps until it is rung, or as long as its clock says, to the microsecond",
+            "a server can sleep until a notification or a tick, with microsecond precision",
         ),
         Err(errno) => Finding::new(
             "sleeping",
@@ -118,7 +119,7 @@ fn sleeping(slept: Result<(), Errno>) -> Finding {
             format!("epoll_pwait2: {}", says(errno)),
             "no server can wait",
         )
-        .remedy("Linux 5.11 or younger; in a container, a seccomp filter that allows epoll_pwait2"),
+        .remedy("Linux 5.11 or newer; in a container, a seccomp filter that allows epoll_pwait2"),
     }
 }
 
@@ -128,24 +129,24 @@ fn peers(pidfd: Result<(), Errno>) -> Finding {
             "peers",
             Standing::Limited,
             format!("pidfd_open: {}", says(errno)),
-            "users and groups of a peer are certain, its process number may be used again",
+            "a peer's users and groups are certain; its process number may be reused",
         )
-        .remedy("Linux 5.3 or younger; in a container, a seccomp filter that allows pidfd_open");
+        .remedy("Linux 5.3 or newer; in a container, a seccomp filter that allows pidfd_open");
     }
     match probe::peer_pidfd() {
         Ok(()) => Finding::new(
             "peers",
             Standing::Ok,
             "pidfd_open, SO_PEERPIDFD",
-            "who is at the other end of a socket is certain, even when process numbers come around",
+            "a socket's peer is certain, even if process numbers are reused",
         ),
         Err(errno) => Finding::new(
             "peers",
             Standing::Limited,
             format!("pidfd_open; SO_PEERPIDFD: {}", says(errno)),
-            "users and groups of a peer are certain, its process number may be used again",
+            "a peer's users and groups are certain; its process number may be reused",
         )
-        .remedy("Linux 6.5 or younger"),
+        .remedy("Linux 6.5 or newer"),
     }
 }
 
@@ -155,7 +156,7 @@ fn io_uring() -> Finding {
             "io_uring",
             Standing::Ok,
             "allowed",
-            "devices that are files, as TAP, could be driven through it; nothing depends on it",
+            "not used yet; it could drive devices that are files, such as TAP",
         ),
         Err(errno) => {
             let setting = read("/proc/sys/kernel/io_uring_disabled");
@@ -167,7 +168,7 @@ fn io_uring() -> Finding {
                 "io_uring",
                 Standing::Limited,
                 says(errno),
-                "nothing depends on it: devices that are files take a system call for each packet",
+                "not used yet: devices that are files take a system call per packet",
             )
             .remedy(remedy)
         }
@@ -180,7 +181,7 @@ fn landlock() -> Finding {
             "Landlock",
             Standing::Ok,
             format!("interface version {version}"),
-            "not used yet; it could shut the server out of the file system",
+            "not used yet; it could restrict the server's access to files",
         ),
         Err(errno) => Finding::new(
             "Landlock",
@@ -188,7 +189,7 @@ fn landlock() -> Finding {
             says(errno),
             "nothing: the server does not use it yet",
         )
-        .remedy("Linux 5.13 or younger with landlock in the lsm= list of its command line"),
+        .remedy("Linux 5.13 or newer with landlock in the lsm= list of its command line"),
     }
 }
 

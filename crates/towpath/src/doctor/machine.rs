@@ -50,7 +50,7 @@ fn transparent_huge_pages() -> Finding {
             "transparent",
             Standing::Ok,
             found,
-            "session memories can have huge pages without a reserve of them",
+            "session memories can have huge pages that need no reserve",
         ),
         _ => Finding::new(
             "transparent",
@@ -85,12 +85,12 @@ fn locked(limit: Option<u64>, raises: bool, swaps: bool) -> Finding {
         Some(bytes) => format!("{} KiB", bytes / 1024),
     };
     let (standing, means) = match (swaps, limit.is_none() || raises) {
-        (false, _) => (Standing::Ok, "not needed: there is no swap device"),
+        (false, _) => (Standing::Ok, "not needed, because there is no swap device"),
         (true, true) => {
-            (Standing::Ok, "a server locks its sessions' memory: there is a swap device")
+            (Standing::Ok, "a server locks its sessions' memory, because there is a swap device")
         }
         (true, false) => {
-            (Standing::Limited, "sessions' memory beyond the limit may go to the swap device")
+            (Standing::Limited, "sessions' memory beyond the limit may be swapped out")
         }
     };
     Finding::new("locked memory", standing, found, means)
@@ -109,7 +109,7 @@ fn cpus() -> Finding {
         found.push_str(" ...");
     }
     if let Some(isolated) = read("/sys/devices/system/cpu/isolated").filter(|set| !set.is_empty()) {
-        found.push_str(&format!("; kept free of others: {isolated}"));
+        found.push_str(&format!("; isolated: {isolated}"));
     }
     // Two threads that spin on one core slow each other down.
     match physical.len() {
@@ -117,7 +117,7 @@ fn cpus() -> Finding {
             "cores",
             Standing::Limited,
             found,
-            "server and applications share one core: take wait=block, not poll",
+            "server and applications share one core: use wait=block, not poll",
         )
         .remedy("a machine, container or affinity with two cores, for wait=poll"),
         _ => Finding::new(
@@ -147,7 +147,7 @@ fn virtual_machine() -> Finding {
             "machine",
             Standing::Ok,
             format!("virtual ({vendor}){described}, {processor}"),
-            "waking a sleeping core takes the hypervisor's time, which wait=poll never pays",
+            "waking a sleeping core also costs the hypervisor's time; wait=poll avoids that",
         ),
         None => Finding::new(
             "machine",

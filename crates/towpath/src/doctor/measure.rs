@@ -1,8 +1,7 @@
-//! Measures two costs that decide how to wait: waking a sleeping thread on another core, and
-//! passing a cache line to a running one.
+//! Measures two costs that decide the wait strategy: waking a sleeping thread on another core, and
+//! passing a cache line to a running thread.
 //!
-//! Both measurements are bounded in time on a busy machine: one that gives its CPUs to others
-//! yields worse figures, not later ones.
+//! Both measurements have a time limit: on a busy machine the figures are worse, but not late.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -52,7 +51,7 @@ pub(super) fn look() -> Vec<Finding> {
                 "wake-up",
                 Standing::Limited,
                 "not measured: one CPU",
-                "every message between server and application is a change of threads",
+                "each message between server and application switches threads",
             )
             .remedy("a machine, container or affinity with two CPUs"),
         ];
@@ -67,18 +66,18 @@ fn waiting() -> Finding {
     let Ok([frame, ..]) = towpath_server::packet_costs() else { return not_measured("waiting") };
     let ns = |ns: u64| micros(Duration::from_nanos(ns));
     let found = format!(
-        "C, processor time of a wake-up: {} rung, {} by a timer, which is {} late; a frame, \
-         \u{3b1}: {frame:.0} ns",
+        "C, processor time of a wake-up: {} by a notification, {} by a timer, which is {} late; \
+         \u{3b1}, of a packet: {frame:.0} ns",
         ns(costs.wake_up_cpu),
         ns(costs.tick_cpu),
         ns(costs.tick_late),
     );
-    let rung = 1e9 / (costs.wake_up_cpu as f64 + frame);
+    let notified = 1e9 / (costs.wake_up_cpu as f64 + frame);
     let slept = 1_000_000_000 / costs.least_sleep();
     let means = format!(
-        "a processor carries {rung:.0} frames a second that wake it one by one, and {:.0} with 1000 \
-         ticks a second; wait=timer-driven sleeps up to {slept} Hz and spins above; a latency bound below \
-         {} keeps wait=auto awake",
+        "a processor carries {notified:.0} packets per second if each wakes it, and {:.0} with \
+         1000 ticks per second; wait=timer-driven sleeps up to {slept} Hz and spins above; a \
+         latency bound below {} keeps wait=auto awake",
         (1e9 - 1000.0 * costs.tick_cpu as f64).max(0.0) / frame,
         ns(costs.wake_up),
     );
@@ -111,7 +110,7 @@ fn wake_up(here: usize, there: usize) -> Finding {
             micros(on_one.median / 2),
             across.samples,
         ),
-        format!("about {} for each sleep in wait=block; wait=poll never pays it", micros(cost)),
+        format!("about {} per sleep with wait=block; wait=poll does not sleep", micros(cost)),
     )
 }
 
@@ -127,11 +126,11 @@ fn cache_line(here: usize, there: usize) -> Finding {
     );
     // A preempted thread costs milliseconds; a line from another socket 500 ns.
     if trip.median > Duration::from_micros(2) {
-        let means = "the CPUs are taken away while they spin: sleeping is better here";
+        let means = "other work takes the CPUs from spinning threads: sleeping is better here";
         return Finding::new("cache line", Standing::Limited, found, means)
-            .remedy("CPUs that nobody else uses, or a container without a CPU quota");
+            .remedy("CPUs without other work, or a container without a CPU quota");
     }
-    let means = "what one batch costs between two sides that are awake";
+    let means = "the cost of one batch between two sides that are awake";
     Finding::new("cache line", Standing::Ok, found, means)
 }
 
@@ -158,7 +157,7 @@ fn wake_up_round_trip(here: usize, there: usize) -> io::Result<Vec<Duration>> {
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// The word that ends it.
+/// The value that ends the measurement.
 const OVER: u64 = u64::MAX;
 
 /// Measures round trips of a word that one thread writes and the other answers, both awake.
@@ -248,10 +247,9 @@ mod tests {
         };
         let (found, means) = (numbers(&row.found), numbers(&row.means));
         assert!(found.len() == 4 && found.iter().all(|one| *one > 0.0), "{}", row.found);
-        let [rung, ticked, 1000.0, slept, latency] = means[..] else { panic!("{}", row.means) };
-        // A frame with a wake-up costs that wake-up besides; and the shortest sleep is 10 to 100
-        // us.
-        assert!(0.0 < rung && rung < ticked, "{}", row.means);
+        let [notified, ticked, 1000.0, slept, latency] = means[..] else { panic!("{}", row.means) };
+        // A packet with a wake-up also costs that wake-up; the shortest sleep is 10 to 100 us.
+        assert!(0.0 < notified && notified < ticked, "{}", row.means);
         assert!((10_000.0..=100_000.0).contains(&slept) && latency > 0.0, "{}", row.means);
     }
 

@@ -9,7 +9,7 @@ use super::{Finding, Standing, read, says};
 
 pub(super) struct Network {
     pub(super) findings: Vec<Finding>,
-    /// The ways in which Towpath can reach a device.
+    /// The ways in which Towpath can use a device.
     pub(super) ways: Vec<String>,
 }
 
@@ -26,7 +26,7 @@ fn capabilities(own: CapabilitySet) -> Finding {
     let found = format!("user {uid}, {}", names(own));
     let useful = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::BPF;
     if own.contains(useful) {
-        let means = "a server started now may use any device; it gives up what it does not need";
+        let means = "a server may use any device, and drops the capabilities after that";
         return Finding::new("capabilities", Standing::Ok, found, means);
     }
     Finding::new(
@@ -57,8 +57,8 @@ fn namespaces() -> Finding {
         Ok(()) => Finding::new(
             "namespaces",
             Standing::Ok,
-            "a network namespace of one's own can be made",
-            "towpath demo, tests and benchmarks run, and touch nothing of the host's network",
+            "this user can make a network namespace",
+            "towpath demo, tests and benchmarks run, without effect on the host's network",
         ),
         Err(why) => Finding::new(
             "namespaces",
@@ -89,8 +89,8 @@ fn tap(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
         (true, Ok(())) => Finding::new(
             "TAP",
             Standing::Ok,
-            "/dev/net/tun opens, here and in a namespace of one's own",
-            "Towpath runs on any interface through the kernel's bridge or routes",
+            "/dev/net/tun opens, here and in a namespace of its own",
+            "Towpath reaches any interface through the kernel's bridge or routes",
         ),
         (true, Err(why)) => Finding::new(
             "TAP",
@@ -102,15 +102,15 @@ fn tap(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
         (false, Ok(())) => Finding::new(
             "TAP",
             Standing::Limited,
-            "in a namespace of one's own alone",
-            "towpath demo runs; a server on the host's network does not, for this user",
+            "only in a namespace of its own",
+            "towpath demo runs; this user cannot run a server on the host's network",
         )
         .remedy(
             "start the server with CAP_NET_ADMIN, or have a TAP made for this user: \
                  ip tuntap add mode tap user NAME",
         ),
         (false, Err(why)) => {
-            let means = "no TAP device, and so no towpath demo";
+            let means = "no TAP device, so no towpath demo";
             Finding::new("TAP", Standing::Missing, why.cause, means).remedy(why.remedy)
         }
     }
@@ -151,13 +151,12 @@ fn xdp(own: CapabilitySet) -> Finding {
 
 fn bpf() -> Finding {
     let (found, means) = match read("/proc/sys/kernel/unprivileged_bpf_disabled").as_deref() {
-        Some("0") => (
-            "0: programs of ordinary users are allowed",
-            "Towpath does not use that; 1 or 2 is safer",
-        ),
-        Some("1") => ("1: for CAP_BPF alone, until the next boot", "all that AF_XDP needs"),
-        Some("2") => ("2: for CAP_BPF alone", "all that AF_XDP needs"),
-        _ => ("the setting cannot be read", "AF_XDP above says what can be had"),
+        Some("0") => {
+            ("0: ordinary users may load programs", "Towpath does not need that; 1 or 2 is safer")
+        }
+        Some("1") => ("1: only with CAP_BPF, until the next boot", "sufficient for AF_XDP"),
+        Some("2") => ("2: only with CAP_BPF", "sufficient for AF_XDP"),
+        _ => ("the setting cannot be read", "the line AF_XDP above says what is possible"),
     };
     Finding::new("BPF for users", Standing::Ok, found, means)
 }

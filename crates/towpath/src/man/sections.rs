@@ -1,4 +1,4 @@
-//! Parts of the manual that the help has no room for: exit statuses, files, the environment.
+//! Parts of the manual that are not in the help: exit statuses, files, the environment.
 #![forbid(unsafe_code)]
 
 /// A term and its meaning.
@@ -16,28 +16,27 @@ pub(super) struct Sections {
 }
 
 const DONE: Term = ("0", "Done.");
-const FAILED: Term =
-    ("1", "Tried, and failed. Standard error says in one line why, and what to do.");
+const FAILED: Term = ("1", "Failed. One line on standard error gives the reason and the remedy.");
 const USAGE: Term = ("2", "Wrong usage: an option, a setting, a configuration file.");
 
 const SOCKET_OF_ROOT: Term =
-    ("/run/towpath/DEVICE.sock", "Where a server of root listens, if nothing else is said.");
+    ("/run/towpath/DEVICE.sock", "The default socket of a server that root starts.");
 const SOCKET_OF_USER: Term = (
     "$XDG_RUNTIME_DIR/towpath/DEVICE.sock",
-    "Where a server of another user listens, if nothing else is said.",
+    "The default socket of a server that another user starts.",
 );
 const SOCKET_IN_TMP: Term =
     ("/tmp/towpath-UID/DEVICE.sock", "The same where XDG_RUNTIME_DIR is not set.");
-const TUN: Term = ("/dev/net/tun", "Where TAP interfaces come from; must be there.");
+const TUN: Term = ("/dev/net/tun", "The kernel's device for TAP interfaces; it must exist.");
 
 const RUNTIME: Term =
-    ("XDG_RUNTIME_DIR", "Where servers of users other than root have their sockets.");
+    ("XDG_RUNTIME_DIR", "Servers of users other than root make their sockets below it.");
 const ASKING: &[Term] = &[RUNTIME];
 const SOCKETS: &[Term] = &[SOCKET_OF_ROOT, SOCKET_OF_USER, SOCKET_IN_TMP];
 
 impl Sections {
-    /// Returns the sections on a verb, or on the command itself. A verb that is not named here has
-    /// the sections common to all.
+    /// Returns the sections on a verb, or on the command itself. A verb without sections of its own
+    /// has those common to all verbs.
     pub(super) fn of(verb: Option<&str>) -> Sections {
         let failed = |meaning| vec![DONE, ("1", meaning), USAGE];
         let mut sections = Sections {
@@ -51,9 +50,9 @@ impl Sections {
             None => {
                 sections.description = &[
                     "A driver server, an ordinary process, owns a network interface. Applications \
-                     attach to it over a Unix socket, get memory shared with it, and send, receive \
-                     and wait through queues in that memory. The kernel goes on using the same \
-                     interface beside it.",
+                     attach to the server over a Unix socket and get memory that they share with it. \
+                     They send, receive and wait through queues in that memory. The kernel goes on \
+                     using the same interface.",
                     "Each verb has a page of its own.",
                 ];
                 sections.status.push(UNAVAILABLE);
@@ -63,22 +62,22 @@ impl Sections {
             }
             Some("serve") => {
                 sections.description = &[
-                    "One process serves one device. A second signal while it ends kills it. An \
-                     interface that it made goes with it, one that was there before stays. The \
-                     server gives up its capabilities when interface and addresses are there.",
-                    "Root and the server's user may always attach, others when --allow-user or \
-                     --allow-group names them.",
+                    "One process serves one device. A second signal while the server ends kills it. \
+                     An interface that the server made ends with it; one that existed before stays. \
+                     The server drops its capabilities after it has set up the interface.",
+                    "Root and the server's user may always attach. Other users may attach if \
+                     --allow-user or --allow-group names them.",
                 ];
                 sections.status = vec![
-                    ("0", "Ended as it was asked to, by a signal."),
+                    ("0", "A signal ended the server."),
                     FAILED,
                     USAGE,
-                    ("77", "Not available here: no /dev/net/tun, or no right to it."),
+                    ("77", "Not available here: no /dev/net/tun, or no permission to use it."),
                 ];
                 sections.environment = &[
                     RUNTIME,
-                    ("RUST_LOG", "What is logged; overrules --log."),
-                    ("NOTIFY_SOCKET", "Where systemd hears READY=1 and STOPPING=1."),
+                    ("RUST_LOG", "The messages to log; overrides --log."),
+                    ("NOTIFY_SOCKET", "The socket for READY=1 and STOPPING=1, set by systemd."),
                 ];
                 sections.files = &[
                     SOCKET_OF_ROOT,
@@ -86,7 +85,7 @@ impl Sections {
                     SOCKET_IN_TMP,
                     (
                         "SOCKET.lock",
-                        "Beside the socket: held by the one server that listens there.",
+                        "Beside the socket: the server that listens there holds its lock.",
                     ),
                     TUN,
                 ];
@@ -98,13 +97,13 @@ impl Sections {
             }
             Some("capture") => {
                 sections.description = &[
-                    "A capture is an endpoint of its own, and a session like any other. Packets \
-                     that do not fit while the disk or the reader is slow are dropped, counted, and \
-                     told at its end. The file has mode 0600.",
+                    "A capture is a session with one endpoint. While the disk or the reader is slow, \
+                     the server drops and counts the packets that do not fit, and the capture \
+                     reports their number at its end. The file has mode 0600.",
                 ];
                 sections.status = vec![
-                    ("0", "Ended as it was asked to, or because its reader went."),
-                    ("1", "Failed: no server, no right, a full disk, or the server has ended."),
+                    ("0", "A signal, a limit or the end of the reader ended the capture."),
+                    ("1", "Failed: no server, no permission, a full disk, or the server ended."),
                     USAGE,
                 ];
                 sections.environment = ASKING;
@@ -114,14 +113,14 @@ impl Sections {
             Some("demo") => {
                 sections.description =
                     &["Serves a TAP interface in a network namespace of its own to unprivileged \
-                     applications, which talk with ordinary kernel sockets. What came out is \
-                     checked and shown in one table. Root is not needed."];
+                     applications, which exchange packets with ordinary kernel sockets. Checks the \
+                     results and shows them in one table. Does not need root."];
                 sections.status = failed("A check failed; the end of the output lists which.");
                 sections.status.push(UNAVAILABLE);
                 sections.files = &[TUN];
             }
             Some("doctor") => {
-                sections.status = failed("No way was found to run Towpath here.");
+                sections.status = failed("Towpath cannot run here.");
                 sections.files = &[TUN];
             }
             Some("completions") => {
@@ -135,4 +134,4 @@ impl Sections {
 }
 
 const UNAVAILABLE: Term =
-    ("77", "Not available here: no /dev/net/tun, no right to it, or no user namespaces.");
+    ("77", "Not available here: no /dev/net/tun, no permission to use it, or no user namespaces.");

@@ -1,7 +1,7 @@
 //! Confines the server: another user, no capability, no way to regain one, and memory that other
 //! processes of its user may not read.
 //!
-//! Credentials are a thread's own in Linux: all this happens before any other thread starts.
+//! In Linux, each thread has its own credentials: all this happens before any other thread starts.
 
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
@@ -14,14 +14,15 @@ use rustix::thread::{
 use super::values::Identity;
 use crate::failure::{Failure, says};
 
-/// The number of the highest capability that a `u64` can hold; the kernel tells its own last one.
+/// The number of the highest capability that a `u64` can hold; the kernel reports where its own
+/// capabilities end.
 const LAST_CAPABILITY: u32 = 63;
 
 /// Becomes `user`, if given, and drops every right that serving does not need.
 ///
-/// Files made from here on, session memories above all, belong to that user.
+/// Files that the server makes afterwards, above all session memories, belong to that user.
 pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
-    // Before the limits of the user count. Each session takes a handful of descriptors.
+    // Raise the limit before the change of user. Each session takes a handful of descriptors.
     let most = rustix::process::getrlimit(Resource::Nofile).maximum;
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
     // Where there is a swap device, the server locks its sessions' memory, up to its limit.
@@ -47,7 +48,7 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
         .map_err(|errno| failed("PR_SET_DUMPABLE", errno))
 }
 
-/// The order matters: each step drops a right that the steps before need.
+/// Changes to `user`. The order matters: each step drops a right that the steps before it need.
 fn become_user(user: &Identity) -> Result<(), Failure> {
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     let own = rustix::process::getuid() == uid && rustix::process::geteuid() == uid;
@@ -59,7 +60,7 @@ fn become_user(user: &Identity) -> Result<(), Failure> {
             Errno::PERM => {
                 "only root may serve as another user: leave --user out, or start as root"
             }
-            Errno::INVAL => "this user namespace does not know it: leave --user out",
+            Errno::INVAL => "this user namespace has no such user: leave --user out",
             _ => "leave --user out",
         };
         Failure::new(format!("--user {user}: {}; {why}", says(&errno.into())))
@@ -71,7 +72,7 @@ fn become_user(user: &Identity) -> Result<(), Failure> {
 
 fn drop_bounding_set() -> Result<(), Errno> {
     if !capabilities(None)?.effective.contains(CapabilitySet::SETPCAP) {
-        // There is no capability to drop, and through no_new_privs none comes back either.
+        // There is no capability to drop, and no_new_privs prevents that one comes back.
         return Ok(());
     }
     for number in 0..=LAST_CAPABILITY {
@@ -85,5 +86,5 @@ fn drop_bounding_set() -> Result<(), Errno> {
 }
 
 fn failed(what: &str, errno: Errno) -> Failure {
-    Failure::new(format!("giving up rights: {what}: {}", says(&errno.into())))
+    Failure::new(format!("dropping rights: {what}: {}", says(&errno.into())))
 }

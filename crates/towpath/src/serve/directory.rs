@@ -1,10 +1,10 @@
 //! The directory of the socket: it exists, belongs to no other user, and is writable by the
 //! server's user.
 //!
-//! A server that changes its user has to bind its socket after that, so that it owns the socket,
-//! and has to remove it at the end. Its directory therefore belongs to root and to the server's
-//! group, which may create files in it. The directory has the sticky bit: each server can remove
-//! its own socket and no other.
+//! A server that changes its user binds its socket after the change, so that it owns the socket and
+//! can remove it at the end. The directory therefore belongs to root and to the server's group,
+//! which may create files in it. The directory has the sticky bit: each server can remove its own
+//! socket and no other.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, DirBuilder, Permissions};
@@ -36,7 +36,7 @@ pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Fail
             socket.display()
         )));
     }
-    // The user that cannot write as root can.
+    // A user other than the current one, which may lack its rights.
     let other = user.filter(|user| user.uid != geteuid().as_raw());
     let Some(directory) = socket.parent().filter(|path| !path.as_os_str().is_empty()) else {
         return Ok(());
@@ -74,24 +74,24 @@ pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Fail
     take_over(socket, user.map_or(geteuid().as_raw(), |user| user.uid))
 }
 
-/// The default directory must be one that only root or this user could have put there:
-/// applications trust what they find in it.
+/// Checks that only root or this user could have made the default directory: applications trust the
+/// sockets in it.
 fn check_owner(directory: &Path, found: &fs::Metadata) -> Result<(), Failure> {
     let shown = directory.display();
     if !found.is_dir() {
-        let text = format!("{shown} is no directory; take it away, or choose another --socket");
+        let text = format!("{shown} is not a directory; remove it, or choose another --socket");
         return Err(Failure::new(text));
     }
     if found.uid() != 0 && found.uid() != geteuid().as_raw() {
         return Err(Failure::new(format!(
-            "{shown} belongs to user {}; take it away, or choose another --socket",
+            "{shown} belongs to user {}; remove it, or choose another --socket",
             found.uid()
         )));
     }
     let open = found.mode() & 0o022;
     if open & 0o002 != 0 || (open != 0 && found.mode() & 0o1000 == 0) {
         return Err(Failure::new(format!(
-            "{shown} can be written by others; chmod {OWNERS:o} {shown}, or choose another --socket"
+            "{shown} is writable for others; chmod {OWNERS:o} {shown}, or choose another --socket"
         )));
     }
     Ok(())
@@ -105,7 +105,7 @@ fn share_ours(directory: &Path, found: &fs::Metadata, user: &Identity) -> Result
     }
     if found.gid() != 0 && found.mode() & 0o020 != 0 {
         return Err(Failure::new(format!(
-            "{shown} is shared by the servers of group {}; serve with --user {user} and that \
+            "{shown} belongs to the servers of group {}; serve with --user {user} and that \
              group (USER:{}), or choose another --socket",
             found.gid(),
             found.gid()
@@ -135,7 +135,7 @@ fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = match rustix::fs::open(&lock_path, flags, Mode::empty()) {
         Ok(lock) => lock,
-        // There is no socket; or this user may not open it, which the server will report.
+        // There is no lock; or this user may not open it, which the server will report.
         Err(_) => return Ok(()),
     };
     if rustix::fs::fstat(&lock).is_ok_and(|found| found.st_uid == uid) {

@@ -1,7 +1,7 @@
-//! The interface: created or taken, given MTU and addresses, set up.
+//! Opens or creates the interface, and sets its MTU and addresses and its state to "up".
 //!
-//! Only settings that differ are changed, so that a user without rights can serve an interface that
-//! was created and configured for it beforehand.
+//! The server changes only settings that differ. So a user without rights can serve an interface
+//! that root created and configured for that user.
 #![forbid(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -15,8 +15,8 @@ use super::settings::Settings;
 use super::values::{Number, Subnet};
 use crate::failure::{Failure, remedy};
 
-/// Opens the TAP interface, and configures it. An interface that this created vanishes with the
-/// device.
+/// Opens the TAP interface and configures it. An interface that this function created vanishes with
+/// the device.
 pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure> {
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let mut netlink = Netlink::open().map_err(refused)?;
@@ -31,8 +31,8 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
         && mtu != link.mtu
     {
         netlink.set_mtu(&name, mtu).map_err(refused)?;
-        // The driver read the MTU on opening. It now reads again, from the same interface, which
-        // the first descriptor keeps alive until then.
+        // The driver read the MTU when it opened the interface. The second descriptor makes it read
+        // the new MTU; the first one keeps the interface alive until then.
         let again = device.as_fd().try_clone_to_owned().map_err(|error| {
             Failure::new(format!("{name}: a second descriptor: {error}; raise ulimit -n"))
         })?;
@@ -56,7 +56,7 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
     Ok(device)
 }
 
-/// Checks that no other interface has an address: the kernel would answer itself.
+/// Checks that no other interface has one of the addresses: the kernel would then answer itself.
 fn check_addresses(netlink: &mut Netlink, name: &str, wanted: &[Subnet]) -> Result<(), Failure> {
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let (links, addresses) =
@@ -88,7 +88,7 @@ fn check_addresses(netlink: &mut Netlink, name: &str, wanted: &[Subnet]) -> Resu
     Ok(())
 }
 
-/// Explains the driver's error to an operator.
+/// Returns the driver's error with a remedy for the operator.
 fn explain(error: TapError) -> Failure {
     let text = error.to_string();
     match error {

@@ -18,11 +18,11 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Takes an inherited descriptor by its number. Call it before this process opens any.
+    /// Takes an inherited descriptor by its number. Call it before this process opens a descriptor.
     pub(super) fn take(number: Option<i32>) -> Result<Ready, Failure> {
         let Some(number) = number else { return Ok(Ready { to: None }) };
         if number < 3 {
-            // Standard streams stay open: a duplicate is closed in their place.
+            // Standard streams stay open: the server writes to a duplicate and closes that.
             // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
             let stream = unsafe { BorrowedFd::borrow_raw(number) };
             let copy =
@@ -39,8 +39,8 @@ impl Ready {
         Ok(Ready { to: Some(File::from(given)) })
     }
 
-    /// Writes `ready DEVICE SOCKET` and closes the descriptor; sends READY=1 to systemd, if systemd
-    /// asked for it.
+    /// Writes `ready DEVICE SOCKET` and closes the descriptor. Sends READY=1 to systemd if
+    /// `NOTIFY_SOCKET` is set.
     pub(super) fn tell(self, device: &str, socket: &Path) {
         if let Some(mut to) = self.to {
             let line = format!("ready {device} {}\n", socket.display());

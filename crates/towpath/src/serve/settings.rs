@@ -1,4 +1,4 @@
-//! Settings of a server: from options and a file; the options override the file.
+//! Settings of a server, from options and a file. Options override the file.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(crate) enum Level {
     Warn,
     /// Sessions that come and go.
     Info,
-    /// The server's reactions to them.
+    /// The server's own steps.
     Debug,
     /// Everything.
     Trace,
@@ -32,29 +32,29 @@ pub(crate) enum Level {
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// TAP interface to serve: used and left if it exists; else created, and removed
+    /// TAP interface to serve; the server creates a missing one, and removes that at its end
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tap: Option<String>,
-    /// The kernel's own address on the interface, with the network that applications get addresses
-    /// from; once for IPv4, once for IPv6
+    /// The kernel's own address on the interface; applications get addresses from its network; at
+    /// most once each for IPv4 and IPv6
     #[arg(long, value_name = "ADDRESS/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) address: Vec<Subnet>,
-    /// The network that applications get addresses from, with its gateway's address, if the
-    /// interface itself has none: as part of a bridge
+    /// A network that applications get addresses from, by its gateway's address, if the interface
+    /// itself has no address, as in a bridge
     #[arg(long, value_name = "GATEWAY/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
-    /// The largest IP packet, in bytes; the interface's by default
+    /// MTU: the largest IP packet, in bytes; the interface's MTU by default
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
-    /// Where applications find the server; /run/towpath/DEVICE.sock for root by default
+    /// Socket on which the server listens; /run/towpath/DEVICE.sock for root by default
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
-    /// The server's own user: changed to, for good, after the interface is set up
+    /// The server's own user; the server changes to it for good after it has set up the interface
     #[arg(long, value_name = "USER[:GROUP]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<Identity>,
@@ -66,21 +66,21 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GROUP")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_group: Vec<Group>,
-    /// How the engine waits for work: poll, interrupt, adaptive, clocked or auto; `block` by
-    /// default
+    /// How the engine waits for work: poll, block, spin-then-block, timer-driven or auto; `block`
+    /// by default
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wait: Option<Wait>,
-    /// A first value of another setting of `towpath set`; may be given several times
+    /// Initial value of another device setting of `towpath set`; may be given several times
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
-    /// The processor that the engine is bound to
+    /// Processor that the engine runs on; any processor by default
     #[arg(long, value_name = "NUMBER")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) engine_cpu: Option<Number<0, 1023>>,
-    /// Make the wire worse, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,
-    /// delay=0.1,delay_us=500,stall=0.001,stall_us=500,seed=42; rx. or tx. before a key for one direction
+    /// Inject faults, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,delay=0.1,
+    /// delay_us=500,stall=0.001,stall_us=500,seed=42; rx. or tx. before a key for one direction
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
@@ -88,7 +88,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pcap: Option<PathBuf>,
-    /// How much is logged, to standard error; RUST_LOG overrides it; `info` by default
+    /// Level of the log on standard error; RUST_LOG overrides it; `info` by default
     #[arg(long, value_name = "LEVEL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<Level>,
@@ -125,7 +125,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
-    /// Packets sent per poll iteration for each queue pair in line; 64 by default
+    /// Packets that the engine sends per poll iteration from each queue pair in line; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
@@ -194,7 +194,7 @@ impl Settings {
     /// Fills in the defaults of unset values, for people to read.
     pub(crate) fn with_defaults(self) -> Settings {
         let (policy, config) = (Policy::default(), Config::default());
-        // The defaults are within the limits; one outside would show as unset.
+        // The defaults are within the limits; a default outside would show as unset.
         fn number<const L: u64, const M: u64>(value: usize) -> Option<Number<L, M>> {
             Number::new(value as u64).ok()
         }
@@ -294,7 +294,7 @@ transmit-budget = 11
         let printed = settings.to_text().unwrap();
         let again = Settings::parse(&printed).unwrap();
         assert_eq!(again.to_text().unwrap(), printed);
-        // Each key of the file is there again: none was read and forgotten.
+        // The output has each key of the file: the parser drops none.
         assert_eq!(printed.lines().count(), ALL.trim().lines().count());
         let config = settings.config("/x".into()).unwrap();
         assert_eq!((config.policy.users, config.policy.groups), (vec![0, 61002], vec![61003]));

@@ -1,5 +1,5 @@
-//! Values are checked where they are read, so that an error on the command line names its option,
-//! and an error in a file its line.
+//! Types of option values. Each type checks its value while it reads it, so that an error on the
+//! command line names its option, and an error in a file its line.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -25,7 +25,7 @@ impl<const LEAST: u64, const MOST: u64> Number<LEAST, MOST> {
     }
 
     pub(crate) fn get(self) -> usize {
-        // This program is for processors of 64 bits.
+        // This program supports only 64-bit processors.
         const { assert!(MOST <= usize::MAX as u64) };
         self.0 as usize
     }
@@ -54,7 +54,7 @@ impl<'de, const LEAST: u64, const MOST: u64> Deserialize<'de> for Number<LEAST, 
     }
 }
 
-/// A value that is written as text, in files as on the command line.
+/// Serializes a value as text, in files as on the command line.
 macro_rules! as_text {
     ($name:ty, $what:literal) => {
         impl Serialize for $name {
@@ -74,7 +74,7 @@ macro_rules! as_text {
                     fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
                         text.parse().map_err(E::custom)
                     }
-                    // A number is as good as its text: `user = 997`.
+                    // A number stands for its text: `user = 997`.
                     fn visit_i64<E: de::Error>(self, number: i64) -> Result<$name, E> {
                         self.visit_str(&number.to_string())
                     }
@@ -85,7 +85,8 @@ macro_rules! as_text {
     };
 }
 
-/// An address of the interface with the network that applications get addresses from.
+/// An address of the interface, with the prefix length of the network that applications get
+/// addresses from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Subnet(pub(crate) Prefix);
 
@@ -94,7 +95,7 @@ impl FromStr for Subnet {
 
     fn from_str(text: &str) -> Result<Subnet, String> {
         let prefix: Prefix = text.parse().map_err(|_| {
-            format!("{text:?} is no address with its network's bits, as 10.77.0.1/24")
+            format!("{text:?} is not an address with a prefix length, such as 10.77.0.1/24")
         })?;
         let (address, bits) = (prefix.address(), prefix.len_bits());
         let most = if address.is_ipv4() { 30 } else { 120 };
@@ -107,7 +108,7 @@ impl FromStr for Subnet {
             std::net::IpAddr::V6(_) => false,
         };
         if !own || broadcast || address.is_multicast() || address.is_loopback() {
-            return Err(format!("{text} is no host's address; the first of its network will do"));
+            return Err(format!("{text} is not a host's address; use the network's first one"));
         }
         Ok(Subnet(prefix))
     }
@@ -119,7 +120,7 @@ impl fmt::Display for Subnet {
     }
 }
 
-as_text!(Subnet, "an address with its network's bits, as \"10.77.0.1/24\"");
+as_text!(Subnet, "an address with a prefix length, such as \"10.77.0.1/24\"");
 
 /// How the engine waits: a value of the setting `wait`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,10 +140,10 @@ impl fmt::Display for Wait {
     }
 }
 
-as_text!(Wait, "how the engine waits, as \"poll\"");
+as_text!(Wait, "a wait strategy, such as \"poll\"");
 
-/// A setting of the device with its first value. Not `wait`, which has a key of its own: given in
-/// two places, one would override the other.
+/// A setting of the device with its initial value. Excludes `wait`, which has a key of its own: of
+/// two values, one would override the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Assignment(pub(crate) Setting, pub(crate) u64);
 
@@ -150,16 +151,16 @@ impl FromStr for Assignment {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Assignment, String> {
-        let (name, value) = text.split_once('=').ok_or("not SETTING=VALUE, as rx_batch=32")?;
+        let (name, value) = text.split_once('=').ok_or("not SETTING=VALUE, such as rx_batch=32")?;
         let setting = Setting::named(name)
-            .map_err(|error| format!("{error}; towpath set --list shows all"))?;
+            .map_err(|error| format!("{error}; towpath set --list shows all settings"))?;
         if setting.spec().scope != Scope::Device {
-            return Err(format!("{name} is an endpoint's; towpath set changes it"));
+            return Err(format!("{name} is a setting of endpoints; change it with towpath set"));
         }
         let number = setting.parse(value).map_err(|error| error.to_string())?;
         if setting == Setting::Wait {
             return Err(format!(
-                "wait has its own place: --wait {value}, in a file wait = {value:?}"
+                "wait has its own option: --wait {value}, in a file wait = {value:?}"
             ));
         }
         Ok(Assignment(setting, number))
@@ -172,7 +173,7 @@ impl fmt::Display for Assignment {
     }
 }
 
-as_text!(Assignment, "a setting with its value, as \"rx_batch=32\"");
+as_text!(Assignment, "a setting with its value, such as \"rx_batch=32\"");
 
 /// Returns the subnets to assign addresses from: one per family.
 pub(crate) fn subnets(given: &[Subnet]) -> Result<Subnets, String> {
@@ -275,7 +276,7 @@ impl FromStr for Identity {
             Some(group) => group.gid,
             None => uzers::get_user_by_uid(user.uid)
                 .ok_or_else(|| {
-                    format!("user {} has no account to take the group of; give USER:GROUP", user)
+                    format!("user {} has no account with a default group; give USER:GROUP", user)
                 })?
                 .primary_group_id(),
         };
@@ -291,7 +292,7 @@ impl fmt::Display for Identity {
 
 as_text!(Identity, "a user, or USER:GROUP, by names or numbers");
 
-/// The faults of the wire, kept as they were written.
+/// The faults of the wire, with their text as given.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Fault {
     text: String,
@@ -314,11 +315,11 @@ impl fmt::Display for Fault {
     }
 }
 
-as_text!(Fault, "faults, as \"drop=0.01,seed=42\"");
+as_text!(Fault, "faults, such as \"drop=0.01,seed=42\"");
 
-/// Refuses -1, which is no user or group: system calls take it for "leave as it is".
+/// Refuses -1, which is not a user or group: system calls take it for "leave as it is".
 fn possible(id: u32, text: &str) -> Result<u32, String> {
-    if id == u32::MAX { Err(format!("{text} is no user's or group's number")) } else { Ok(id) }
+    if id == u32::MAX { Err(format!("{text} is not a user's or group's number")) } else { Ok(id) }
 }
 
 #[cfg(test)]

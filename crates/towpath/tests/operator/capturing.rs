@@ -13,7 +13,7 @@ use towpath_net::Network;
 
 use crate::running::*;
 
-/// Neither side sends by itself: the capture holds only what the test sends.
+/// Starts a server. The kernel sends no packets of its own, so the capture holds only the test's.
 fn start(directory: &Directory) -> Running {
     towpath_testkit::Namespace::current().unwrap().silence().unwrap();
     serve(directory, "s.sock", &["--tap", "opA", "--address", "10.77.0.1/24"])
@@ -88,7 +88,7 @@ fn both_directions_with_times() {
             kernel.recv(&mut bytes).unwrap();
         }
         until("the last one is written", || {
-            // The session is there before the file.
+            // The session exists before the file.
             fs::read(&file).is_ok_and(|seen| seen.windows(7).any(|window| window == b"back 49"))
         });
         signal(&child, Signal::TERM);
@@ -252,7 +252,7 @@ fn full_disks_and_stalled_readers() {
         let status = wait(&mut child);
         assert!(status.success(), "{}", said(&mut child));
 
-        // The server goes: the captured packets are there, and readable.
+        // The server ends: the file has the captured packets, and can be read.
         let file = directory.text("c.pcapng");
         let mut child = capture(&server, &["-w", &file], Stdio::null());
         kernel.send_to(b"last", "10.77.0.99:9").unwrap();

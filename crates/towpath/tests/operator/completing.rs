@@ -1,4 +1,4 @@
-//! What the shells complete, asked of the shells.
+//! Completions, as the shells themselves produce them.
 
 use std::os::unix::fs::{chown, symlink};
 use std::os::unix::net::UnixListener;
@@ -9,7 +9,7 @@ use towpath_client::{Kind, Setting};
 
 use crate::running::*;
 
-/// The user that asks where root would: root has no directory of its own beside the system's.
+/// The user that asks instead of root: root has no directory of its own beside the system's.
 const ASKER: u32 = 61003;
 
 fn is_root() -> bool {
@@ -26,11 +26,11 @@ struct Place {
 impl Place {
     fn new(shell: &str) -> Place {
         let directory = Directory::new();
-        // The name that zsh wants for it.
+        // The file name that zsh requires.
         let script = directory.text("_towpath");
         std::fs::write(&script, prints(&mut towpath(&["completions", shell]))).unwrap();
         std::fs::create_dir(directory.join("towpath")).unwrap();
-        // The last would be a command where a shell takes it for its own words.
+        // The last name contains a command, which a shell would run if the script did not quote it.
         let names = ["opq0.sock", "opq1.sock", "opx.sock", "opz$(touch ran).sock"];
         let listeners =
             names.map(|name| UnixListener::bind(directory.join("towpath").join(name)).unwrap());
@@ -64,7 +64,7 @@ impl Place {
         assert!(offered().contains(&"opq0".to_owned()));
         if is_root() {
             chown(&own, Some(4242), None).unwrap();
-            assert_eq!(offered(), [""; 0], "somebody else's");
+            assert_eq!(offered(), [""; 0], "another user's directory");
             chown(&own, Some(ASKER), None).unwrap();
             assert!(offered().contains(&"opq0".to_owned()), "its own");
         }

@@ -1,4 +1,4 @@
-//! The manual's pages, as an installer and a reader find them.
+//! The manual's pages, as the command writes them and as man(1) shows them.
 
 use std::process::Command;
 
@@ -23,10 +23,10 @@ fn every_verb_has_a_page_with_all_its_options() {
     for verb in &verbs {
         let name = format!("towpath-{verb}");
         let path = directory.text(&format!("made/man1/{name}.1"));
-        // Without roff's escapes.
+        // The page without roff's escapes.
         let page = std::fs::read_to_string(&path).unwrap().replace('\\', "");
         for option in options(verb) {
-            // In bold, as the option's own line has it.
+            // The option's own line has it in bold.
             assert!(page.contains(&format!("fB{option}fR")), "{name} has no {option}: {page}");
         }
         for part in [
@@ -58,7 +58,7 @@ fn every_verb_has_a_page_with_all_its_options() {
         assert!(first.contains(&format!("towpath\\-{verb}(1)")), "{first}");
     }
     assert!(first.contains(".SH FILES\n") && first.contains("/run/towpath/DEVICE.sock"), "{first}");
-    // Again, over the existing pages.
+    // The command also writes over existing pages.
     assert_eq!(written(&directory), pages);
 }
 
@@ -79,7 +79,7 @@ fn a_directory_that_cannot_be_written_is_named() {
 
 /// Returns a formatter's complaints about a page, and its output.
 fn formatted(command: &mut Command) -> (String, String) {
-    // Of man(1), as wide as most readers' terminals.
+    // The width of man(1) is that of most terminals.
     let output = finish(command.env("LC_ALL", "C.UTF-8").env("MANWIDTH", "80"));
     assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
     (text(&output.stderr), text(&output.stdout))

@@ -24,8 +24,8 @@ fn bytes(seed: u8) -> Vec<u8> {
     (0..AMOUNT).map(|n| (n >> 8) as u8 ^ n as u8 ^ seed).collect()
 }
 
-/// Starts a far host that sends `AMOUNT` bytes to each peer that connects, after it received as
-/// many.
+/// Starts a far host that receives `AMOUNT` bytes from the peer that connects, and then sends as
+/// many back.
 fn far_host(far: &Namespace, address: IpAddr) -> JoinHandle<()> {
     let listener = far.run(|| std::net::TcpListener::bind((address, 80)).unwrap()).unwrap();
     std::thread::spawn(move || {
@@ -38,7 +38,7 @@ fn far_host(far: &Namespace, address: IpAddr) -> JoinHandle<()> {
     })
 }
 
-/// Tests TCP both ways: opened by the application, and by the far host.
+/// Tests TCP connections that the application opens, and that the far host opens.
 fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAddr) {
     let host = far_host(far, far_address);
     let mut stream = TcpStream::connect_timeout(network, &(far_address, 80).into(), LIMIT).unwrap();
@@ -52,7 +52,7 @@ fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAdd
     let listener = TcpListener::bind(network, std::net::SocketAddr::new(own, 7)).unwrap();
     let serving = std::thread::spawn(move || {
         let (mut stream, from) = listener.accept().unwrap();
-        // No translation on the way: the far host is seen as itself.
+        // Without address translation, the application sees the far host's own address.
         assert_eq!(from.ip(), far_address);
         let mut got = vec![0; AMOUNT];
         stream.read_exact(&mut got).unwrap();

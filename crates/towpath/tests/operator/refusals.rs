@@ -1,4 +1,4 @@
-//! Refusals: one line that names the thing and the remedy, and the right status.
+//! Refusals: one line that names the thing and the remedy, and the correct status.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -151,7 +151,7 @@ fn names_paths_and_rights_are_checked() {
     });
 }
 
-/// A request for other settings than an existing object has leaves the object as it is.
+/// A refused request leaves the settings of an existing object as they are.
 #[test]
 fn refused_settings_leave_the_old_ones() {
     towpath_testkit::isolated!(|| {
@@ -204,7 +204,7 @@ fn refused_settings_leave_the_old_ones() {
     });
 }
 
-/// Starts a server in a file system of its own to which `change` was done.
+/// Returns a command that runs `change` in a mount namespace of its own, and then starts a server.
 fn serve_where(change: &str, arguments: &[&str]) -> Command {
     let mut command = plain("unshare");
     let script = format!("{change} && exec \"$@\"");

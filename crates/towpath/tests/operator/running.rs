@@ -17,8 +17,8 @@ use towpath_testkit::{User, Users};
 /// The time limit of operations that should take no time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
-/// Variables of the environment that would change the output: how much is said, how wide and in
-/// which colours, and to which service manager.
+/// Environment variables that would change the output: its amount, width and colours, and the
+/// service manager.
 const AMBIENT: [&str; 9] = [
     "RUST_LOG",
     "RUST_BACKTRACE",
@@ -31,7 +31,7 @@ const AMBIENT: [&str; 9] = [
     "XDG_RUNTIME_DIR",
 ];
 
-/// A directory that every user may look into, and that goes with the test.
+/// A directory that every user may read; dropping it removes it.
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
@@ -70,7 +70,7 @@ pub(crate) fn plain(program: &str) -> Command {
     command
 }
 
-/// Returns the command, started as `user`, which need not be able to look into the build directory.
+/// Returns the command, started as `user`, which need not have access to the build directory.
 pub(crate) fn towpath_as(user: Option<&User>, arguments: &[&str]) -> Command {
     let flags = OFlags::PATH;
     let file: OwnedFd =
@@ -80,7 +80,7 @@ pub(crate) fn towpath_as(user: Option<&User>, arguments: &[&str]) -> Command {
         Some(user) => {
             let mut command = plain(&format!("/proc/self/fd/{}", file.as_raw_fd()));
             user.confine(&mut command);
-            // Open as long as this process lives: a started program needs it for its exec.
+            // The file stays open in this process: the child needs it for its exec.
             std::mem::forget(file);
             command
         }
@@ -93,7 +93,7 @@ pub(crate) fn towpath(arguments: &[&str]) -> Command {
     towpath_as(None, arguments)
 }
 
-/// Returns a shell that finds none of this machine's servers: it has a `/run` of its own.
+/// Returns a shell with a `/run` of its own, in which no verb finds this machine's servers.
 pub(crate) fn without_servers(script: &str) -> Command {
     let mut command = plain("unshare");
     let script = format!("mount -t tmpfs none /run || exit 1\n{script}");
@@ -101,8 +101,8 @@ pub(crate) fn without_servers(script: &str) -> Command {
     command
 }
 
-/// Runs a command to its end. Kills a command that does not end, and fails the test. It also fails
-/// a test whose command leaves a process behind that holds its output open.
+/// Runs a command to its end. Kills a command that does not end, and fails the test. Also fails the
+/// test if the command leaves a process behind that holds its output open.
 pub(crate) fn finish(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -129,7 +129,7 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
         if Instant::now() > deadline {
             let _ = child.kill();
             let _ = child.wait();
-            panic!("it did not end within {LIMIT:?}");
+            panic!("the child did not end within {LIMIT:?}");
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -190,7 +190,7 @@ pub(crate) fn verbs() -> Vec<String> {
 pub(crate) fn options(verb: &str) -> Vec<String> {
     let help = prints(&mut towpath(&[verb, "--help"]));
     let lines = help.lines().filter_map(|line| {
-        // With its short form before it, or indented as if it had one; other text stands elsewhere.
+        // An option's line has the short form first, or its indent; other text is indented further.
         let long = match line.strip_prefix("      ") {
             Some(rest) => rest,
             None => line.strip_prefix("  -")?.split_once(", ")?.1,
@@ -270,12 +270,12 @@ pub(crate) fn serve_with_log(
 }
 
 impl Running {
-    /// Returns its log.
+    /// Returns the server's log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends it in order.
+    /// Ends the server with a signal, and waits for its end.
     pub(crate) fn stop(&mut self, by: Signal) -> ExitStatus {
         signal(&self.child, by);
         wait(&mut self.child)

@@ -1,4 +1,4 @@
-//! Servers: the objects that they make, show and leave.
+//! Servers: the objects that they make, report and leave behind.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
@@ -109,7 +109,7 @@ fn an_interface_that_was_there_stays() {
             .unwrap();
         assert!(made.success());
         for _ in 0..2 {
-            // The second time the address is there already.
+            // In the second round, the interface already has the address.
             let arguments = ["--tap", "opA", "--address", "10.77.0.1/24", "--mtu", "1400"];
             let mut server = serve(&directory, "s.sock", &arguments);
             round_trip(&server, 9);
@@ -159,7 +159,7 @@ fn a_successor_takes_over_after_a_killed_server() {
             if users().is_some() { &[&plain, &other_user] } else { &[&plain, &plain] };
         std::fs::create_dir(directory.join("run")).unwrap();
         if users().is_some() {
-            // As the server makes it where no directory is: for root and for the server's group.
+            // The server makes a missing directory in this way: for root and for its own group.
             std::os::unix::fs::chown(directory.join("run"), None, Some(61001)).unwrap();
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1775);
             std::fs::set_permissions(directory.join("run"), mode).unwrap();
@@ -313,14 +313,14 @@ fn command_line_options_overrule_the_file() {
         let second = Network::attach(&server.socket).unwrap_err().to_string();
         assert!(second.contains("the most allowed"), "{second}");
         assert!(server.stop(Signal::TERM).success());
-        assert_eq!(server.log(), "", "a server that logs warnings alone has none");
+        assert_eq!(server.log(), "", "a server that logs only warnings logs none");
 
         let printed =
             prints(&mut towpath(&["serve", "--config", &file, "--mtu", "1400", "--print-config"]));
         for line in ["tap = \"opA\"", "mtu = 1400", "wait = \"poll\"", "batch = 64"] {
             assert!(printed.lines().any(|one| one == line), "{line}: {printed}");
         }
-        // The printed settings are a file that says the same.
+        // The printed settings are a file with the same settings.
         let again = directory.text("again.toml");
         std::fs::write(&again, &printed).unwrap();
         let arguments = ["serve", "--config", &again, "--print-config"];
@@ -343,7 +343,7 @@ fn the_server_survives_total_loss_and_a_full_disk() {
         for port in 7..20 {
             round_trip(&server, port);
         }
-        until("the full disk is told", || {
+        until("the log reports the full disk", || {
             server.log().contains("--pcap /dev/full: No space left on device")
         });
         assert!(server.stop(Signal::TERM).success());
@@ -356,7 +356,7 @@ fn the_server_survives_total_loss_and_a_full_disk() {
             std::thread::sleep(Duration::from_millis(10));
         }
         let received = &server.report()["device"]["counters"]["rx_packets"];
-        assert_eq!(received, &0, "all was lost on the way");
+        assert_eq!(received, &0, "the fault dropped every packet");
         assert!(server.stop(Signal::TERM).success());
     });
 }
@@ -435,7 +435,7 @@ fn an_unprivileged_user_serves_a_prepared_interface() {
             kill $S
             wait $S
             ls -A "$D/$U/towpath"
-            # Another MTU would need a right that it does not have.
+            # The user lacks the right to set another MTU.
             (as "$U" "serve --tap opA --mtu 1500") && exit 1
             ip link show opA >/dev/null
         "#;
