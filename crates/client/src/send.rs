@@ -86,7 +86,7 @@ impl Session {
     /// Queues a finished, expedited packet of at most [`EXPEDITED_BYTES`] bytes, Ethernet header
     /// included. The engine sends it ahead of the backlog and of every scheduled packet, to the
     /// device or to an endpoint of this host. In each poll iteration the engine expedites at most
-    /// as many of all applications together as the device's setting `small` allows, and sends the
+    /// as many of all applications together as the device's setting `expedited` allows, and sends the
     /// rest after them. The endpoint's rights, rates and quotas apply.
     ///
     /// The packet goes by the queue pair of

@@ -222,7 +222,7 @@ pub struct Engine {
 /// packets (`EXPEDITED_SLOTS`), and 32 for packets under check (`BATCH`).
 pub(crate) const BOUNCE_SLOTS: u32 = 1024;
 
-/// Upper limit of expedited packets per poll iteration, whatever the value of the setting `small`.
+/// Upper limit of expedited packets per poll iteration, whatever the value of the setting `expedited`.
 /// Expedited packets precede all others, and must not starve them.
 const MAX_EXPEDITED: usize = 32;
 

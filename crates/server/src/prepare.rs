@@ -54,11 +54,11 @@ impl Files {
     fn new(shape: &SessionShape) -> io::Result<Files> {
         let server = SharedFile::create("towpath-server-pages", shape.server_words() * 8)?;
         let receive_pool =
-            SharedFile::create("towpath-receive-heap", shape.receive_pool.pool_bytes())?;
+            SharedFile::create("towpath-receive-pool", shape.receive_pool.pool_bytes())?;
         let application =
             SharedFile::create("towpath-application-pages", shape.application_words() * 8)?;
         let transmit_pool =
-            SharedFile::create("towpath-transmit-heap", shape.transmit_pool.pool_bytes())?;
+            SharedFile::create("towpath-transmit-pool", shape.transmit_pool.pool_bytes())?;
         let ledger = SharedFile::create("towpath-ledger", shape.ledger_words() * 8)?;
         // The server's memories have all their seals from the start, so no process can seal them
         // against the server's own writing.

@@ -56,7 +56,7 @@ impl Hostile {
             // SAFETY: the session beside them lives as long, and mapped both writable.
             pages: unsafe { Words::find("towpath-application-pages") }.expect("mapped"),
             // SAFETY: as above.
-            heap: unsafe { Words::find("towpath-transmit-heap") }.expect("mapped"),
+            heap: unsafe { Words::find("towpath-transmit-pool") }.expect("mapped"),
             places: Places::of(&shape),
             shape,
             wake: eventfd(),

@@ -140,7 +140,7 @@ impl Setting {
         (
             Setting::Expedited,
             Spec {
-                name: "small",
+                name: "expedited",
                 scope: Scope::Device,
                 kind: Kind::Number { least: 0, most: 32, unit: "packets per poll iteration" },
                 default: 8,
