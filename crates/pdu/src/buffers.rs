@@ -7,8 +7,8 @@ const SMALLEST_BYTES: usize = 4096;
 const CLASSES: usize = 5;
 const _: () = assert!(SMALLEST_BYTES << (CLASSES - 1) == MAX_PDU_BYTES);
 
-/// Buffers of five sizes. Free ones are reused before new memory is allocated, so that a steady mix
-/// of PDUs allocates nothing.
+/// Buffers of five sizes. They are reused before new memory is allocated, so a steady mix of PDUs
+/// allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     free: [Vec<Box<[u8]>>; CLASSES],
@@ -43,7 +43,7 @@ impl Buffers {
             return buffer;
         }
         let bytes = SMALLEST_BYTES << class;
-        // Free buffers of other sizes give way, the largest first.
+        // Drops free buffers of other sizes to make room, the largest first.
         while self.held + bytes > self.limit
             && let Some(other) = self.free.iter_mut().rev().find_map(Vec::pop)
         {
