@@ -1,8 +1,7 @@
 //! Whole frames for tests, benchmarks and demonstrations, with right checksums.
 //!
-//! The functions favour readable callers over speed: every frame is a `Vec` of its own. Addresses
-//! are those that documents may use (RFC 5737, RFC 3849), hardware addresses are locally
-//! administered.
+//! The functions favour readable callers over speed: each frame is a new `Vec`. Addresses are those
+//! that documents may use (RFC 5737, RFC 3849), hardware addresses are locally administered.
 //!
 //! ```
 //! use towpath_packet::{Headers, build::Flow};
@@ -28,7 +27,7 @@ pub struct Flow {
     pub source_mac: [u8; 6],
     /// The Ethernet destination.
     pub destination_mac: [u8; 6],
-    /// A VLAN tag: priority, number and all.
+    /// A VLAN tag, with priority and number.
     pub tag: Option<u16>,
     /// The source address.
     pub source: IpAddr,
@@ -130,7 +129,7 @@ impl Flow {
         }
     }
 
-    /// Makes a frame of an Ethernet header, the VLAN tag if there is one, and the given rest.
+    /// Makes a frame of an Ethernet header, the VLAN tag if there is one, and the payload.
     #[must_use]
     pub fn ethernet(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         let mut frame = Vec::with_capacity(18 + payload.len());
@@ -236,7 +235,7 @@ impl Flow {
         self.finished(PROTOCOL_UDP, self.udp_datagram(payload), 6)
     }
 
-    /// Makes a UDP datagram whose checksum is left to the device.
+    /// Makes a UDP datagram with a partial checksum, which the device completes.
     ///
     /// # Panics
     /// When it is longer than IP allows.
@@ -270,7 +269,7 @@ impl Flow {
         self.finished(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
     }
 
-    /// Makes a TCP segment whose checksum is left to the device.
+    /// Makes a TCP segment with a partial checksum, which the device completes.
     ///
     /// # Panics
     /// As [`Flow::tcp`].
@@ -279,7 +278,7 @@ impl Flow {
         self.partial(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
     }
 
-    /// Makes a large TCP packet, to be cut into segments of `segment_bytes` payload bytes.
+    /// Makes a large TCP packet, for segmentation into `segment_bytes` payload bytes each.
     ///
     /// # Panics
     /// As [`Flow::tcp`].
@@ -317,7 +316,7 @@ impl Flow {
     }
 
     /// Makes an ICMP or ICMPv6 message, depending on the addresses. Its bytes 2 and 3 are the
-    /// checksum's.
+    /// checksum field.
     ///
     /// # Panics
     /// When it is shorter than 4 bytes or longer than IP allows.
@@ -358,7 +357,7 @@ impl Flow {
         }
     }
 
-    /// Makes the answer to [`Flow::who_has`], from this flow's source: it has its own address.
+    /// Makes the answer to [`Flow::who_has`]: this flow's source announces its own address.
     ///
     /// # Panics
     /// When the addresses are of two families.
