@@ -1,5 +1,5 @@
-//! Frames that no honest host sends: nothing panics, nothing grows beyond its limit, and an honest
-//! connection goes on.
+//! Frames that no honest host sends: the stack does not panic, keeps its limits, and continues an
+//! honest connection.
 
 mod simulation;
 
@@ -101,7 +101,7 @@ fn wrap(world: &World, v6: bool, protocol: u8, payload: Vec<u8>) -> Vec<u8> {
 }
 
 /// Corrects the checksums of IPv4's header and of ICMP, so that the stack processes mangled frames.
-/// The metadata vouches for TCP's and UDP's.
+/// The metadata marks the checksums of TCP and UDP as verified.
 fn mend(frame: &mut [u8]) {
     if frame.len() >= 34 && frame[12..14] == [8, 0] && frame[14] >> 4 == 4 {
         let header = (usize::from(frame[14] & 15) * 4).min(frame.len() - 14);
@@ -147,13 +147,13 @@ fn within_limits(world: &World) {
 enum Mangling {
     /// A byte near the headers is replaced.
     Byte(u16, u8),
-    /// Two bytes are replaced, by a value near a border.
+    /// Two bytes are replaced by a boundary value.
     Word(u16, u16),
-    /// Cut short.
+    /// Truncated.
     Cut(u16),
-    /// Longer than it was.
+    /// Extended.
     Grown(u16),
-    /// The flags of a TCP header, the rest whole.
+    /// Only the flags of a TCP header are replaced.
     Flags(u8),
 }
 
