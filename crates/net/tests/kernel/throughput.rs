@@ -1,4 +1,4 @@
-//! A rough measure, no test: `cargo test -p towpath-net --release --test kernel -- throughput`.
+//! A rough measurement, no test: `cargo test -p towpath-net --release --test kernel -- throughput`.
 //!
 //! One TCP flow between the kernel and a network across a TAP, in each direction, and between two
 //! of the kernel's own stacks across a veth pair: in turn, five times, and the ratios' medians.
