@@ -53,7 +53,7 @@ pub enum OpenError {
     Open(#[from] towpath_client::OpenError),
     /// The MTU or the session's transmit buffers have no room for a fragment.
     #[error(
-        "packets of {buffer_bytes} bytes have no room for a fragment with {OVERHEAD_BYTES} of headers"
+        "packets of {buffer_bytes} bytes have no room beyond {OVERHEAD_BYTES} bytes of headers"
     )]
     TransmitBuffer {
         /// The longest packet that the MTU and the buffers allow, in bytes.

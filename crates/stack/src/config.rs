@@ -83,18 +83,18 @@ impl Default for TcpConfig {
 pub struct Limits {
     /// TCP connections, including half-open ones, without TIME-WAIT entries. Default 16 384.
     pub connections: usize,
-    /// Half-open connections of all listeners together; at the limit the oldest is evicted. Default
-    /// 2 048.
+    /// Half-open connections of all listeners together; at the limit the stack evicts the oldest.
+    /// Default 2 048.
     pub half_open: usize,
-    /// TIME-WAIT entries; at the limit the oldest is evicted. Default 32 768.
+    /// TIME-WAIT entries; at the limit the stack evicts the oldest. Default 32 768.
     pub time_wait: usize,
     /// UDP sockets, and as many TCP listeners. Default 4 096.
     pub sockets: usize,
     /// Neighbours (ARP, NDP). Default 1 024.
     pub neighbours: usize,
-    /// Frames that wait for one neighbour's address; at the limit the oldest is dropped. Default
-    /// 16. The frames of all neighbours together take at most `transmit_bytes`, or 256 KiB if that
-    /// is more.
+    /// Frames that wait for one neighbour's address; at the limit the stack drops the oldest.
+    /// Default 16. The frames of all neighbours together take at most `transmit_bytes`, or 256 KiB
+    /// if that is more.
     pub pending_frames: usize,
     /// Packets being reassembled from fragments. Default 64.
     pub reassemblies: usize,

@@ -39,9 +39,9 @@
 //! it in [`Counters`]. It remembers the MTUs of at most 1024 paths, each for ten minutes.
 //!
 //! # ICMP errors
-//! The stack accepts an error only if the error quotes a packet that a socket has in flight (RFC
-//! 5927). A report of the path's MTU must quote one of three packets: a TCP segment in flight, a
-//! datagram of a connected UDP socket to its peer, or a datagram of another UDP socket to a
+//! The stack accepts an error only if the error quotes a packet that a socket has in flight
+//! (RFC 5927). A report of the path's MTU must quote one of three packets: a TCP segment in flight,
+//! a datagram of a connected UDP socket to its peer, or a datagram of another UDP socket to a
 //! destination to which that socket sent a large datagram in the last ten seconds. The quoted
 //! packet must also be larger than the reported MTU. All other errors count as
 //! `icmp_errors_unmatched`.

@@ -148,9 +148,9 @@ impl Tcp {
                 self.time_wait.remove(&tuple);
             } else {
                 // The peer repeats its FIN or an old segment: it has not received our last segment.
-                // The stack accepts a reset only at exactly the next sequence number (RFC 1337, RFC
-                // 5961 3.2): a peer that reopens the connection with an older number answers our
-                // last segment with such a reset.
+                // The stack accepts a reset only at exactly the next sequence number (RFC 1337,
+                // RFC 5961 3.2): a peer that reopens the connection with an older number answers
+                // our last segment with such a reset.
                 if seg.has(RST) && seg.sequence == remains.receive_next {
                     self.time_wait.remove(&tuple);
                 } else if !seg.has(RST) && host.errors.take(now) {

@@ -45,8 +45,9 @@ impl Path {
         // When smoltcp retransmits, it goes back in sequence, and sends acknowledgements with the
         // sequence number that it went back to. To the peer such a segment is old, and its
         // acknowledgement does not count. If both sides do that at once, neither ever accepts the
-        // other's acknowledgements. An acknowledgement belongs at the end of the sent data (RFC
-        // 9293, 3.10.7.4: SND.NXT), but not beyond the peer's window, where a probe may have been.
+        // other's acknowledgements. An acknowledgement belongs at the end of the sent data
+        // (RFC 9293, 3.10.7.4: SND.NXT), but not beyond the peer's window, where a probe may have
+        // been.
         let payload = tcp.len() - usize::from(tcp[12] >> 4) * 4;
         if payload == 0 && tcp[13] & (segment::SYN | segment::FIN | segment::RST) == 0 {
             let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
