@@ -368,8 +368,9 @@ impl Shared {
         }
         let mut core = self.core();
         core.led = false;
-        // Another thread must drive if this one does not come back. So all followers are woken: a
-        // follower without a leader would wait for ever, and some may have stopped waiting already.
+        // Another thread must drive if this one does not come back. So this thread wakes all
+        // followers: some may have stopped waiting already, and a follower without a leader would
+        // wait for ever.
         let followers = std::mem::take(&mut core.followers);
         drop(core);
         followers.iter().for_each(|follower| follower.tell());

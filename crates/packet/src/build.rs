@@ -147,7 +147,7 @@ impl Flow {
     /// Makes an IP packet with the given payload.
     ///
     /// # Panics
-    /// When the addresses are of two families, or the packet is over 65 535 bytes.
+    /// If the addresses are of two families, or the packet is over 65 535 bytes.
     #[must_use]
     pub fn ip(&self, protocol: u8, payload: &[u8]) -> Vec<u8> {
         match (self.source, self.destination) {
@@ -182,7 +182,7 @@ impl Flow {
     /// Returns the sum of this flow's pseudo-header.
     ///
     /// # Panics
-    /// When the addresses are of two families, or `len` is over 65 535 bytes.
+    /// If the addresses are of two families, or `len` is over 65 535 bytes.
     #[must_use]
     pub fn pseudo(&self, protocol: u8, len: usize) -> Sum {
         let len = u16::try_from(len).expect("a transport packet's length");
@@ -229,7 +229,7 @@ impl Flow {
     /// Makes a UDP datagram.
     ///
     /// # Panics
-    /// When it is longer than IP allows.
+    /// If it is longer than IP allows.
     #[must_use]
     pub fn udp(&self, payload: &[u8]) -> Vec<u8> {
         self.finished(PROTOCOL_UDP, self.udp_datagram(payload), 6)
@@ -238,7 +238,7 @@ impl Flow {
     /// Makes a UDP datagram with a partial checksum, which the device completes.
     ///
     /// # Panics
-    /// When it is longer than IP allows.
+    /// If it is longer than IP allows.
     #[must_use]
     pub fn udp_partial(&self, payload: &[u8]) -> (Vec<u8>, Meta) {
         self.partial(PROTOCOL_UDP, self.udp_datagram(payload), 6)
@@ -263,7 +263,7 @@ impl Flow {
     /// Makes a TCP segment.
     ///
     /// # Panics
-    /// When it is longer than IP allows, or the options have a length that TCP does not allow.
+    /// If it is longer than IP allows, or the options have a length that TCP does not allow.
     #[must_use]
     pub fn tcp(&self, tcp: &Tcp<'_>, payload: &[u8]) -> Vec<u8> {
         self.finished(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
@@ -298,7 +298,7 @@ impl Flow {
     /// Makes an echo request or reply: ICMP or ICMPv6, depending on the addresses.
     ///
     /// # Panics
-    /// When it is longer than IP allows.
+    /// If it is longer than IP allows.
     #[must_use]
     pub fn echo(&self, request: bool, id: u16, sequence: u16, payload: &[u8]) -> Vec<u8> {
         let v4 = self.source.is_ipv4();
@@ -319,7 +319,7 @@ impl Flow {
     /// checksum field.
     ///
     /// # Panics
-    /// When it is shorter than 4 bytes or longer than IP allows.
+    /// If it is shorter than 4 bytes or longer than IP allows.
     #[must_use]
     pub fn icmp(&self, mut message: Vec<u8>) -> Vec<u8> {
         message[2..4].fill(0);
@@ -336,7 +336,7 @@ impl Flow {
     /// solicitation.
     ///
     /// # Panics
-    /// When the addresses are of two families.
+    /// If the addresses are of two families.
     #[must_use]
     pub fn who_has(&self) -> Vec<u8> {
         match (self.source, self.destination) {
@@ -360,7 +360,7 @@ impl Flow {
     /// Makes the answer to [`Flow::who_has`]: this flow's source announces its own address.
     ///
     /// # Panics
-    /// When the addresses are of two families.
+    /// If the addresses are of two families.
     #[must_use]
     pub fn i_have(&self) -> Vec<u8> {
         match (self.source, self.destination) {
@@ -395,7 +395,7 @@ impl Flow {
     /// hardware address in the option `option`: 1 (source's) or 2 (target's).
     ///
     /// # Panics
-    /// When the addresses are not IPv6.
+    /// If the addresses are not IPv6.
     #[must_use]
     pub fn neighbour(&self, kind: u8, flags: u8, target: Ipv6Addr, option: u8) -> Vec<u8> {
         let mut message = vec![kind, 0, 0, 0, flags, 0, 0, 0];

@@ -7,7 +7,7 @@ use crate::headers::{
 };
 use crate::transport::Transport;
 
-/// A running one's complement sum over bytes that may come in several pieces, of odd lengths too.
+/// A running one's complement sum over bytes, possibly in several pieces, also of odd lengths.
 ///
 /// ```
 /// # use towpath_packet::checksum::Sum;
@@ -74,7 +74,7 @@ fn sum_words(bytes: &[u8]) -> u64 {
 }
 
 impl Sum {
-    /// Adds bytes after those already added.
+    /// Appends bytes to those already added.
     #[inline]
     pub fn add(&mut self, bytes: &[u8]) {
         let sum = fold(sum_words(bytes));
@@ -139,7 +139,7 @@ impl Sum {
         }
     }
 
-    /// Returns `true` if the sum of the added bytes, checksum field included, is right.
+    /// Returns `true` if the sum of the added bytes, including the checksum field, is right.
     #[inline]
     #[must_use]
     pub fn is_right(self) -> bool {

@@ -2,8 +2,8 @@
 //!
 //! The bytes are the network's or an application's and may be hostile. The parser never panics, and
 //! every walk is bounded. It distinguishes kinds of malformed frames so that the caller can count
-//! them. Each layer is independent: a frame with a malformed IP header still has its Ethernet
-//! fields, and a frame with a malformed TCP header still has its addresses.
+//! them. Each layer is independent. A frame with a malformed IP header still has its Ethernet
+//! fields; a frame with a malformed TCP header still has its addresses.
 
 use crate::extension::{Chain, is_extension};
 use crate::transport::{self, Transport};
@@ -11,8 +11,8 @@ use crate::transport::{self, Transport};
 pub use crate::extension::MAX_EXTENSION_HEADERS;
 pub use crate::malformed::Malformed;
 
-/// The number of a frame's first bytes that [`Headers::parse`] needs at most for Ethernet, a VLAN
-/// tag, IPv4 with options and TCP with options, and for all but unusual chains of IPv6 extension
+/// The maximum number of a frame's first bytes that [`Headers::parse`] needs. It is enough for
+/// Ethernet, a VLAN tag, IPv4 and TCP with options, and all but unusual chains of IPv6 extension
 /// headers.
 pub const PREFIX_BYTES: usize = 256;
 
@@ -80,7 +80,7 @@ pub struct Arp {
     pub sender_mac: [u8; 6],
     /// The sender's IPv4 address, as [`std::net::Ipv4Addr::from_bits`] takes it.
     pub sender_ip: u32,
-    /// The target's hardware address; without meaning in a request.
+    /// The target's hardware address; meaningless in a request.
     pub target_mac: [u8; 6],
     /// The target's IPv4 address.
     pub target_ip: u32,
@@ -97,7 +97,7 @@ pub struct Ip<Address> {
     /// The next protocol, in IPv6 after the extension headers. If their chain is malformed, the
     /// number of the unreadable header.
     pub protocol: u8,
-    /// Time to live, or hop limit. Neighbour discovery demands 255 (RFC 4861, 7.1).
+    /// Time to live, or hop limit. Neighbour discovery requires 255 (RFC 4861, 7.1).
     pub hops: u8,
     /// The part of the packet that the frame holds.
     pub fragment: Fragment,
@@ -158,7 +158,7 @@ pub(crate) fn piece<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
 }
 
 impl Headers {
-    /// The headers of no frame: an initial value for [`Headers::read`].
+    /// Empty headers: an initial value for [`Headers::read`].
     pub const NONE: Headers = Headers {
         destination: [0; 6],
         source: [0; 6],
@@ -222,7 +222,7 @@ impl Headers {
         Ok(())
     }
 
-    /// Returns `true` if there is a VLAN tag, even for its priority alone.
+    /// Returns `true` if there is a VLAN tag, even one with only a priority.
     #[must_use]
     pub fn is_tagged(&self) -> bool {
         self.l3_offset != 14
@@ -238,7 +238,7 @@ impl Headers {
         }
     }
 
-    /// Returns the transport header's fields; [`Transport::None`] where there is none.
+    /// Returns the transport header's fields; [`Transport::None`] without one.
     #[must_use]
     pub fn transport(&self) -> Transport {
         match &self.network {
@@ -280,8 +280,8 @@ impl Headers {
 }
 
 // Each of the following functions writes its fields in place, and returns the defect. Returning the
-// large value through a tuple would copy it once more, and inlining all three into one function
-// makes that function spill its registers: both were slower by 10 to 20 percent.
+// large value through a tuple would copy it once more. Inlining all three into one function makes
+// that function spill its registers. Both were slower by 10 to 20 percent.
 
 #[inline(never)]
 fn ipv4(network: &mut Network, rest: &[u8], in_packet: usize, l3_offset: u16) -> Option<Malformed> {

@@ -11,9 +11,9 @@ pub enum Checksum {
     Full,
     /// The sender wrote the checksum, and a device verified it.
     Verified,
-    /// Partial: the field holds the pseudo-header's sum. The device writes the 16-bit one's
-    /// complement sum of everything from `start` to the end of the packet to `start + offset`, in
-    /// bytes from the first byte of the Ethernet header.
+    /// Partial: the field holds the pseudo-header's sum. The device sums everything from `start` to
+    /// the end of the packet, and writes the complement of the 16-bit one's complement sum to
+    /// `start + offset`.
     Partial {
         /// Start of the sum, in bytes from the Ethernet header's first byte.
         start: u16,
@@ -46,7 +46,7 @@ pub struct Segmentation {
     pub ecn: bool,
 }
 
-/// Metadata beside a frame's bytes. The default says: full checksum, not large.
+/// Metadata beside a frame's bytes. The default is a full checksum and no segmentation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The checksum's state.

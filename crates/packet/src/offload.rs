@@ -24,7 +24,7 @@ pub const MAX_SEGMENTS: usize = 0xffff_usize.div_ceil(MIN_SEGMENT_BYTES as usize
 /// only connections to peers that state less.
 pub const MAX_SENT_SEGMENTS: usize = 128;
 
-/// The reason why an offload request is refused.
+/// The reason why the check refuses an offload request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum OffloadError {
     /// The headers are malformed, or longer than the examined bytes.
@@ -39,7 +39,7 @@ pub enum OffloadError {
     /// A large packet without a partial checksum.
     #[error("a large packet with a full checksum")]
     NotPartial,
-    /// Not a large packet at all.
+    /// The packet is not large.
     #[error("not a large packet")]
     NotLarge,
     /// The segmentation kind names another IP version, or the packet is not TCP.
@@ -51,7 +51,7 @@ pub enum OffloadError {
     /// Segments of under [`MIN_SEGMENT_BYTES`].
     #[error("segments too small")]
     SegmentBytes,
-    /// Flags that cannot be repeated in segments: SYN, RST, URG.
+    /// A flag that segments cannot repeat: SYN, RST or URG.
     #[error("a large packet with SYN, RST or URG")]
     Flags,
     /// The large packet is longer than its IP header states: the rest would be copied for nothing.

@@ -1,8 +1,8 @@
 //! Capture files for Wireshark and tcpdump: pcapng (draft-ietf-opsawg-pcapng).
 //!
-//! One section, little-endian, Ethernet, time in nanoseconds since 1970, the direction of each
-//! packet. The writer allocates nothing per packet and keeps no buffer: give it a
-//! [`BufWriter`](std::io::BufWriter) where the file is a real one.
+//! A capture has one section, little-endian, with Ethernet, time in nanoseconds since 1970, and the
+//! direction of each packet. The writer allocates nothing per packet and has no buffer: pass it a
+//! [`BufWriter`](std::io::BufWriter) for a real file.
 
 use std::io::{self, Write};
 
@@ -25,7 +25,7 @@ pub enum Direction {
     Outbound,
 }
 
-/// Names an interface of a capture.
+/// Identifies an interface of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterfaceId(u32);
 
@@ -102,7 +102,7 @@ impl<W: Write> Writer<W> {
     }
 
     /// Adds a packet, in any number of parts. `time_ns`: since 1970. `original_len`: the packet's
-    /// length, where the parts are only its first bytes.
+    /// length, if the parts are only its first bytes.
     ///
     /// # Errors
     /// The writer's error (a full disk); `InvalidInput` for an interface of another capture.

@@ -26,7 +26,7 @@ pub const fn link(mac: [u8; 6], vlan: Option<u16>) -> u64 {
     u64::from_be_bytes([g, h, a, b, c, d, e, f])
 }
 
-/// The second word of a [`Key`]. Version: 4, 6, or 0 where there is no IP address.
+/// The second word of a [`Key`]. Version: 4, 6, or 0 without an IP address.
 #[inline]
 #[must_use]
 pub const fn kind(ethertype: u16, protocol: u8, version: u8, port: u16) -> u64 {

@@ -1,9 +1,9 @@
 //! The packet quoted in an ICMP error: a packet that could not be delivered. Its sender needs the
 //! error.
 //!
-//! "Packet too big" and "port unreachable" come from any host on the path, so their own addresses
-//! do not name the flow; the quoted packet does. Any host can forge one: the receiver checks the
-//! quoted packet against its own traffic (RFC 5927).
+//! "Packet too big" and "port unreachable" come from any host on the path. So their own addresses
+//! do not identify the flow, but the quoted packet does. Any host can forge one: the receiver
+//! checks the quoted packet against its own traffic (RFC 5927).
 
 use crate::extension::{Chain, is_extension};
 use crate::headers::{

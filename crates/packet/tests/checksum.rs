@@ -1,4 +1,4 @@
-//! Checksums, against the RFC's example, a plain definition, and etherparse.
+//! Compares checksums with the RFC's example, a plain definition, and etherparse.
 
 use etherparse::{Icmpv6Type, NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! The results of `Headers::parse`, against hand-made frames and against etherparse.
+//! Compares the results of `Headers::parse` with hand-made frames and with etherparse.
 
 use etherparse::{LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn parse(frame: &[u8]) -> Headers {
     Headers::parse(frame, frame.len()).expect("an Ethernet header")
 }
 
-/// Asserts that the fast path returns the full parser's result or, for a prefix, nothing.
+/// Asserts that the fast path returns the full parser's result or, for a prefix, `None`.
 fn plain_agrees(frame: &[u8]) {
     let long = Headers::parse(frame, frame.len()).ok().and_then(|headers| Plain::of(&headers));
     assert_eq!(plain::read(frame, frame.len()), long, "{frame:02x?}");

@@ -1,4 +1,4 @@
-//! Captures, read back by pcap-file, tshark and tcpdump.
+//! Reads captures back with pcap-file, tshark and tcpdump.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -92,7 +92,7 @@ fn pcap_file_reads_it_back() {
     assert_eq!(seen[1], cut);
 }
 
-/// Returns `true` if a program that a test needs is here; prints a message if not.
+/// Returns `true` if a program that a test needs is installed; prints a message if not.
 fn have(program: &str) -> bool {
     let there = Command::new(program).arg("--version").output().is_ok();
     if !there {

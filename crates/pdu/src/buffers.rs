@@ -26,7 +26,8 @@ impl Buffers {
         Buffers { free: Default::default(), held: 0, limit: limit_bytes }
     }
 
-    /// Returns `true` if the limit allows a buffer for a PDU of `len` bytes beside those in use.
+    /// Returns `true` if the limit allows a buffer for a PDU of `len` bytes, in addition to those
+    /// in use.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         let bytes = |class: usize| SMALLEST_BYTES << class;
         let free = |class: usize| self.free[class].len() * bytes(class);

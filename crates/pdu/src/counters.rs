@@ -1,4 +1,4 @@
-//! Counters. Every drop has one.
+//! Counters. Every reason for a drop has one.
 
 /// The outcome of received fragments and of incomplete PDUs.
 ///
@@ -25,8 +25,8 @@ pub struct ReceiveCounters {
     pub late: u64,
     /// Fragments dropped: each held its whole PDU, and the CRC is wrong.
     pub damaged_in_place: u64,
-    /// Fragments dropped, each with the stored part of its PDU: it overlaps earlier fragments, or
-    /// has other bytes, another length or another CRC.
+    /// Fragments dropped, each with the stored part of its PDU: overlaps earlier fragments, or has
+    /// other bytes, another length or another CRC.
     pub conflicts: u64,
     /// Fragments dropped, each with the stored part of its PDU: too many holes.
     pub holes: u64,

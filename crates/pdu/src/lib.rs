@@ -29,7 +29,7 @@
 //! copy, from the receive buffers into the reassembly buffer. A PDU of one fragment is not copied:
 //! the application reads it in place.
 //!
-//! [`Fragment`] and [`Reassembler`] do no input or output and know no clock: the time is an
+//! [`Fragment`] and [`Reassembler`] do no input or output and have no clock: the time is an
 //! argument.
 #![forbid(unsafe_code)]
 

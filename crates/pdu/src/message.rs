@@ -52,7 +52,7 @@ impl<'a> Message<'a> {
         self.len - self.written
     }
 
-    /// Returns the next chunk, or the rest of it, to be written in place; `None` at the end. The
+    /// Returns the next chunk, or the rest of it, for writing in place; `None` at the end. The
     /// chunk then counts as written.
     pub fn next_chunk(&mut self) -> Option<&mut [u8]> {
         if self.written == self.len {

@@ -47,7 +47,7 @@ pub(crate) struct Turns<T> {
     /// Channels whose next PDU may not begin yet, in the order in which they will. While this is
     /// not empty, the limit of begun PDUs is reached.
     held: VecDeque<Turn>,
-    /// PDUs begun, and PDUs that may begin in their next turn.
+    /// The number of begun PDUs, and of PDUs that may begin in their next turn.
     begun: usize,
 }
 
@@ -139,8 +139,8 @@ impl<T> Turns<T> {
         self.places[first].item.take()
     }
 
-    /// Ensures that the first channel in order may send, and holds a channel that would begin one
-    /// PDU too many. A channel is held once per PDU.
+    /// Ensures that the first channel in order may send, and holds channels that would exceed the
+    /// limit of begun PDUs. A channel is held at most once per PDU.
     fn choose(&mut self) {
         while let Some(turn) = self.order.front_mut() {
             if self.places[turn.first].part != Part::First || turn.begun {

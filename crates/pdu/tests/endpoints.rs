@@ -1,5 +1,5 @@
-//! PDU endpoints of sessions on a server in this process, over an in-memory device: whole, in place,
-//! all or nothing, in turns.
+//! Tests PDU endpoints of sessions on a server in this process, over an in-memory device: PDUs
+//! arrive whole, are read in place, are accepted all or nothing, and take turns.
 
 mod support;
 
@@ -359,7 +359,7 @@ fn received_fragments_are_reassembled_or_expire() {
     let frames = |id: u32, pdu: &[u8]| -> Vec<Vec<u8>> {
         let mut frames = cut(ELSEWHERE, 5, id, pdu, 1000);
         for frame in &mut frames {
-            // To us, and padded as on Ethernet.
+            // Addressed to the endpoint, and padded as on Ethernet.
             let mut fragment = Fragment::parse(frame.first_chunk().unwrap(), frame.len()).unwrap();
             fragment.destination = own;
             fragment.write(frame.first_chunk_mut().unwrap());
@@ -389,7 +389,7 @@ fn received_fragments_are_reassembled_or_expire() {
         assert_eq!(got, 1, "once, of {len} bytes");
     }
     assert_eq!(a.received().late, 5 + 5, "each fragment's second copy");
-    // The rest never comes: the endpoint gives it up in time while the application sleeps.
+    // The rest never arrives: the endpoint gives the PDU up while the application sleeps.
     assert!(far.send(&frames(99, &pdu)[0], Meta::FULL));
     let until = Instant::now() + PATIENCE;
     while a.partials() == 0 {

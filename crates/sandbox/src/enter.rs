@@ -182,7 +182,7 @@ pub fn isolate(command: &mut Command) {
 /// Checks in a child that [`enter`] and [`isolate`] work here.
 ///
 /// # Errors
-/// The reason why they do not.
+/// The machine's refusal.
 pub fn check_namespaces() -> Result<(), Unavailable> {
     check_inside(|| Ok(()))
 }
@@ -240,7 +240,7 @@ pub(crate) fn explain_unavailable(error: &io::Error) -> Unavailable {
     }
 }
 
-/// The settings that decide whether an ordinary user may make namespaces.
+/// The settings that decide whether an ordinary user may create namespaces.
 #[derive(Debug, Default)]
 struct Settings {
     /// `user.max_user_namespaces`.

@@ -39,7 +39,7 @@ impl Namespace {
     /// Creates a namespace, whose loopback is up. The calling thread stays in its own.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] without CAP_SYS_ADMIN: [`enter`](crate::enter) gives it.
+    /// [`Error::Unavailable`] without CAP_SYS_ADMIN: [`enter`](crate::enter) grants it.
     pub fn create() -> Result<Namespace, Error> {
         in_thread(|| {
             // SAFETY: descriptors stay shared; only the network namespace of this thread changes.

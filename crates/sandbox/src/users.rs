@@ -49,7 +49,7 @@ pub struct Users {
     /// The applications'.
     pub applications: [User; 2],
     /// `true` if these are three users, none of them the caller. Otherwise all are the caller, and
-    /// no test can show the protection that separate users give.
+    /// tests cannot show the protection by separate users.
     pub distinct: bool,
 }
 
@@ -107,8 +107,9 @@ impl User {
         }
     }
 
-    /// Returns another user of the same group, one of up to a hundred, like the subordinate users
-    /// that a user namespace gives to its creator; `None` if the caller cannot become that user.
+    /// Returns another user of the same group, one of up to a hundred. Such users are like the
+    /// subordinate users that a user namespace gives to its creator. Returns `None` if the caller
+    /// cannot become that user.
     #[must_use]
     pub fn subordinate(&self, number: u32) -> Option<User> {
         let uid = FIRST_ID + 3 + number;

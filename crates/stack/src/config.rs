@@ -31,7 +31,7 @@ pub enum CongestionControl {
     Cubic,
     /// Reno (RFC 5681).
     Reno,
-    /// Only the peer's window limits the sender. For private links without loss.
+    /// No congestion control: only the peer's window limits the sender. For private links without loss.
     None,
 }
 
@@ -245,7 +245,7 @@ pub enum ConfigError {
     /// Acknowledgements may wait too long.
     #[error("acknowledgements may wait for at most 500 ms")]
     AckDelay,
-    /// Segmentation without checksums, or of frames no larger than the MTU.
+    /// Segmentation is without checksum offload, or of frames below the MTU.
     #[error("segmentation needs checksum offload and frames larger than the MTU")]
     Offload,
 }

@@ -98,9 +98,9 @@ counters! {
     udp_no_socket,
     /// Datagrams dropped: the socket's receive queue is full.
     udp_queue_full,
-    /// TCP segments received, large ones as one.
+    /// TCP segments received; a large packet counts as one.
     tcp_received,
-    /// TCP segments sent, large ones as one.
+    /// TCP segments sent; a large packet counts as one.
     tcp_sent,
     /// TCP segments sent that had been sent before.
     tcp_retransmitted,

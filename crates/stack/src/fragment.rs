@@ -9,7 +9,7 @@ use crate::{Counters, Meta};
 pub(crate) struct Making {
     pub(crate) header: Header,
     pub(crate) to: NextHop,
-    /// The largest packet that the path carries.
+    /// The path's MTU, in bytes.
     pub(crate) mtu: usize,
     /// The identification, used if the packet is fragmented.
     pub(crate) id: u32,

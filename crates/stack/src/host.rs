@@ -1,4 +1,5 @@
-//! State that every protocol of the stack needs: addresses, routes, the outbox, counters, news.
+//! State that every protocol of the stack needs: addresses, routes, the outbox, counters, sockets
+//! to report.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,7 +33,7 @@ pub(crate) struct Host {
     pub(crate) paths: PathMtus,
     pub(crate) random: Random,
     pub(crate) errors: Rate,
-    /// Sockets with news, each at most once.
+    /// Sockets to report to the application, each at most once.
     pub(crate) news: VecDeque<SocketId>,
 }
 

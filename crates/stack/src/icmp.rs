@@ -16,7 +16,7 @@ pub(crate) enum Problem {
 }
 
 impl Problem {
-    /// Returns `true` if an error cannot be about the packet that it quotes. The packet was no
+    /// Returns `true` if an error cannot be about the packet that it quotes: the packet was no
     /// larger than the reported MTU (RFC 5927, 7.2), or that MTU is smaller than IPv6 allows
     /// (RFC 8201, 4).
     pub(crate) fn contradicts(self, quoted: &Quoted) -> bool {

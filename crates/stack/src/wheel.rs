@@ -51,7 +51,7 @@ impl Wheel {
             let unset = Timer { when: 0, next: NONE, previous: NONE, slot: NONE };
             self.timers.resize(index + 1, unset);
         }
-        // A tick late rather than early: an early timer would fire for nothing.
+        // Rounds up: an early timer would fire for nothing.
         let when = at.map(|at| (ticks(at) + 1).max(self.current));
         if self.timers[index].slot != NONE {
             if Some(self.timers[index].when) == when {

@@ -212,7 +212,7 @@ proptest! {
             within_limits(&world);
             world.idle(Duration::from_micros(u64::from(*pause)));
         }
-        // Open operations come to an end.
+        // Open operations end.
         world.idle(Duration::from_secs(100));
         prop_assert_eq!(world.nodes[1].stack.reassembly_bytes(), 0);
     }
@@ -309,14 +309,14 @@ fn errors_are_limited_and_never_answered() {
     assert_eq!(counted(&world), 500);
     assert_eq!(world.nodes[1].stack.counters().errors_limited, 4500);
     world.idle(Duration::from_secs(2));
-    // To a broadcast address: silence.
+    // To a broadcast address: no answer.
     let mut broadcast = wrap(&world, false, 17, std::mem::take(&mut datagram));
     broadcast[..6].fill(0xff);
     broadcast[30..34].copy_from_slice(&[10, 0, 0, 255]);
     mend(&mut broadcast);
     let now = world.now;
     world.nodes[1].stack.input(now, &broadcast, Meta::FULL);
-    // About an error: silence.
+    // About an error: no answer.
     let error = wrap(&world, false, 1, vec![3, 1, 0, 0, 0, 0, 0, 0]);
     world.nodes[1].stack.input(now, &error, Meta::FULL);
     assert_eq!(counted(&world), 500);

@@ -253,7 +253,7 @@ impl Connection {
         !self.connecting() && (socket.can_send() || !socket.may_send() || self.finishing)
     }
 
-    /// Returns `true` if both directions are over.
+    /// Returns `true` if both directions are closed, or an error is pending.
     pub(super) fn closed(&self) -> bool {
         self.error.is_some() || matches!(self.state(), State::Closed | State::TimeWait)
     }

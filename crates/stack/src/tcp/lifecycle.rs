@@ -1,4 +1,4 @@
-//! The life of a connection: the consequences of its state, and its end.
+//! The life cycle of a connection: the consequences of its state, and its end.
 
 use smoltcp::socket::tcp::State;
 

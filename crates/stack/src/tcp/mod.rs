@@ -149,7 +149,7 @@ impl Tcp {
             } else {
                 // The peer repeats its FIN or an old segment: it has not received our last segment.
                 // The stack accepts a reset only at exactly the next sequence number (RFC 1337,
-                // RFC 5961 3.2): a peer that reopens the connection with an older number answers
+                // RFC 5961 3.2). A peer that reopens the connection with an older number answers
                 // our last segment with such a reset.
                 if seg.has(RST) && seg.sequence == remains.receive_next {
                     self.time_wait.remove(&tuple);

@@ -10,7 +10,7 @@
 //! then).
 //!
 //! So the stack handles a segment between smoltcp's end of the window and the furthest end ever
-//! announced: it processes the acknowledgement as if that had come alone and in sequence.
+//! announced. It processes that segment's acknowledgement as if it had come alone and in sequence.
 
 use super::port::Sent;
 use super::segment::{self, Segment, before};
