@@ -31,7 +31,8 @@ pub enum CongestionControl {
     Cubic,
     /// Reno (RFC 5681).
     Reno,
-    /// No congestion control: only the peer's window limits the sender. For private links without loss.
+    /// No congestion control: only the peer's window limits the sender. For private links without
+    /// loss.
     None,
 }
 
