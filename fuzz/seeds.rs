@@ -1,5 +1,5 @@
-//! Writes the seed corpora anew, from frames that the builders make:
-//! `cargo run --example seeds`, in this directory.
+//! Rewrites the seed corpora, from frames that the builders make: `cargo run --example seeds`, in
+//! this directory.
 
 use std::path::Path;
 
@@ -82,8 +82,8 @@ fn offloads() -> Vec<(&'static str, (Vec<u8>, Meta))> {
     ])
 }
 
-/// One conversation: each frame after what is to be done to it (see the target), how long after
-/// the last one it comes in tenths of a second, and its length.
+/// Encodes a conversation: each frame follows its flags (see the target), the time to wait before
+/// it in the target's unit, and its length.
 fn conversation(steps: &[(u8, u8, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (flags, wait, frame) in steps {
@@ -95,8 +95,8 @@ fn conversation(steps: &[(u8, u8, Vec<u8>)]) -> Vec<u8> {
 }
 
 fn conversations() -> Vec<(&'static str, Vec<u8>)> {
-    // The target's flags: 1 mend checksums, 2 answer its last TCP segment, 8 the application
-    // reads and writes, 16 it closes.
+    // The target's flags: 1 corrects checksums, 2 answers the last TCP segment, 8 lets the
+    // application read and write, 16 lets it close.
     let mut all: Vec<_> =
         frames().into_iter().map(|(name, frame)| (name, conversation(&[(0, 0, frame)]))).collect();
     for (flow, server, client) in
@@ -114,7 +114,7 @@ fn conversations() -> Vec<(&'static str, Vec<u8>)> {
             (3, 1, tcp(ACK)),
         ];
         all.push((server, conversation(&steps)));
-        // The other way: the target asks for its neighbour, then answers come.
+        // The other direction: the target requests its neighbour's address, then answers arrive.
         let steps = [
             (0, 0, flow.i_have()),
             (3, 0, tcp(SYN | ACK)),
@@ -134,7 +134,7 @@ fn conversations() -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-/// PDUs in fragments: in order and not, twice, too late, contradicting each other, whole.
+/// Returns PDUs in fragments: in order and out of order, duplicated, late, contradictory, whole.
 fn pdus() -> Vec<(&'static str, Vec<u8>)> {
     let bytes: Vec<u8> = (0..900_u32).map(|place| (place % 251) as u8).collect();
     let fragment = |id: u32, total: usize, offset: usize, len: usize| {
@@ -180,7 +180,7 @@ fn pdus() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// A message after how many descriptors go with it.
+/// Returns messages, each after the number of descriptors that go with it.
 fn control() -> Vec<(&'static str, Vec<u8>)> {
     let encoded =
         |message: &Message, descriptors: u8| [&[descriptors], message.encode().as_slice()].concat();

@@ -1,4 +1,4 @@
-//! What the example programs share: their usage and their errors, told in one line.
+//! Code that the example programs share: usage and errors, reported in one line.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -6,15 +6,15 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// The exit status after wrong usage, as most commands have it.
+/// The exit status after wrong usage, as of most commands.
 const USAGE: u8 = 2;
 
 /// Runs an example that takes `N` arguments, and returns its exit status.
 ///
 /// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. The first line
 /// of `about` is the example's purpose. `--help` prints both with status 0. Another number of
-/// arguments, or an unknown option, is one line on standard error and status 2. An error of `run`
-/// is one line in words and status 1.
+/// arguments, or an unknown option, prints one line on standard error and returns status 2. An
+/// error of `run` prints one line of text and returns status 1.
 ///
 /// ```no_run
 /// use std::process::ExitCode;
@@ -34,7 +34,7 @@ pub fn run<const N: usize>(
     let name = usage.split_whitespace().next().unwrap_or_default();
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
-        // A reader that closed the pipe has read enough.
+        // The reader may have closed the pipe, which is no error.
         let _ = writeln!(io::stdout(), "{about}\n\nusage: {usage}");
         return ExitCode::SUCCESS;
     }

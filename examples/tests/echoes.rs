@@ -1,4 +1,4 @@
-//! The echo examples against the kernel's sockets, and against another application.
+//! Tests the echo examples against the kernel's sockets, and against another application.
 
 mod network;
 
@@ -32,7 +32,8 @@ fn datagrams_come_back() {
                 let count = socket.recv(&mut got).unwrap();
                 assert!(got[..count] == sent, "{len} bytes to {to}: {count} came back");
             }
-            // Closed before the answer comes: the port is unreachable, and the next one is served.
+            // Closed before the answer arrives: the port is unreachable, and the example still
+            // answers the next datagram.
             let hasty = UdpSocket::bind(local).unwrap();
             hasty.send_to(b"good-bye", to).unwrap();
             drop(hasty);
@@ -55,7 +56,7 @@ fn packet_socket() -> OwnedFd {
     let (family, kind) = (AddressFamily::PACKET, SocketType::RAW);
     let socket =
         rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol)).unwrap();
-    // SAFETY: it is numbers and bytes, for which zero is a value.
+    // SAFETY: the type consists of numbers and bytes, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = ETHERTYPE.to_be();
@@ -103,7 +104,7 @@ fn raw_packets_come_back() {
             expected[6..12].copy_from_slice(&mac);
             assert!(answer == expected, "{len} bytes: {} came back", answer.len());
         }
-        // Many at once: none is forgotten while it waits for room.
+        // Many frames at once: none is lost while it waits for room.
         let mut frame = [0; 200];
         frame[..6].copy_from_slice(&mac);
         frame[6..12].copy_from_slice(&ours);

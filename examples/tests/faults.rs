@@ -1,8 +1,8 @@
-//! TCP between the kernel and an application over a wire that loses, doubles, reorders and damages
-//! frames: every byte arrives, in both directions, and nothing stands still.
+//! TCP between the kernel and an application over a wire that loses, duplicates, reorders and
+//! damages frames: every byte arrives, in both directions, and no stream stalls.
 //!
-//! `TOWPATH_FAULT_MIB` says how much goes each way, 16 unless said; `TOWPATH_FAULT_SEED` chooses
-//! other faults. In full:
+//! `TOWPATH_FAULT_MIB` sets the amount in each direction, 16 by default; `TOWPATH_FAULT_SEED`
+//! selects other faults. The full test:
 //!
 //! ```text
 //! TOWPATH_FAULT_MIB=256 cargo test --release -p towpath-examples --test faults -- --test-threads=1
@@ -20,15 +20,16 @@ use towpath_device::fault::{FaultDevice, Spec};
 use towpath_net::{Network, TcpListener};
 use towpath_testkit::isolated;
 
-/// How long nothing may come. Each loss of the same segment doubles the wait, from 200 ms on; with
-/// these faults four in a row are as good as impossible, and the rest is for a busy machine.
+/// The maximum time without received bytes. Each loss of the same segment doubles the wait, from
+/// 200 ms on. With these faults four losses in a row are practically impossible; the rest of the
+/// time allows for a busy machine.
 const STALL: Duration = Duration::from_secs(10);
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The bytes of one direction, a chunk at a time, and their hash.
+/// The bytes of one direction, generated in chunks, and their hash.
 struct Stream {
     left: u64,
     state: u64,
@@ -66,7 +67,7 @@ fn send(mut to: impl Write, bytes: u64, seed: u64) -> Vec<u8> {
     stream.hash.finalize().to_vec()
 }
 
-/// Reads to the end; the hash, and the longest time without a byte.
+/// Reads to the end. Returns the hash, and the longest time without a byte.
 fn receive(mut from: impl Read, bytes: u64) -> (Vec<u8>, Duration) {
     let (mut hash, mut done, mut longest) = (Sha256::new(), 0, Duration::ZERO);
     let mut chunk = vec![0; 64 << 10];
@@ -144,7 +145,7 @@ fn over_a_bad_wire(to: IpAddr) {
     for (what, injected) in [("received", faults.rx()), ("sent", faults.tx())] {
         println!("{what}: {injected:?}");
         let all = [injected.dropped, injected.duplicated, injected.reordered, injected.flipped];
-        assert!(all.iter().all(|&count| count > 0), "the wire was not bad enough");
+        assert!(all.iter().all(|&count| count > 0), "a kind of fault is missing");
     }
     println!("{:?}", network.counters());
     drop(network);

@@ -6,7 +6,7 @@ use network::web::{content, curl, plain, start};
 use network::{Served, assert_same, outcome, possible};
 use towpath_testkit::isolated;
 
-/// Runs each command against the web example and checks that the example still serves.
+/// Runs each command against the web example and checks that the example still answers.
 ///
 /// The commands use raw sockets, which the kernel allows to root of the machine or of the namespace.
 fn scan(commands: &[&str]) {
@@ -55,7 +55,8 @@ fn port_scans_do_not_disturb_the_web_example() {
                     .to_owned(),
             ])
             .collect();
-        // nmap cuts these packets into fragments of eight bytes. The stack reassembles or ignores them.
+        // nmap splits these packets into fragments of eight bytes. The stack reassembles or ignores
+        // them.
         let fragments = format!("nmap -f {nmap} 10.77.0.2");
         let lines: Vec<&str> = lines.iter().chain([&fragments]).map(String::as_str).collect();
         scan(&lines);

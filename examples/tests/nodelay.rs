@@ -1,7 +1,8 @@
-//! The web example sends a body right after its head, though the peer has acknowledged nothing.
+//! Asserts that the web example sends a body right after its head, before the peer acknowledges
+//! anything.
 //!
-//! The peer is made of frames on a packet socket. The test decides when that peer acknowledges, so
-//! it counts segments, and no clock matters.
+//! The test itself is the peer, by frames on a packet socket. It decides when the peer
+//! acknowledges, so it counts segments and depends on no clock.
 
 mod network;
 
@@ -16,7 +17,7 @@ use towpath_packet::headers::{ETHERTYPE_ARP, ETHERTYPE_IPV4};
 use towpath_packet::transport::tcp_flags::{ACK, PSH, SYN};
 use towpath_testkit::{PacketSocket, isolated};
 
-/// Ends a test that hangs.
+/// The time after which a hanging test fails.
 const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 
 /// The peer's addresses. The kernel has neither of them, so it stays out of the connection.
@@ -24,7 +25,7 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
 const ADDRESS: [u8; 4] = [10, 77, 0, 99];
 const EXAMPLE: [u8; 4] = [10, 77, 0, 2];
 
-/// What arrived in one TCP segment.
+/// The content of a received TCP segment.
 #[derive(Debug)]
 struct Segment {
     sequence: u32,
@@ -52,7 +53,7 @@ impl Segment {
     }
 }
 
-/// A TCP connection of which the test sends every segment.
+/// A TCP connection whose every segment the test sends.
 struct Peer {
     flow: Flow,
     packets: PacketSocket,
@@ -83,7 +84,7 @@ impl Peer {
         peer
     }
 
-    /// Sends a segment that acknowledges what is expected next.
+    /// Sends a segment that acknowledges everything before `expected`.
     fn send(&mut self, flags: u8, payload: &[u8]) {
         let tcp = Tcp {
             sequence: self.sequence,
@@ -95,14 +96,14 @@ impl Peer {
         self.sequence = self.sequence.wrapping_add(payload.len() as u32);
     }
 
-    /// Waits for frames, and answers questions for this peer's hardware address.
+    /// Waits for frames, and answers requests for this peer's hardware address.
     fn hear(&mut self) {
         let sockets = [self.packets.as_fd(), self.questions.as_fd()];
         let mut heard = sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
         assert_ne!(poll(&mut heard, Some(&PATIENCE)).unwrap(), 0, "nothing more arrives");
         let mut frame = [0; 2048];
         while let Some(len) = self.questions.receive(&mut frame).unwrap() {
-            // The sender's addresses, and the address that it asks for or tells of (RFC 826).
+            // The sender's addresses, and the target address (RFC 826).
             let is_for_us = len >= 42 && frame[28..32] == EXAMPLE && frame[38..42] == ADDRESS;
             if is_for_us {
                 self.flow.destination_mac = frame[22..28].try_into().unwrap();
@@ -116,7 +117,7 @@ impl Peer {
         }
     }
 
-    /// Returns the next segment, which the peer does not acknowledge by that.
+    /// Returns the next segment, without acknowledging it.
     fn next(&mut self) -> Segment {
         loop {
             if let Some(segment) = self.arrived.pop_front() {
@@ -126,7 +127,7 @@ impl Peer {
         }
     }
 
-    /// Returns the next payload that has bytes which the peer did not acknowledge.
+    /// Returns the next payload with bytes that the peer has not acknowledged.
     fn payload(&mut self) -> (u32, Vec<u8>) {
         loop {
             let segment = self.next();
@@ -137,7 +138,8 @@ impl Peer {
         }
     }
 
-    /// Asks for the small file, and returns how the answer came. The next request acknowledges it.
+    /// Requests the small file, and returns the form of the answer. The next request acknowledges
+    /// it.
     fn ask(&mut self) -> Answer {
         self.send(ACK | PSH, b"GET / HTTP/1.1\r\nHost: example\r\n\r\n");
         let (start, head) = self.payload();
@@ -149,7 +151,7 @@ impl Peer {
             assert!(head.ends_with(b"\r\n\r\n"), "{head:?}");
             loop {
                 match self.payload() {
-                    // Repeated, since nothing was acknowledged for so long.
+                    // A retransmission, since the peer has acknowledged nothing.
                     (_, again) if again == head => {}
                     (at, body) if at == after_head && body == BODY => break,
                     (_, both) => {
@@ -168,7 +170,7 @@ impl Peer {
 
 const BODY: &[u8] = b"hello\n";
 
-/// How an answer came while the peer acknowledged nothing of it.
+/// The form of an answer of which the peer acknowledged nothing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// Head and body in one segment: the stack saw both writes together.
@@ -189,7 +191,7 @@ fn a_body_does_not_wait_for_an_acknowledgement() {
         let (directory, _) = content();
         let mut web = start(&served, &directory);
         let mut peer = Peer::connect();
-        // Nagle's algorithm holds back each body that is in a segment of its own.
+        // Nagle's algorithm would hold back each body that is in a separate segment.
         let (mut at_once, mut held_back) = (0, 0);
         for _ in 0..10_000 {
             let answer = peer.ask();

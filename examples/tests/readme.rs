@@ -1,4 +1,4 @@
-//! The README shows the program of an example, and the examples are short.
+//! Asserts that the README shows the program of an example, and that the examples are short.
 
 /// Returns the program in a Markdown text.
 fn shown(markdown: &str) -> &str {
@@ -8,7 +8,8 @@ fn shown(markdown: &str) -> &str {
 
 /// Returns the part of a program from the attachment on.
 ///
-/// The README's program takes its argument in one line, the example with a usage and an exit status.
+/// The parts before differ: the README's program takes its argument in one line, the example has a
+/// usage and an exit status.
 fn from_attachment(program: &str) -> &str {
     let start = program.find("    let network = ").expect("the program attaches");
     &program[start..]
@@ -17,9 +18,9 @@ fn from_attachment(program: &str) -> &str {
 #[test]
 fn the_first_program_is_the_one_in_the_readme() {
     let readme = shown(include_str!("../../README.md"));
-    assert_eq!(readme, shown(include_str!("../src/first.md")), "what is shown is compiled");
+    assert_eq!(readme, shown(include_str!("../src/first.md")), "the shown program is compiled");
     let example = include_str!("../src/bin/udp_echo.rs");
-    assert_eq!(from_attachment(readme), from_attachment(example), "what is shown is what runs");
+    assert_eq!(from_attachment(readme), from_attachment(example), "the example is shown");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Every example tells its usage and its errors in words, and by the exit status.
+//! Asserts that every example reports its usage and its errors as text, and by the exit status.
 
 use std::process::{Command, Stdio};
 
-/// The examples, and how many arguments each takes.
+/// The examples, and the number of arguments of each.
 const EXAMPLES: [(&str, &str, usize); 4] = [
     ("echo", env!("CARGO_BIN_EXE_echo"), 1),
     ("pdu_echo", env!("CARGO_BIN_EXE_pdu_echo"), 1),
@@ -64,7 +64,7 @@ fn an_error_is_one_line_of_words_and_status_1() {
         let start = format!("{name}: /nonexistent/tap0.sock: No such file or directory");
         assert!(error.starts_with(&start), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
-        assert!(!error.contains(['{', '"']), "words, not a value as Rust writes it: {error}");
+        assert!(!error.contains(['{', '"']), "a text, not the debug form of a value: {error}");
     }
     let (status, _, error) = run(EXAMPLES[3].1, &["/nonexistent/tap0.sock", "/nonexistent/root"]);
     assert_eq!(status, Some(1), "{error}");

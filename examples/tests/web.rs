@@ -36,7 +36,7 @@ fn http_requests_get_the_expected_answers() {
             assert_eq!(status(&format!("-X DELETE http://{host}/")), "405");
             let chunked = format!("-H Transfer-Encoding:chunked -d x http://{host}/");
             assert_eq!(status(&chunked), "411");
-            // Both ways of uploading, one of which asks before it sends.
+            // Both ways of uploading, one of which waits for "100 Continue".
             let file = directory.0.join("root/big");
             for way in ["-T", "-H Expect:100-continue --data-binary @"] {
                 let space = if way == "-T" { " " } else { "" };
@@ -63,7 +63,7 @@ fn a_connection_serves_many_requests() {
             .into_iter()
             .map(|target| format!("{format} http://10.77.0.2/{target}"))
             .collect();
-        // The first connects, the others do not.
+        // The first request connects; the others reuse the connection.
         let said = curl(&requests.join(" --next -sS "));
         assert_eq!(said, "200:1,200:0,404:0,200:0,200:0,");
         web.assert_alive();
@@ -104,7 +104,7 @@ fn pings(mtu_bytes: u32) {
     let served = Served::start(mtu_bytes, plain);
     let (directory, big) = content();
     let mut web = start(&served, &directory);
-    // As large as one packet carries, and in many fragments.
+    // Sizes that fit into one packet, and sizes of many fragments.
     for bytes in [0, 56, mtu_bytes - 48, mtu_bytes, 20_000, 65_000] {
         for host in ["-4 10.77.0.2", "-6 fd77::2"] {
             let said = run(&format!("ping -n -q -c 5 -i 0.02 -W 2 -s {bytes} {host}"));

@@ -1,9 +1,9 @@
-//! Control messages of a peer: never a panic; what is a message is exactly what the table of kinds
-//! and lengths says; the session that an attach asks for keeps within its limits and both sides
-//! find the same memory in it; and through a socket, with whatever number of descriptors, the same
-//! comes out and no descriptor stays behind.
+//! Control messages of a peer. Decoding never panics, and accepts exactly the messages of the table
+//! of kinds and lengths. The session that an attach requests stays within its limits, and both
+//! sides find the same memory in it. Through a socket, with any number of descriptors, the result
+//! is the same and no descriptor is left open.
 //!
-//! The input is one byte, how many descriptors go with the packet, then the packet.
+//! The input is one byte, the number of descriptors that go with the packet, then the packet.
 #![no_main]
 
 use std::cell::OnceCell;
@@ -26,17 +26,17 @@ use towpath_protocol::message::{
     Attach, MAGIC, MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError, Refusal, shown_name,
 };
 
-/// The length of a message of each kind, in bytes with its header, by the module's table; 0: no
-/// such kind. Written down here a second time, so that a change of either is seen.
+/// The length of a message of each kind, in bytes with its header; 0: no such kind. This repeats
+/// the module's table, so that a change of either is detected.
 const LENGTHS: [usize; 12] = [0, 72, 96, 8, 68, 12, 12, 24, 24, 32, 8, 256];
 const ERROR: u16 = 11;
-/// The one kind whose message may be longer: a page of text follows.
+/// The only kind whose message may be longer: a page of text follows.
 const REPORTED: u16 = 8;
 
 /// More descriptors than any message has.
 const MOST_DESCRIPTORS: usize = MAX_DESCRIPTORS + 2;
 
-/// The largest session whose memories are made and taken apart, in words.
+/// The largest session whose memories the target creates and splits, in words.
 const MOST_WORDS: usize = 1 << 16;
 
 fuzz_target!(|input: &[u8]| {
@@ -62,7 +62,7 @@ fuzz_target!(|input: &[u8]| {
     });
 });
 
-/// What has to come out; the message itself is taken from what did.
+/// Returns the expected result; the message itself is that of `decoded`.
 fn expected(
     bytes: &[u8],
     decoded: &Result<Message, MessageError>,
@@ -90,7 +90,7 @@ fn expected(
 fn there_and_back(message: &Message, bytes: &[u8]) {
     let again = message.encode();
     let again = again.as_slice();
-    // The version alone may differ: a refusal is understood whatever version it is of.
+    // Only the version may differ: a refusal is decoded in any version.
     assert_eq!((&again[..4], &again[6..]), (&bytes[..4], &bytes[6..]));
     assert_eq!(again[4..6], VERSION.to_ne_bytes());
     assert_eq!(Message::decode(again).as_ref(), Ok(message));
@@ -100,7 +100,7 @@ fn printable(name: &[u8]) {
     assert!(!shown_name(name).chars().any(char::is_control));
 }
 
-/// A session as the application asks for it.
+/// Checks a session that an application requests.
 fn attached(attach: &Attach) {
     printable(&attach.name);
     let shape = SessionShape::new(
@@ -143,7 +143,7 @@ fn attached(attach: &Attach) {
     }
     let words = [shape.server_words(), shape.application_words(), shape.ledger_words()];
     assert!(words[..2].iter().all(|words| words * 8 <= MAX_MEMORY_BYTES));
-    // A bit for each frame of either pool and each transmit slot, and lines not quite full.
+    // One bit per buffer of each pool and per transmit slot, and partly used cache lines.
     let buffers =
         shape.transmit_pool.buffers() as usize * 2 + shape.receive_pool.buffers() as usize;
     assert!(words[2] <= buffers / 64 + 64 * (shape.queue_pairs as usize + 2));
@@ -152,8 +152,8 @@ fn attached(attach: &Attach) {
     }
 }
 
-/// Whether both sides find the same parts in the session's memories: what one writes at the end of
-/// the last one, the other reads there.
+/// Checks that both sides find the same parts in the session's memories: one side reads the other's
+/// writes at the end of the last part.
 fn taken_apart(shape: &SessionShape) {
     let sets = shape.queue_pairs as usize;
     let server = Region::private(shape.server_words() * 8).expect("memory");
@@ -178,7 +178,7 @@ fn taken_apart(shape: &SessionShape) {
     assert_eq!(shape.ledger(own_words(ledger)).queue_pairs.len(), sets);
 }
 
-/// A peer's end, from which anything may come, and ours.
+/// A peer's end of a socket pair, which may send anything, and ours.
 struct Sockets {
     peer: OwnedFd,
     ours: Channel,
@@ -209,15 +209,15 @@ impl Sockets {
         sendmsg(&self.peer, &[IoSlice::new(bytes)], &mut control, SendFlags::empty())
             .expect("the queue is empty");
         match self.ours.receive() {
-            // An end without a word of its own looks like an empty packet, and is taken so.
+            // A closed connection looks like an empty packet, so an empty packet means the end.
             Ok(Incoming::End) => assert!(bytes.is_empty()),
-            Ok(Incoming::Nothing) => panic!("something was sent"),
+            Ok(Incoming::Nothing) => panic!("a packet was sent"),
             Ok(Incoming::Message(message, came)) => {
                 assert_eq!((Ok(&message), came.len()), (decoded.as_ref(), number));
                 drop(came);
                 self.ours.send(&message, &descriptors[..number]).expect("the queue is empty");
                 let Ok(Incoming::Message(again, came)) = self.reply.receive() else {
-                    panic!("{message:?} was not understood");
+                    panic!("{message:?} was not decoded");
                 };
                 assert_eq!((again, came.len()), (message, number));
             }
@@ -230,12 +230,12 @@ impl Sockets {
             }
             Err(ChannelError::Socket(error)) => panic!("{error}"),
         }
-        // Nothing is left over for the next message to be taken for.
+        // Nothing is left that could be mistaken for the next message.
         assert!(matches!(self.ours.receive(), Ok(Incoming::Nothing)));
         assert_eq!(self.lowest_free(), lowest, "a descriptor was left open");
     }
 
-    /// The number that the next descriptor will have.
+    /// Returns the number that the next descriptor will have.
     fn lowest_free(&self) -> i32 {
         self.peer.try_clone().expect("a descriptor").as_raw_fd()
     }

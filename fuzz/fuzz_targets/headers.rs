@@ -1,5 +1,5 @@
-//! Reading headers: never a panic, nothing outside the packet, the same from a prefix as from the
-//! whole, and the same as etherparse where both understand the frame.
+//! Parsing headers: never a panic, no offset outside the packet, the same result from a prefix as
+//! from the whole frame, and the same as etherparse where both parse the frame.
 #![no_main]
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -25,7 +25,7 @@ fuzz_target!(|frame: &[u8]| {
     let short = plain::read(&frame[..frame.len().min(60)], frame.len());
     assert!(short.is_none() || short == Plain::of(&whole));
     let _ = plain::read(frame, frame.len() / 2);
-    // A caller that is wrong about the length gets some answer.
+    // A caller that states a wrong length gets some answer.
     let _ = Headers::parse(frame, frame.len() / 2);
     let _ = Headers::parse(frame, usize::MAX);
 
@@ -45,7 +45,7 @@ fuzz_target!(|frame: &[u8]| {
         }
         _ => return,
     }
-    // Where both found ports they are the same. (etherparse walks mobility headers and IPv4's
+    // Where both found ports, the ports are the same. (etherparse walks mobility headers and IPv4's
     // authentication header, too.)
     let ports = match &theirs.transport {
         Some(TransportSlice::Tcp(tcp)) => (tcp.source_port(), tcp.destination_port()),

@@ -1,4 +1,4 @@
-//! Metadata words of a peer: never a panic, and what is understood says the same when written.
+//! Metadata words of a peer: never a panic, and accepted words encode to the same words again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,8 +1,8 @@
-//! Fragments of PDUs: never a panic, limits kept, everything counted once, and what is delivered has
-//! the CRC that it says.
+//! Fragments of PDUs: never a panic, limits are kept, each fragment counts once, and each delivered
+//! PDU has the stated CRC.
 //!
-//! The input is a conversation: each frame after a byte that says what is done to it, how long after
-//! the last one it comes in hundredths of a second, and its length.
+//! The input is a conversation. Each frame follows a byte of flags, the time since the last frame
+//! in hundredths of a second, and its length.
 #![no_main]
 
 use std::time::{Duration, Instant};
@@ -12,11 +12,12 @@ use towpath_pdu::{
     Accepted, ETHERTYPE, Fragment, Limits, OVERHEAD_BYTES, Pieces, Reassembler, VERSION,
 };
 
-/// Ethertype, version and the header check are mended, so that more than one in 2^32 gets past them.
+/// Corrects ethertype, version and the header check, so that more than one frame in 2^32 passes
+/// them.
 const MEND: u8 = 1;
-/// The PDU's CRC is mended to that of this part.
+/// Sets the PDU's CRC to that of this part.
 const WHOLE: u8 = 2;
-/// The frame lies in pieces of 50 bytes.
+/// Splits the frame into pieces of 50 bytes.
 const PIECES: u8 = 4;
 
 fn limits() -> Limits {

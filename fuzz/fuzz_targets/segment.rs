@@ -1,5 +1,6 @@
-//! Cutting and finishing: 16 bytes are the sender's metadata, the rest is its packet. Never a
-//! panic; what is cut is right, its payload is the packet's, and it is bounded.
+//! Segmentation and completion of checksums. 16 bytes are the sender's metadata, the rest is its
+//! packet. Never a panic; segments are right, their payload is the packet's, and their number is
+//! bounded.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -21,8 +22,8 @@ fuzz_target!(|bytes: &[u8]| {
     let mut frames = 0;
     let made = complete_into(packet, &meta, &mut scratch, |frame| {
         frames += 1;
-        // What was cut is right on the wire, whatever the sender left in it. (What is only
-        // finished is as right as the pseudo-header's sum that the sender wrote.)
+        // A segment is right on the wire for any content of the packet. (A packet that is only
+        // completed is as right as the pseudo-header's sum that the sender wrote.)
         if meta.segmentation.is_some() {
             let headers = Headers::parse(frame, frame.len()).expect("a whole header");
             assert_eq!(verify(frame, &headers), Verdict::Right, "{frame:x?}");
@@ -33,7 +34,8 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(frames <= MAX_SEGMENTS);
 
     if meta.segmentation.is_some() {
-        // What the network sends may be longer than its IP header states; the rest is left out.
+        // A packet from the network may be longer than its IP header states; the segmenter omits
+        // the rest.
         assert_eq!(made.is_ok(), good || matches!(checked, Ok(Err(OffloadError::Length))));
         let prefix = &packet[..packet.len().min(256)];
         let Ok(mut segmenter) = Segmenter::new(prefix, packet.len(), &meta) else { return };

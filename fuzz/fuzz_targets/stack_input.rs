@@ -1,9 +1,9 @@
-//! A host that gets whatever frames, one after the other, with time passing: never a panic, its
-//! tables stay within their limits, it comes to rest, and what it sends is well-formed.
+//! A host that receives any frames, one after the other, while time passes: never a panic, its
+//! tables stay within their limits, it becomes idle, and its own frames are well-formed.
 //!
-//! The input is a conversation: for each frame a byte of flags, how long to wait before it (tenths
-//! of a second), its length (two bytes), its bytes. So that the conversation gets anywhere, a flag
-//! mends the frame's checksums, and another makes it an answer to the last TCP segment sent.
+//! The input is a conversation: per frame a byte of flags, the time to wait before it (tenths of a
+//! second), its length (two bytes), its bytes. To reach deeper states, one flag corrects the
+//! frame's checksums, and another makes the frame an answer to the last TCP segment sent.
 #![no_main]
 
 use std::net::SocketAddr;
@@ -23,11 +23,11 @@ const VERIFIED: u8 = 4;
 const APPLICATION: u8 = 8;
 const CLOSE: u8 = 16;
 
-/// The most frames of a conversation, and the most polls after each.
+/// The maximum number of frames in a conversation, and of polls after each.
 const MAX_FRAMES: usize = 32;
 const MAX_POLLS: usize = 64;
 
-/// What a TCP segment that was sent must be answered with: ports, sequence, acknowledgement.
+/// The fields of an answer to the last sent TCP segment: ports, sequence, acknowledgement.
 #[derive(Clone, Copy)]
 struct Last {
     ports: [u8; 4],
@@ -35,7 +35,7 @@ struct Last {
     acknowledgement: [u8; 4],
 }
 
-/// Looks at everything that the host sends.
+/// Checks every frame that the host sends.
 #[derive(Default)]
 struct Wire {
     last: Option<Last>,
@@ -49,7 +49,7 @@ impl Transmit for Wire {
     fn transmit(&mut self, len: usize, meta: Meta, fill: impl FnOnce(&mut [u8])) -> bool {
         let mut frame = vec![0xee; len];
         fill(&mut frame);
-        // No offload was offered.
+        // The link offers no offload.
         assert_eq!(meta, Meta::default());
         let headers = Headers::parse(&frame, len).expect("a whole header");
         assert_eq!(headers.malformed, None, "{frame:x?}");
@@ -73,7 +73,7 @@ impl Transmit for Wire {
     }
 }
 
-/// Makes the frame an answer to the last TCP segment, if it is TCP.
+/// Makes the frame an answer to the last TCP segment, if the frame is TCP.
 fn answer(frame: &mut [u8], last: Last) {
     let Ok(headers) = Headers::parse(frame, frame.len()) else { return };
     let (Transport::Tcp { .. }, Some(l4)) = (headers.transport(), headers.l4_offset()) else {
@@ -130,7 +130,7 @@ fn host(limits: Limits) -> Stack {
     Stack::new(config, Instant::ZERO).expect("a good configuration")
 }
 
-/// What an application does that listens, reads, answers, and closes.
+/// Acts as an application that listens, reads, answers, and closes.
 fn application(stack: &mut Stack, now: Instant, streams: &mut Vec<TcpId>, close: bool) {
     let mut buffer = [0; 512];
     for _ in 0..16 {
@@ -161,12 +161,12 @@ fn application(stack: &mut Stack, now: Instant, streams: &mut Vec<TcpId>, close:
     }
 }
 
-/// Polls until nothing is left to be done at this moment.
+/// Polls until no work is left at this time.
 fn settle(stack: &mut Stack, now: Instant, wire: &mut Wire) {
     let mut polls = 0;
     while stack.poll(now, wire) {
         polls += 1;
-        assert!(polls < MAX_POLLS, "does not come to rest");
+        assert!(polls < MAX_POLLS, "the stack does not become idle");
     }
 }
 
@@ -229,7 +229,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(stack.neighbours() <= limits.neighbours);
         assert!(stack.reassembly_bytes() <= limits.reassembly_bytes);
     }
-    // A day later everything that waits for something has given up, in bounded work.
+    // A day later everything that waited has timed out, with bounded work.
     for _ in 0..8 {
         now = Instant::from_micros(now.as_micros() + Duration::from_hours(3).as_micros() as u64);
         settle(&mut stack, now, &mut wire);

@@ -1,5 +1,5 @@
-//! A virtio-net header in front of a packet: never a panic, nothing outside of the packet, and what
-//! is understood says the same when written.
+//! A virtio-net header before a packet: never a panic, no offset outside the packet, and accepted
+//! metadata encodes to a header with the same meaning.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

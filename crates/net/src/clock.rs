@@ -4,7 +4,7 @@ use std::time::Instant as StdInstant;
 
 use towpath_stack::Instant;
 
-/// Counts from its creation.
+/// A clock that counts from its creation.
 pub(crate) struct Clock(StdInstant);
 
 impl Clock {

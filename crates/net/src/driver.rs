@@ -1,7 +1,7 @@
-//! Driving: frames in, frames out, timers, sleep.
+//! Driving a network: frames in, frames out, timers, sleep.
 //!
 //! The holder of the link's lock may drive: the library's thread, a thread that has just written,
-//! or a thread that is blocked in a network without a thread.
+//! or a thread that is blocked in a network without a library thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -15,11 +15,11 @@ use crate::clock::Clock;
 use crate::wait::{ToTell, Waiter, lock};
 use crate::{Armed, Link, LinkError, error};
 
-/// Frames received per turn, during which the thread holds the stack's lock.
+/// The maximum number of frames received per round, during which the thread holds the stack's lock.
 const RECEIVE_BUDGET: usize = 32;
-/// Turns that a sending thread makes before the driver has to take over.
+/// The maximum number of rounds that a sending thread makes before the driver has to take over.
 const KICK_ROUNDS: usize = 4;
-/// Marks a driver that is awake.
+/// The value of `sleeps_until` for a driver that is awake.
 const AWAKE: u64 = 0;
 const FOREVER: u64 = u64::MAX;
 
@@ -27,11 +27,11 @@ const FOREVER: u64 = u64::MAX;
 pub(crate) struct Core {
     pub(crate) stack: Stack,
     pub(crate) waiters: std::collections::HashMap<SocketId, Arc<Waiter>>,
-    /// The reason why the link carries nothing any more.
+    /// The reason why the link is dead.
     pub(crate) dead: Option<LinkError>,
-    /// In a network without a thread: `true` if some thread drives.
+    /// In a network without a library thread: `true` if some thread drives.
     led: bool,
-    /// In a network without a thread: the threads that wait while another one drives.
+    /// In a network without a library thread: the threads that wait while another one drives.
     followers: Vec<Arc<Waiter>>,
     telling: ToTell,
 }
@@ -41,11 +41,11 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     link: Mutex<Box<dyn Link>>,
     pub(crate) clock: Clock,
-    /// Frames wait to be sent, and the holder of the link's lock must send them.
+    /// `true` if frames wait to be sent, and the holder of the link's lock must send them.
     pending: AtomicBool,
     /// The end of the driver's sleep, in microseconds of the clock.
     sleeps_until: AtomicU64,
-    /// The last moment set for the driver to wake at.
+    /// The last wake-up time set for the driver.
     kept: AtomicU64,
     /// Ends the driver's sleep.
     wake: OwnedFd,
@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     pub(crate) threaded: bool,
 }
 
-/// The link, as the stack sees it.
+/// Adapts the link to the stack.
 struct Way<'a>(&'a mut dyn Link);
 
 impl Transmit for Way<'_> {
@@ -119,7 +119,7 @@ impl Shared {
         result
     }
 
-    /// Sends the waiting frames, or leaves a note for the holder of the link's lock.
+    /// Sends the waiting frames, or sets the flag `pending` for the holder of the link's lock.
     pub(crate) fn kick(&self) {
         for _ in 0..KICK_ROUNDS {
             self.pending.store(true, Ordering::Relaxed);
@@ -145,7 +145,7 @@ impl Shared {
         self.rouse();
     }
 
-    /// Wakes the driver if it sleeps longer than it now may.
+    /// Wakes the driver if its sleep would last too long.
     fn rouse(&self) {
         let until = self.sleeps_until.load(Ordering::SeqCst);
         if until == AWAKE {
@@ -166,7 +166,7 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Makes one turn. Returns `true` if it did anything.
+    /// Makes one round. Returns `true` if it did any work.
     fn round(&self, link: &mut dyn Link, receive: bool) -> Result<bool, LinkError> {
         let mut worked = false;
         if receive {
@@ -193,19 +193,19 @@ impl Shared {
         if !tell.is_empty() {
             for waiter in tell.drain(..) {
                 waiter.tell();
-                // A driving thread sleeps on the link, not in its waiting room. While it runs it is
-                // awake.
+                // A driving thread sleeps on the link, not on its condition variable. A round that
+                // receives runs in the driving thread, which is awake.
                 if !receive && waiter.leading.load(Ordering::Relaxed) {
                     self.notify();
                 }
             }
-            // Keeps the allocation for the next turn.
+            // Keeps the allocation for the next round.
             self.core().telling = tell;
         }
         flushed.map(|()| worked)
     }
 
-    /// Reports to all waiting threads that the link carries nothing any more.
+    /// Reports to all waiting threads that the link is dead.
     fn die(&self, error: LinkError) {
         let mut core = self.core();
         core.dead.get_or_insert(error);
@@ -215,7 +215,7 @@ impl Shared {
         self.notify();
     }
 
-    /// Drives until the network is closed or the link dies: the library's thread.
+    /// Drives until the network is closed or the link dies; runs in the library's thread.
     pub(crate) fn run(&self) {
         while !self.closing.load(Ordering::SeqCst) && self.core().dead.is_none() {
             if let Err(error) = self.work_or_sleep(None) {
@@ -224,9 +224,9 @@ impl Shared {
         }
     }
 
-    /// Works as long as there is work, then sleeps once. A blocked caller that drives passes its
+    /// Works while there is work, then sleeps once. A blocked caller that drives passes its
     /// deadline. The function returns to such a caller after the work and before any sleep: the
-    /// work may be what the caller waits for.
+    /// caller may wait for the result of that work.
     fn work_or_sleep(&self, caller: Option<Option<StdInstant>>) -> Result<(), LinkError> {
         let mut link = lock(&self.link);
         for _ in 0..64 {
@@ -251,9 +251,9 @@ impl Shared {
             let left = until.saturating_duration_since(StdInstant::now());
             next = next.min((now + left).as_micros());
         }
-        // A moment once set is kept until it has passed, even if the work due then is done. A
-        // connection in use always has a timer due within a second, so a writer need not wake the
-        // driver to announce one. This costs one wake-up after the last traffic.
+        // The driver keeps a wake-up time until it has passed, even if no work is due then any
+        // more. A connection in use always has a timer due within a second, so a writer need not
+        // wake the driver for it. This costs one wake-up after the last traffic.
         let kept = self.kept.load(Ordering::Relaxed);
         if kept > now.as_micros() {
             next = next.min(kept);
@@ -270,7 +270,7 @@ impl Shared {
         slept
     }
 
-    /// Sleeps until a moment, a received frame, room for a frame, or a notification.
+    /// Sleeps until a time, a received frame, room for a frame, or a wake-up.
     fn sleep(&self, until: u64, writable: bool) -> Result<(), LinkError> {
         let left = (until != FOREVER)
             .then(|| Duration::from_micros(until.saturating_sub(self.clock.now().as_micros())));
@@ -294,9 +294,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Tries `f` until it does not say "would block", the time is over or the link dies. With
-    /// `send`, the call reports a dead link before it tries `f`; otherwise it returns received data
-    /// first.
+    /// Repeats `f` until it returns anything but `WouldBlock`, the time expires or the link dies.
+    /// With `send`, the call reports a dead link before it calls `f`; otherwise it returns received
+    /// data first.
     pub(crate) fn block_on<R>(
         &self,
         waiter: &Arc<Waiter>,
@@ -345,7 +345,7 @@ impl Shared {
         }
     }
 
-    /// Waits to be told, or drives when no other thread does.
+    /// Waits for a wake-up, or drives if no other thread does.
     fn wait<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -368,15 +368,16 @@ impl Shared {
         }
         let mut core = self.core();
         core.led = false;
-        // Another thread must drive if this one does not come back. All followers are told: those
-        // whose wait is over have gone, and a follower without a leader would wait for ever.
+        // Another thread must drive if this one does not come back. So this thread wakes all
+        // followers: some may have stopped waiting already, and a follower without a leader would
+        // wait for ever.
         let followers = std::mem::take(&mut core.followers);
         drop(core);
         followers.iter().for_each(|follower| follower.tell());
         Ok(self.core())
     }
 
-    /// Drives for at most `timeout`, until it did some work. Fails if the link is dead.
+    /// Drives for at most `timeout`, until some work is done. Fails if the link is dead.
     pub(crate) fn drive(&self, timeout: Duration) -> std::io::Result<()> {
         let until = StdInstant::now().checked_add(timeout);
         let waiter = Arc::new(Waiter::default());
@@ -389,13 +390,13 @@ impl Shared {
     }
 }
 
-/// The time that a call may block.
+/// The maximum time that a call may block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Patience {
-    /// Not at all.
+    /// The call does not block.
     None,
-    /// Until then.
+    /// The call blocks until this time at most.
     Until(StdInstant),
-    /// As long as it takes.
+    /// The call blocks without a limit.
     Forever,
 }

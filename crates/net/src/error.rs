@@ -1,4 +1,4 @@
-//! Errors as `std::io` has them.
+//! Conversion of errors to those of `std::io`.
 
 use std::io::{Error, ErrorKind};
 
@@ -6,7 +6,7 @@ use towpath_stack::SocketError;
 
 use crate::LinkError;
 
-/// Returns the error of `std::io` with the same meaning; the cause stays inside.
+/// Returns the error of `std::io` with the same meaning, which contains the cause.
 pub(crate) fn socket(error: SocketError) -> Error {
     let kind = match error {
         SocketError::WouldBlock => ErrorKind::WouldBlock,
@@ -25,7 +25,7 @@ pub(crate) fn socket(error: SocketError) -> Error {
     Error::new(kind, error)
 }
 
-/// Returns the error of every call after the link is gone.
+/// Returns the error of every call after the link's death.
 pub(crate) fn link(error: &LinkError) -> Error {
     Error::new(ErrorKind::NetworkDown, error.clone())
 }

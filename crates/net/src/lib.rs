@@ -1,9 +1,9 @@
 //! UDP and TCP sockets, shaped like those of `std::net`, over Towpath.
 //!
-//! A [`Network`] is a host of its own: a [`Stack`](towpath_stack::Stack) and the [`Link`] that
-//! carries its frames. [`UdpSocket`], [`TcpListener`] and [`TcpStream`] are used like those of
-//! `std::net`: blocking, with timeouts, or non-blocking and watched by a [`Poller`], whose
-//! descriptor goes into epoll.
+//! A [`Network`] is a private host: a [`Stack`](towpath_stack::Stack) and the [`Link`] that carries
+//! its frames. Use [`UdpSocket`], [`TcpListener`] and [`TcpStream`] like those of `std::net`:
+//! blocking, with timeouts, or non-blocking and registered with a [`Poller`], whose descriptor goes
+//! into epoll.
 //!
 //! ```no_run
 //! use std::io::{Read, Write};
@@ -26,18 +26,18 @@
 //!
 //! # Driving
 //! With [`Driving::Thread`] a thread of the library receives, acknowledges and retransmits while
-//! the application computes. A thread that sends does so itself, without waking the library's
-//! thread. With [`Driving::Application`] there is no such thread: a thread blocked in a call
-//! drives, or [`Network::drive`] does.
+//! the application computes. A sending thread sends its frames itself, without waking the library's
+//! thread. With [`Driving::Application`] there is no such thread: a thread blocked in a call drives
+//! the network, or [`Network::drive`] does.
 //!
 //! # Locks
-//! A network with a thread of its own makes a program multi-threaded. A child made by `fork` has no
-//! such thread and no session; like any such child (fork(2)) it may end or `exec`.
+//! A network with a library thread makes a program multi-threaded. A child made by `fork` has no
+//! such thread and no session; like any such child (fork(2)) it may only exit or `exec`.
 //!
 //! One lock guards the stack, another the link. The library makes system calls under the link's
-//! lock at most. A thread that wants to send while another one holds the link's lock leaves a note,
-//! and the holder sends the frames. Each socket has its own condition variable, and the library
-//! wakes only threads that wait.
+//! lock only, or under no lock. A thread that wants to send while another one holds the link's lock
+//! sets a flag, and the holder sends the frames. Each socket has its own condition variable, and
+//! the library wakes only waiting threads.
 
 #![forbid(unsafe_code)]
 

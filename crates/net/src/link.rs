@@ -19,19 +19,20 @@ pub struct LinkInfo {
 /// Tells the network whether it may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Armed {
-    /// A frame arrived while arming: look again.
+    /// A frame arrived while arming: poll again.
     Work,
-    /// No frame waits: the descriptor becomes readable when one does.
+    /// No frame waits: the descriptor becomes readable when one arrives.
     Sleep {
-        /// `true` if the descriptor must be watched for writing too, which shows room for frames.
+        /// `true` if the network must poll the descriptor for writing too, which indicates room for
+        /// frames.
         writable: bool,
     },
 }
 
-/// The reason why a link carries nothing any more.
+/// The reason why a link is dead.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The other side is gone: the server, the interface.
+    /// The other side, a server or an interface, is gone.
     #[error("the link is gone: {0}")]
     Gone(Arc<str>),
     /// A system call failed.
@@ -45,29 +46,29 @@ impl From<std::io::Error> for LinkError {
     }
 }
 
-/// A carrier of frames: a session with a driver server, or a TAP.
+/// A carrier of frames: a session with a driver server, or a TAP device.
 ///
 /// One thread at a time calls the link, under the network's lock for the link. The network calls
-/// `receive`, `room` and `transmit` under the stack's lock too, and they must make no system call;
+/// `receive`, `room` and `transmit` under the stack's lock too, so they must make no system call;
 /// `prepare`, `flush`, `arm` and `disarm` may.
 ///
-/// A turn consists of `prepare`, `receive`, any number of `transmit`, and `flush`. The network
+/// A round consists of `prepare`, `receive`, any number of `transmit`, and `flush`. The network
 /// calls `arm` before it sleeps, and `disarm` afterwards.
 pub trait Link: Send {
     /// Returns the link's properties, which do not change.
     fn info(&self) -> LinkInfo;
 
-    /// Returns a descriptor to sleep on: readable while there is something to receive and the link
-    /// is armed. It is a copy, since one thread sleeps on it while others use the link.
+    /// Returns a descriptor to sleep on, which is readable while frames wait and the link is armed.
+    /// It is a copy, since one thread sleeps on it while others use the link.
     ///
     /// # Errors
-    /// When it cannot be copied.
+    /// If the descriptor cannot be copied.
     fn sleep_fd(&self) -> std::io::Result<OwnedFd>;
 
-    /// Fetches received frames, as far as that takes system calls.
+    /// Makes the system calls, if any, that fetch received frames.
     ///
     /// # Errors
-    /// When the link carries nothing any more.
+    /// If the link is dead.
     fn prepare(&mut self) -> Result<(), LinkError> {
         Ok(())
     }
@@ -75,33 +76,34 @@ pub trait Link: Send {
     /// Passes at most `budget` received frames to `take`, oldest first. Returns their number.
     ///
     /// # Errors
-    /// When the link carries nothing any more.
+    /// If the link is dead.
     fn receive(
         &mut self,
         budget: usize,
         take: &mut dyn FnMut(&[u8], Meta),
     ) -> Result<usize, LinkError>;
 
-    /// Returns `true` if the link would take a frame of `len` bytes now. An empty link must return
+    /// Returns `true` if the link has room for a frame of `len` bytes. An empty link must return
     /// `true` for the largest frame that [`LinkInfo::offload`] names.
     fn room(&mut self, len: usize) -> bool;
 
-    /// Takes a frame of `len` bytes, which `fill` writes completely. The link calls `fill` once, or
-    /// not at all when it has no room.
+    /// Accepts a frame of `len` bytes, which `fill` writes completely. Returns `false` if there is
+    /// no room. The link calls `fill` once, or not at all without room.
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool;
 
-    /// Sends the frames taken, or notifies the party that sends them.
+    /// Sends the accepted frames, or notifies the process that sends them.
     ///
     /// # Errors
-    /// When the link carries nothing any more.
+    /// If the link is dead.
     fn flush(&mut self) -> Result<(), LinkError>;
 
-    /// Requests a wake-up, then looks once more. `blocked`: a frame found no room and waits.
+    /// Requests a wake-up, then checks once more for frames. `blocked`: `true` if a frame waits for
+    /// room.
     ///
     /// # Errors
-    /// When the link carries nothing any more.
+    /// If the link is dead.
     fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError>;
 
-    /// Ends the sleep: the link need not wake the network any more.
+    /// Cancels the request for a wake-up.
     fn disarm(&mut self) {}
 }

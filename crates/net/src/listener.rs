@@ -12,7 +12,7 @@ use crate::wait::{Waiter, lock};
 use crate::{Network, TcpStream, error};
 
 /// The default limit of connections that wait to be accepted; [`TcpListener::bind_with`] sets
-/// another.
+/// another limit.
 const BACKLOG: usize = 1024;
 
 /// A listener of a [`Network`], used like `std::net::TcpListener`.
@@ -28,10 +28,10 @@ struct Inner {
 }
 
 impl TcpListener {
-    /// Listens at an address of the network's.
+    /// Listens at an address of the network.
     ///
     /// # Errors
-    /// When the address is not the network's, or in use.
+    /// If the address is not the network's, or in use.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<TcpListener> {
         TcpListener::bind_with(network, local, BACKLOG)
     }
@@ -59,7 +59,7 @@ impl TcpListener {
     /// Accepts the oldest waiting connection.
     ///
     /// # Errors
-    /// When there is none and the listener does not block, or the link carries nothing any more.
+    /// If no connection waits and the listener is non-blocking, or if the link is dead.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let patience = self.inner.options.reading();
         let (id, peer) = self.inner.network.shared().block_on(
@@ -71,13 +71,13 @@ impl TcpListener {
         Ok((TcpStream::new(&self.inner.network, id), peer))
     }
 
-    /// Returns an iterator that accepts for ever.
+    /// Returns an endless iterator over accepted connections.
     #[must_use]
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
     }
 
-    /// Returns the address at which it listens.
+    /// Returns the listener's local address.
     ///
     /// # Errors
     /// Never, while the listener lives.
@@ -104,7 +104,8 @@ impl TcpListener {
         Ok(TcpListener { inner: self.inner.clone() })
     }
 
-    /// Registers the listener with a poller; a connection that waits already is news at once.
+    /// Registers the listener with a poller. If a connection already waits, the poller has an event
+    /// at once.
     ///
     /// # Errors
     /// Never, while the listener lives.
@@ -133,7 +134,7 @@ impl std::fmt::Debug for TcpListener {
     }
 }
 
-/// Connections as they come: [`TcpListener::incoming`].
+/// An iterator over accepted connections: [`TcpListener::incoming`].
 #[derive(Debug)]
 pub struct Incoming<'a> {
     listener: &'a TcpListener,

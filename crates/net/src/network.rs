@@ -12,7 +12,7 @@ use crate::driver::Shared;
 use crate::link::Link;
 use crate::wait::{Waiter, lock};
 
-/// The thread that receives, acknowledges and retransmits.
+/// The choice of the thread that receives, acknowledges and retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driving {
     /// A thread of the library.
@@ -21,8 +21,8 @@ pub enum Driving {
     Application,
 }
 
-/// A private host: a stack and the link that carries its frames. It is a handle: its clones and all
-/// sockets made of them share the host, which ends with the last of them.
+/// A private host: a stack and the link that carries its frames. This is a handle: its clones and
+/// all their sockets share the host, which ends with the last of them.
 #[derive(Clone)]
 pub struct Network {
     owner: Arc<Owner>,
@@ -35,11 +35,11 @@ struct Owner {
 }
 
 impl Network {
-    /// Starts a host on `link`. The link determines the Ethernet address, the MTU and the offload,
-    /// in place of those in `config`; a random seed replaces a seed of 0.
+    /// Starts a host on `link`. The link's Ethernet address, MTU and offload replace those in
+    /// `config`; a random seed replaces a seed of 0.
     ///
     /// # Errors
-    /// When the configuration contradicts itself, or the system has no descriptor or thread left.
+    /// If the configuration contradicts itself, or the system has no descriptor or thread left.
     pub fn new(link: Box<dyn Link>, mut config: Config, driving: Driving) -> io::Result<Network> {
         let info = link.info();
         config.mac = info.mac;
@@ -47,7 +47,7 @@ impl Network {
         config.offload = info.offload;
         if config.seed == 0 {
             use std::hash::{BuildHasher, Hasher};
-            // The standard library's only numbers that other parties cannot know.
+            // The standard library's only source of secret numbers.
             config.seed = std::hash::RandomState::new().build_hasher().finish();
         }
         let clock = Clock::new();
@@ -68,11 +68,11 @@ impl Network {
         &self.owner.shared
     }
 
-    /// Receives, sends and does the work due. Without work it waits for some, at most `timeout`. It
-    /// is for networks without a thread of the library; one thread at a time may call it.
+    /// Receives, sends and handles due timers. Without work, waits for some, at most `timeout`.
+    /// Only for networks without a library thread; one thread at a time may call it.
     ///
     /// # Errors
-    /// When the link carries nothing any more.
+    /// If the link is dead.
     pub fn drive(&self, timeout: Duration) -> io::Result<()> {
         self.shared().drive(timeout)
     }
@@ -83,7 +83,7 @@ impl Network {
         *self.shared().core().stack.counters()
     }
 
-    /// Returns the number of TCP connections that are not over yet, including those that the
+    /// Returns the number of TCP connections that are not closed yet, including those that the
     /// application has dropped.
     #[must_use]
     pub fn connections(&self) -> usize {
@@ -96,12 +96,12 @@ impl Network {
         self.shared().core().stack.addresses().map(|(address, _)| address).collect()
     }
 
-    /// Waits until every connection is over: data written before its stream was dropped has then
-    /// arrived. A deadline beyond the clock's range never expires. The host ends without waiting
-    /// when its last handle is dropped.
+    /// Waits until every connection is closed: the peers then have all data that was written before
+    /// its stream was dropped. A deadline beyond the clock's range never expires. Dropping the last
+    /// handle ends the host without waiting.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] when they are not over by then, or the link's error.
+    /// [`io::ErrorKind::TimedOut`] if connections are still open then, or the link's error.
     pub fn drain(&self, timeout: Duration) -> io::Result<()> {
         let until = StdInstant::now().checked_add(timeout);
         while self.connections() > 0 {
@@ -122,14 +122,14 @@ impl Network {
         Ok(())
     }
 
-    /// Gives a socket a waiting room.
+    /// Registers a socket's waiter.
     pub(crate) fn register(&self, id: SocketId) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::default());
         self.shared().core().waiters.insert(id, waiter.clone());
         waiter
     }
 
-    /// Removes a socket's waiting room.
+    /// Removes a socket's waiter.
     pub(crate) fn unregister(&self, id: SocketId) {
         self.shared().core().waiters.remove(&id);
     }

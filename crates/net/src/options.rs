@@ -9,7 +9,7 @@ use std::time::{Duration, Instant as StdInstant};
 use crate::driver::Patience;
 use crate::wait::lock;
 
-/// State that clones of a socket share.
+/// The options that clones of a socket share.
 #[derive(Default)]
 pub(crate) struct Options {
     nonblocking: AtomicBool,
@@ -66,7 +66,7 @@ impl Options {
     }
 }
 
-/// Tries each address that `to` stands for until one works.
+/// Calls `f` with each address of `to` until a call succeeds.
 pub(crate) fn each<R>(
     to: impl ToSocketAddrs,
     mut f: impl FnMut(SocketAddr) -> io::Result<R>,
@@ -79,6 +79,6 @@ pub(crate) fn each<R>(
         }
     }
     Err(last.unwrap_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidInput, "the name stands for no address")
+        io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
     }))
 }

@@ -1,4 +1,4 @@
-//! Many sockets watched through one descriptor.
+//! Readiness of many sockets through one descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use rustix::event::EventfdFlags;
 
 use crate::wait::lock;
 
-/// A socket has news.
+/// The readiness of a socket may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The token with which the socket was registered.
@@ -18,7 +18,7 @@ pub struct Event {
 
 struct State {
     ready: Vec<(u64, Arc<AtomicBool>)>,
-    /// The descriptor is readable already.
+    /// `true` if the descriptor is readable already.
     notified: bool,
 }
 
@@ -27,33 +27,33 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// Collects the news of the sockets registered with it. Its descriptor is readable while there are
-/// news. It goes into `epoll`, `poll` or `select`, as the only descriptor for all of a network's
+/// Collects the events of the sockets registered with it. Its descriptor is readable while events
+/// wait, and goes into `epoll`, `poll` or `select`, as the only descriptor for all of a network's
 /// sockets.
 ///
-/// News are edges: after one, use the socket until it says `WouldBlock`. A notification takes one
-/// system call, however many news come before [`Poller::take`].
+/// Events are edge-triggered: after one, use the socket until it returns `WouldBlock`. All events
+/// before the next [`Poller::take`] together cost one system call.
 #[derive(Clone)]
 pub struct Poller {
     shared: Arc<Shared>,
 }
 
 impl Poller {
-    /// Creates a poller that watches nothing yet.
+    /// Creates a poller without sockets.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// If the system has no descriptor left.
     pub fn new() -> io::Result<Poller> {
         let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let state = Mutex::new(State { ready: Vec::new(), notified: false });
         Ok(Poller { shared: Arc::new(Shared { fd, state }) })
     }
 
-    /// Takes the news, in the order of their arrival.
+    /// Takes the events, in the order of their arrival.
     pub fn take(&self, events: &mut Vec<Event>) {
         let mut state = lock(&self.shared.state);
         if state.notified {
-            // Emptied under the lock: a later notification finds it empty.
+            // Reset under the lock, before a later notification.
             let _ = rustix::io::read(&self.shared.fd, &mut [0; 8]);
             state.notified = false;
         }
@@ -63,7 +63,7 @@ impl Poller {
         }));
     }
 
-    /// Returns a socket's place in the poller.
+    /// Returns a registration for a socket.
     pub(crate) fn registration(&self, token: u64) -> Registration {
         Registration { poller: self.clone(), token, queued: Arc::default() }
     }
@@ -75,16 +75,16 @@ impl AsFd for Poller {
     }
 }
 
-/// A socket's place in a poller.
+/// A socket's registration with a poller.
 pub(crate) struct Registration {
     poller: Poller,
     token: u64,
-    /// `true` if it is among the news already. Changes under the poller's lock only.
+    /// `true` if the socket has a waiting event. Changes under the poller's lock only.
     queued: Arc<AtomicBool>,
 }
 
 impl Registration {
-    /// Reports that the socket has news.
+    /// Reports an event of the socket.
     pub(crate) fn ready(&self) {
         let shared = &self.poller.shared;
         let mut state = lock(&shared.state);

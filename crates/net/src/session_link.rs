@@ -16,17 +16,18 @@ const LARGEST_BYTES: usize = 65_535 + 14;
 pub struct SessionLink {
     session: Session,
     endpoint: Endpoint,
-    /// Assembles a packet that lies in several buffers: the stack reads it in one piece.
+    /// The memory in which the link assembles a packet of several buffers, since the stack reads a
+    /// packet in one piece.
     whole: Vec<u8>,
 }
 
 /// The reason why no host could start over a driver server.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The server was not reached, or refused.
+    /// The server is unreachable, or refused.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// The endpoint that the host needs was refused.
+    /// The server refused the endpoint that the host needs.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The host itself could not start.
@@ -35,9 +36,9 @@ pub enum HostError {
 }
 
 impl SessionLink {
-    /// Returns the options of a session for a host. Transmit buffers are long, so that a large
-    /// packet is written in one piece; receive buffers are many and of 2 KiB, so that small packets
-    /// take little memory.
+    /// Returns the options of a session for a host. Each transmit buffer has room for a large
+    /// packet in one piece. The receive buffers are many, of 2 KiB each, so that small packets take
+    /// little memory.
     #[must_use]
     pub fn options(name: &str) -> Options {
         Options {
@@ -51,8 +52,8 @@ impl SessionLink {
         }
     }
 
-    /// Makes a link over a session. It opens an endpoint for all packets to the session's address,
-    /// broadcast and multicast, and accepts large packets and partial checksums.
+    /// Creates a link over a session. Opens an endpoint for all packets to the session's address,
+    /// broadcast and multicast, which accepts large packets and partial checksums.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -61,7 +62,7 @@ impl SessionLink {
         Ok(SessionLink { session, endpoint, whole: Vec::with_capacity(LARGEST_BYTES) })
     }
 
-    /// Returns what the server granted to the session.
+    /// Returns the session's properties, as the server granted them.
     #[must_use]
     pub fn session_info(&self) -> &Info {
         self.session.info()
@@ -86,7 +87,7 @@ impl Network {
     /// server assigns its addresses, and a thread of the library drives it.
     ///
     /// # Errors
-    /// [`HostError`] names the obstacle.
+    /// [`HostError`] gives the reason.
     pub fn attach(path: impl AsRef<Path>) -> Result<Network, HostError> {
         let name = Options::default().name;
         let session = Session::attach(path, &SessionLink::options(&name))?;
@@ -96,7 +97,7 @@ impl Network {
     /// Starts the same host over an attached session.
     ///
     /// # Errors
-    /// [`HostError`] names the obstacle.
+    /// [`HostError`] gives the reason.
     pub fn over(session: Session, driving: Driving) -> Result<Network, HostError> {
         let link = SessionLink::new(session)?;
         let config = link.config();
@@ -152,7 +153,7 @@ impl Link for SessionLink {
 
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
         let outcome = self.session.send(self.endpoint, len, meta, |parts| {
-            // Buffers are as long as the longest packet.
+            // A buffer has room for the longest packet.
             if let [whole] = parts {
                 fill(whole);
             }

@@ -14,13 +14,13 @@ use crate::poller::Poller;
 use crate::wait::{Waiter, lock};
 use crate::{Network, error};
 
-/// Bytes copied at once, during which the thread holds the stack's lock.
+/// The maximum number of bytes copied at once, during which the thread holds the stack's lock.
 const CHUNK: usize = 128 * 1024;
 
 /// A TCP connection of a [`Network`], used like `std::net::TcpStream`.
 ///
-/// Dropping the last handle closes the connection gently, in the background. The stack still sends
-/// written data, as long as the network lives ([`Network::drain`]).
+/// Dropping the last handle closes the connection in the background. The stack still sends written
+/// data while the network lives ([`Network::drain`]).
 pub struct TcpStream {
     inner: Arc<Inner>,
 }
@@ -30,7 +30,7 @@ struct Inner {
     id: TcpId,
     waiter: Arc<Waiter>,
     options: Options,
-    /// `true` if dropping it resets the connection.
+    /// `true` if dropping the stream resets the connection.
     abort: AtomicBool,
 }
 
@@ -57,18 +57,18 @@ impl TcpStream {
         }
     }
 
-    /// Connects.
+    /// Connects to a peer.
     ///
     /// # Errors
-    /// When no route leads to the address, no socket listens there or the peer does not answer.
+    /// If no route leads to the address, no socket listens there or the peer does not answer.
     pub fn connect(network: &Network, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         each(to, |to| Self::start(network, to, None, Patience::Forever))
     }
 
-    /// Connects, and waits at most `timeout` for it.
+    /// Connects to a peer, and waits at most `timeout`.
     ///
     /// # Errors
-    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] when the peer did not answer in time.
+    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] if the peer did not answer in time.
     pub fn connect_timeout(
         network: &Network,
         to: &SocketAddr,
@@ -78,11 +78,11 @@ impl TcpStream {
         Self::start(network, *to, Some(timeout), until.map_or(Patience::Forever, Patience::Until))
     }
 
-    /// Starts to connect and does not wait: the stream is writable once connected. The stream is
+    /// Starts to connect without waiting: the stream is writable once connected. The stream is
     /// non-blocking; [`TcpStream::set_nonblocking`] changes that.
     ///
     /// # Errors
-    /// When no route leads to the address.
+    /// If no route leads to the address.
     pub fn connect_nonblocking(network: &Network, to: SocketAddr) -> io::Result<TcpStream> {
         let id = network.shared().with(|core, now| core.stack.tcp_connect(now, to, None, None));
         let stream = TcpStream::new(network, id.map_err(error::socket)?);
@@ -169,7 +169,7 @@ impl TcpStream {
     /// Closes one direction or both. The stack still sends data written before.
     ///
     /// # Errors
-    /// When the connection is not there any more.
+    /// If there is no connection any more.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let how = match how {
             Shutdown::Read => towpath_stack::Shutdown::Read,
@@ -179,7 +179,7 @@ impl TcpStream {
         self.stack(|stack, id| stack.tcp_shutdown(id, how))
     }
 
-    /// Ends the connection at once, with a reset: unsent data is lost.
+    /// Ends the connection at once, with a reset. Unsent data is lost.
     pub fn abort(self) {
         let Inner { network, id, .. } = &*self.inner;
         let _ = network.shared().with(|core, now| core.stack.tcp_abort(now, *id));
@@ -187,7 +187,7 @@ impl TcpStream {
     }
 
     /// Sets the linger time. With `Some(Duration::ZERO)`, dropping the stream resets the
-    /// connection, as on Linux. Other durations have no effect: a drop never waits;
+    /// connection, as on Linux. Other durations have no effect: a drop never waits, but
     /// [`Network::drain`] does.
     ///
     /// # Errors
@@ -214,7 +214,7 @@ impl TcpStream {
         self.stack(Stack::tcp_nodelay)
     }
 
-    /// Probes a silent peer every `interval`, and gives up after ten probes.
+    /// Probes a silent peer every `interval`, and gives up after ten intervals without an answer.
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -225,7 +225,7 @@ impl TcpStream {
         set.map_err(error::socket)
     }
 
-    /// Returns `true` if the handshake is over, also if it failed and ended the connection.
+    /// Returns `true` if the handshake has ended, also if it failed and ended the connection.
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -251,18 +251,18 @@ impl TcpStream {
         Ok(())
     }
 
-    /// Sets how long a read waits.
+    /// Sets the timeout of reading.
     ///
     /// # Errors
-    /// When it is zero.
+    /// If the timeout is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner.options.set_read_timeout(timeout)
     }
 
-    /// Sets how long a write waits.
+    /// Sets the timeout of writing.
     ///
     /// # Errors
-    /// When it is zero.
+    /// If the timeout is zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner.options.set_write_timeout(timeout)
     }
@@ -291,7 +291,8 @@ impl TcpStream {
         Ok(TcpStream { inner: self.inner.clone() })
     }
 
-    /// Registers the stream with a poller; operations that are possible already are news at once.
+    /// Registers the stream with a poller. If an operation is already possible, the poller has an
+    /// event at once.
     ///
     /// # Errors
     /// Never, while the stream lives.

@@ -35,11 +35,11 @@ impl Drop for Closing {
 }
 
 impl UdpSocket {
-    /// Binds a socket to an address of the network's. An unspecified address stands for all of its
-    /// kind, port 0 for any free one.
+    /// Binds a socket to an address of the network. An unspecified address stands for all addresses
+    /// of its family, port 0 for any free port.
     ///
     /// # Errors
-    /// When the address is not the network's, or in use.
+    /// If the address is not the network's, or in use.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         each(local, |local| {
             let bound = network.shared().core().stack.udp_bind(local);
@@ -62,18 +62,18 @@ impl UdpSocket {
         f(&mut self.inner().network.shared().core().stack, self.inner().id).map_err(error::socket)
     }
 
-    /// Sets the peer of [`UdpSocket::send`], from which alone the socket receives from now on.
+    /// Sets the peer of [`UdpSocket::send`]. From now on the socket receives only from that peer.
     ///
     /// # Errors
-    /// When no route leads to it.
+    /// If no route leads to the peer.
     pub fn connect(&self, peer: impl ToSocketAddrs) -> io::Result<()> {
         each(peer, |peer| self.stack(|stack, id| stack.udp_connect(id, Some(peer))))
     }
 
-    /// Sends a datagram. The stack fragments it if it is longer than the path carries.
+    /// Sends a datagram. The stack fragments a datagram that exceeds the path's MTU.
     ///
     /// # Errors
-    /// When no route leads to the address, the datagram is too long, or the write timeout passed.
+    /// If no route leads to the address, the datagram is too long, or the write timeout passed.
     pub fn send_to(&self, data: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
         each(to, |to| self.send_one(data, Some(to)))
     }
@@ -81,8 +81,8 @@ impl UdpSocket {
     /// Sends a datagram to the connected peer.
     ///
     /// # Errors
-    /// As [`UdpSocket::send_to`]; and when the socket is not connected, or the peer refused a
-    /// datagram before.
+    /// As [`UdpSocket::send_to`], and if the socket is not connected or the peer refused an earlier
+    /// datagram.
     pub fn send(&self, data: &[u8]) -> io::Result<usize> {
         self.send_one(data, None)
     }
@@ -105,7 +105,7 @@ impl UdpSocket {
     /// Receives a datagram; the part beyond the buffer's length is lost.
     ///
     /// # Errors
-    /// When the read timeout passed or a peer refused a sent datagram.
+    /// If the read timeout passed, or the peer refused a sent datagram.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive(buffer, false).map(|received| (received.len, received.from))
     }
@@ -137,7 +137,7 @@ impl UdpSocket {
     /// Returns the peer to which the socket is connected.
     ///
     /// # Errors
-    /// When it is not connected.
+    /// If the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let peer = self.stack(towpath_stack::Stack::udp_peer)?;
         peer.ok_or_else(|| error::socket(SocketError::NotConnected))
@@ -151,7 +151,7 @@ impl UdpSocket {
         Ok(self.stack(towpath_stack::Stack::udp_take_error)?.map(error::socket))
     }
 
-    /// Returns the number of datagrams dropped because the application did not take them in time.
+    /// Returns the number of datagrams dropped because the receive queue was full.
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -169,18 +169,18 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Sets how long a receive waits.
+    /// Sets the timeout of receiving.
     ///
     /// # Errors
-    /// When it is zero.
+    /// If the timeout is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner().options.set_read_timeout(timeout)
     }
 
-    /// Sets how long a send waits.
+    /// Sets the timeout of sending.
     ///
     /// # Errors
-    /// When it is zero.
+    /// If the timeout is zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner().options.set_write_timeout(timeout)
     }
@@ -193,7 +193,8 @@ impl UdpSocket {
         Ok(UdpSocket { inner: self.inner.clone() })
     }
 
-    /// Registers the socket with a poller; operations that are possible already are news at once.
+    /// Registers the socket with a poller. If an operation is already possible, the poller has an
+    /// event at once.
     ///
     /// # Errors
     /// Never, while the socket lives.

@@ -1,4 +1,4 @@
-//! Waiting for a socket: the waiting threads, and the ways to tell them.
+//! Waiting for a socket: the waiting threads, and their wake-ups.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,29 +6,30 @@ use std::time::Instant;
 
 use crate::poller::Registration;
 
-/// A socket's waiting room, used with the stack's lock.
+/// A socket's waiters, used with the stack's lock.
 #[derive(Default)]
 pub(crate) struct Waiter {
     condvar: Condvar,
     /// Changes under the stack's lock only.
     waiting: AtomicU32,
-    /// `true` if its thread drives the network, and sleeps on the link.
+    /// `true` if the waiting thread drives the network, and sleeps on the link.
     pub(crate) leading: AtomicBool,
     pub(crate) registration: Mutex<Option<Registration>>,
 }
 
 impl Waiter {
-    /// Returns `true` if some thread or poller has to be told. Call it under the stack's lock.
+    /// Returns `true` if a thread or poller waits for an event. Call it under the stack's lock.
     pub(crate) fn wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
             || self.leading.load(Ordering::Relaxed)
             || lock(&self.registration).is_some()
     }
 
-    /// Tells the waiting threads. Call it after releasing the stack's lock, which they need first.
+    /// Wakes the waiting threads and the poller. Call it after releasing the stack's lock, which
+    /// the threads need first.
     pub(crate) fn tell(&self) {
         // A wake-up is a system call even if no thread waits. A thread that starts to wait after
-        // this check has seen the stack as it is now, since it took the lock after us.
+        // this check has seen the present state of the stack, since it took the lock after us.
         if self.waiting.load(Ordering::Relaxed) != 0 {
             self.condvar.notify_all();
         }
@@ -37,7 +38,7 @@ impl Waiter {
         }
     }
 
-    /// Waits until told or `until`, and releases the lock meanwhile.
+    /// Waits for a wake-up or until `until`, and releases the lock meanwhile.
     pub(crate) fn wait<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
@@ -58,10 +59,10 @@ impl Waiter {
 }
 
 /// Locks a mutex, even a poisoned one. Only an application's callback can panic while its thread
-/// holds the lock, and the state behind the lock is whole then.
+/// holds the lock, and the state behind the lock is then consistent.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sockets to be told once the stack's lock is released.
+/// The waiters to wake after releasing the stack's lock.
 pub(crate) type ToTell = Vec<Arc<Waiter>>;

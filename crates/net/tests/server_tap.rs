@@ -1,5 +1,5 @@
-//! The kernel's own stack on one side of a TAP, hosts of applications on the other, a driver server
-//! between: the first setup of every user of Towpath.
+//! The kernel's own stack on one side of a TAP device, private hosts of applications on the other,
+//! and a driver server between them: the first setup of every user of Towpath.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -49,7 +49,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
 
-/// Exchanges data both ways at once: the application echoes what the kernel sends.
+/// Exchanges data in both directions at once: the application echoes the kernel's data.
 fn echo_to_the_kernel(host: &Network, address: &str, port: u16, sent: &[u8]) {
     let listener = TcpListener::bind(host, format!("{address}:{port}")).unwrap();
     let serving = std::thread::spawn(move || {
@@ -96,8 +96,8 @@ fn kernel_tcp_both_ways() {
     });
 }
 
-/// Both sides' windows close again and again, at ends that no window can say exactly. When an end
-/// moved back by rounding, connections stood still for ever once in some fifty of these transfers.
+/// Both sides' windows close again and again, at ends that no window field can express exactly.
+/// When rounding moved an end back, about one in fifty of these transfers stalled for ever.
 #[test]
 fn full_windows_open_again() {
     isolated!(|| {

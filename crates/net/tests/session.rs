@@ -1,5 +1,5 @@
 //! Hosts over sessions of one server: TCP and UDP from application to application through the
-//! engine, with nothing but memory as device.
+//! engine, with an in-memory device.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ fn tcp_driven_by_the_application() {
     echo("10.77.0.2", Driving::Application);
 }
 
-/// Waits for connections, also with a deadline beyond the clock's range.
+/// Drains connections, also with a deadline beyond the clock's range.
 #[test]
 fn drain_waits_for_connections_with_any_deadline() {
     let (server, _far) = serve();
@@ -82,7 +82,7 @@ fn drain_waits_for_connections_with_any_deadline() {
         let network = host(&server, name, driving);
         for longest in [Duration::MAX, Duration::from_secs(1 << 62)] {
             let mut stream = TcpStream::connect(&network, "10.77.0.2:7").unwrap();
-            // The other side closes first, so that only data in flight stays on this side.
+            // The other side closes first, so that this side has only data in flight.
             drop(listener.accept().unwrap());
             assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
             drop(stream);

@@ -27,7 +27,8 @@ pub struct Address {
     pub index: u32,
     /// The address, with its network's prefix.
     pub prefix: Prefix,
-    /// Not usable yet: the kernel is still asking whether another host has it (RFC 4862).
+    /// `true` if the address is not usable yet: the kernel still checks whether another host has it
+    /// (RFC 4862).
     pub tentative: bool,
 }
 
@@ -35,7 +36,7 @@ impl Netlink {
     /// Returns all IPv4 and IPv6 addresses of the namespace.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn addresses(&mut self) -> Result<Vec<Address>, Error> {
         self.dump(
             "list the addresses",
@@ -46,19 +47,19 @@ impl Netlink {
         )
     }
 
-    /// Gives an interface an address, usable at once: IPv6 without duplicate address detection.
+    /// Adds an address to an interface, usable at once: IPv6 without duplicate address detection.
     ///
     /// # Errors
-    /// As [`Error`] says; `EEXIST` when the interface has it.
+    /// Any [`Error`]; `EEXIST` if the interface has the address already.
     pub fn add_address(&mut self, name: &str, prefix: Prefix) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.change_address("add an address to", name, prefix, RTM_NEWADDR, flags)
     }
 
-    /// Takes an address from an interface.
+    /// Removes an address from an interface.
     ///
     /// # Errors
-    /// As [`Error`] says; `EADDRNOTAVAIL` when the interface does not have it.
+    /// Any [`Error`]; `EADDRNOTAVAIL` if the interface does not have the address.
     pub fn delete_address(&mut self, name: &str, prefix: Prefix) -> Result<(), Error> {
         self.change_address("delete an address of", name, prefix, RTM_DELADDR, 0)
     }
@@ -93,7 +94,7 @@ fn write_address(request: &mut Request, index: u32, prefix: Prefix) {
     }
 }
 
-/// Reads an address out of an `RTM_NEWADDR` message.
+/// Reads an address from an `RTM_NEWADDR` message.
 pub(crate) fn read_address(body: &[u8]) -> Result<Option<Address>, Malformed> {
     let (Some(len_bits), Some(flags), Some(index)) =
         (u8_at(body, 1), u8_at(body, 2), u32_at(body, 4))
@@ -111,7 +112,7 @@ pub(crate) fn read_address(body: &[u8]) -> Result<Option<Address>, Malformed> {
             _ => {}
         }
     }
-    // On a point-to-point interface the other attribute is the peer's.
+    // On a point-to-point interface the other attribute is the peer's address.
     let Some(own) = local.or(address) else { return Ok(None) };
     let prefix = Prefix::new(own, len_bits).map_err(|_| Malformed("a prefix too long"))?;
     Ok(Some(Address { index, prefix, tentative: flags & IFA_F_TENTATIVE != 0 }))

@@ -1,13 +1,13 @@
-//! Errors, with the operation and the interface.
+//! Errors, which name the operation and the interface.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// The reason why a request did nothing. Only [`Error::Refused`] is the kernel's decision.
+/// The reason why a request failed. Only [`Error::Refused`] is the kernel's decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The socket itself could not be opened, written or read.
+    /// Opening, writing or reading the socket failed.
     #[error("netlink: {operation}: {}", io::Error::from(*errno))]
     Socket {
         /// The attempted operation.
@@ -32,7 +32,7 @@ pub enum Error {
         subject: String,
         /// The error of the acknowledgement.
         errno: Errno,
-        /// The kernel's own message, where it has any (`NLMSGERR_ATTR_MSG`).
+        /// The kernel's own message, if any (`NLMSGERR_ATTR_MSG`).
         detail: Option<String>,
     },
     /// There is no such interface in this network namespace.
@@ -49,7 +49,7 @@ pub enum Error {
         /// Its defect.
         cause: &'static str,
     },
-    /// A value that no kernel takes, such as a prefix of 33 bits.
+    /// The value is impossible, such as a prefix of 33 bits.
     #[error("{what}: {value:?} is not possible")]
     BadValue {
         /// The kind of value.
@@ -57,7 +57,7 @@ pub enum Error {
         /// The given value.
         value: String,
     },
-    /// An inconsistent answer, or a longer one than any host has.
+    /// The answer is inconsistent, or longer than that of any host.
     #[error("{operation}: unreadable answer: {cause}")]
     Malformed {
         /// The requested operation.
@@ -68,7 +68,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the kernel's error number, where there is one.
+    /// Returns the kernel's error number, if any.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -78,13 +78,13 @@ impl Error {
         }
     }
 
-    /// Returns `true` if the object to be made exists already.
+    /// Returns `true` if the object to create exists already.
     #[must_use]
     pub fn already_exists(&self) -> bool {
         self.errno() == Some(Errno::EXIST)
     }
 
-    /// Returns `true` if the object to be changed or removed does not exist.
+    /// Returns `true` if the object to change or remove does not exist.
     #[must_use]
     pub fn not_found(&self) -> bool {
         matches!(
@@ -93,7 +93,7 @@ impl Error {
         )
     }
 
-    /// Returns `true` if this process lacks the right to do it.
+    /// Returns `true` if this process lacks the right to the operation.
     #[must_use]
     pub fn not_permitted(&self) -> bool {
         matches!(self.errno(), Some(Errno::PERM | Errno::ACCESS))

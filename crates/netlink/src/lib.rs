@@ -13,9 +13,9 @@
 //! # }
 //! ```
 //!
-//! A [`Netlink`] belongs to the network namespace of the thread that opened it, for good; any
-//! thread may then use it. Each call waits for the kernel's answer, within [`ANSWER_TIMEOUT`]. It
-//! ignores messages from peers in user space.
+//! A [`Netlink`] always belongs to the network namespace of the thread that opened it; any thread
+//! may use it. Each call waits for the kernel's answer, at most [`ANSWER_TIMEOUT`], and ignores
+//! messages from user space.
 
 mod address;
 mod error;

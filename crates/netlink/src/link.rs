@@ -50,32 +50,32 @@ pub struct Link {
     pub name: String,
     /// The largest IP packet, in bytes.
     pub mtu: u32,
-    /// Its Ethernet address; `None` where it has none, as a `tun` interface.
+    /// Its Ethernet address; `None` without one, as for a `tun` interface.
     pub mac: Option<[u8; 6]>,
     /// `true` if it was set up.
     pub up: bool,
-    /// `true` if there is a carrier: a cable, or the peer of a veth pair that is up, too.
+    /// `true` if there is a carrier: a cable, or the other end of a veth pair that is also up.
     pub carrier: bool,
-    /// The driver that made it: `veth`, `vlan`, `bridge`, `tun`; `None` for hardware and the
-    /// loopback.
+    /// The driver of a virtual interface: `veth`, `vlan`, `bridge`, `tun`; `None` for hardware and
+    /// the loopback.
     pub kind: Option<String>,
-    /// The number of the bridge or bond that it is part of.
+    /// The number of the bridge or bond that contains the interface.
     pub master: Option<u32>,
-    /// The number of the interface below (VLAN) or at the other end (veth). Of another network
-    /// namespace, when it lives there.
+    /// The number of the interface below (VLAN) or at the other end (veth), in that interface's own
+    /// network namespace.
     pub below: Option<u32>,
 }
 
-/// A network namespace to put an interface in.
+/// A network namespace for an interface.
 #[derive(Debug, Clone, Copy)]
 pub enum Place<'a> {
-    /// That of a descriptor of `/proc/<pid>/ns/net`.
+    /// The namespace of a descriptor of `/proc/<pid>/ns/net`.
     Descriptor(BorrowedFd<'a>),
-    /// That of a process or thread.
+    /// The namespace of a process or thread.
     Process(u32),
 }
 
-/// A veth pair to be made: packets sent into one end come out of the other.
+/// A veth pair to create: packets sent into one end come out of the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Veth<'a> {
     /// The name of the end in this namespace.
@@ -95,7 +95,7 @@ pub struct Veth<'a> {
 }
 
 impl<'a> Veth<'a> {
-    /// Describes a pair with both ends here, and the kernel's defaults.
+    /// Describes a pair with both ends in this namespace, and the kernel's defaults.
     #[must_use]
     pub fn new(name: &'a str, peer: &'a str) -> Veth<'a> {
         Veth { name, peer, peer_place: None, mac: None, peer_mac: None, mtu: None, queues: None }
@@ -106,7 +106,7 @@ impl Netlink {
     /// Returns all interfaces of the namespace.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn links(&mut self) -> Result<Vec<Link>, Error> {
         self.dump(
             "list the interfaces",
@@ -123,7 +123,7 @@ impl Netlink {
     /// Returns the interface of a name.
     ///
     /// # Errors
-    /// [`Error::NoSuchLink`], [`Error::BadName`], and as [`Error`] says.
+    /// [`Error::NoSuchLink`], [`Error::BadName`], or any other [`Error`].
     pub fn link(&mut self, name: &str) -> Result<Link, Error> {
         check_name(name)?;
         let mut request = Request::new(RTM_GETLINK, NLM_F_ACK);
@@ -152,10 +152,10 @@ impl Netlink {
         Ok(self.link(name)?.index)
     }
 
-    /// Sets an interface up: it may send and receive.
+    /// Sets an interface up, so that it may send and receive.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn set_up(&mut self, name: &str) -> Result<(), Error> {
         self.change("set up", name, IFF_UP, IFF_UP, |_| {})
     }
@@ -163,7 +163,7 @@ impl Netlink {
     /// Sets an interface down.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn set_down(&mut self, name: &str) -> Result<(), Error> {
         self.change("set down", name, 0, IFF_UP, |_| {})
     }
@@ -171,7 +171,7 @@ impl Netlink {
     /// Sets the largest IP packet, in bytes.
     ///
     /// # Errors
-    /// As [`Error`] says; `EINVAL` when the interface cannot.
+    /// Any [`Error`]; `EINVAL` if the interface does not support it.
     pub fn set_mtu(&mut self, name: &str, mtu_bytes: u32) -> Result<(), Error> {
         self.change("set the MTU of", name, 0, 0, |r| r.attribute_u32(IFLA_MTU, mtu_bytes))
     }
@@ -179,17 +179,17 @@ impl Netlink {
     /// Sets the Ethernet address.
     ///
     /// # Errors
-    /// As [`Error`] says; `EADDRNOTAVAIL` for a multicast address, `EBUSY` where the interface
-    /// has to be down for it.
+    /// Any [`Error`]; `EADDRNOTAVAIL` for a multicast address, `EBUSY` if the interface has to be
+    /// down for it.
     pub fn set_mac(&mut self, name: &str, mac: [u8; 6]) -> Result<(), Error> {
         self.change("set the MAC address of", name, 0, 0, |r| r.attribute(IFLA_ADDRESS, &mac))
     }
 
-    /// Moves an interface to another network namespace. It arrives there set down and without
-    /// its IP addresses.
+    /// Moves an interface to another network namespace. It arrives there down and without its IP
+    /// addresses.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn set_place(&mut self, name: &str, place: Place<'_>) -> Result<(), Error> {
         self.change("move", name, 0, 0, |request| write_place(request, place))
     }
@@ -197,17 +197,17 @@ impl Netlink {
     /// Makes an interface part of a bridge.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn enslave(&mut self, name: &str, bridge: &str) -> Result<(), Error> {
         let bridge = self.index(bridge)?;
         let operation = "make part of a bridge";
         self.change(operation, name, 0, 0, |request| request.attribute_u32(IFLA_MASTER, bridge))
     }
 
-    /// Takes an interface out of its bridge.
+    /// Removes an interface from its bridge.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn release(&mut self, name: &str) -> Result<(), Error> {
         self.change("take out of its bridge", name, 0, 0, |r| r.attribute_u32(IFLA_MASTER, 0))
     }
@@ -215,16 +215,16 @@ impl Netlink {
     /// Deletes an interface, and the other end of a veth pair with it.
     ///
     /// # Errors
-    /// [`Error::NoSuchLink`], and as [`Error`] says; `EOPNOTSUPP` for hardware.
+    /// [`Error::NoSuchLink`], or any other [`Error`]; `EOPNOTSUPP` for hardware.
     pub fn delete_link(&mut self, name: &str) -> Result<(), Error> {
         let index = self.index(name)?;
         self.carry_out("delete", name, RTM_DELLINK, 0, |r| r.fixed(&ifinfomsg(index, 0, 0)))
     }
 
-    /// Makes a veth pair. Both ends are down.
+    /// Creates a veth pair. Both ends are down.
     ///
     /// # Errors
-    /// As [`Error`] says; `EEXIST` when a name is taken.
+    /// Any [`Error`]; `EEXIST` if a name is taken.
     pub fn create_veth(&mut self, veth: &Veth<'_>) -> Result<(), Error> {
         check_name(veth.peer)?;
         self.create("veth", veth.name, |request| {
@@ -245,10 +245,10 @@ impl Netlink {
         })
     }
 
-    /// Makes an interface that sends and receives with an 802.1Q tag on another one.
+    /// Creates an interface that sends and receives with an 802.1Q tag on another interface.
     ///
     /// # Errors
-    /// As [`Error`] says; [`Error::BadValue`] for an `id` not from 1 to 4094.
+    /// Any [`Error`]; [`Error::BadValue`] for an `id` outside 1 to 4094.
     pub fn create_vlan(&mut self, name: &str, on: &str, id: u16) -> Result<(), Error> {
         if !(1..=4094).contains(&id) {
             return Err(Error::BadValue { what: "VLAN", value: id.to_string() });
@@ -265,10 +265,10 @@ impl Netlink {
         })
     }
 
-    /// Makes a bridge without members.
+    /// Creates a bridge without members.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn create_bridge(&mut self, name: &str) -> Result<(), Error> {
         self.create("bridge", name, |request| {
             request.nested(IFLA_LINKINFO, |info| info.attribute(IFLA_INFO_KIND, b"bridge"));
@@ -338,7 +338,7 @@ fn ifinfomsg(index: u32, flags: u32, mask: u32) -> [u8; IFINFOMSG_BYTES] {
     part
 }
 
-/// Reads an interface out of an `RTM_NEWLINK` message.
+/// Reads an interface from an `RTM_NEWLINK` message.
 pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
     let short = Malformed("an interface without index and flags");
     let (Some(index), Some(flags)) = (i32_at(body, 4), u32_at(body, 8)) else {

@@ -1,7 +1,7 @@
 //! The form of netlink messages: headers, attributes, acknowledgements (`linux/netlink.h`).
 //!
-//! Every read is bounds-checked, so that no bytes can make a reader panic, run on or look outside
-//! of the received ones.
+//! Every read is bounds-checked, so that no bytes can make a reader panic, loop endlessly or read
+//! beyond the received bytes.
 #![forbid(unsafe_code)]
 
 use rustix::io::Errno;
@@ -25,13 +25,13 @@ const NLM_F_CAPPED: u16 = 0x100;
 const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
-/// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` are flags in an attribute's kind.
+/// The kind of an attribute, without the flags `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
 const KIND_MASK: u16 = 0x3fff;
 
 /// The longest text taken from the kernel's acknowledgement, in bytes.
 const DETAIL_MAX_BYTES: usize = 256;
 
-/// A request being written.
+/// A request under construction.
 pub(crate) struct Request {
     bytes: Vec<u8>,
 }
@@ -66,8 +66,8 @@ impl Request {
         });
     }
 
-    /// Appends an attribute whose value `fill` writes. Values are names, addresses and numbers, a
-    /// few hundred bytes together, so the length always fits into its 16 bits.
+    /// Appends an attribute whose value `fill` writes. Values are names, addresses and numbers, at
+    /// most a few hundred bytes in total, so the length always fits into 16 bits.
     pub(crate) fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Request)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
@@ -103,7 +103,7 @@ pub(crate) struct Message<'a> {
     pub(crate) body: &'a [u8],
 }
 
-/// Cuts a datagram into messages. Stops for good at the first that does not fit.
+/// Splits a datagram into messages. Ends at the first malformed one.
 pub(crate) struct Messages<'a> {
     rest: &'a [u8],
 }
@@ -129,23 +129,23 @@ impl<'a> Iterator for Messages<'a> {
         };
         let len = len as usize;
         if len < HEADER_BYTES {
-            return Some(Err(Malformed("a message that says it is shorter than its header")));
+            return Some(Err(Malformed("a message that states a length below its header")));
         }
         let Some(body) = all.get(HEADER_BYTES..len) else {
-            return Some(Err(Malformed("a message longer than what was received")));
+            return Some(Err(Malformed("a message longer than the received bytes")));
         };
         self.rest = all.get(len.next_multiple_of(4)..).unwrap_or_default();
         Some(Ok(Message { kind, flags, sequence, body }))
     }
 }
 
-/// Cuts the end of a message into attributes. Stops for good at the first that does not fit.
+/// Splits the end of a message into attributes. Ends at the first malformed one.
 pub(crate) struct Attributes<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Attributes<'a> {
-    /// Returns the attributes behind a fixed part of `skip` bytes.
+    /// Returns the attributes after a fixed part of `skip` bytes.
     pub(crate) fn after(body: &'a [u8], skip: usize) -> Result<Attributes<'a>, Malformed> {
         let rest = body.get(skip..).ok_or(Malformed("a message without its fixed part"))?;
         Ok(Attributes { rest })
@@ -169,7 +169,7 @@ impl<'a> Iterator for Attributes<'a> {
         };
         let len = usize::from(len);
         if len < 4 {
-            return Some(Err(Malformed("an attribute that says it is shorter than its header")));
+            return Some(Err(Malformed("an attribute that states a length below its header")));
         }
         let Some(value) = all.get(4..len) else {
             return Some(Err(Malformed("an attribute longer than its message")));
@@ -192,8 +192,8 @@ impl Acknowledgement {
         let errno = errno_of(code)?;
         let mut detail = None;
         if message.flags & NLM_F_ACK_TLVS != 0 {
-            // Behind the code comes the request's header, and the rest of the request unless the
-            // kernel was asked to leave it out.
+            // The request's header follows the code, and then the rest of the request, unless the
+            // socket's options exclude it.
             let echoed = if message.flags & NLM_F_CAPPED != 0 {
                 HEADER_BYTES
             } else {
@@ -217,11 +217,11 @@ pub(crate) fn errno_of(code: i32) -> Result<Option<Errno>, Malformed> {
     match code {
         0 => Ok(None),
         -4095..=-1 => Ok(Some(Errno::from_raw_os_error(-code))),
-        _ => Err(Malformed("an error number that is none")),
+        _ => Err(Malformed("an error number out of range")),
     }
 }
 
-/// Returns a text of any bytes, up to its terminating zero.
+/// Converts bytes up to a terminating zero to a text, also if they are no UTF-8.
 pub(crate) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|&byte| byte == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()

@@ -17,10 +17,10 @@ const NUD_PERMANENT: u16 = 0x80;
 
 impl Netlink {
     /// Sets a permanent neighbour entry: the Ethernet address of an IP address on an interface. The
-    /// kernel then asks no host for it (ARP, RFC 826; neighbour discovery, RFC 4861).
+    /// kernel then sends no request for it (ARP, RFC 826; neighbour discovery, RFC 4861).
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn add_neighbour(
         &mut self,
         name: &str,
@@ -34,7 +34,7 @@ impl Netlink {
     /// Removes a neighbour.
     ///
     /// # Errors
-    /// As [`Error`] says; `ENOENT` when there is no such entry.
+    /// Any [`Error`]; `ENOENT` if there is no such entry.
     pub fn delete_neighbour(&mut self, name: &str, address: IpAddr) -> Result<(), Error> {
         self.change_neighbour("delete a neighbour of", name, address, None, RTM_DELNEIGH, 0)
     }

@@ -1,4 +1,4 @@
-//! An address with the length of its network's part.
+//! An address with the length of its network prefix.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 use crate::error::Error;
 use crate::message::Malformed;
 
-/// An address and the number of leading bits that name its network, as in `192.0.2.1/24`.
+/// An address and the number of leading bits that identify its network, as in `192.0.2.1/24`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Prefix {
     address: IpAddr,
@@ -27,7 +27,7 @@ impl Prefix {
     /// Creates an address in a network of `len_bits` leading bits.
     ///
     /// # Errors
-    /// [`Error::BadValue`] when the address has fewer bits.
+    /// [`Error::BadValue`] if the address has fewer bits.
     pub fn new(address: IpAddr, len_bits: u8) -> Result<Prefix, Error> {
         if len_bits > bits(address) {
             let value = format!("{address}/{len_bits}");
@@ -36,25 +36,25 @@ impl Prefix {
         Ok(Prefix { address, len_bits })
     }
 
-    /// Creates a prefix of one address alone: `/32` or `/128`.
+    /// Creates a prefix of a single address: `/32` or `/128`.
     #[must_use]
     pub fn host(address: IpAddr) -> Prefix {
         Prefix { address, len_bits: bits(address) }
     }
 
-    /// Returns the address, host bits included.
+    /// Returns the address, including its host bits.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Returns how many leading bits name the network.
+    /// Returns the number of leading bits that identify the network.
     #[must_use]
     pub fn len_bits(&self) -> u8 {
         self.len_bits
     }
 
-    /// Returns the network: the same, with the host bits zero.
+    /// Returns the network: the same prefix with host bits of zero.
     #[must_use]
     pub fn network(&self) -> Prefix {
         let host_bits = u32::from(bits(self.address) - self.len_bits);
@@ -106,7 +106,7 @@ pub(crate) fn family(address: IpAddr) -> u8 {
     }
 }
 
-/// Returns the address as it stands in a message.
+/// Returns the address as a message contains it.
 pub(crate) fn octets(address: &IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -114,7 +114,7 @@ pub(crate) fn octets(address: &IpAddr) -> Vec<u8> {
     }
 }
 
-/// Reads an address out of a message: its length tells its kind.
+/// Reads an address from a message; the length determines the family.
 pub(crate) fn read(value: &[u8]) -> Result<IpAddr, Malformed> {
     if let Ok(octets) = <[u8; 4]>::try_from(value) {
         return Ok(IpAddr::from(octets));

@@ -36,11 +36,11 @@ pub struct Route {
     pub destination: Prefix,
     /// The gateway; `None` for a direct route to the destination.
     pub gateway: Option<IpAddr>,
-    /// The interface, by its number; the gateway's if `None`.
+    /// The interface, by its number; that of the gateway if `None`.
     pub link: Option<u32>,
     /// The source address of packets from here; the kernel's choice if `None`.
     pub source: Option<IpAddr>,
-    /// The lowest wins; the kernel's default if `None`.
+    /// The metric, of which the lowest wins; the kernel's default if `None`.
     pub metric: Option<u32>,
     /// The number of its table.
     pub table: u32,
@@ -50,7 +50,7 @@ impl Route {
     /// The number of the table that `ip route` shows.
     pub const MAIN_TABLE: u32 = 254;
 
-    /// Creates a route to a network, its host bits ignored, in the main table. It needs at least
+    /// Creates a route to a network, without host bits, in the main table. The route needs at least
     /// one of [`via`](Route::via) and [`on`](Route::on).
     #[must_use]
     pub fn to(destination: Prefix) -> Route {
@@ -81,7 +81,7 @@ impl Netlink {
     /// Returns all unicast routes of the namespace, of all tables, IPv4 and IPv6.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn routes(&mut self) -> Result<Vec<Route>, Error> {
         self.dump(
             "list the routes",
@@ -95,8 +95,7 @@ impl Netlink {
     /// Adds a route.
     ///
     /// # Errors
-    /// As [`Error`] says; `EEXIST` when it is there, `ENETUNREACH` when no route leads to the
-    /// gateway.
+    /// Any [`Error`]; `EEXIST` if the route exists, `ENETUNREACH` if no route leads to the gateway.
     pub fn add_route(&mut self, route: &Route) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.change_route("add route", route, RTM_NEWROUTE, flags)
@@ -105,7 +104,7 @@ impl Netlink {
     /// Adds a route, or replaces one to the same destination.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// Any [`Error`].
     pub fn replace_route(&mut self, route: &Route) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
         self.change_route("replace route", route, RTM_NEWROUTE, flags)
@@ -114,7 +113,7 @@ impl Netlink {
     /// Deletes the first route that matches all given fields.
     ///
     /// # Errors
-    /// As [`Error`] says; `ESRCH` when there is none.
+    /// Any [`Error`]; `ESRCH` if no route matches.
     pub fn delete_route(&mut self, route: &Route) -> Result<(), Error> {
         self.change_route("delete route", route, RTM_DELROUTE, 0)
     }
@@ -146,10 +145,10 @@ fn write_route(request: &mut Request, route: &Route, deleted: bool) {
     let mut part = [0; RTMSG_BYTES];
     part[0] = destination.family();
     part[1] = destination.len_bits();
-    // Tables above 255 stand in the attribute alone.
+    // A table above 255 is only in the attribute.
     part[4] = u8::try_from(route.table).unwrap_or(0);
     if deleted {
-        // With any protocol, type and scope.
+        // Matches any protocol, type and scope.
         part[6] = RT_SCOPE_NOWHERE;
     } else {
         part[5] = RTPROT_STATIC;
@@ -175,7 +174,7 @@ fn write_route(request: &mut Request, route: &Route, deleted: bool) {
     }
 }
 
-/// Reads a route out of an `RTM_NEWROUTE` message; `None` if it is not unicast IPv4 or IPv6.
+/// Reads a route from an `RTM_NEWROUTE` message; `None` if it is not unicast IPv4 or IPv6.
 pub(crate) fn read_route(body: &[u8]) -> Result<Option<Route>, Malformed> {
     let (Some(family), Some(len_bits), Some(table), Some(kind)) =
         (u8_at(body, 0), u8_at(body, 1), u8_at(body, 4), u8_at(body, 7))

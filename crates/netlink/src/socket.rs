@@ -1,6 +1,6 @@
-//! The socket: a request out, its answers in.
+//! The socket, which sends requests and receives their answers.
 //!
-//! Unsafe lives here for one `setsockopt` that rustix does not know.
+//! Unsafe lives here for one `setsockopt` that rustix does not wrap.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use crate::message::{
     NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, Request, errno_of, i32_at,
 };
 
-/// The time that the kernel has for an answer. Deleting an interface may take some hundred
+/// The maximum time to wait for the kernel's answer. Deleting an interface may take some hundred
 /// milliseconds; no request takes this long.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The kernel fills datagrams of a dump up to 32 KiB.
+/// The size of the receive buffer. The kernel fills the datagrams of a dump up to 32 KiB.
 const RECEIVE_BYTES: usize = 64 * 1024;
 
-/// The longest dump read, in datagrams: 128 MiB, more than a million routes.
+/// The maximum length of a dump, in datagrams: 128 MiB, more than a million routes.
 const DUMP_MAX_DATAGRAMS: usize = 4096;
 
-/// The most repetitions of a dump that a change has overtaken.
+/// The maximum number of attempts at a dump that changes interrupt.
 const DUMP_MAX_TRIES: usize = 8;
 
 /// An rtnetlink socket of one network namespace.
@@ -40,7 +40,7 @@ pub struct Netlink {
 /// The end of an answer.
 enum End {
     Done,
-    /// The tables changed during the dump: it may lack entries.
+    /// The tables changed during the dump, which may lack entries.
     Overtaken,
 }
 
@@ -62,13 +62,13 @@ impl Netlink {
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))
             .map_err(failed("set the timeout"))?;
         // Requests the kernel's messages beside its error numbers (Linux 4.12), without an echo of
-        // the request in front of them. Without either, an error is a number alone.
+        // the request before them. Without these options an error is only a number.
         set_flag(socket.as_fd(), libc::NETLINK_EXT_ACK);
         set_flag(socket.as_fd(), libc::NETLINK_CAP_ACK);
         Ok(Netlink { socket, sequence: 0, received: vec![0; RECEIVE_BYTES] })
     }
 
-    /// Makes the kernel carry out a request, and waits for its acknowledgement.
+    /// Sends a request, and waits for the kernel's acknowledgement.
     pub(crate) fn carry_out(
         &mut self,
         operation: &'static str,
@@ -93,7 +93,8 @@ impl Netlink {
         self.exchange(operation, subject, request, read).map(|_| ())
     }
 
-    /// Lists all objects of a kind: the results of `read` for each message of that kind.
+    /// Lists all objects of a kind. Returns the results of `read` for the messages of
+    /// `answer_kind`.
     pub(crate) fn dump<T>(
         &mut self,
         operation: &'static str,
@@ -153,11 +154,11 @@ impl Netlink {
                 Err(errno) => return Err(Error::Socket { operation: "receive", errno }),
             };
             let Some(datagram) = self.received.get(..len) else {
-                return Err(malformed(Malformed("an answer longer than any")));
+                return Err(malformed(Malformed("an answer longer than the receive buffer")));
             };
             for message in Messages::new(datagram) {
                 let message = message.map_err(malformed)?;
-                // Left over from a request that was given up.
+                // An answer to an earlier request that timed out.
                 if message.sequence != self.sequence {
                     continue;
                 }
@@ -204,8 +205,8 @@ fn send(socket: BorrowedFd<'_>, request: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// Returns one datagram's length. `None` for one that did not come from the kernel (any process of
-/// the namespace may send to a netlink port), or when a signal came first.
+/// Receives a datagram, and returns its length. Returns `None` for a datagram that is not from the
+/// kernel (any process of the namespace may send to a netlink port), or if a signal arrived first.
 fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
     match rustix::net::recvfrom(socket, &mut *buffer, RecvFlags::TRUNC) {
         Ok((_, len, Some(from))) => match SocketAddrNetlink::try_from(from) {

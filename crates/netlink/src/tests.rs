@@ -1,5 +1,5 @@
 //! Properties that hold for any bytes. The testkit crate tests the kernel's reactions to our
-//! messages, since it has network namespaces for that.
+//! messages, since it has network namespaces for them.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -61,7 +61,8 @@ fn near_messages() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    // The same cases every time; another seed through the environment: PROPTEST_RNG_SEED.
+    // The cases are the same every time; the environment variable PROPTEST_RNG_SEED sets another
+    // seed.
     #![proptest_config(ProptestConfig {
         cases: 4096,
         rng_seed: match ProptestConfig::default().rng_seed {

@@ -1,8 +1,7 @@
 //! Whole frames for tests, benchmarks and demonstrations, with right checksums.
 //!
-//! The functions favour readable callers over speed: every frame is a `Vec` of its own. Addresses
-//! are those that documents may use (RFC 5737, RFC 3849), hardware addresses are locally
-//! administered.
+//! The functions favour readable callers over speed: each frame is a new `Vec`. Addresses are those
+//! that documents may use (RFC 5737, RFC 3849), hardware addresses are locally administered.
 //!
 //! ```
 //! use towpath_packet::{Headers, build::Flow};
@@ -28,7 +27,7 @@ pub struct Flow {
     pub source_mac: [u8; 6],
     /// The Ethernet destination.
     pub destination_mac: [u8; 6],
-    /// A VLAN tag: priority, number and all.
+    /// A VLAN tag, with priority and number.
     pub tag: Option<u16>,
     /// The source address.
     pub source: IpAddr,
@@ -130,7 +129,7 @@ impl Flow {
         }
     }
 
-    /// Makes a frame of an Ethernet header, the VLAN tag if there is one, and the given rest.
+    /// Makes a frame of an Ethernet header, the VLAN tag if there is one, and the payload.
     #[must_use]
     pub fn ethernet(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         let mut frame = Vec::with_capacity(18 + payload.len());
@@ -148,7 +147,7 @@ impl Flow {
     /// Makes an IP packet with the given payload.
     ///
     /// # Panics
-    /// When the addresses are of two families, or the packet is over 65 535 bytes.
+    /// If the addresses are of two families, or the packet is over 65 535 bytes.
     #[must_use]
     pub fn ip(&self, protocol: u8, payload: &[u8]) -> Vec<u8> {
         match (self.source, self.destination) {
@@ -183,7 +182,7 @@ impl Flow {
     /// Returns the sum of this flow's pseudo-header.
     ///
     /// # Panics
-    /// When the addresses are of two families, or `len` is over 65 535 bytes.
+    /// If the addresses are of two families, or `len` is over 65 535 bytes.
     #[must_use]
     pub fn pseudo(&self, protocol: u8, len: usize) -> Sum {
         let len = u16::try_from(len).expect("a transport packet's length");
@@ -230,16 +229,16 @@ impl Flow {
     /// Makes a UDP datagram.
     ///
     /// # Panics
-    /// When it is longer than IP allows.
+    /// If it is longer than IP allows.
     #[must_use]
     pub fn udp(&self, payload: &[u8]) -> Vec<u8> {
         self.finished(PROTOCOL_UDP, self.udp_datagram(payload), 6)
     }
 
-    /// Makes a UDP datagram whose checksum is left to the device.
+    /// Makes a UDP datagram with a partial checksum, which the device completes.
     ///
     /// # Panics
-    /// When it is longer than IP allows.
+    /// If it is longer than IP allows.
     #[must_use]
     pub fn udp_partial(&self, payload: &[u8]) -> (Vec<u8>, Meta) {
         self.partial(PROTOCOL_UDP, self.udp_datagram(payload), 6)
@@ -264,13 +263,13 @@ impl Flow {
     /// Makes a TCP segment.
     ///
     /// # Panics
-    /// When it is longer than IP allows, or the options have a length that TCP does not allow.
+    /// If it is longer than IP allows, or the options have a length that TCP does not allow.
     #[must_use]
     pub fn tcp(&self, tcp: &Tcp<'_>, payload: &[u8]) -> Vec<u8> {
         self.finished(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
     }
 
-    /// Makes a TCP segment whose checksum is left to the device.
+    /// Makes a TCP segment with a partial checksum, which the device completes.
     ///
     /// # Panics
     /// As [`Flow::tcp`].
@@ -279,7 +278,7 @@ impl Flow {
         self.partial(PROTOCOL_TCP, self.tcp_segment(tcp, payload), 16)
     }
 
-    /// Makes a large TCP packet, to be cut into segments of `segment_bytes` payload bytes.
+    /// Makes a large TCP packet, for segmentation into `segment_bytes` payload bytes each.
     ///
     /// # Panics
     /// As [`Flow::tcp`].
@@ -299,7 +298,7 @@ impl Flow {
     /// Makes an echo request or reply: ICMP or ICMPv6, depending on the addresses.
     ///
     /// # Panics
-    /// When it is longer than IP allows.
+    /// If it is longer than IP allows.
     #[must_use]
     pub fn echo(&self, request: bool, id: u16, sequence: u16, payload: &[u8]) -> Vec<u8> {
         let v4 = self.source.is_ipv4();
@@ -317,10 +316,10 @@ impl Flow {
     }
 
     /// Makes an ICMP or ICMPv6 message, depending on the addresses. Its bytes 2 and 3 are the
-    /// checksum's.
+    /// checksum field.
     ///
     /// # Panics
-    /// When it is shorter than 4 bytes or longer than IP allows.
+    /// If it is shorter than 4 bytes or longer than IP allows.
     #[must_use]
     pub fn icmp(&self, mut message: Vec<u8>) -> Vec<u8> {
         message[2..4].fill(0);
@@ -337,7 +336,7 @@ impl Flow {
     /// solicitation.
     ///
     /// # Panics
-    /// When the addresses are of two families.
+    /// If the addresses are of two families.
     #[must_use]
     pub fn who_has(&self) -> Vec<u8> {
         match (self.source, self.destination) {
@@ -358,10 +357,10 @@ impl Flow {
         }
     }
 
-    /// Makes the answer to [`Flow::who_has`], from this flow's source: it has its own address.
+    /// Makes the answer to [`Flow::who_has`]: this flow's source announces its own address.
     ///
     /// # Panics
-    /// When the addresses are of two families.
+    /// If the addresses are of two families.
     #[must_use]
     pub fn i_have(&self) -> Vec<u8> {
         match (self.source, self.destination) {
@@ -396,7 +395,7 @@ impl Flow {
     /// hardware address in the option `option`: 1 (source's) or 2 (target's).
     ///
     /// # Panics
-    /// When the addresses are not IPv6.
+    /// If the addresses are not IPv6.
     #[must_use]
     pub fn neighbour(&self, kind: u8, flags: u8, target: Ipv6Addr, option: u8) -> Vec<u8> {
         let mut message = vec![kind, 0, 0, 0, flags, 0, 0, 0];

@@ -7,7 +7,7 @@ use crate::headers::{
 };
 use crate::transport::Transport;
 
-/// A running one's complement sum over bytes that may come in several pieces, of odd lengths too.
+/// A running one's complement sum over bytes, possibly in several pieces, also of odd lengths.
 ///
 /// ```
 /// # use towpath_packet::checksum::Sum;
@@ -18,10 +18,11 @@ use crate::transport::Transport;
 /// ```
 #[derive(Clone, Copy, Default)]
 pub struct Sum {
-    /// The sum of 16-bit words in this machine's byte order, not folded: less than 2^36 for a
-    /// pseudo-header, and 2^16 for each piece, so that it never overflows.
+    /// The unfolded sum of 16-bit words in this machine's byte order: less than 2^36 for a
+    /// pseudo-header, plus less than 2^16 per piece, so it never overflows.
     words: u64,
-    /// `true` after an odd number of bytes: the next piece's first byte is a word's second.
+    /// `true` after an odd number of bytes: the next piece's first byte is the second byte of a
+    /// word.
     odd: bool,
 }
 
@@ -73,7 +74,7 @@ fn sum_words(bytes: &[u8]) -> u64 {
 }
 
 impl Sum {
-    /// Adds bytes after those already added.
+    /// Appends bytes to those already added.
     #[inline]
     pub fn add(&mut self, bytes: &[u8]) {
         let sum = fold(sum_words(bytes));
@@ -128,7 +129,7 @@ impl Sum {
     }
 
     /// Returns the checksum for a TCP, UDP or ICMPv6 header. It is never 0, which in UDP would mean
-    /// that there is none (RFC 768), and which 0xffff equals.
+    /// no checksum (RFC 768). In one's complement 0xffff equals 0.
     #[inline]
     #[must_use]
     pub fn nonzero_checksum(self) -> u16 {
@@ -138,7 +139,7 @@ impl Sum {
         }
     }
 
-    /// Returns `true` if the sum of the added bytes, checksum field included, is right.
+    /// Returns `true` if the sum of the added bytes, including the checksum field, is right.
     #[inline]
     #[must_use]
     pub fn is_right(self) -> bool {
@@ -146,7 +147,7 @@ impl Sum {
     }
 }
 
-/// The checksum's place is not inside the packet.
+/// The checksum field is not inside the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("checksum from byte {start}, to be written at {start}+{offset}, in {len} bytes")]
 pub struct OutsidePacket {
@@ -158,23 +159,22 @@ pub struct OutsidePacket {
     pub len: usize,
 }
 
-/// Checks that a checksum's place is inside a packet of `len` bytes. Returns where the field
-/// starts.
+/// Checks that a checksum field is inside a packet of `len` bytes. Returns the field's offset.
 ///
 /// # Errors
-/// When it is not inside.
+/// If the field is not inside the packet.
 #[inline]
 pub fn field_at(start: u16, offset: u16, len: usize) -> Result<usize, OutsidePacket> {
     let field = usize::from(start) + usize::from(offset);
     if field + 2 > len { Err(OutsidePacket { start, offset, len }) } else { Ok(field) }
 }
 
-/// Completes a packet with an [`Partial`](crate::Checksum::Partial) checksum, with that
-/// variant's `start` and `offset`. The field holds the pseudo-header's sum. As every device does,
-/// the function writes 0xffff for 0 in any protocol: to all but UDP it is the same.
+/// Completes a packet with a [`Partial`](crate::Checksum::Partial) checksum, with that variant's
+/// `start` and `offset`. The field holds the pseudo-header's sum. Like every device, the function
+/// writes 0xffff instead of 0 for any protocol: except in UDP, both mean the same.
 ///
 /// # Errors
-/// When the field is outside of the packet; nothing was written.
+/// If the field is outside the packet; then nothing was written.
 #[inline]
 pub fn complete(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutsidePacket> {
     let (field, value) = completed(&[frame], start, offset)?;
@@ -182,11 +182,11 @@ pub fn complete(frame: &mut [u8], start: u16, offset: u16) -> Result<(), Outside
     Ok(())
 }
 
-/// Sums a packet as [`finish`] does, in one part or several, and writes nothing. Returns where the
-/// checksum goes, and its bytes. The field may lie across two of the parts.
+/// Sums a packet as [`complete`] does, in one part or several, and writes nothing. Returns the
+/// offset and the bytes of the checksum. The field may span two parts.
 ///
 /// # Errors
-/// When the field is outside of the packet.
+/// If the field is outside the packet.
 #[inline]
 pub fn completed(
     parts: &[&[u8]],
@@ -218,17 +218,17 @@ pub fn ipv4_header_is_right(header: &[u8]) -> bool {
 pub enum Verdict {
     /// All present checksums are right.
     Right,
-    /// The IPv4 header's is wrong.
+    /// The IPv4 header's checksum is wrong.
     WrongHeader,
-    /// TCP's, UDP's or ICMP's is wrong.
+    /// The checksum of TCP, UDP or ICMP is wrong.
     WrongTransport,
-    /// The transport's checksum cannot be verified: there is none, the protocol is unknown, or the
-    /// packet is a fragment or malformed. The IPv4 header's, if any, is right.
+    /// The transport checksum cannot be verified: it is absent, the protocol is unknown, or the
+    /// packet is a fragment or malformed. The IPv4 header's checksum, if any, is right.
     NotCovered,
 }
 
 /// Verifies a whole frame's checksums: the IPv4 header's, and TCP's, UDP's and ICMP's. `headers`
-/// must come from this very frame.
+/// must come from the same frame.
 #[must_use]
 pub fn verify(frame: &[u8], headers: &Headers) -> Verdict {
     let (from, pseudo) = match &headers.network {

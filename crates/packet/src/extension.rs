@@ -2,19 +2,19 @@
 
 use crate::headers::{Fragment, Malformed, be16};
 
-/// The most IPv6 extension headers in a walk.
+/// The maximum number of IPv6 extension headers in a walk.
 pub const MAX_EXTENSION_HEADERS: usize = 8;
 
 /// Returns `true` if the walk continues past an IPv6 next header. The set is that of Linux, so that
-/// a packet is the same to the engine and to the kernel beside it. It excludes ESP, since the bytes
-/// after ESP are unreadable, and headers that end a chain in practice (mobility, HIP, Shim6).
+/// the engine and the kernel beside it parse a packet alike. It excludes ESP, since the bytes after
+/// ESP are unreadable, and headers that end a chain in practice (mobility, HIP, Shim6).
 pub(crate) const fn is_extension(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | 44 | 51 | 60)
 }
 
 /// A walk along IPv6 extension headers (RFC 8200, section 4).
 pub(crate) struct Chain {
-    /// Start of the next header, in bytes from the IPv6 header; never over the packet's end.
+    /// Start of the next header, in bytes from the IPv6 header; never beyond the packet's end.
     pub(crate) at: usize,
     /// The next header's protocol number.
     pub(crate) protocol: u8,
@@ -53,13 +53,13 @@ impl Chain {
             if was == 44 {
                 let id = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
                 let pieces = be16(header[2], header[3]);
-                // A fragment that holds its whole packet is none (RFC 6946).
+                // A fragment that holds its whole packet does not count as one (RFC 6946).
                 if pieces & 0xfff9 != 0 {
                     (self.fragment, self.malformed) =
                         Fragment::read(id, pieces & 0xfff8, pieces & 1 != 0, total - self.at);
                 }
-                // After a later fragment's header comes its payload, not a header. And a second
-                // fragment header is not reliable.
+                // The header of a later fragment precedes payload, not another header. A second
+                // fragment header is malformed.
                 let stop = matches!(self.fragment, Fragment::Later { .. });
                 if stop || self.malformed.is_some() {
                     return;

@@ -1,52 +1,52 @@
-//! The defects of a frame, told apart so that they can be counted.
+//! The defects of a frame, one variant per counter.
 
 /// The first defect of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[repr(u8)]
 pub enum Malformed {
-    /// Shorter than an Ethernet header.
+    /// The frame is shorter than an Ethernet header.
     #[error("shorter than an Ethernet header")]
     EthernetShort,
-    /// A VLAN tag that is cut off.
-    #[error("VLAN tag cut off")]
+    /// The VLAN tag is truncated.
+    #[error("truncated VLAN tag")]
     VlanShort,
-    /// An ARP packet that is cut off.
-    #[error("ARP packet cut off")]
+    /// The ARP packet is truncated.
+    #[error("truncated ARP packet")]
     ArpShort,
-    /// An ARP packet that is not about Ethernet and IPv4.
+    /// The ARP packet is not about Ethernet and IPv4.
     #[error("ARP packet not about Ethernet and IPv4")]
     ArpKind,
-    /// An IP header that is cut off.
-    #[error("IP header cut off")]
+    /// The IP header is truncated.
+    #[error("truncated IP header")]
     IpShort,
     /// The IP header's version contradicts the ethertype.
     #[error("IP version disagrees with the ethertype")]
     IpVersion,
-    /// An IPv4 header length under 20 bytes or over the packet's.
+    /// The IPv4 header length is under 20 bytes or over the packet's.
     #[error("bad IPv4 header length")]
     IpHeaderLength,
-    /// An IP length over the frame's, or under the header's.
+    /// The IP length is over the frame's, or under the header's.
     #[error("bad IP total or payload length")]
     IpLength,
-    /// A fragment that ends after 65 535 bytes, or one in the middle that is no multiple of 8.
+    /// A fragment ends after 65 535 bytes, or is not the last and no multiple of 8 bytes.
     #[error("bad fragment")]
     Fragment,
-    /// An IPv6 extension header that is cut off, or more of them than
+    /// An IPv6 extension header is truncated, or there are more than
     /// [`MAX_EXTENSION_HEADERS`](crate::headers::MAX_EXTENSION_HEADERS).
     #[error("bad chain of IPv6 extension headers")]
     ExtensionHeaders,
-    /// A TCP, UDP, SCTP or ICMP header that is cut off.
-    #[error("transport header cut off")]
+    /// A TCP, UDP, SCTP or ICMP header is truncated.
+    #[error("truncated transport header")]
     TransportShort,
-    /// A TCP header length under 20 bytes or over the packet's.
+    /// The TCP header length is under 20 bytes or over the packet's.
     #[error("bad TCP header length")]
     TcpHeaderLength,
-    /// A UDP length under 8 bytes or over the packet's.
+    /// The UDP length is under 8 bytes or over the packet's.
     #[error("bad UDP length")]
     UdpLength,
-    /// The headers go on after the bytes looked at. The frame may be valid; a caller that relies on
-    /// the missing part treats it as malformed.
-    #[error("headers longer than the bytes looked at")]
+    /// The headers continue beyond the examined bytes. The frame may be valid; a caller that relies
+    /// on the missing part treats the frame as malformed.
+    #[error("headers longer than the examined bytes")]
     BeyondPrefix,
 }
 
@@ -69,14 +69,14 @@ impl Malformed {
         Malformed::BeyondPrefix,
     ];
 
-    /// Returns its index in an array of counters: 0 up to the length of [`Malformed::ALL`].
+    /// Returns the variant's index in an array of counters, below the length of [`Malformed::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
     }
 
     /// Returns the defect of a header that needs `needed` bytes: the packet is too short, or the
-    /// caller had not copied enough.
+    /// caller has not copied enough.
     #[inline]
     pub(crate) const fn missing(self, needed: usize, in_packet: usize) -> Malformed {
         if in_packet < needed { self } else { Malformed::BeyondPrefix }

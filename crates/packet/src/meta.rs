@@ -1,21 +1,21 @@
 //! Metadata beside a frame's bytes: partial checksum and segmentation.
 //!
-//! The meaning is that of `struct virtio_net_hdr` (virtio 1.2, section 5.1.6), so that a TAP, a
-//! vhost-user peer and an application agree on it.
+//! The meaning is that of `struct virtio_net_hdr` (virtio 1.2, section 5.1.6), on which a TAP
+//! device, a vhost-user peer and an application agree.
 
 /// The state of a frame's TCP, UDP or ICMPv6 checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// The sender wrote it; not verified since.
+    /// The sender wrote the checksum; no device verified it.
     #[default]
     Full,
-    /// The sender wrote it, and a device verified it.
+    /// The sender wrote the checksum, and a device verified it.
     Verified,
-    /// Partial: the field holds the pseudo-header's sum. The device writes the 16-bit one's
-    /// complement sum of everything from `start` to the end of the packet to `start + offset`, in
-    /// bytes from the first byte of the Ethernet header.
+    /// Partial: the field holds the pseudo-header's sum. The device sums everything from `start` to
+    /// the end of the packet, and writes the complement of the 16-bit one's complement sum to
+    /// `start + offset`.
     Partial {
-        /// Where summing starts, in bytes from the Ethernet header's first byte.
+        /// Start of the sum, in bytes from the Ethernet header's first byte.
         start: u16,
         /// Offset of the checksum field, in bytes from `start`.
         offset: u16,
@@ -38,15 +38,15 @@ pub struct Segmentation {
     pub kind: SegmentationKind,
     /// Payload bytes of each segment (the TCP maximum segment size); never 0.
     pub segment_bytes: u16,
-    /// Ethernet, VLAN, IP and TCP header together, in bytes; each segment repeats them. 0 when the
-    /// sender did not say: the segmenter then reads the length from the headers (and checks it
-    /// there in any case).
+    /// Ethernet, VLAN, IP and TCP header together, in bytes; each segment repeats them. 0 if the
+    /// sender states none. The segmenter reads the length from the headers, and compares a stated
+    /// one.
     pub header_bytes: u16,
-    /// The TCP header carries CWR, which only the first segment keeps.
+    /// `true` if the TCP header carries CWR, which only the first segment keeps.
     pub ecn: bool,
 }
 
-/// Metadata beside a frame's bytes. The default says: full checksum, not large.
+/// Metadata beside a frame's bytes. The default is a full checksum and no segmentation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The checksum's state.
@@ -56,7 +56,7 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Nothing is left to do: the bytes go on the wire as they are.
+    /// A complete packet, whose bytes go on the wire as they are.
     pub const FULL: Meta = Meta { checksum: Checksum::Full, segmentation: None };
 
     /// Returns `true` if the bytes go on the wire as they are.
@@ -65,7 +65,7 @@ impl Meta {
         self.segmentation.is_none() && !matches!(self.checksum, Checksum::Partial { .. })
     }
 
-    /// Encodes this as the two words in a frame's headroom.
+    /// Encodes the metadata as the two words in a buffer's headroom.
     #[must_use]
     pub fn to_words(self) -> [u64; 2] {
         let checksum = match self.checksum {
@@ -90,9 +90,9 @@ impl Meta {
         [checksum, segmentation]
     }
 
-    /// Reads words that [`Meta::to_words`] wrote. The words may come from a hostile peer: `None`
-    /// for words that no `Meta` stands for. The user of the metadata checks that the places named
-    /// lie inside the packet.
+    /// Decodes words that [`Meta::to_words`] wrote. The words may come from a hostile peer: returns
+    /// `None` for words that encode no `Meta`. The caller checks that the offsets lie inside the
+    /// packet.
     #[must_use]
     pub fn from_words(words: [u64; 2]) -> Option<Meta> {
         let half = |word: u64, shift: u32| (word >> shift) as u16;

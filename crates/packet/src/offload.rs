@@ -1,9 +1,9 @@
 //! Checks that a sender's offload request agrees with the packet's own headers.
 //!
-//! The sender is an application, and its [`Meta`] decides where a device, or software, writes a
-//! checksum and which bytes it repeats in every segment. A checksum written over the source address
-//! would undo the check of that address. So the place must be the transport protocol's own, or the
-//! packet is refused.
+//! The sender is an application. Its [`Meta`] decides where a device or software writes a checksum,
+//! and which bytes every segment repeats. A checksum written over the source address would undo the
+//! check of that address. So the field must be the transport protocol's own; otherwise the check
+//! refuses the packet.
 
 use crate::headers::{
     Fragment, Headers, Network, PREFIX_BYTES, PROTOCOL_ICMPV6, PROTOCOL_TCP, PROTOCOL_UDP,
@@ -11,47 +11,47 @@ use crate::headers::{
 use crate::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 use crate::transport::{Transport, tcp_flags};
 
-/// The least accepted payload bytes of a segment (as Linux' `TCP_MIN_MSS`): it bounds the growth of
-/// one large packet.
+/// The minimum payload bytes of a segment (as Linux' `TCP_MIN_MSS`), which bounds the growth of one
+/// large packet.
 pub const MIN_SEGMENT_BYTES: u16 = 88;
 
-/// The most segments of a large packet, from the network or from an application.
+/// The maximum number of segments of a large packet, from the network or from an application.
 pub const MAX_SEGMENTS: usize = 0xffff_usize.div_ceil(MIN_SEGMENT_BYTES as usize);
 
-/// The most segments of a packet that an application sends. Each segment costs the engine a copy of
-/// its own, so this bounds the work that one packet makes. The largest IP packet needs 123 segments at
-/// the size that TCP assumes of a peer that states none (536 bytes, RFC 9293, 3.7.1), so the limit
-/// concerns only connections to peers that state less.
+/// The maximum number of segments of a packet that an application sends. Each segment costs the
+/// engine a copy, so this bounds the work per packet. The largest IP packet needs 123 segments at
+/// TCP's default for peers that state no size (536 bytes, RFC 9293, 3.7.1). So the limit concerns
+/// only connections to peers that state less.
 pub const MAX_SENT_SEGMENTS: usize = 128;
 
-/// The reason why an offload request is refused.
+/// The reason why the check refuses an offload request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum OffloadError {
-    /// The headers are malformed, or not all among the bytes looked at.
+    /// The headers are malformed, or longer than the examined bytes.
     #[error("headers that cannot be relied on")]
     Headers,
-    /// A checksum to be completed, but no whole TCP, UDP or ICMPv6 packet over IP.
-    #[error("an unfinished checksum, but no TCP, UDP or ICMPv6 packet")]
+    /// The checksum is partial, but the packet is no whole TCP, UDP or ICMPv6 packet over IP.
+    #[error("a partial checksum, but no TCP, UDP or ICMPv6 packet")]
     Protocol,
-    /// A checksum to be written to a place other than the protocol's.
-    #[error("an unfinished checksum in the wrong place")]
+    /// The partial checksum's field is not the protocol's.
+    #[error("a partial checksum in the wrong field")]
     ChecksumPlace,
-    /// A packet to be segmented without a partial checksum.
-    #[error("a large packet with a finished checksum")]
+    /// A large packet without a partial checksum.
+    #[error("a large packet with a full checksum")]
     NotPartial,
-    /// Not a large packet at all.
+    /// The packet is not large.
     #[error("not a large packet")]
     NotLarge,
-    /// To be cut into TCP segments over another IP version, or not TCP.
-    #[error("a large packet of another protocol than it is said to be")]
+    /// The segmentation kind names another IP version, or the packet is not TCP.
+    #[error("a large packet of another protocol than its metadata says")]
     Kind,
-    /// The headers have another length than the sender says, or over [`PREFIX_BYTES`].
-    #[error("a large packet whose headers are of another length than said")]
+    /// The headers have another length than the metadata says, or exceed [`PREFIX_BYTES`].
+    #[error("a large packet with headers of another length than its metadata says")]
     HeaderBytes,
     /// Segments of under [`MIN_SEGMENT_BYTES`].
     #[error("segments too small")]
     SegmentBytes,
-    /// Flags that cannot be repeated in segments: SYN, RST, URG.
+    /// A flag that segments cannot repeat: SYN, RST or URG.
     #[error("a large packet with SYN, RST or URG")]
     Flags,
     /// The large packet is longer than its IP header states: the rest would be copied for nothing.
@@ -62,26 +62,26 @@ pub enum OffloadError {
 /// The shape of a TCP packet that is valid for segmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Large {
-    /// Where the IP header starts.
+    /// Offset of the IP header.
     pub(crate) l3: usize,
-    /// Where the TCP header starts.
+    /// Offset of the TCP header.
     pub(crate) l4: usize,
-    /// Where the payload starts.
+    /// Offset of the payload.
     pub(crate) payload: usize,
-    /// Where the payload ends.
+    /// Offset of the payload's end.
     pub(crate) end: usize,
     pub(crate) segmentation: Segmentation,
 }
 
 /// Checks a request against the headers of the packet, which has `packet_len` bytes. A large packet
-/// has exactly the length that its IP header states: the total length of IPv4 (RFC 791, 3.1), the
-/// payload length of IPv6 (RFC 8200, 3). A large packet that states a length of 0 is refused,
-/// although some stacks make such packets beyond 64 KiB. A valid packet may go to a device as it
-/// is, and to [`Segmenter::new`](crate::segment::Segmenter::new) or
-/// [`finish`](crate::checksum::complete).
+/// must have exactly the length that its IP header states: the total length of IPv4 (RFC 791, 3.1),
+/// the payload length of IPv6 (RFC 8200, 3). The check refuses a large packet that states a length
+/// of 0, although some stacks make such packets beyond 64 KiB. A valid packet may go to a device as
+/// it is, and to [`Segmenter::new`](crate::segment::Segmenter::new) or
+/// [`complete`](crate::checksum::complete).
 ///
 /// # Errors
-/// When they disagree.
+/// If they disagree.
 #[inline]
 pub fn check(meta: &Meta, headers: &Headers, packet_len: usize) -> Result<(), OffloadError> {
     match (meta.checksum, meta.segmentation) {
@@ -103,7 +103,7 @@ fn check_place(headers: &Headers, start: u16, offset: u16) -> Result<(), Offload
         Network::Ipv6(ip) => (ip.protocol, ip.fragment, ip.l4_offset, ip.transport),
         Network::Arp(_) | Network::Other => return Err(OffloadError::Protocol),
     };
-    // Without a known transport (ICMPv6 over IPv4, say) there is no place for its checksum.
+    // Without a known transport (ICMPv6 over IPv4, say) there is no checksum field.
     if fragment != Fragment::Whole || transport == Transport::None {
         return Err(OffloadError::Protocol);
     }

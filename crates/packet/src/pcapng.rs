@@ -1,12 +1,12 @@
-//! Capture files as Wireshark and tcpdump read them: pcapng (draft-ietf-opsawg-pcapng).
+//! Capture files for Wireshark and tcpdump: pcapng (draft-ietf-opsawg-pcapng).
 //!
-//! One section, little-endian, Ethernet, time in nanoseconds since 1970, the direction of each
-//! packet. The writer allocates nothing per packet and keeps no buffer: give it a
-//! [`BufWriter`](std::io::BufWriter) where the file is a real one.
+//! A capture has one section, little-endian, with Ethernet, time in nanoseconds since 1970, and the
+//! direction of each packet. The writer allocates nothing per packet and has no buffer: pass it a
+//! [`BufWriter`](std::io::BufWriter) for a real file.
 
 use std::io::{self, Write};
 
-/// The most bytes of a packet in the file, for any snap length of an interface (Wireshark's own
+/// The maximum bytes of a packet in the file, for any snap length of an interface (Wireshark's own
 /// limit).
 pub const MAX_SNAP_BYTES: u32 = 262_144;
 
@@ -25,7 +25,7 @@ pub enum Direction {
     Outbound,
 }
 
-/// Names an interface of a capture.
+/// Identifies an interface of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterfaceId(u32);
 
@@ -35,8 +35,8 @@ pub struct Writer<W> {
     out: W,
     /// Each interface's snap length.
     snap_bytes: Vec<u32>,
-    /// `true` after a failed write: the file may end in the middle of a block, and no reader could
-    /// read further blocks.
+    /// `true` after a failed write: the file may end in the middle of a block, and further blocks
+    /// would be unreadable.
     failed: bool,
 }
 
@@ -45,7 +45,7 @@ fn option_bytes(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
 
-/// Returns the length of an option with a name.
+/// Returns the length of an option that holds a name.
 fn name_bytes(name: &str) -> io::Result<usize> {
     if name.len() > 0xffff {
         return Err(invalid("a name of over 65 535 bytes"));
@@ -78,7 +78,7 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Adds an interface. `snap_bytes`: the most bytes of a packet in the file; 0 for
+    /// Adds an interface. `snap_bytes`: the maximum bytes of a packet in the file; 0 for
     /// [`MAX_SNAP_BYTES`].
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl<W: Write> Writer<W> {
     }
 
     /// Adds a packet, in any number of parts. `time_ns`: since 1970. `original_len`: the packet's
-    /// length, where the parts are only its first bytes.
+    /// length, if the parts are only its first bytes.
     ///
     /// # Errors
     /// The writer's error (a full disk); `InvalidInput` for an interface of another capture.
@@ -154,7 +154,7 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Adds an interface's counters: packets seen, and of them those that the capture dropped.
+    /// Adds an interface's counters: the packets seen, and how many of them the capture dropped.
     ///
     /// # Errors
     /// As [`Writer::packet`].
@@ -197,7 +197,7 @@ impl<W: Write> Writer<W> {
 
     fn block(&mut self, write: impl FnOnce(&mut W) -> io::Result<()>) -> io::Result<()> {
         if self.failed {
-            return Err(io::Error::other("the capture ended with an error before"));
+            return Err(io::Error::other("an earlier error ended the capture"));
         }
         let done = write(&mut self.out);
         self.failed = done.is_err();

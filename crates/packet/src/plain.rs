@@ -1,9 +1,9 @@
 //! The fast path for reading most frames: untagged, IPv4 without options or IPv6 without extension
 //! headers, whole, and UDP or TCP.
 //!
-//! [`read`] returns what [`crate::Headers`] would say of both sides of such a frame, as keys that
-//! can be compared and looked up as they are. For any other frame it returns nothing, and the
-//! caller reads the headers with the full parser. Tests and the fuzzer check that both agree.
+//! [`read`] returns the fields that [`crate::Headers`] has for both sides of such a frame, as keys
+//! for comparison and lookup. For any other frame [`read`] returns `None`, and the caller uses the
+//! full parser. Tests and the fuzzer check that both agree.
 
 use crate::headers::{
     ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Network, PROTOCOL_TCP, PROTOCOL_UDP, piece,
@@ -26,7 +26,7 @@ pub const fn link(mac: [u8; 6], vlan: Option<u16>) -> u64 {
     u64::from_be_bytes([g, h, a, b, c, d, e, f])
 }
 
-/// The second word of a [`Key`]. Version: 4, 6, or 0 where there is no IP address.
+/// The second word of a [`Key`]. Version: 4, 6, or 0 without an IP address.
 #[inline]
 #[must_use]
 pub const fn kind(ethertype: u16, protocol: u8, version: u8, port: u16) -> u64 {
@@ -43,7 +43,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// Returns the same from parsed headers: the reference for [`read`].
+    /// Returns the same result from parsed headers, as the reference for [`read`].
     #[must_use]
     pub fn of(headers: &Headers) -> Option<Plain> {
         let (Transport::Tcp { source: from, destination: to, .. }
@@ -74,7 +74,7 @@ impl Plain {
         })
     }
 
-    /// Returns `true` if it is for a group: broadcast or multicast.
+    /// Returns `true` if the destination is a group: broadcast or multicast.
     #[inline]
     #[must_use]
     pub const fn is_for_group(&self) -> bool {
@@ -82,15 +82,15 @@ impl Plain {
     }
 }
 
-/// Reads a number of a header, at an offset inside of it.
+/// Reads a number of a header, at an offset inside it.
 macro_rules! number {
     ($number:ty, $header:expr, $at:literal) => {
         <$number>::from_be_bytes(piece($header, $at))
     };
 }
 
-/// Reads a frame of `len` bytes, of which `prefix` are the first. Returns nothing when the frame is
-/// not plain, when a header is malformed, or when the prefix is too short to tell.
+/// Reads a frame of `len` bytes, of which `prefix` are the first. Returns `None` if the frame is
+/// not plain, a header is malformed, or the prefix is too short to tell.
 #[inline]
 #[must_use]
 pub fn read(prefix: &[u8], len: usize) -> Option<Plain> {

@@ -1,9 +1,9 @@
-//! The packet quoted in an ICMP error: the packet that could not be delivered, whose sender needs
-//! the error.
+//! The packet quoted in an ICMP error: a packet that could not be delivered. Its sender needs the
+//! error.
 //!
-//! "Packet too big" and "port unreachable" come from any host on the path, so their own addresses
-//! do not name the flow; the quoted packet does. Any host can forge one: the receiver checks the
-//! quoted packet against its own traffic (RFC 5927).
+//! "Packet too big" and "port unreachable" come from any host on the path. So their own addresses
+//! do not identify the flow, but the quoted packet does. Any host can forge one: the receiver
+//! checks the quoted packet against its own traffic (RFC 5927).
 
 use crate::extension::{Chain, is_extension};
 use crate::headers::{
@@ -30,7 +30,7 @@ pub struct Quote<Address> {
     pub destination: Address,
     /// The IP protocol number, in IPv6 after the extension headers.
     pub protocol: u8,
-    /// The identification of the flow, as far as it is quoted.
+    /// The identification of the flow, if the quote contains it.
     pub flow: QuotedFlow,
 }
 
@@ -47,7 +47,7 @@ pub enum QuotedFlow {
 
 impl Headers {
     /// Returns the packet that this one quotes, if it is an ICMP error that quotes enough.
-    /// `prefix`: the bytes that these headers were parsed from.
+    /// `prefix`: the bytes from which these headers were parsed.
     #[must_use]
     pub fn quoted(&self, prefix: &[u8]) -> Option<Quoted> {
         let Transport::Icmp { kind, .. } = self.transport() else { return None };
@@ -63,7 +63,7 @@ impl Headers {
     }
 }
 
-// Routers cut a quote at any place, so that its lengths are larger than the quote.
+// Routers truncate a quote at any length, so the lengths in its headers may exceed the quote.
 
 fn quoted4(quote: &[u8]) -> Option<Quote<u32>> {
     let header = quote.first_chunk::<20>()?;
@@ -90,7 +90,8 @@ fn quoted6(quote: &[u8]) -> Option<Quote<u128>> {
     if is_extension(chain.protocol) {
         chain.walk(quote, quote.len());
     }
-    // A length that no fragment has, from the cut of the quote, does not matter here.
+    // The truncated quote may seem to be a fragment of an impossible length, which does not matter
+    // here.
     let read = matches!(chain.malformed, None | Some(Malformed::Fragment))
         && !matches!(chain.fragment, Fragment::Later { .. });
     let transport = if read { quote.get(chain.at..).unwrap_or_default() } else { &[] };

@@ -1,10 +1,10 @@
-//! Segmentation of large TCP packets and completion of checksums in software, as the hardware or
-//! the kernel would do them (GSO).
+//! Segmentation of large TCP packets and completion of checksums in software (GSO), as the hardware
+//! or the kernel would do it.
 //!
-//! The headers are small and private by then; the payload may lie anywhere, in pieces. So the
-//! [`Segmenter`] only makes each segment's headers and says which payload bytes follow. The caller
-//! copies the payload, adds it to the segment's sum and finishes the sum. For packets in one piece
-//! [`complete_into`] does all of it.
+//! The headers are small, and the caller has copied them to private memory; the payload may lie
+//! anywhere, in pieces. So the [`Segmenter`] only makes each segment's headers and returns the
+//! range of its payload. The caller copies the payload, adds it to the segment's sum and completes
+//! the checksum. [`complete_into`] does all of this for a packet in one piece.
 
 use std::ops::Range;
 
@@ -35,9 +35,9 @@ use crate::transport::tcp_flags;
 pub struct Segmenter {
     header: [u8; MAX_HEADER_BYTES],
     large: Large,
-    /// Without the length, which differs by segment.
+    /// The pseudo-header's sum without the length, which differs by segment.
     pseudo: Sum,
-    /// Start of the next segment's payload; `None` when all are made.
+    /// Start of the next segment's payload; `None` after the last segment.
     at: Option<usize>,
     made: u16,
 }
@@ -74,8 +74,8 @@ impl Segment {
         self.write(header, self.sum.nonzero_checksum())
     }
 
-    /// Leaves the checksum to a device. Returns the header's length, and the metadata to give to
-    /// the device beside the frame. The payload need not be added.
+    /// Leaves the checksum partial, for a device to complete. Returns the header's length, and the
+    /// metadata for the device. The caller need not add the payload.
     pub fn leave_partial(self, header: &mut [u8; MAX_HEADER_BYTES]) -> (usize, Meta) {
         let checksum = Checksum::Partial { start: self.l4 as u16, offset: FIELD as u16 };
         (self.write(header, self.pseudo.folded()), Meta { checksum, segmentation: None })
@@ -96,7 +96,7 @@ impl Segmenter {
     /// them, or at least [`PREFIX_BYTES`].
     ///
     /// # Errors
-    /// When `meta` requests something else, or contradicts the packet's own headers.
+    /// If `meta` requests no segmentation, or contradicts the packet's own headers.
     pub fn new(prefix: &[u8], packet_len: usize, meta: &Meta) -> Result<Segmenter, OffloadError> {
         let headers = Headers::parse(prefix, packet_len).map_err(|_| OffloadError::Headers)?;
         let large = check_large(meta, &headers)?;
@@ -106,21 +106,21 @@ impl Segmenter {
             Network::Arp(_) | Network::Other => return Err(OffloadError::Kind),
         };
         let mut header = [0; MAX_HEADER_BYTES];
-        // All of them: a caller may claim any length of a packet.
+        // The prefix must hold all headers: a caller may claim any length of a packet.
         let real = prefix.get(..large.payload).ok_or(OffloadError::Headers)?;
         header[..large.payload].copy_from_slice(real);
         Ok(Segmenter { header, large, pseudo, at: Some(large.payload), made: 0 })
     }
 
-    /// Returns the length of the longest segment's frame, in bytes, which has to fit into the
-    /// device's MTU and an Ethernet header.
+    /// Returns the length of the longest segment's frame, in bytes. It has to fit the device's MTU
+    /// plus an Ethernet header.
     #[must_use]
     pub fn frame_bytes(&self) -> usize {
         let whole = self.large.end - self.large.payload;
         self.large.payload + whole.min(self.large.segmentation.segment_bytes.into())
     }
 
-    /// Returns how many segments are still to be made.
+    /// Returns the number of segments that remain.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.at.map_or(0, |at| {
@@ -128,8 +128,8 @@ impl Segmenter {
         })
     }
 
-    /// Makes the next segment's header; `None` after the last. Bytes after
-    /// [`Segment::header_bytes`] mean nothing.
+    /// Makes the next segment's header; returns `None` after the last. Bytes after
+    /// [`Segment::header_bytes`] are meaningless.
     pub fn next(&mut self, out: &mut [u8; MAX_HEADER_BYTES]) -> Option<Segment> {
         let Large { l3, l4, payload: header_bytes, end, segmentation } = self.large;
         let at = self.at?;
@@ -178,21 +178,21 @@ pub enum CompletionError {
     /// The segmentation request is invalid.
     #[error(transparent)]
     Offload(#[from] OffloadError),
-    /// The checksum's place is not inside the packet.
+    /// The checksum field is not inside the packet.
     #[error(transparent)]
     Outside(#[from] OutsidePacket),
 }
 
-/// Completes a packet that lies in one piece, and passes the complete frames, one after the other,
-/// to `emit`. That is the packet itself if it is complete, else its result in `scratch`, which is
-/// kept so that nothing is allocated from the second packet on. Returns the number of frames.
+/// Completes a packet that lies in one piece, and passes the complete frames to `emit`, one by one.
+/// A packet that is already complete passes as it is; else the frames are made in `scratch`, which
+/// callers keep to avoid further allocations. Returns the number of frames.
 ///
-/// The function writes a partial checksum to any place inside the packet that `meta` names: also
-/// those of tunnels, which the kernel hands up. [`check`](crate::offload::check) decides whether
-/// the sender may choose that place.
+/// The function completes a partial checksum at any offset inside the packet that `meta` names,
+/// also inside tunnels, since the kernel passes such packets. [`check`](crate::offload::check)
+/// decides whether the sender may choose that offset.
 ///
 /// # Errors
-/// When it cannot be done; then `emit` was not called.
+/// If that is impossible; then `emit` was not called.
 pub fn complete_into(
     packet: &[u8],
     meta: &Meta,
@@ -215,11 +215,11 @@ pub fn complete_into(
     }
 }
 
-/// Segments a large packet that lies in one piece; as [`complete_into`].
+/// Segments a large packet that lies in one piece, as [`complete_into`] does.
 ///
 /// # Errors
-/// When `meta` requests something else, or contradicts the packet's own headers; then `emit` was
-/// not called.
+/// If `meta` requests no segmentation, or contradicts the packet's own headers; then `emit` was not
+/// called.
 pub fn segment_into(
     packet: &[u8],
     meta: &Meta,

@@ -17,7 +17,7 @@ pub enum Transport {
         destination: u16,
         /// The flags: [`tcp_flags`].
         flags: u8,
-        /// The header with its options, in bytes: 20 to 60, and not over the packet's end.
+        /// The header with its options, in bytes: 20 to 60, and not beyond the packet's end.
         header_bytes: u8,
     },
     /// UDP (RFC 768).
@@ -47,7 +47,7 @@ pub enum Transport {
     Neighbour {
         /// The type: [`NEIGHBOUR_SOLICITATION`] or [`NEIGHBOUR_ADVERTISEMENT`].
         kind: u8,
-        /// The address asked for or answered for, as [`std::net::Ipv6Addr::from_bits`] takes it.
+        /// The address in question, as [`std::net::Ipv6Addr::from_bits`] takes it.
         target: u128,
     },
 }
@@ -59,21 +59,21 @@ pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 /// TCP's flags (RFC 9293, 3.1).
 pub mod tcp_flags {
-    /// No more data from the sender.
+    /// The sender has no more data.
     pub const FIN: u8 = 0x01;
     /// Synchronise sequence numbers.
     pub const SYN: u8 = 0x02;
     /// Reset the connection.
     pub const RST: u8 = 0x04;
-    /// Hand the data over at once.
+    /// Pass the data to the application at once.
     pub const PSH: u8 = 0x08;
-    /// The acknowledgement number counts.
+    /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: u8 = 0x20;
-    /// Congestion was seen (RFC 3168).
+    /// The receiver saw congestion (RFC 3168).
     pub const ECE: u8 = 0x40;
-    /// The congestion window was made smaller (RFC 3168).
+    /// The sender reduced its congestion window (RFC 3168).
     pub const CWR: u8 = 0x80;
 }
 
@@ -93,8 +93,9 @@ impl Transport {
 
 type Read = (Transport, Option<Malformed>);
 
-/// Parses the transport header of an IPv4 packet. `bytes`: the copied bytes from its start, none
-/// after the packet's end. `payload`: their number in the packet. `whole`: not a first fragment.
+/// Parses the transport header of an IPv4 packet. `bytes`: the copied bytes from the header's
+/// start, none beyond the packet's end. `payload`: the number of such bytes in the packet. `whole`:
+/// `false` for a first fragment.
 #[inline]
 pub(crate) fn read4(bytes: &[u8], payload: usize, protocol: u8, whole: bool) -> Read {
     match protocol {
@@ -127,7 +128,7 @@ fn short(needed: usize, payload: usize) -> Read {
 fn udp(bytes: &[u8], payload: usize, whole: bool) -> Read {
     let Some(h) = bytes.first_chunk::<8>() else { return short(8, payload) };
     let len = usize::from(be16(h[4], h[5]));
-    // A first fragment's length is the whole datagram's, over the fragment's own.
+    // The UDP length in a first fragment is that of the whole datagram, beyond the fragment's own.
     if len < 8 || (whole && len > payload) {
         return (Transport::None, Some(Malformed::UdpLength));
     }

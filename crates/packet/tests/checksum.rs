@@ -1,4 +1,4 @@
-//! Checksums, against the RFC's example, a plain definition, and etherparse.
+//! Compares checksums with the RFC's example, a plain definition, and etherparse.
 
 use etherparse::{Icmpv6Type, NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
@@ -39,7 +39,7 @@ fn known_vectors() {
     let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
     assert_eq!(whole(&bytes).folded(), 0xddf2);
     assert_eq!(whole(&bytes).checksum(), 0x220d);
-    // An IPv4 header as found in many a text, with its checksum 0xb861.
+    // An IPv4 header that many texts use as an example, with its checksum 0xb861.
     let header = [
         0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0x00,
         0x01, 0xc0, 0xa8, 0x00, 0xc7,
@@ -48,7 +48,7 @@ fn known_vectors() {
     let mut wrong = header;
     wrong[8] -= 1;
     assert!(!ipv4_header_is_right(&wrong));
-    // No bytes, and sums that carry all the way.
+    // No bytes, and sums that carry through all bits.
     assert_eq!(Sum::default().folded(), 0);
     assert!(!Sum::default().is_right());
     assert_eq!(whole(&[0xff; 65536]).folded(), 0xffff);
@@ -108,7 +108,7 @@ fn zero_is_written_as_all_ones() {
     let udp = flow.udp(&(!sum.folded()).to_be_bytes());
     assert_eq!(&udp[40..42], &[0xff, 0xff]);
     assert_eq!(verdict(&udp), Verdict::Right);
-    // And 0 itself means that there is none.
+    // A field of 0 means no checksum.
     let mut none = udp;
     none[40..42].fill(0);
     assert_eq!(verdict(&none), Verdict::NotCovered);
@@ -141,7 +141,7 @@ fn one_wrong_bit_is_seen() {
         Flow::v6().who_has(),
     ] {
         assert_eq!(verdict(&frame), Verdict::Right, "{frame:x?}");
-        // Every bit of the transport's, after the fields that change its parsing.
+        // Every bit of the transport packet, after the fields that change its parsing.
         let headers = Headers::parse(&frame, frame.len()).unwrap();
         for at in headers.l4_offset().unwrap()..frame.len() {
             for bit in 0..8 {

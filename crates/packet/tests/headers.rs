@@ -1,4 +1,4 @@
-//! The results of `Headers::parse`, against hand-made frames and against etherparse.
+//! Compares the results of `Headers::parse` with hand-made frames and with etherparse.
 
 use etherparse::{LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn parse(frame: &[u8]) -> Headers {
     Headers::parse(frame, frame.len()).expect("an Ethernet header")
 }
 
-/// Asserts that the fast path returns the full parser's result or, for a prefix, nothing.
+/// Asserts that the fast path returns the full parser's result or, for a prefix, `None`.
 fn plain_agrees(frame: &[u8]) {
     let long = Headers::parse(frame, frame.len()).ok().and_then(|headers| Plain::of(&headers));
     assert_eq!(plain::read(frame, frame.len()), long, "{frame:02x?}");
@@ -34,7 +34,7 @@ fn plain_agrees(frame: &[u8]) {
     }
 }
 
-/// Returns every kind of frame the builder makes, tagged and not.
+/// Returns every kind of frame that the builder makes, tagged and untagged.
 fn samples() -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for base in [Flow::v4(), Flow::v6(), Flow::v4().vlan(0x6064), Flow::v6().vlan(5)] {
@@ -202,7 +202,7 @@ fn extension_headers_are_walked_so_far() {
     assert_eq!((over.malformed, over.l4_offset()), (Some(Malformed::ExtensionHeaders), None));
     assert_eq!(over.transport(), Transport::None);
 
-    // The parser tells a chain beyond the copied bytes from one that is cut off.
+    // The parser distinguishes a chain beyond the copied bytes from a truncated one.
     let deep = extended(&[(60, 400), (17, 0)]);
     let headers = Headers::parse(&deep[..PREFIX_BYTES], deep.len()).unwrap();
     assert_eq!(headers.malformed, Some(Malformed::BeyondPrefix));
@@ -232,13 +232,13 @@ fn fragments_have_ports_in_the_first_alone() {
     // The whole packet, for any value of the reserved bits.
     assert_eq!(fragment(&fragment6(6, 100)), Fragment::Whole);
 
-    // Past 65 535 bytes, and an odd fragment in the middle.
+    // Past 65 535 bytes, and a middle fragment of an odd length.
     assert_eq!(parse(&fragment4(0x1fff, 24)).malformed, Some(Malformed::Fragment));
     assert_eq!(parse(&fragment4(0x2000, 23)).malformed, Some(Malformed::Fragment));
     assert_eq!(parse(&fragment6(0xfff8, 24)).malformed, Some(Malformed::Fragment));
 }
 
-/// Writes `bytes` at `at` into a frame and returns its defect then.
+/// Writes `bytes` at `at` into a frame, and returns the frame's defect.
 fn mangled(mut frame: Vec<u8>, at: usize, bytes: &[u8]) -> (Option<Malformed>, Headers) {
     frame[at..at + bytes.len()].copy_from_slice(bytes);
     let headers = parse(&frame);
@@ -272,7 +272,7 @@ fn malformed_packets_have_distinct_reasons() {
         assert_eq!(found, Some(expected), "{at} {bytes:?} {headers:?}");
         assert_eq!((headers.source, headers.transport()), ([2, 0, 0, 0, 0, 1], Transport::None));
     }
-    // The addresses stay good when the defect comes after them.
+    // The addresses stay valid if the defect comes after them.
     let (_, headers) = mangled(udp(), 38, &[0, 7]);
     assert!(matches!(headers.network, Network::Ipv4(ip) if ip.source == 0xc000_0201));
 }
@@ -295,7 +295,7 @@ fn truncated_packets_have_distinct_reasons() {
     assert!(arp[14..42].iter().all(|said| *said == Ok(Some(Malformed::ArpShort))));
     assert_eq!(arp[42], Ok(None));
 
-    // The same cuts in the copied part of a whole packet give another defect.
+    // Truncating only the copied part of a whole packet gives another defect.
     for frame in samples() {
         for copied in 14..frame.len() {
             let cut = Headers::parse(&frame[..copied], frame.len()).unwrap();
@@ -388,7 +388,7 @@ fn each_malformed_reason_has_its_index() {
     }
 }
 
-/// Compares with etherparse wherever both have a result; returns `true` if they had.
+/// Compares with etherparse where both have a result; returns `true` if both have one.
 fn agrees(frame: &[u8]) -> bool {
     let ours = match Headers::parse(frame, frame.len()) {
         Ok(ours) => ours,
@@ -409,7 +409,7 @@ fn agrees(frame: &[u8]) -> bool {
     let link = etherparse::Ethernet2Slice::from_slice_without_fcs(frame).unwrap();
     assert_eq!((ours.source, ours.destination), (link.source(), link.destination()));
     let tags: Vec<_> = theirs.link_exts.iter().collect();
-    // 0x9100 is a tag from before there was a standard.
+    // 0x9100 is a tag from before the standard.
     if tags.len() > 1 || ours.ethertype == 0x9100 {
         assert_eq!(ours.network, Network::Other);
         return true;
@@ -432,7 +432,7 @@ fn agrees(frame: &[u8]) -> bool {
             assert_eq!(ip.source, header.source_addr().to_bits());
             assert_eq!(ip.destination, header.destination_addr().to_bits());
             assert_eq!(ip.total_bytes - 40, header.payload_length());
-            // It walks mobility headers too.
+            // etherparse walks mobility headers, too.
             if ip.protocol == 135 {
                 return false;
             }

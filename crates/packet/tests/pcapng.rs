@@ -1,4 +1,4 @@
-//! Captures, read back by pcap-file, tshark and tcpdump.
+//! Reads captures back with pcap-file, tshark and tcpdump.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -92,7 +92,7 @@ fn pcap_file_reads_it_back() {
     assert_eq!(seen[1], cut);
 }
 
-/// Returns `true` if a program that a test needs is here; prints a message if not.
+/// Returns `true` if a program that a test needs is installed; prints a message if not.
 fn have(program: &str) -> bool {
     let there = Command::new(program).arg("--version").output().is_ok();
     if !there {
@@ -103,7 +103,7 @@ fn have(program: &str) -> bool {
     there
 }
 
-/// A file of this test's own that goes when the test ends.
+/// A temporary file, which is removed when the test ends.
 struct File(std::path::PathBuf);
 
 impl File {
@@ -156,7 +156,7 @@ fn tshark_reads_it_back() {
     ];
     let found = lines("tshark", &fields, &file);
     assert_eq!(found.len(), 20);
-    // The last digits are those of nanoseconds, and the checksum is good (1).
+    // The last digits are nanoseconds, and the checksum is good (1).
     assert_eq!(found[0], "1800000000.123456789\ttap0\t0x00000001\t42\t42\t1");
     assert_eq!(found[1], "1800000000.123456789\teth17\t0x00000002\t42\t42\t1");
     assert_eq!(found[17], "1800000000.123456797\teth17\t0x00000002\t50\t50\t1");
@@ -168,7 +168,7 @@ fn tcpdump_reads_it_back() {
     if !have("tcpdump") {
         return;
     }
-    // tcpdump wants one snap length for all interfaces.
+    // tcpdump requires one snap length for all interfaces.
     let mut writer = Writer::new(Vec::new(), "towpath").unwrap();
     let interface = writer.interface("tap0", 0).unwrap();
     for frame in frames() {
@@ -185,7 +185,7 @@ fn tcpdump_reads_it_back() {
     assert!(found.contains("(correct)") && !found.contains("incorrect"), "{found}");
 }
 
-/// Takes so many bytes, then the disk is full.
+/// A writer whose disk is full after this many bytes.
 #[derive(Debug)]
 struct Disk(usize);
 
@@ -225,7 +225,7 @@ fn a_full_disk_is_a_lasting_error() {
     assert_eq!(write(needed).unwrap().0, 0);
 }
 
-/// The required answer of a writer whose file ended in the middle of a block.
+/// Asserts the error of a writer whose file ended in the middle of a block.
 trait OutOfRoom {
     fn out_of_room_stays(&mut self, interface: InterfaceId, frame: &[u8]);
 }
@@ -249,7 +249,7 @@ fn wrong_names_and_interfaces_are_refused() {
     refused(writer.packet(interface, 0, Direction::Inbound, &[b"x"], 1).unwrap_err());
     refused(writer.statistics(interface, 0, 0, 0).unwrap_err());
     refused(writer.interface(&long, 0).unwrap_err());
-    // And nothing of it is in the file.
+    // None of it is in the file.
     writer.interface("tap0", 0).unwrap();
     let bytes = writer.into_inner();
     let mut reader = PcapNgReader::new(&bytes[..]).unwrap();

@@ -1,4 +1,4 @@
-//! Segmentation, against frames built one by one and against etherparse, and refusals.
+//! Compares segmentation with frames built one by one and with etherparse, and tests refusals.
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 256) as u8).collect()
 }
 
-/// Returns the segments as a stack without offload would have sent them.
+/// Returns the segments that a stack without offload would send.
 fn oracle(flow: &Flow, tcp: &Tcp<'_>, payload: &[u8], segment_bytes: usize) -> Vec<Vec<u8>> {
     let pieces: Vec<&[u8]> =
         if payload.is_empty() { vec![&[]] } else { payload.chunks(segment_bytes).collect() };
@@ -150,7 +150,7 @@ fn payload_in_pieces_headers_alone_in_the_prefix() {
         let mut frame = header[..segment.header_bytes()].to_vec();
         let bytes = &packet[segment.payload.clone()];
 
-        // Left to a device, which completes it to the same.
+        // A device completes a partial checksum to the same frame.
         let (header_bytes, meta) = segment.clone().leave_partial(&mut header);
         let mut left = [&header[..header_bytes], bytes].concat();
         let Checksum::Partial { start, offset } = meta.checksum else { panic!("{meta:?}") };
@@ -200,7 +200,7 @@ fn complete_into_completes_segments_and_checksums() {
     assert!(matches!(all(&packet[..100], &outside), Err(CompletionError::Outside(_))));
 }
 
-/// Bytes behind a large packet's IP packet would be copied, and never sent.
+/// Refuses bytes after a large packet's IP packet, which would be copied and never sent.
 #[test]
 fn a_large_packet_has_the_length_that_its_ip_header_states() {
     for flow in [Flow::v4(), Flow::v6(), Flow::v6().vlan(7)] {
@@ -213,7 +213,7 @@ fn a_large_packet_has_the_length_that_its_ip_header_states() {
             let longer = [&packet[..], &vec![0; more]].concat();
             assert_eq!(checked(&longer), Err(OffloadError::Length), "{flow:?} {more}");
         }
-        // As much less in the header: IPv4's total length, IPv6's payload length.
+        // A smaller length in the header: IPv4's total length, IPv6's payload length.
         let mut less = packet.clone();
         let l3 = usize::from(Headers::parse(&packet, packet.len()).unwrap().l3_offset);
         let at = if flow.source.is_ipv4() { l3 + 2 } else { l3 + 4 };
@@ -356,7 +356,7 @@ proptest! {
         let mut scratch = Vec::new();
         let made = segment_into(&packet, &meta, &mut scratch, |frame| {
             let headers = Headers::parse(frame, frame.len()).unwrap();
-            // Each segment is right, wherever the IPv4 header's own checksum covers it.
+            // Each segment's checksums are right, also that of its IPv4 header.
             assert_eq!(verify(frame, &headers), Verdict::Right, "{frame:x?}");
             bytes += frame.len();
         });

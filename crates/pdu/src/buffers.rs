@@ -7,8 +7,8 @@ const SMALLEST_BYTES: usize = 4096;
 const CLASSES: usize = 5;
 const _: () = assert!(SMALLEST_BYTES << (CLASSES - 1) == MAX_PDU_BYTES);
 
-/// Buffers of five sizes. Free ones are reused before new memory is allocated, so that a steady mix
-/// of PDUs allocates nothing.
+/// Buffers of five sizes. They are reused before new memory is allocated, so a steady mix of PDUs
+/// allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     free: [Vec<Box<[u8]>>; CLASSES],
@@ -26,7 +26,8 @@ impl Buffers {
         Buffers { free: Default::default(), held: 0, limit: limit_bytes }
     }
 
-    /// Returns `true` if the limit allows a buffer for a PDU of `len` bytes beside those in use.
+    /// Returns `true` if the limit allows a buffer for a PDU of `len` bytes, in addition to those
+    /// in use.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         let bytes = |class: usize| SMALLEST_BYTES << class;
         let free = |class: usize| self.free[class].len() * bytes(class);
@@ -43,7 +44,7 @@ impl Buffers {
             return buffer;
         }
         let bytes = SMALLEST_BYTES << class;
-        // Free buffers of other sizes give way, the largest first.
+        // Drops free buffers of other sizes to make room, the largest first.
         while self.held + bytes > self.limit
             && let Some(other) = self.free.iter_mut().rev().find_map(Vec::pop)
         {

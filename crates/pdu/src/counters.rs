@@ -1,15 +1,15 @@
-//! Counters. Every drop has one.
+//! Counters. Every reason for a drop has one.
 
 /// The outcome of received fragments and of incomplete PDUs.
 ///
 /// Each fragment counts in one of `in_place`, `copied` and the reasons for a dropped fragment. Each
-/// PDU with a stored part counts in one of `reassembled`, the reasons for giving one up, and those
-/// that still wait. [`ReceiveCounters::adds_up`] checks that.
+/// PDU with a stored part counts in `reassembled` or in one reason for giving up, unless it is
+/// still incomplete. [`ReceiveCounters::adds_up`] checks that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveCounters {
     /// Frames examined.
     pub fragments: u64,
-    /// Fragments that held their whole PDU, which the application read in place.
+    /// Fragments that held their whole PDU; the application read it in place.
     pub in_place: u64,
     /// Fragments copied to their PDU's reassembly buffer: one copy each.
     pub copied: u64,
@@ -19,14 +19,14 @@ pub struct ReceiveCounters {
     pub malformed: u64,
     /// Fragments dropped: their PDU is longer than [`crate::Limits::pdu_bytes`].
     pub too_long: u64,
-    /// Fragments dropped: they came before, with the same bytes.
+    /// Fragments dropped: duplicates, with the same bytes.
     pub duplicates: u64,
-    /// Fragments dropped: their PDU is done with, delivered or given up.
+    /// Fragments dropped: their PDU was already delivered or given up.
     pub late: u64,
-    /// Fragments dropped: all of their PDU, and its CRC is wrong.
+    /// Fragments dropped: each held its whole PDU, and the CRC is wrong.
     pub damaged_in_place: u64,
-    /// Fragments dropped, each with the stored part of its PDU: it overlaps earlier fragments, or
-    /// has other bytes, another length or another CRC.
+    /// Fragments dropped, each with the stored part of its PDU: overlaps earlier fragments, or has
+    /// other bytes, another length or another CRC.
     pub conflicts: u64,
     /// Fragments dropped, each with the stored part of its PDU: too many holes.
     pub holes: u64,
@@ -36,13 +36,13 @@ pub struct ReceiveCounters {
     pub reassembled: u64,
     /// PDUs given up: all parts arrived, and the CRC is wrong.
     pub damaged: u64,
-    /// PDUs given up: the time was over.
+    /// PDUs given up: their time expired.
     pub expired: u64,
-    /// PDUs given up for a newer one: too many of that source.
+    /// PDUs evicted for a newer one: too many of that source.
     pub gave_way_of_source: u64,
-    /// PDUs given up for a newer one: too many altogether.
+    /// PDUs evicted for a newer one: too many altogether.
     pub gave_way: u64,
-    /// PDUs given up for a newer one: too many bytes.
+    /// PDUs evicted for a newer one: too many bytes.
     pub gave_way_for_bytes: u64,
     /// Packets dropped that belong to another endpoint of the same queue pair.
     pub other_endpoints: u64,
@@ -55,8 +55,8 @@ impl ReceiveCounters {
         self.in_place + self.reassembled
     }
 
-    /// Returns `true` if every fragment, and every incomplete PDU but for the `waiting` ones,
-    /// counts once.
+    /// Returns `true` if every fragment, and every started PDU but for the `waiting` incomplete
+    /// ones, counts once.
     #[must_use]
     pub fn adds_up(&self, waiting: usize) -> bool {
         let dropped = self.malformed
@@ -85,9 +85,9 @@ pub struct SendCounters {
     pub pdus: u64,
     /// Their fragments.
     pub fragments: u64,
-    /// Bytes copied into buffers by [`std::io::Write`] of a [`crate::Message`], which is the
-    /// application's own filling. Bytes that the application writes in place are no copy.
+    /// Bytes that [`std::io::Write`] of a [`crate::Message`] copied into buffers for the
+    /// application. Bytes that the application writes in place do not count.
     pub copied_bytes: u64,
-    /// PDUs refused for want of room, whole.
+    /// PDUs refused as a whole, because the buffers had no room.
     pub full: u64,
 }

@@ -17,7 +17,7 @@ use crate::turns::Turns;
 /// The default number of fragments in the transmit queue at a time ([`Options::ahead`]): more than
 /// a PDU of 64 KiB has at an MTU of 1500.
 pub const MAX_AHEAD: u32 = 64;
-/// One in so many of a session's transmit buffers is reserved for channels without waiting
+/// One in this many of a session's transmit buffers is reserved for channels without waiting
 /// fragments.
 const KEPT_SHARE: u32 = 8;
 const ETHERNET_BYTES: usize = 14;
@@ -25,16 +25,17 @@ const ETHERNET_BYTES: usize = 14;
 /// Options of a PDU endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The queue pair of the session that it uses.
+    /// The queue pair of the session that the endpoint uses.
     pub queue_pair: u32,
     /// `true` to receive PDUs to broadcast and multicast addresses too.
     pub group: bool,
     /// The limits of receiving.
     pub limits: Limits,
-    /// Fragments that may be in the transmit queue at a time, at least 1. Further fragments wait
-    /// here, where channels take turns. A PDU of one fragment waits for at most so many fragments
-    /// of others, and for one of each channel before it. At most 8 longer PDUs are begun at a time.
-    /// A lower value shortens that wait, a higher one saves wake-ups.
+    /// The maximum number of fragments in the transmit queue at a time, at least 1. Further
+    /// fragments wait in the endpoint, where channels take turns. A PDU of one fragment waits for
+    /// at most this many fragments of other PDUs, and for one of each channel before it. At most 8
+    /// longer PDUs are begun at a time. A lower value shortens that wait; a higher value saves
+    /// wake-ups.
     pub ahead: u32,
 }
 
@@ -50,12 +51,12 @@ pub enum OpenError {
     /// The server refused, or is gone.
     #[error(transparent)]
     Open(#[from] towpath_client::OpenError),
-    /// The MTU or the session's transmit frames have no room for a fragment.
+    /// The MTU or the session's transmit buffers have no room for a fragment.
     #[error(
-        "frames of {buffer_bytes} bytes have no room for a fragment, whose headers take {OVERHEAD_BYTES}"
+        "packets of {buffer_bytes} bytes have no room beyond {OVERHEAD_BYTES} bytes of headers"
     )]
     TransmitBuffer {
-        /// The capacity of a frame, in bytes.
+        /// The longest packet that the MTU and the buffers allow, in bytes.
         buffer_bytes: usize,
     },
 }
@@ -63,7 +64,7 @@ pub enum OpenError {
 /// The reason why a PDU was not accepted. None of it was queued then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// There is no room for all of its fragments: wait for it ([`PduEndpoint::want_room`]).
+    /// The buffers have no room for all fragments: wait for room ([`PduEndpoint::want_room`]).
     #[error("the transmit queue is full")]
     Full,
     /// No PDU of that length can be sent.
@@ -79,25 +80,25 @@ pub enum SendError {
     Lost(#[from] Lost),
 }
 
-/// A fragment written and not yet in the transmit queue.
+/// A fragment that is written and not yet in the transmit queue.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) buffer: TransmitBuffer,
     pub(crate) buffer_bytes: usize,
 }
 
-/// An endpoint that sends and receives PDUs. It has its session for itself.
+/// An endpoint that sends and receives PDUs. It owns its session.
 ///
 /// The endpoint sends waiting fragments in calls of [`flush`](PduEndpoint::flush),
 /// [`receive`](PduEndpoint::receive), [`wait`](PduEndpoint::wait) and
-/// [`drain`](PduEndpoint::drain); there is no thread behind it. Dropping it closes its session, and
-/// unsent fragments are lost: call [`drain`](PduEndpoint::drain) first.
+/// [`drain`](PduEndpoint::drain), without a thread of its own. Dropping the endpoint closes its
+/// session and loses unsent fragments: call [`drain`](PduEndpoint::drain) first.
 #[derive(Debug)]
 pub struct PduEndpoint {
     pub(crate) session: Session,
     pub(crate) endpoint: Endpoint,
     pub(crate) mac: [u8; 6],
-    /// Bytes of a PDU per buffer.
+    /// The maximum number of PDU bytes per buffer.
     pub(crate) chunk_bytes: usize,
     /// Buffers of the message that is being written.
     pub(crate) filling: Vec<TransmitBuffer>,
@@ -117,7 +118,7 @@ impl PduEndpoint {
     /// [`OpenError`] gives the reason.
     ///
     /// # Panics
-    /// When the session has no such queue pair.
+    /// If the session has no such queue pair.
     pub fn open(mut session: Session, options: &Options) -> Result<PduEndpoint, OpenError> {
         let buffer_bytes =
             (session.info().mtu + ETHERNET_BYTES).min(session.transmit_buffer_bytes());
@@ -134,7 +135,7 @@ impl PduEndpoint {
             chunk_bytes: (buffer_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
             filling: Vec::with_capacity(slots as usize),
             turns: Turns::new(slots as usize),
-            // A random start: the previous holder of this address may have sent the numbers from 0
+            // A random start: the previous owner of this address may have sent the numbers from 0
             // on.
             next_id: RandomState::new().build_hasher().finish() as u32,
             sent: SendCounters::default(),
@@ -146,10 +147,10 @@ impl PduEndpoint {
         })
     }
 
-    /// Begins a PDU of `len` bytes to a MAC address and channel, to be written in place. It takes
+    /// Begins a PDU of `len` bytes to a MAC address and channel, for writing in place. Takes
     /// buffers for the whole PDU, or none.
     ///
-    /// A channel with waiting fragments leaves an eighth of the buffers to others.
+    /// A channel with waiting fragments leaves an eighth of the buffers to other channels.
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued.
@@ -176,18 +177,18 @@ impl PduEndpoint {
                 None => break,
             }
         }
-        debug_assert_eq!(self.filling.len(), needed, "there were enough, as just looked at");
+        debug_assert_eq!(self.filling.len(), needed, "enough, as just checked");
         Ok(Message::new(self, to, channel, len))
     }
 
-    /// Gives back the buffers of an unsent message.
+    /// Releases the buffers of an unsent message.
     pub(crate) fn release_filling(&mut self) {
         for buffer in self.filling.drain(..) {
             self.session.release(buffer);
         }
     }
 
-    /// Sends a PDU that lies somewhere else already: one copy. Returns its number.
+    /// Sends a PDU from `bytes`, with one copy. Returns its number.
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued.
@@ -198,7 +199,7 @@ impl PduEndpoint {
         bytes: &[u8],
     ) -> Result<u32, SendError> {
         let mut message = self.message(to, channel, bytes.len())?;
-        // It has room for exactly these.
+        // The message has room for exactly these bytes.
         let _ = message.write_all(bytes);
         Ok(message.send()?)
     }
@@ -226,21 +227,21 @@ impl PduEndpoint {
         MAX_PDU_BYTES.min(self.slots as usize * self.chunk_bytes)
     }
 
-    /// Returns the most bytes of a PDU that one fragment carries.
+    /// Returns the maximum number of PDU bytes in one fragment.
     #[must_use]
     pub fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
     }
 
-    /// Returns the number of fragments that wait for their turn, and are not in the transmit queue
+    /// Returns the number of fragments that wait for their turn and are not in the transmit queue
     /// yet.
     #[must_use]
     pub fn waiting_fragments(&self) -> usize {
         self.turns.len()
     }
 
-    /// Puts fragments into the transmit queue, channels in turn, as many as may be ahead. Announces
-    /// them to the server, and notifies it if it sleeps.
+    /// Puts fragments into the transmit queue, channels in turn, up to [`Options::ahead`].
+    /// Publishes them to the server, and notifies the server if it sleeps.
     ///
     /// # Errors
     /// [`Lost`].
@@ -259,8 +260,8 @@ impl PduEndpoint {
         self.session.flush()
     }
 
-    /// Examines at most `budget` received frames, and passes each complete PDU to `each`. Returns
-    /// the number of frames: less than `budget` when no more wait.
+    /// Examines at most `budget` received packets, and passes each complete PDU to `each`. Returns
+    /// the number of packets: less than `budget` if no more wait.
     ///
     /// # Errors
     /// [`Lost`].
@@ -288,15 +289,15 @@ impl PduEndpoint {
         Ok(got)
     }
 
-    /// Makes the next [`PduEndpoint::wait`] also return when there is more room.
+    /// Makes the next [`PduEndpoint::wait`] return also when buffers become free.
     pub fn want_room(&mut self) {
         self.wants_room = true;
     }
 
-    /// Waits for received frames or, on request, for more room. Meanwhile it sends waiting
-    /// fragments, and gives up incomplete PDUs whose time is over. Returns `false` when the time is
-    /// over; `None` waits for ever, and zero only looks. `true` is no promise: the frames may
-    /// complete no PDU, and the room may be too little.
+    /// Waits for received packets or, on request, for free buffers. Meanwhile the endpoint sends
+    /// waiting fragments, and gives up incomplete PDUs whose time has expired. Returns `false` on a
+    /// timeout; `None` never times out, and zero only checks. `true` is no promise: the packets may
+    /// complete no PDU, and the buffers may be too few.
     ///
     /// # Errors
     /// [`Lost`].
@@ -322,8 +323,8 @@ impl PduEndpoint {
         }
     }
 
-    /// Waits until all accepted PDUs are sent, and passes PDUs received meanwhile to `each`.
-    /// Returns `false` when the time is over.
+    /// Waits until the server has completed all accepted PDUs, and passes PDUs received meanwhile
+    /// to `each`. Returns `false` on a timeout.
     ///
     /// # Errors
     /// [`Lost`].
@@ -354,7 +355,7 @@ impl PduEndpoint {
         &self.session
     }
 
-    /// Returns the endpoint in its session.
+    /// Returns this endpoint's handle in its session.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.endpoint

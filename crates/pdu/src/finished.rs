@@ -1,12 +1,12 @@
-//! PDUs that are done with, so that repeated fragments of them start nothing.
+//! The PDUs that the receiver has finished, so that repeated fragments of them start nothing.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::partial::{Identity, Key};
 
-/// The PDUs done with lately: a bounded number, each for a bounded time. A number that its sender
-/// gives to another PDU matches none of them unless also length and CRC are the same.
+/// The PDUs that the receiver finished lately: a bounded number, each for a bounded time. If a
+/// sender reuses a number, the new PDU matches only if its length and CRC are also the same.
 #[derive(Debug)]
 pub(crate) struct Finished {
     known: HashSet<(Key, Identity)>,
@@ -28,7 +28,7 @@ impl Finished {
         self.known.contains(&(key, identity))
     }
 
-    /// Records one; forgets the oldest when there are too many.
+    /// Records a PDU; forgets the oldest one at the limit.
     pub(crate) fn note(&mut self, now: Instant, key: Key, identity: Identity) {
         if self.limit == 0 || !self.known.insert((key, identity)) {
             return;

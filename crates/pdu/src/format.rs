@@ -20,11 +20,11 @@ const CHECK: usize = 38;
 pub struct Fragment {
     /// Destination MAC address.
     pub destination: [u8; 6],
-    /// Source MAC address; never a group's.
+    /// Source MAC address; never a group address.
     pub source: [u8; 6],
     /// The channel, as the VCI and MID of ATM. Any number.
     pub channel: u32,
-    /// The PDU's number, given by its sender.
+    /// The PDU's number, which its sender chooses.
     pub id: u32,
     /// Length of the PDU, in bytes: 0 to 65 536.
     pub total: u32,
@@ -36,10 +36,10 @@ pub struct Fragment {
     pub crc: u32,
 }
 
-/// The reason why a frame is no fragment.
+/// The reason why a frame is not a valid fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Shorter than the headers.
+    /// The frame is shorter than the headers.
     #[error("shorter than its headers")]
     Short,
     /// Another ethertype.
@@ -48,17 +48,17 @@ pub enum Malformed {
     /// Another version of the format.
     #[error("another version than 1")]
     Version,
-    /// The header check is wrong: the headers were damaged, or no sender sent them so.
+    /// The header check is wrong: the headers were damaged or forged.
     #[error("the header check is wrong")]
     Check,
     /// Flags that this version does not know.
     #[error("flags that must be zero")]
     Flags,
-    /// From a group address, which no sender has.
+    /// The source is a group address, which no sender has.
     #[error("from a group address")]
     Source,
-    /// Lengths that contradict each other: beyond the PDU, over 64 KiB, or an empty part.
-    #[error("lengths that cannot be")]
+    /// The lengths contradict each other: beyond the PDU, over 64 KiB, or an empty part.
+    #[error("lengths that contradict each other")]
     Lengths,
     /// The frame ends before the fragment does.
     #[error("the frame ends before the fragment does")]
@@ -67,10 +67,10 @@ pub enum Malformed {
 
 impl Fragment {
     /// Parses the headers at the beginning of a frame of `frame_bytes` bytes. The bytes after the
-    /// fragment in its frame are padding and ignored.
+    /// fragment are padding, which it ignores.
     ///
     /// # Errors
-    /// The first check that failed; do not believe any field of the frame then.
+    /// The first check that failed. No field of the frame can be trusted then.
     #[inline]
     pub fn parse(
         headers: &[u8; OVERHEAD_BYTES],
@@ -82,7 +82,7 @@ impl Fragment {
         if headers[12..14] != ETHERTYPE.to_be_bytes() {
             return Err(Malformed::Ethertype);
         }
-        // Before the check: another version may have it elsewhere.
+        // Before the header check, which another version may keep elsewhere.
         if headers[14] != VERSION {
             return Err(Malformed::Version);
         }
@@ -122,7 +122,7 @@ impl Fragment {
         Ok(fragment)
     }
 
-    /// Writes the headers, check included.
+    /// Writes the headers, including the header check.
     pub fn write(&self, headers: &mut [u8; OVERHEAD_BYTES]) {
         headers[..6].copy_from_slice(&self.destination);
         headers[6..12].copy_from_slice(&self.source);

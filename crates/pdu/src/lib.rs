@@ -1,6 +1,6 @@
 //! PDU endpoints: protocol data units of up to 64 KiB between endpoints over Ethernet. The sender
-//! cuts them to the MTU without copying and multiplexes them by channel number; the receiver
-//! reassembles them.
+//! splits them into fragments that fit the MTU, without a copy, and multiplexes them by channel
+//! number. The receiver reassembles them.
 //!
 //! The crate does with frames what Smith and Traw's host interface does with cells ("Giving
 //! Applications Access to Gb/s Networking", segmentation and reassembly of variable-size PDUs,
@@ -25,11 +25,11 @@
 //! ```
 //!
 //! A PDU arrives whole or not at all. There is no retransmission, and no order between PDUs beyond
-//! the network's. Sending makes no copy but the application's own writing. Receiving makes one
-//! copy, from the receive buffers into the reassembly buffer, and none for a PDU of one fragment,
-//! which the application reads in place.
+//! the network's. Sending copies nothing beyond the application's own writing. Receiving makes one
+//! copy, from the receive buffers into the reassembly buffer. A PDU of one fragment is not copied:
+//! the application reads it in place.
 //!
-//! [`Fragment`] and [`Reassembler`] do no input or output and know no clock: the time is an
+//! [`Fragment`] and [`Reassembler`] do no input or output and have no clock: the time is an
 //! argument.
 #![forbid(unsafe_code)]
 

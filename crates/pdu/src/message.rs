@@ -1,4 +1,4 @@
-//! A PDU under construction, in the buffers that it will be sent from.
+//! A PDU under construction, in the transmit buffers.
 
 use std::io;
 
@@ -8,12 +8,12 @@ use crate::endpoint::{PduEndpoint, Waiting};
 use crate::format::{Fragment, OVERHEAD_BYTES};
 use crate::turns::Part;
 
-/// A PDU of a given length, written once, where it will be sent from: separate chunks that the
-/// writer sees as one. Each chunk is as long as its buffer has room after the headers.
+/// A PDU of a given length, which the application writes once, directly into transmit buffers. The
+/// writer sees its separate chunks as one. Each chunk fills its buffer's room after the headers.
 ///
 /// The application writes it in order, in place ([`Message::next_chunk`]) or through [`io::Write`];
-/// unwritten bytes are zero. [`Message::send`] sends it; dropping it before that leaves nothing
-/// behind.
+/// unwritten bytes are zero. [`Message::send`] sends it. Dropping an unsent message releases its
+/// buffers.
 #[derive(Debug)]
 pub struct Message<'a> {
     endpoint: &'a mut PduEndpoint,
@@ -52,7 +52,7 @@ impl<'a> Message<'a> {
         self.len - self.written
     }
 
-    /// Returns the next chunk, or the rest of it, to be written in place; `None` at the end. The
+    /// Returns the next chunk, or the rest of it, for writing in place; `None` at the end. The
     /// chunk then counts as written.
     pub fn next_chunk(&mut self) -> Option<&mut [u8]> {
         if self.written == self.len {
@@ -67,13 +67,13 @@ impl<'a> Message<'a> {
         Some(&mut bytes[OVERHEAD_BYTES + from..])
     }
 
-    /// Hands the PDU over to be sent: cut as it lies, behind its headers. It goes with the next
-    /// [`PduEndpoint::flush`], in turn with other channels. Returns its number.
+    /// Queues the PDU for sending, one fragment per buffer, and writes the headers. The next
+    /// [`PduEndpoint::flush`] sends it, in turn with other channels. Returns the PDU's number.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn send(mut self) -> Result<u32, Lost> {
-        // Fails if the session is over: its buffers cannot be written then.
+        // Fails if the session is over, since its buffers cannot be written then.
         self.endpoint.session.free_buffers()?;
         while let Some(rest) = self.next_chunk() {
             rest.fill(0);
@@ -117,7 +117,7 @@ impl<'a> Message<'a> {
 }
 
 impl io::Write for Message<'_> {
-    /// Copies into the current chunk; 0 when the PDU has no room for more.
+    /// Copies into the current chunk. Returns 0 if the PDU has no room for more.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let before = self.written;
         let Some(chunk) = self.next_chunk() else { return Ok(0) };

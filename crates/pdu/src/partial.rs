@@ -38,7 +38,7 @@ impl Identity {
 pub(crate) struct Partial {
     pub(crate) key: Key,
     pub(crate) identity: Identity,
-    /// The received bytes, in their positions. Empty in a free place.
+    /// The received bytes, at their offsets. Empty in a free slot.
     pub(crate) buffer: Box<[u8]>,
     pub(crate) ranges: Ranges,
     /// The time of its first fragment.
@@ -54,7 +54,7 @@ pub(crate) struct Partials {
     places: Vec<Partial>,
     free: Vec<usize>,
     by_key: HashMap<Key, usize>,
-    /// Fragments of one PDU mostly follow each other.
+    /// The slot found last: fragments of one PDU mostly follow each other.
     last: Option<usize>,
     oldest: Option<usize>,
     newest: Option<usize>,
@@ -65,7 +65,7 @@ impl Partials {
         Partials {
             places: Vec::with_capacity(limit),
             free: Vec::with_capacity(limit),
-            // Twice the room: a table at most half full cleans up in place and never grows.
+            // Twice the room: a table that is at most half full cleans up in place and never grows.
             by_key: HashMap::with_capacity(limit * 2),
             last: None,
             oldest: None,
@@ -78,7 +78,7 @@ impl Partials {
     }
 
     pub(crate) fn find(&mut self, key: &Key) -> Option<usize> {
-        // A place that is free has no buffer.
+        // A free slot has no buffer.
         if let Some(last) = self.last
             && self.places[last].key == *key
             && !self.places[last].buffer.is_empty()
@@ -94,13 +94,13 @@ impl Partials {
         &mut self.places[place]
     }
 
-    /// Returns the oldest one, and the time since when it waits.
+    /// Returns the oldest PDU's slot, and the time of its first fragment.
     pub(crate) fn oldest(&self) -> Option<(usize, Instant)> {
         self.oldest.map(|place| (place, self.places[place].since))
     }
 
-    /// Returns how many there are of a source, and the oldest of them. It scans all entries, once
-    /// per PDU.
+    /// Returns the number of a source's PDUs, and the oldest of them. Scans all entries; called
+    /// once per PDU.
     pub(crate) fn of_source(&self, source: [u8; 6]) -> (usize, Option<usize>) {
         let (mut count, mut first, mut next) = (0, None, self.oldest);
         while let Some(place) = next {
@@ -113,7 +113,7 @@ impl Partials {
         (count, first)
     }
 
-    /// Inserts one; there must be none with that key.
+    /// Inserts a PDU; the table must have none with that key.
     pub(crate) fn insert(
         &mut self,
         key: Key,
@@ -148,7 +148,7 @@ impl Partials {
         place
     }
 
-    /// Removes one; its buffer passes to the caller.
+    /// Removes a PDU and returns its buffer.
     pub(crate) fn remove(&mut self, place: usize) -> Box<[u8]> {
         let partial = &mut self.places[place];
         let buffer = std::mem::take(&mut partial.buffer);

@@ -5,8 +5,8 @@ use towpath_client::Received;
 use crate::format::Fragment;
 use crate::pieces::Pieces;
 
-/// A received PDU, whole. One that came in one fragment is read where the server put it; one that
-/// came in several was reassembled, and lies in one piece.
+/// A received, complete PDU. The application reads a PDU of one fragment where the server put it. A
+/// PDU of several fragments was reassembled, and lies in one piece.
 #[derive(Clone, Copy, Debug)]
 pub struct Pdu<'a> {
     fragment: Fragment,
@@ -28,14 +28,14 @@ impl<'a> Pdu<'a> {
         Pdu { fragment, body: Body::Reassembled(bytes) }
     }
 
-    /// Returns the source MAC address. On this host the server has checked it; on the wire it is
-    /// unchecked.
+    /// Returns the source MAC address. The server has checked the address of a sender on this host;
+    /// the address of a sender on the wire is unchecked.
     #[must_use]
     pub fn source(&self) -> [u8; 6] {
         self.fragment.source
     }
 
-    /// Returns the destination MAC address: the endpoint's, or a group's.
+    /// Returns the destination MAC address: the endpoint's, or a group address.
     #[must_use]
     pub fn destination(&self) -> [u8; 6] {
         self.fragment.destination
@@ -47,7 +47,7 @@ impl<'a> Pdu<'a> {
         self.fragment.channel
     }
 
-    /// Returns the number that its sender gave it.
+    /// Returns the PDU's number, which its sender chose.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.fragment.id
@@ -59,13 +59,13 @@ impl<'a> Pdu<'a> {
         self.fragment.total as usize
     }
 
-    /// Returns `true` if it has no bytes.
+    /// Returns `true` if the PDU has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.fragment.total == 0
     }
 
-    /// Returns `true` if it is read from the receive buffer itself, uncopied.
+    /// Returns `true` if the PDU lies in the receive buffer, uncopied.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         matches!(self.body, Body::InPlace(_))
@@ -85,7 +85,7 @@ impl<'a> Pdu<'a> {
         }
     }
 
-    /// Returns its pieces, in order; none is empty.
+    /// Returns the PDU's pieces, in order; none is empty.
     #[must_use]
     pub fn parts(&self) -> Parts<'a> {
         match self.body {
@@ -96,7 +96,7 @@ impl<'a> Pdu<'a> {
         }
     }
 
-    /// Appends it to a vector.
+    /// Appends the PDU to a vector.
     pub fn append_to(&self, to: &mut Vec<u8>) {
         to.reserve(self.len());
         for part in self.parts() {

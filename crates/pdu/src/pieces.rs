@@ -36,8 +36,8 @@ impl<'f, I: Iterator<Item = &'f [u8]>> Iterator for Pieces<I> {
     }
 }
 
-/// Returns the headers, and the length of the whole frame; `None` when the frame is shorter than
-/// they are.
+/// Returns the headers, and the length of the whole frame; `None` if the frame is shorter than its
+/// headers.
 pub(crate) fn headers<'f>(
     frame: impl Iterator<Item = &'f [u8]>,
 ) -> Option<([u8; OVERHEAD_BYTES], usize)> {

@@ -1,23 +1,24 @@
 //! The received byte ranges of a PDU.
 
-/// The most ranges with holes between them. A sender's fragments in any order make fewer than half
-/// as many ranges as there are fragments; more is an attack.
+/// The maximum number of ranges with holes between them. A sender's fragments in any order make at
+/// most about half as many ranges as there are fragments; more is an attack.
 pub(crate) const MAX_RANGES: usize = 64;
 
 /// The relation of a fragment to the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placed {
-    /// All of it is new.
+    /// All of the fragment is new.
     New,
-    /// All of it is there already.
+    /// All of the fragment has arrived before.
     Known,
-    /// Some of it is there already.
+    /// Some of the fragment has arrived before.
     Overlaps,
-    /// It is new, and makes too many holes.
+    /// The fragment is new, and makes too many holes.
     TooMany,
 }
 
-/// Starts and ends, in order and apart from each other. The next PDU reuses the memory.
+/// Starts and ends of ranges, in ascending order, with a hole between neighbours. The next PDU
+/// reuses the memory.
 #[derive(Debug)]
 pub(crate) struct Ranges {
     all: Vec<(u32, u32)>,
@@ -32,9 +33,9 @@ impl Ranges {
         self.all.clear();
     }
 
-    /// Records the bytes from `start` to `end`, at least one, only if all of them are new.
+    /// Records the bytes from `start` to `end` (at least one) if all of them are new.
     pub(crate) fn place(&mut self, start: u32, end: u32) -> Placed {
-        // Those before it end at or before its start.
+        // The ranges before `at` end at or before `start`.
         let at = self.all.partition_point(|range| range.1 <= start);
         if let Some(next) = self.all.get(at)
             && next.0 < end
@@ -57,7 +58,7 @@ impl Ranges {
         Placed::New
     }
 
-    /// Returns `true` if all bytes up to `total` are there.
+    /// Returns `true` if all bytes up to `total` have arrived.
     pub(crate) fn is_whole(&self, total: u32) -> bool {
         self.all.len() == 1 && self.all[0] == (0, total)
     }
@@ -104,6 +105,6 @@ mod tests {
         assert_eq!(ranges.place(1000, 1001), Placed::TooMany);
         assert_eq!(ranges.place(1, 2), Placed::New);
         assert_eq!(ranges.place(1000, 1001), Placed::New);
-        assert_eq!(ranges.all.capacity(), MAX_RANGES, "no memory beside what it began with");
+        assert_eq!(ranges.all.capacity(), MAX_RANGES, "no memory beyond the initial allocation");
     }
 }

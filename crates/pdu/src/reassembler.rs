@@ -10,35 +10,35 @@ use crate::partial::{Identity, Key, Partials};
 use crate::pieces::{self, Pieces};
 use crate::ranges::Placed;
 
-/// The default limit of incomplete PDUs of one source.
+/// The default limit of incomplete PDUs per source.
 pub(crate) const PARTIALS_OF_SOURCE: usize = 16;
-/// The most that [`Limits::partials`] can be.
+/// The maximum of [`Limits::partials`].
 const MAX_PARTIALS: usize = 1 << 16;
-/// The most that [`Limits::finished`] can be.
+/// The maximum of [`Limits::finished`].
 const MAX_FINISHED: usize = 1 << 20;
 
 /// The limits of a receiver. Each is at least what one PDU needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Incomplete PDUs, all together, 1 to 65 536. When there are more, the oldest gives way. The
-    /// receiver allocates tables for as many at the start.
+    /// Incomplete PDUs, all together, 1 to 65 536. At the limit the receiver evicts the oldest one.
+    /// It allocates tables of this size at the start.
     pub partials: usize,
-    /// Incomplete PDUs of one source. When there are more, the oldest of that source gives way. A
+    /// Incomplete PDUs per source. At the limit the receiver evicts the oldest of that source. A
     /// [`PduEndpoint`](crate::PduEndpoint) sends parts of at most 8 at a time: a lower limit here
-    /// loses PDUs without any fault of the network.
+    /// loses PDUs even on a network without faults.
     pub partials_of_source: usize,
-    /// Bytes of reassembly memory; at least 64 KiB. When it takes more, the oldest PDU gives way.
-    /// From its first fragment on, a PDU takes the memory of the whole PDU, rounded up to a power
-    /// of two from 4 KiB.
+    /// Bytes of reassembly memory; at least 64 KiB. At the limit the receiver evicts the oldest
+    /// PDU. From its first fragment on, a PDU takes memory for its full length, rounded up to a
+    /// power of two from 4 KiB.
     pub bytes: usize,
     /// The time that a PDU may take from its first fragment to its last, and for which the receiver
-    /// remembers PDUs that are done with.
+    /// remembers finished PDUs.
     pub time: Duration,
     /// The longest PDU that the receiver accepts, in bytes, up to 65 536.
     pub pdu_bytes: usize,
-    /// PDUs done with that the receiver remembers, up to 2^20, so that it drops repeated fragments
-    /// of them. It allocates a table for as many at the start. With 0, a PDU whose every fragment
-    /// comes twice may be delivered twice.
+    /// Finished PDUs that the receiver remembers, up to 2^20, to drop repeated fragments of them.
+    /// It allocates a table of this size at the start. With 0, the receiver may deliver a PDU twice
+    /// if every fragment comes twice.
     pub finished: usize,
 }
 
@@ -58,9 +58,9 @@ impl Default for Limits {
 /// The outcome of a fragment.
 #[derive(Debug)]
 pub enum Accepted<'a> {
-    /// Its PDU waits for more.
+    /// Its PDU is still incomplete.
     Waits,
-    /// It is all of its PDU, which lies in the fragment's own frame ([`Pieces::after_headers`]).
+    /// It holds its whole PDU, which lies in the fragment's own frame ([`Pieces::after_headers`]).
     InPlace(Fragment),
     /// It completed its PDU.
     Reassembled(Fragment, &'a [u8]),
@@ -69,33 +69,33 @@ pub enum Accepted<'a> {
 /// The reason why a fragment was dropped. Each has a counter ([`ReceiveCounters`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Dropped {
-    /// The frame is no fragment.
+    /// The frame is not a valid fragment.
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// Its PDU is longer than the receiver accepts.
     #[error("its PDU is too long")]
     TooLong,
     /// It is a duplicate.
-    #[error("it came before")]
+    #[error("it is a duplicate")]
     Duplicate,
-    /// Its PDU is done with.
-    #[error("its PDU is done with")]
+    /// Its PDU was already delivered or given up.
+    #[error("its PDU was already delivered or given up")]
     Late,
-    /// It was the last of its PDU, and the CRC is wrong.
+    /// It completed its PDU, and the CRC is wrong.
     #[error("the CRC of its PDU is wrong")]
     Damaged,
-    /// It contradicts earlier fragments; its PDU is given up.
-    #[error("it contradicts what came before")]
+    /// It contradicts earlier fragments; the receiver gives its PDU up.
+    #[error("it contradicts earlier fragments")]
     Conflict,
-    /// Its PDU has too many holes, and is given up.
+    /// Its PDU has too many holes; the receiver gives it up.
     #[error("its PDU has too many holes")]
     Holes,
 }
 
 /// Reassembles PDUs. It does no input or output, and has no clock: the time is an argument.
 ///
-/// No bytes from the network can make it panic, allocate more than its [`Limits`] or loop longer
-/// than a fragment is long and the tables are large.
+/// No bytes from the network can make it panic or allocate more than its [`Limits`]. The lengths of
+/// a fragment and of the tables bound its loops.
 #[derive(Debug)]
 pub struct Reassembler {
     limits: Limits,
@@ -108,7 +108,7 @@ pub struct Reassembler {
 }
 
 impl Reassembler {
-    /// Creates one within limits; those out of range become the nearest in it.
+    /// Creates a reassembler. Limits out of range become the nearest value in range.
     #[must_use]
     pub fn new(limits: Limits) -> Reassembler {
         let limits = Limits {
@@ -129,8 +129,7 @@ impl Reassembler {
         }
     }
 
-    /// Takes a frame, as the pieces that it lies in. Times go forward: an earlier one than before
-    /// counts as the same.
+    /// Takes a frame in pieces. A time before that of an earlier call does no harm.
     ///
     /// # Errors
     /// [`Dropped`] gives the reason for a dropped fragment.
@@ -171,7 +170,7 @@ impl Reassembler {
         part: impl Iterator<Item = &'f [u8]>,
     ) -> Result<Accepted<'_>, Dropped> {
         if part.fold(0, crc32c::crc32c_append) != fragment.crc {
-            // Not remembered: an undamaged copy may still come.
+            // The receiver does not remember it: an undamaged copy may still come.
             self.counters.damaged_in_place += 1;
             return Err(Dropped::Damaged);
         }
@@ -180,8 +179,8 @@ impl Reassembler {
         Ok(Accepted::InPlace(*fragment))
     }
 
-    /// Makes room for a PDU, and begins it. An evicted PDU is done with: if its remaining fragments
-    /// began it anew, PDUs would evict each other in turn for ever.
+    /// Makes room for a PDU, and begins it. An evicted PDU counts as finished: if its remaining
+    /// fragments began it anew, PDUs would evict each other for ever.
     fn start(&mut self, now: Instant, key: Key, identity: Identity) -> usize {
         let (count, oldest) = self.partials.of_source(key.source);
         if let Some(oldest) = oldest
@@ -223,7 +222,7 @@ impl Reassembler {
             return Err(Dropped::Conflict);
         }
         let (start, end) = (fragment.offset, fragment.offset + u32::from(fragment.len));
-        // Both are inside: no longer than the PDU, as the parser checked.
+        // Both are inside the buffer: the parser has checked them against the PDU's length.
         let at = &mut partial.buffer[start as usize..end as usize];
         match partial.ranges.place(start, end) {
             Placed::New => {}
@@ -260,7 +259,7 @@ impl Reassembler {
         Ok(Accepted::Reassembled(*fragment, &buffer[..whole]))
     }
 
-    /// Gives up PDUs whose time is over, and takes the last delivered one's memory back.
+    /// Gives up PDUs whose time has expired, and reclaims the buffer of the last delivered PDU.
     pub fn expire(&mut self, now: Instant) {
         if let Some(buffer) = self.delivered.take() {
             self.buffers.release(buffer);
@@ -274,7 +273,7 @@ impl Reassembler {
         }
     }
 
-    /// Returns when the next incomplete PDU is given up, unless the rest of it arrives.
+    /// Returns the time at which the oldest incomplete PDU expires.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.partials.oldest().and_then(|(_, since)| since.checked_add(self.limits.time))
@@ -302,7 +301,7 @@ impl Reassembler {
         self.counters.other_endpoints += 1;
     }
 
-    /// Gives a PDU up, and remembers that it is done with.
+    /// Gives a PDU up, and remembers it as finished.
     fn finish(&mut self, now: Instant, place: usize) {
         let partial = self.partials.get(place);
         let (key, identity) = (partial.key, partial.identity);
@@ -312,7 +311,7 @@ impl Reassembler {
     }
 }
 
-/// The only copy of the receive path. Both have the same length.
+/// Copies a fragment's part, the only copy of the receive path. Both have the same length.
 fn copy<'f>(mut to: &mut [u8], part: impl Iterator<Item = &'f [u8]>) {
     for piece in part {
         let (here, rest) = to.split_at_mut(piece.len());

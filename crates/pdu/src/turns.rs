@@ -1,14 +1,14 @@
-//! The order of sending: one fragment of each channel that has something to send, then again. Only
-//! so many PDUs of several fragments are begun at a time, since a receiver keeps a bounded number
-//! of incomplete ones.
+//! The order of sending: round-robin over the channels, one fragment each. A limit bounds the PDUs
+//! of several fragments that are begun at a time, since a receiver keeps a bounded number of
+//! incomplete PDUs.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::reassembler::PARTIALS_OF_SOURCE;
 
-/// The limit of begun and unfinished PDUs of several fragments, to all receivers together: a PDU to
-/// a group is in parts at each of its receivers. It is half of the PDUs that a receiver keeps of
-/// one source. The other half is for PDUs that lost a fragment or arrive out of order.
+/// The maximum number of begun and unfinished PDUs of several fragments, to all receivers together:
+/// a PDU to a group is incomplete at each of its receivers. It is half of the PDUs that a receiver
+/// keeps per source. The other half is for PDUs that lost a fragment or arrive out of order.
 pub(crate) const MAX_BEGUN: usize = PARTIALS_OF_SOURCE / 2;
 
 /// The position of a fragment in its PDU.
@@ -22,7 +22,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// Returns the position of fragment `number` of so many, from 0.
+    /// Returns the position of fragment `number`, from 0, of `count`.
     pub(crate) fn of(number: usize, count: usize) -> Part {
         match (number == 0, number + 1 == count) {
             (true, true) => Part::Whole,
@@ -33,28 +33,28 @@ impl Part {
     }
 }
 
-/// Fragments waiting to be sent, in a line for each channel. All lines share the same places, so
-/// that memory depends on the number of fragments and not on their channels.
+/// Fragments waiting to be sent, in one queue per channel. All queues share the same slots, so
+/// memory depends on the number of fragments and not of channels.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
     places: Vec<Place<T>>,
-    /// Free places.
+    /// Free slots.
     free: Vec<usize>,
-    /// The last place of each channel with waiting fragments.
+    /// The last slot of each channel with waiting fragments.
     last: HashMap<u32, usize>,
     /// The channels in the order of their turns, the next one first.
     order: VecDeque<Turn>,
-    /// Channels whose next PDU may not begin yet, in the order in which they will. While there are
-    /// any, the limit of begun PDUs is reached.
+    /// Channels whose next PDU may not begin yet, in the order in which they will. While this is
+    /// not empty, the limit of begun PDUs is reached.
     held: VecDeque<Turn>,
-    /// PDUs begun, and PDUs that may begin in their next turn.
+    /// The number of begun PDUs, and of PDUs that may begin in their next turn.
     begun: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     channel: u32,
-    /// The first place of its line.
+    /// The first slot of its queue.
     first: usize,
     /// `true` if its present or next PDU counts as begun.
     begun: bool,
@@ -64,17 +64,17 @@ struct Turn {
 struct Place<T> {
     item: Option<T>,
     part: Part,
-    /// The place behind it, unless it is its channel's last.
+    /// The slot behind this one, unless it is the channel's last.
     next: usize,
 }
 
 impl<T> Turns<T> {
-    /// Creates a queue with room for so many from the start.
+    /// Creates a queue that allocates room for `most` fragments at the start.
     pub(crate) fn new(most: usize) -> Turns<T> {
         Turns {
             places: Vec::with_capacity(most),
             free: Vec::with_capacity(most),
-            // Twice the room: a table at most half full cleans up in place and never grows.
+            // Twice the room: a table that is at most half full cleans up in place and never grows.
             last: HashMap::with_capacity(most * 2),
             order: VecDeque::with_capacity(most),
             held: VecDeque::with_capacity(most),
@@ -82,7 +82,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Returns how many wait.
+    /// Returns the number of waiting fragments.
     pub(crate) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
@@ -92,7 +92,7 @@ impl<T> Turns<T> {
         self.last.contains_key(&channel)
     }
 
-    /// Appends a fragment to its channel's line. The parts of a PDU follow each other.
+    /// Appends a fragment to its channel's queue. The parts of a PDU follow each other.
     pub(crate) fn push(&mut self, channel: u32, part: Part, item: T) {
         let item = Some(item);
         let place = match self.free.pop() {
@@ -111,21 +111,20 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Returns the next one, and leaves it where it is.
+    /// Returns the next fragment without removing it.
     pub(crate) fn front(&mut self) -> Option<&T> {
         self.choose();
         self.order.front().and_then(|turn| self.places[turn.first].item.as_ref())
     }
 
-    /// Removes the next one; its channel goes behind the others.
+    /// Removes the next fragment; its channel goes behind the others.
     pub(crate) fn next(&mut self) -> Option<T> {
         self.choose();
         let Turn { channel, first, mut begun } = self.order.pop_front()?;
         let Place { part, next, .. } = self.places[first];
         if part == Part::Last {
             begun = false;
-            // A channel that waited to begin gets its place before the next PDU of the ending
-            // channel.
+            // A channel that waited to begin goes before the next PDU of the ending channel.
             match self.held.pop_front() {
                 Some(waited) => self.order.push_back(Turn { begun: true, ..waited }),
                 None => self.begun -= 1,
@@ -140,8 +139,8 @@ impl<T> Turns<T> {
         self.places[first].item.take()
     }
 
-    /// Ensures that the first channel in order may send, and holds a channel that would begin one
-    /// PDU too many. A channel is held once per PDU.
+    /// Ensures that the first channel in order may send, and holds channels that would exceed the
+    /// limit of begun PDUs. A channel is held at most once per PDU.
     fn choose(&mut self) {
         while let Some(turn) = self.order.front_mut() {
             if self.places[turn.first].part != Part::First || turn.begun {
@@ -161,7 +160,7 @@ impl<T> Turns<T> {
 mod tests {
     use super::*;
 
-    /// Pushes a PDU of so many parts.
+    /// Pushes a PDU of `count` parts.
     fn push(turns: &mut Turns<(u32, usize)>, channel: u32, count: usize) {
         (0..count).for_each(|step| turns.push(channel, Part::of(step, count), (channel, step)));
     }
@@ -185,7 +184,7 @@ mod tests {
     #[test]
     fn begun_pdus_are_bounded_and_none_starves() {
         let mut turns = Turns::new(1024);
-        // Three long ones on each of 24 channels, and two short ones.
+        // Three long PDUs on each of 24 channels, and two short ones.
         for _ in 0..3 {
             (0..24).for_each(|channel| push(&mut turns, channel, 5));
         }
@@ -195,7 +194,7 @@ mod tests {
         while turns.len() > 0 {
             let front = *turns.front().unwrap();
             let (channel, step) = turns.next().unwrap();
-            assert_eq!(front, (channel, step), "what was looked at is what is taken");
+            assert_eq!(front, (channel, step), "next() takes what front() showed");
             match (channel, step) {
                 (100.., _) => assert!(place < MAX_BEGUN + 2, "a short one at {place}"),
                 (_, 0) => begun += 1,

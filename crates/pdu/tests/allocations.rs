@@ -1,5 +1,5 @@
-//! Asserts that no PDU, sent or received, allocates once the peak memory has been in use. The count
-//! covers the whole process, so this program has one test.
+//! Asserts that no PDU, sent or received, allocates memory after the first rounds. The count covers
+//! the whole process, so this program has one test.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! PDU endpoints of sessions on a server in this process, over an in-memory device: whole, in place,
-//! all or nothing, in turns.
+//! Tests PDU endpoints of sessions on a server in this process, over an in-memory device: PDUs
+//! arrive whole, are read in place, are accepted all or nothing, and take turns.
 
 mod support;
 
@@ -80,7 +80,7 @@ fn exchange(mode: EngineStrategy) {
     for (number, len) in SIZES.into_iter().enumerate() {
         let pdu = random.bytes(len);
         let channel = u32::MAX - number as u32;
-        // Each chunk is written where it is sent from: this side copies nothing.
+        // Each chunk is written in its transmit buffer: this side copies nothing.
         let mut message = a.message(mac_b, channel, len).unwrap();
         assert_eq!((message.len(), message.remaining()), (len, len));
         let mut rest = &pdu[..];
@@ -95,7 +95,7 @@ fn exchange(mode: EngineStrategy) {
         let (from, on, got, read_in_place) = next(&mut b, &mut a);
         assert_eq!((from, on, read_in_place), (mac_a, channel, len <= CHUNK));
         assert!(got == pdu, "{len} bytes");
-        // And back, from where it lies.
+        // And back, from the vector.
         b.send_bytes(mac_a, channel, &got).unwrap();
         let (from, on, got, _) = next(&mut a, &mut b);
         assert_eq!((from, on), (mac_b, channel));
@@ -121,7 +121,7 @@ fn exchange(mode: EngineStrategy) {
         assert!(received.adds_up(0));
         assert_eq!(counter(endpoint, "rx_copies"), fragments, "the server's one copy");
         assert_eq!(counter(endpoint, "tx_packets"), fragments);
-        assert!(counter(endpoint, "tx_copies") <= fragments, "of headers, or of what is short");
+        assert!(counter(endpoint, "tx_copies") <= fragments, "of headers, or of short packets");
     }
     server.stop().unwrap();
 }
@@ -163,16 +163,16 @@ fn unwritten_bytes_are_zero_and_unsent_messages_vanish() {
     assert_eq!(message.write(&[3; 20]).unwrap(), 0);
     drop(message);
     assert!(a.drain(PATIENCE, |_| ()).unwrap());
-    assert_eq!(a.session().free_buffers().unwrap(), all, "every frame is free again");
+    assert_eq!(a.session().free_buffers().unwrap(), all, "every buffer is free again");
     assert_eq!(a.sent().pdus, 41);
-    assert_eq!(b.receive(100, |_| panic!("a PDU that nobody sent")).unwrap(), 0);
+    assert_eq!(b.receive(100, |_| panic!("a PDU that no endpoint sent")).unwrap(), 0);
     server.stop().unwrap();
 }
 
 #[test]
 fn a_pdu_is_accepted_whole_or_not_at_all() {
     let (server, _far) = serve(EngineStrategy::Block);
-    // 16 frames of 1000 bytes: PDUs of up to 15 KiB.
+    // 16 buffers of about 1000 bytes: PDUs of up to 15 KiB.
     let small = SessionOptions {
         transmit_slots: 16,
         transmit_buffer_bytes: 1024,
@@ -187,15 +187,15 @@ fn a_pdu_is_accepted_whole_or_not_at_all() {
     let long = SendError::Length { len: 16 * chunk + 1, max: 16 * chunk };
     assert_eq!(a.send_bytes(to, 1, &vec![0; 16 * chunk + 1]), Err(long));
     assert!(!a.has_room(1, 16 * chunk + 1) && a.has_room(1, 16 * chunk));
-    // Nine of sixteen buffers; another nine are not there, and none of them is taken.
+    // Nine of sixteen buffers. Another nine are not free, so none is taken.
     let pdu: Vec<u8> = (0..9 * chunk).map(|place| place as u8).collect();
     a.send_bytes(to, 1, &pdu).unwrap();
     assert_eq!(a.send_bytes(to, 2, &pdu), Err(SendError::Full));
     assert_eq!((a.waiting_fragments(), a.session().free_buffers().unwrap()), (9, 7));
-    // The channel with waiting fragments leaves two of sixteen to others.
+    // The channel with waiting fragments leaves two of sixteen buffers to others.
     assert!(a.has_room(2, 7 * chunk) && !a.has_room(1, 5 * chunk + 1) && a.has_room(1, 5 * chunk));
     assert_eq!((a.sent().pdus, a.sent().full), (1, 1));
-    // The sender waits for room, and gets it; many times around.
+    // The sender waits for room, and gets it, many times.
     let mut sent = 1;
     let mut got = 0;
     let until = Instant::now() + PATIENCE;
@@ -277,8 +277,8 @@ fn a_long_pdu_does_not_hold_up_a_short_one() {
         full(1, 5),
     ];
     assert_eq!(seen(&mut far, 9, &mut a), expected);
-    // Three of 64 KiB are in flight, and more wait than are ahead: the short one comes after at
-    // most those ahead and one.
+    // Three PDUs of 64 KiB: four fragments are in the transmit queue, the others wait. The short
+    // PDU comes after at most those four and one more.
     for _ in 0..3 {
         a.send_bytes(ELSEWHERE, 1, &[1; 65_536]).unwrap();
     }
@@ -300,7 +300,7 @@ fn more_channels_than_a_receiver_keeps_in_parts_lose_nothing() {
         let (mut a, mut b) = (open(&server), open(&server));
         let to = mac(&b);
         let pdu = |channel: u32| vec![channel as u8 ^ 0x5a; len];
-        // All before the first flush: each has a fragment to send when it is its turn.
+        // All before the first flush, so each channel has a fragment to send in its turn.
         for channel in 0..channels {
             a.send_bytes(to, channel, &pdu(channel)).unwrap();
         }
@@ -332,7 +332,7 @@ fn a_message_that_was_forgotten_harms_no_other() {
     for round in 0..100 {
         let mut message = a.message(to, 1, 20 * CHUNK).unwrap();
         message.write_all(&[0xff; 5000]).unwrap();
-        // Never dropped: its buffers are still reserved when the next one begins.
+        // Never dropped: its buffers are still reserved when the next message begins.
         std::mem::forget(message);
         let len = 48 + round % 7 * 500;
         a.send_bytes(to, 2, &vec![round as u8; len]).unwrap();
@@ -343,7 +343,7 @@ fn a_message_that_was_forgotten_harms_no_other() {
     while !a.drain(Duration::from_millis(10), |_| ()).unwrap() {
         assert!(Instant::now() < until);
     }
-    assert_eq!(a.session().free_buffers().unwrap(), all, "no frame is lost");
+    assert_eq!(a.session().free_buffers().unwrap(), all, "no buffer is lost");
     assert_eq!((a.sent().pdus, b.received().delivered()), (100, 100));
     server.stop().unwrap();
 }
@@ -359,7 +359,7 @@ fn received_fragments_are_reassembled_or_expire() {
     let frames = |id: u32, pdu: &[u8]| -> Vec<Vec<u8>> {
         let mut frames = cut(ELSEWHERE, 5, id, pdu, 1000);
         for frame in &mut frames {
-            // To us, and padded as on Ethernet.
+            // Addressed to the endpoint, and padded as on Ethernet.
             let mut fragment = Fragment::parse(frame.first_chunk().unwrap(), frame.len()).unwrap();
             fragment.destination = own;
             fragment.write(frame.first_chunk_mut().unwrap());
@@ -389,7 +389,7 @@ fn received_fragments_are_reassembled_or_expire() {
         assert_eq!(got, 1, "once, of {len} bytes");
     }
     assert_eq!(a.received().late, 5 + 5, "each fragment's second copy");
-    // The rest never comes: the endpoint gives it up in time while the application sleeps.
+    // The rest never arrives: the endpoint gives the PDU up while the application sleeps.
     assert!(far.send(&frames(99, &pdu)[0], Meta::FULL));
     let until = Instant::now() + PATIENCE;
     while a.partials() == 0 {

@@ -1,5 +1,5 @@
 //! PDUs between two servers joined by a wire that loses, duplicates, reorders and damages frames.
-//! Each PDU that arrives is whole, right and comes once; all others are counted.
+//! Each PDU that arrives is whole and right, and arrives once; the counters show all others.
 
 mod support;
 
@@ -26,7 +26,8 @@ fn open(device: Box<dyn Device>, limits: Limits) -> (Server, PduEndpoint) {
     (server, PduEndpoint::open(session, &Options { limits, ..Options::default() }).unwrap())
 }
 
-/// Sends PDUs one way. Returns their outcome, and the faults done to the received frames.
+/// Sends PDUs in one direction. Returns their outcome, and the faults injected into the received
+/// frames.
 fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters) {
     let mut random = Random::seeded(seed);
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
@@ -34,7 +35,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     let spec: Spec = faults.parse().unwrap();
     let far = FaultDevice::new(Box::new(far), &spec).unwrap();
     let injected = far.fault_counters();
-    // A PDU that lost a fragment stays until its time is over, and must not evict an intact one.
+    // A PDU that lost a fragment stays until it expires, and must not evict an intact one.
     let time = Duration::from_millis(500);
     let limits = Limits { partials_of_source: 64, time, ..Limits::default() };
     let (near_server, mut a) = open(Box::new(near), limits);
@@ -49,7 +50,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     let until = Instant::now() + Duration::from_secs(60);
     while next < PDUS || a.waiting_fragments() > 0 || quiet_since.elapsed() < QUIET {
         assert!(Instant::now() < until, "{next} sent, {:?}", b.received());
-        // Fewer in flight than the receiver's buffers hold: only the faults lose frames.
+        // Fewer packets in flight than the receiver has buffers, so only the faults lose frames.
         if next < PDUS && a.session().free_buffers().unwrap() > 128 {
             let len = match random.below(3) {
                 0 => random.below(64),
@@ -69,7 +70,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
         let got = b
             .receive(256, |pdu| {
                 assert_eq!(pdu.source(), from);
-                let expected = sent.remove(&(pdu.channel(), pdu.id())).expect("it came once");
+                let expected = sent.remove(&(pdu.channel(), pdu.id())).expect("it arrives once");
                 assert!(pdu.parts().flatten().eq(&expected), "{} bytes", expected.len());
                 arrived += 1;
             })
@@ -97,12 +98,12 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
         all.into_iter().find(|(one, _)| *one == name).unwrap().1
     };
     assert_eq!(counted("rx_dropped_no_buffers") + counted("rx_dropped_over_budget"), 0);
-    assert_eq!(done.frames, a.sent().fragments, "all that was sent came to the faults");
-    // A frame whose address or ethertype was damaged reaches no endpoint, or comes as another kind.
+    assert_eq!(done.frames, a.sent().fragments, "all sent frames reached the fault device");
+    // A frame with a damaged address or ethertype reaches no endpoint, or looks like another kind.
     let came = done.frames - done.dropped + done.duplicated;
     assert!(received.fragments <= came && received.fragments + done.flipped >= came);
     assert!(received.malformed + received.damaged + received.damaged_in_place <= done.flipped * 2);
-    // Each missing PDU has its fault: one fault takes one PDU at most.
+    // Each missing PDU has its fault: one fault costs at most one PDU.
     assert!(u64::from(PDUS - arrived) <= done.dropped + done.flipped);
     drop((a, b));
     near_server.stop().unwrap();

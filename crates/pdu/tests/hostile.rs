@@ -1,5 +1,5 @@
-//! Fragments that no honest peer sends: each is dropped and counted, and takes no more memory or
-//! time than the limits say.
+//! Fragments that no honest peer sends. The receiver drops and counts each, and stays within its
+//! limits of memory and time.
 
 mod support;
 
@@ -31,7 +31,8 @@ impl Bench {
         Bench { reassembler: Reassembler::new(limits), now: Instant::now() }
     }
 
-    /// Gives the fragment with a part of one repeated byte. `Ok(true)`: it completed a PDU.
+    /// Passes the fragment to the receiver, filled with one repeated byte. Returns `Ok(true)` if it
+    /// completed a PDU.
     fn give(&mut self, fragment: Fragment, byte: u8) -> Result<bool, Dropped> {
         self.give_buffer(&frame(&fragment, &vec![byte; fragment.len as usize]))
     }
@@ -67,15 +68,15 @@ fn malformed_fragments_are_counted_and_hold_nothing() {
 fn an_overlap_gives_the_pdu_up_and_a_copy_does_not() {
     let mut bench = Bench::new(Limits::default());
     let at = |id, offset, len| Fragment { id, offset, len, ..FRAGMENT };
-    // The same, a part of it, and all of it again in other pieces.
+    // The same fragment, and parts of it.
     assert_eq!(bench.give(at(1, 1000, 1000), 5), Ok(false));
     for (offset, len) in [(1000, 1000), (1200, 300), (1000, 1), (1999, 1)] {
         assert_eq!(bench.give(at(1, offset, len), 5), Err(Dropped::Duplicate));
     }
-    // Other bytes at the same place: the receiver cannot know which are right.
+    // Other bytes at the same offset: the receiver cannot know which are right.
     assert_eq!(bench.give(at(1, 1999, 1), 6), Err(Dropped::Conflict));
     assert_eq!(bench.give(at(1, 0, 1000), 5), Err(Dropped::Late));
-    // Before, after, around it, by one byte.
+    // Overlaps of its first byte, of its last byte, on both sides, and from before to its end.
     for (id, offset, len) in [(2, 1, 1000), (3, 1999, 1000), (4, 900, 1200), (5, 0, 2000)] {
         assert_eq!(bench.give(at(id, 1000, 1000), 5), Ok(false));
         assert_eq!(bench.give(at(id, offset, len), 5), Err(Dropped::Conflict), "{offset}+{len}");
@@ -89,7 +90,7 @@ fn an_overlap_gives_the_pdu_up_and_a_copy_does_not() {
 #[test]
 fn a_number_used_for_another_pdu() {
     let mut bench = Bench::new(Limits::default());
-    // Half-way another length, and another CRC: the receiver can believe neither.
+    // Another length, then another CRC, in a later fragment: the receiver can trust neither.
     for other in [Fragment { total: 4000, ..FRAGMENT }, Fragment { crc: 78, ..FRAGMENT }] {
         let next = Fragment { id: other.total + other.crc, ..other };
         assert_eq!(bench.give(Fragment { id: next.id, ..FRAGMENT }, 0), Ok(false));
@@ -105,7 +106,7 @@ fn a_number_used_for_another_pdu() {
     assert_eq!(bench.give(whole, 9), Err(Dropped::Late));
     let another = Fragment { crc: crc32c::crc32c(&[8; 5]), ..whole };
     assert_eq!(bench.give(another, 8), Ok(true));
-    // The same one later is another one, or the sender restarted.
+    // After the time, the same number means another PDU, or that the sender restarted.
     bench.now += Limits::default().time;
     assert_eq!(bench.give(whole, 9), Ok(true));
     // PDUs of other sources and channels stay apart.
@@ -124,7 +125,7 @@ fn a_wrong_crc_is_never_delivered() {
     assert_eq!(bench.give(whole, 0), Err(Dropped::Damaged));
     let counters = bench.reassembler.counters();
     assert_eq!((counters.damaged, counters.damaged_in_place, counters.delivered()), (1, 1, 0));
-    // Nor an empty one with a CRC that is not that of nothing.
+    // Nor is an empty PDU with a wrong CRC.
     let empty = Fragment { id: 10, total: 0, len: 0, ..FRAGMENT };
     assert_eq!(bench.give(empty, 0), Err(Dropped::Damaged));
     assert_eq!(bench.give(Fragment { crc: 0, ..empty }, 0), Ok(true));
@@ -141,8 +142,8 @@ fn the_oldest_partial_pdu_is_evicted() {
     }
     assert_eq!(bench.reassembler.waiting(), 3);
     assert_eq!(bench.reassembler.counters().gave_way_of_source, 2);
-    // The last three are still there. The first two are done with: their remaining fragments begin
-    // nothing and evict nothing.
+    // The last three are still there. The first two count as finished: their remaining fragments
+    // begin nothing and evict nothing.
     let rest = |id| Fragment { offset: 1000, ..of(2, id) };
     for id in 0..2 {
         assert_eq!(bench.give(rest(id), 0), Err(Dropped::Late));
@@ -161,8 +162,8 @@ fn the_oldest_partial_pdu_is_evicted() {
     assert_eq!(bench.reassembler.counters().gave_way, 3);
 }
 
-/// More PDUs at a time than the receiver keeps, a fragment of each in turn: it still reassembles as
-/// many as it has room for.
+/// Sends more PDUs at a time than the receiver keeps, a fragment of each in turn. The receiver
+/// still reassembles as many as it has room for.
 #[test]
 fn fragments_of_evicted_pdus_evict_no_others() {
     let enough = Limits { partials: 100, partials_of_source: 100, ..Limits::default() };
@@ -230,7 +231,8 @@ fn memory_is_bounded() {
         came += u32::from(bench.give_buffer(&one).unwrap());
     }
     assert_eq!(came, 1);
-    // Too long for a receiver of short PDUs only; and a limit too small for any PDU is raised.
+    // A receiver of short PDUs refuses a long one, and raises a limit that is too small for any
+    // PDU.
     let mut bench = Bench::new(Limits { pdu_bytes: 2999, ..Limits::default() });
     assert_eq!(bench.give(FRAGMENT, 0), Err(Dropped::TooLong));
     let nothing = Limits {
@@ -274,7 +276,7 @@ fn time_is_bounded() {
     let start = bench.now;
     assert_eq!(bench.give(FRAGMENT, 0), Ok(false));
     assert_eq!(bench.reassembler.deadline(), Some(start + limits.time));
-    // Later fragments do not make it younger.
+    // Later fragments do not extend a PDU's time.
     bench.now += Duration::from_millis(60);
     assert_eq!(bench.give(Fragment { offset: 1000, ..FRAGMENT }, 0), Ok(false));
     assert_eq!(bench.give(Fragment { id: 2, ..FRAGMENT }, 0), Ok(false));

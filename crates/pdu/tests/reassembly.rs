@@ -1,5 +1,5 @@
-//! The reassembler against a simple model of it, fragment by fragment, on wires that lose,
-//! duplicate, reorder and damage.
+//! Compares the reassembler with a simple model, fragment by fragment, on wires that lose,
+//! duplicate, reorder and damage frames.
 
 mod support;
 
@@ -17,13 +17,13 @@ enum Outcome {
     Dropped(Dropped),
 }
 
-/// A PDU as the model knows it: each byte, or that it is missing.
+/// A PDU in the model: each byte, or `None` if it is missing.
 struct Known {
     bytes: Vec<Option<u8>>,
     since: Instant,
 }
 
-/// The model: without limits, without haste.
+/// The model: without limits, and slow.
 struct Model {
     time: Duration,
     known: HashMap<(u32, u32), Known>,
@@ -170,7 +170,7 @@ fn run(seed: u64, wire: &Wire) {
             let outcome = accept(&mut reassembler, now, &frame, pieces);
             assert!(outcome == expected, "PDU {id}: {outcome:?}, expected {expected:?}");
             if let Outcome::Delivered { channel, id, bytes } = &outcome {
-                assert_eq!(sent.remove(&(*channel, *id)).as_ref(), Some(bytes), "once, and whole");
+                assert_eq!(sent.remove(&(*channel, *id)).as_ref(), Some(bytes), "once, whole");
                 delivered += 1;
             }
             let name = match outcome {
@@ -256,7 +256,7 @@ fn fragments_of_any_order_and_size_make_the_pdu() {
             }
             let counters = reassembler.counters();
             let copies = if last == 0 { 0 } else { frames.len() as u64 };
-            assert_eq!(counters.copied, copies, "one copy each, none of one in one fragment");
+            assert_eq!(counters.copied, copies, "one copy per fragment, none in place");
             assert_eq!(counters.copied_bytes, if last == 0 { 0 } else { len as u64 });
         }
     }

@@ -1,12 +1,12 @@
-//! The resources of a process: descriptors, memory files, mappings, memory, threads. A census
-//! before and after shows leaks.
+//! The resources of a process: descriptors, memory files, mappings, memory, threads. Two censuses,
+//! before and after, show leaks.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 
-/// The most descriptors and mappings that a census reads: what a process may have of each.
+/// The maximum number of descriptors, and of mappings, that a census reads.
 const MAX_ENTRIES: usize = 1 << 20;
 
 /// The resources of a process.
@@ -19,29 +19,29 @@ pub struct Census {
     pub memory_files: BTreeMap<String, usize>,
     /// The number of mapped regions.
     pub mappings: usize,
-    /// Memory in use, in bytes, shared included.
+    /// Memory in use, in bytes, including shared memory.
     pub resident_bytes: u64,
-    /// Of it, memory files and other shared memory, in bytes.
+    /// The part in memory files and other shared memory, in bytes.
     pub shared_bytes: u64,
-    /// Of it, memory of its own, in bytes.
+    /// The private part, in bytes.
     pub private_bytes: u64,
     /// The number of threads.
     pub threads: usize,
 }
 
 impl Census {
-    /// Counts those of a process, by its number.
+    /// Counts the resources of a process, by its number.
     ///
     /// # Errors
-    /// When there is no such process, or it belongs to another user.
+    /// If there is no such process, or it belongs to another user.
     pub fn of(pid: u32) -> io::Result<Census> {
         let mut census = Census::default();
         let directory = format!("/proc/{pid}/fd");
         for entry in fs::read_dir(&directory)?.take(MAX_ENTRIES) {
-            // Closed meanwhile: not held.
+            // A descriptor closed meanwhile does not count.
             let Ok(target) = fs::read_link(entry?.path()) else { continue };
             let target = target.to_string_lossy();
-            // A census of the own process opens this very directory.
+            // A census of this process itself opens this directory.
             if target == directory {
                 continue;
             }
@@ -63,10 +63,10 @@ impl Census {
         Ok(census)
     }
 
-    /// Counts those of the calling process.
+    /// Counts the resources of the calling process.
     ///
     /// # Errors
-    /// When `/proc` is not mounted.
+    /// If `/proc` is not mounted.
     pub fn of_self() -> io::Result<Census> {
         Census::of(std::process::id())
     }
@@ -77,8 +77,8 @@ impl Census {
         self.descriptors.values().sum()
     }
 
-    /// Returns the resources that have grown since a census before, one line each. It leaves
-    /// amounts of memory and mappings to the caller, since an allocator keeps some.
+    /// Returns the resources that have grown since an earlier census, one line each. Excludes
+    /// amounts of memory and mappings, since an allocator keeps some.
     #[must_use]
     pub fn leaked_since(&self, earlier: &Census) -> Vec<String> {
         let mut leaked = more(&self.descriptors, &earlier.descriptors, "descriptor");

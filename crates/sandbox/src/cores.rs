@@ -6,13 +6,13 @@ use std::io;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A CPU, as the kernel counts them.
+/// A CPU (a hardware thread), as the kernel numbers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Core {
     /// Its number, for [`pin`].
     pub cpu: usize,
-    /// Two CPUs of the same core and package share its units (hyperthreads). The kernel's number;
-    /// the CPU's own number without one.
+    /// The kernel's number of the core, or the CPU's number without one. CPUs of the same core and
+    /// package are hyperthreads, which share its units.
     pub core: usize,
     /// The socket.
     pub package: usize,
@@ -21,7 +21,7 @@ pub struct Core {
 /// Returns the CPUs that the calling thread may run on.
 ///
 /// # Errors
-/// None that Linux knows.
+/// None on Linux.
 pub fn cores() -> io::Result<Vec<Core>> {
     let allowed = sched_getaffinity(None)?;
     let number = |cpu: usize, file: &str| {
@@ -38,10 +38,10 @@ pub fn cores() -> io::Result<Vec<Core>> {
         .collect())
 }
 
-/// Keeps the calling thread, and threads that it starts, on one CPU.
+/// Pins the calling thread, and threads that it starts, to one CPU.
 ///
 /// # Errors
-/// `EINVAL` when there is no such CPU, or it is not among those allowed.
+/// `EINVAL` if there is no such CPU, or it is not allowed.
 pub fn pin(cpu: usize) -> io::Result<()> {
     if cpu >= CpuSet::MAX_CPU {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));

@@ -1,11 +1,12 @@
-//! Enters a private network namespace: in place, or between the fork and the exec of a child.
+//! Entering a private network namespace: in this process, or between the fork and the exec of a
+//! child.
 //!
-//! Root makes a network namespace alone. Every other user makes a user namespace with it, in which
-//! that user is root and has all of root's rights over that network.
+//! For root this creates only a network namespace. For another user it also creates a user
+//! namespace, in which that user is root and has all of root's rights over that network.
 //!
 //! Unsafe lives here because code between fork and exec may only make system calls
 //! (`signal-safety(7)`): another thread may have held the allocator's lock at the fork. So the
-//! parent prepares everything before, and [`Isolation::apply`] neither allocates nor locks.
+//! parent prepares all data before the fork, and [`Isolation::apply`] neither allocates nor locks.
 
 use std::fs;
 use std::io;
@@ -24,12 +25,12 @@ use crate::error::{Error, Unavailable};
 pub enum Entered {
     /// As root of the machine or container: the users stay the same.
     AsRoot,
-    /// In a user namespace that knows one user, the caller, which is root there.
+    /// In a user namespace with one user: the caller, as root.
     AsUser,
 }
 
-/// A step on the way in. A child that fails between fork and exec can report only an error number,
-/// so the number of its step travels with it.
+/// A step of the entry. A child that fails between fork and exec can report only an error number,
+/// so that number also encodes the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Unshare = 1,
@@ -91,7 +92,7 @@ impl Isolation {
         }
     }
 
-    /// Enters, by system calls alone: see the module.
+    /// Enters, with only system calls: see the module.
     fn apply(&self) -> io::Result<()> {
         if self.entered == Entered::AsRoot {
             return unshare(UnshareFlags::NEWNET).and_then(|()| loopback());
@@ -121,7 +122,7 @@ fn loopback() -> io::Result<()> {
     raise_loopback().map_err(|e| Step::Loopback.failed(e))
 }
 
-/// Sets the loopback of the calling thread's network namespace up. System calls alone.
+/// Sets up the loopback of the calling thread's network namespace, with only system calls.
 pub(crate) fn raise_loopback() -> Result<(), Errno> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     // SAFETY: an ifreq is numbers and bytes, for which zero is a value.
@@ -133,7 +134,7 @@ pub(crate) fn raise_loopback() -> Result<(), Errno> {
     unsafe { ioctl(&socket, libc::SIOCSIFFLAGS as libc::Ioctl, &mut request) }
 }
 
-/// Makes an ioctl that takes an `ifreq`, by system calls alone.
+/// Makes an ioctl with an `ifreq` argument, with only system calls.
 ///
 /// # Safety
 /// `request` reads and writes one `ifreq`, and nothing else.
@@ -151,12 +152,12 @@ pub(crate) unsafe fn ioctl(
     Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
 }
 
-/// Enters a new network namespace, whose loopback is up. Call it first thing in `main`: the process
-/// must not have a second thread yet.
+/// Enters a new network namespace, whose loopback is up. Call it at the start of `main`: the
+/// process must not have a second thread yet.
 ///
 /// # Errors
-/// [`Error::Unavailable`] when the machine does not allow it; [`Error::Failed`] when there are
-/// several threads.
+/// [`Error::Unavailable`] if the machine does not allow it; [`Error::Failed`] if there are several
+/// threads.
 pub fn enter() -> Result<Entered, Error> {
     let threads = fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     if threads != 1 {
@@ -170,41 +171,41 @@ pub fn enter() -> Result<Entered, Error> {
     Ok(isolation.entered)
 }
 
-/// Makes a command start in a new network namespace of its own, as [`enter`] would make it. When it
-/// cannot, `spawn` fails with an error that [`check_namespaces`] explains.
+/// Makes a command start in a new network namespace, like that of [`enter`]. If that is impossible,
+/// `spawn` fails with an error that [`check_namespaces`] explains.
 pub fn isolate(command: &mut Command) {
     let isolation = Isolation::prepare();
-    // SAFETY: `apply` makes system calls alone.
+    // SAFETY: `apply` makes only system calls.
     unsafe { command.pre_exec(move || isolation.apply()) };
 }
 
 /// Checks in a child that [`enter`] and [`isolate`] work here.
 ///
 /// # Errors
-/// The reason why they do not.
+/// The machine's refusal.
 pub fn check_namespaces() -> Result<(), Unavailable> {
     check_inside(|| Ok(()))
 }
 
-/// Enters a namespace in a child and runs `then` there, which makes system calls alone.
+/// Enters a namespace in a child and runs `then` there, which makes only system calls.
 pub(crate) fn check_inside(then: fn() -> io::Result<()>) -> Result<(), Unavailable> {
     let isolation = Isolation::prepare();
-    // Never executed: the child ends with an error in any case, of which one means success. The
-    // child inherits standard input and output, since /dev/null may not be there.
+    // Never executed: the child always ends with an error, of which one means success. The child
+    // inherits standard input and output, since /dev/null may not exist.
     let mut command = Command::new("/proc/self/exe");
-    // SAFETY: `apply` and the checks of this crate make system calls alone.
+    // SAFETY: `apply` and the checks of this crate make only system calls.
     unsafe {
         command.pre_exec(move || {
             isolation.apply()?;
             then()?;
-            // Any error number does: the step carries the result.
+            // Any error number works: the step carries the result.
             Err(Step::Passed.failed(Errno::CANCELED))
         })
     };
     match command.spawn() {
         Err(error) if matches!(Step::of(&error), Some((Step::Passed, _))) => Ok(()),
         Err(error) => Err(explain_unavailable(&error)),
-        // It reached neither its end nor an error: it was killed on the way.
+        // The child reached neither its end nor an error: it was killed before.
         Ok(mut child) => {
             let _ = child.kill();
             let ended = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
@@ -221,8 +222,8 @@ fn unavailable(error: io::Error) -> Error {
     Error::Unavailable(explain_unavailable(&error))
 }
 
-/// Returns the machine's refusal to a command that [`isolate`] prepared; `None` where its start
-/// failed for another reason.
+/// Returns the machine's refusal to a command that [`isolate`] prepared; `None` if the start failed
+/// for another reason.
 #[must_use]
 pub fn explain(error: &io::Error) -> Option<Unavailable> {
     Step::of(error).map(|_| explain_unavailable(error))
@@ -239,7 +240,7 @@ pub(crate) fn explain_unavailable(error: &io::Error) -> Unavailable {
     }
 }
 
-/// The settings that decide whether an ordinary user may make namespaces.
+/// The settings that decide whether an ordinary user may create namespaces.
 #[derive(Debug, Default)]
 struct Settings {
     /// `user.max_user_namespaces`.
@@ -250,7 +251,7 @@ struct Settings {
     ordinary_users: Option<u64>,
     /// `kernel.apparmor_restrict_unprivileged_userns`, of Ubuntu's.
     apparmor: Option<u64>,
-    /// `true` if a seccomp filter watches over this process, as in most containers.
+    /// `true` if a seccomp filter applies to this process, as in most containers.
     seccomp: bool,
 }
 
@@ -383,7 +384,7 @@ mod tests {
 
     #[test]
     fn several_threads_do_not_enter() {
-        // The test harness has a thread of its own beside this one, unless it runs one test alone.
+        // The test harness has another thread beside this one, unless it runs only one test.
         std::thread::scope(|scope| {
             let (hold, held) = std::sync::mpsc::channel::<()>();
             scope.spawn(move || held.recv());

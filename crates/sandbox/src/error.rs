@@ -3,11 +3,11 @@
 
 use std::io;
 
-/// The exit status of a program that cannot run on this machine: neither success nor failure
-/// (as automake and many test drivers have it).
+/// The exit status of a program that cannot run on this machine: neither success nor failure (a
+/// convention of automake and many test drivers).
 pub const EXIT_UNAVAILABLE: u8 = 77;
 
-/// Something that this machine forbids, or forbids this user.
+/// An operation that this machine forbids, to all users or to this one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}\n{remedy}")]
 pub struct Unavailable {
@@ -17,16 +17,16 @@ pub struct Unavailable {
     pub remedy: String,
 }
 
-/// The reason why a sandbox was not set up.
+/// The reason why setting up a sandbox failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The machine does not allow it.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
-    /// An interface, address or route.
+    /// An operation on an interface, address or route failed.
     #[error(transparent)]
     Netlink(#[from] towpath_netlink::Error),
-    /// Anything else.
+    /// Another operation failed.
     #[error("{what}: {cause}")]
     Failed {
         /// The attempted operation.
@@ -37,7 +37,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns a function that makes a call's error from the attempted operation and the kernel's
+    /// Returns a function that makes an [`Error`] of the attempted operation from the kernel's
     /// error.
     pub fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let what = what.into();

@@ -1,8 +1,8 @@
-//! Network namespaces, interfaces and users for the demonstration and the laboratory, and checks of
-//! what a machine allows of them.
+//! Network namespaces, interfaces and users for the demonstration and the laboratory, and checks
+//! whether the machine allows them.
 //!
-//! A program becomes its own little network with [`enter`], first thing in `main`. That works for
-//! root and, where the kernel allows user namespaces, for every user.
+//! A program enters a private network with [`enter`], at the start of `main`. That works for root
+//! and, if the kernel allows user namespaces, for every user.
 //!
 //! ```no_run
 //! use towpath_sandbox::{End, Namespace, connect};
@@ -21,8 +21,8 @@
 //! # }
 //! ```
 //!
-//! A refusal of the machine is an [`Unavailable`]: a line of cause and a line of remedy. A program
-//! then ends with [`EXIT_UNAVAILABLE`].
+//! If the machine refuses, the error is an [`Unavailable`]: a line of cause and a line of remedy. A
+//! program then exits with [`EXIT_UNAVAILABLE`].
 
 mod census;
 mod cores;

@@ -1,7 +1,7 @@
-//! Further network namespaces of a process: a descriptor holds each, and threads work in it.
+//! Further network namespaces of a process. A descriptor holds each, and threads work in it.
 //!
-//! Unsafe lives here for `unshare`, which rustix marks so for its file descriptor flag, and for the
-//! hook between fork and exec, which makes one system call.
+//! Unsafe lives here for `unshare`, which is unsafe in rustix because of its file descriptor flag,
+//! and for the hook between fork and exec, which makes one system call.
 
 use std::fs::File;
 use std::io;
@@ -18,28 +18,28 @@ use towpath_netlink::{Netlink, Place, Prefix, Veth};
 use crate::enter::raise_loopback;
 use crate::error::{Error, Unavailable};
 
-/// A network namespace. It ends, and its interfaces with it, when the last process, thread,
-/// socket and `Namespace` of it has gone.
+/// A network namespace. It ends, with its interfaces, when its last process, thread, socket and
+/// `Namespace` is gone.
 #[derive(Debug, Clone)]
 pub struct Namespace {
     file: Arc<OwnedFd>,
 }
 
 impl Namespace {
-    /// Returns that of the calling thread.
+    /// Returns the namespace of the calling thread.
     ///
     /// # Errors
-    /// When `/proc` is not mounted.
+    /// If `/proc` is not mounted.
     pub fn current() -> Result<Namespace, Error> {
         let file = File::open("/proc/thread-self/ns/net")
             .map_err(Error::failed("open the network namespace"))?;
         Ok(Namespace { file: Arc::new(file.into()) })
     }
 
-    /// Creates a new one, whose loopback is up. The calling thread stays where it is.
+    /// Creates a namespace, whose loopback is up. The calling thread stays in its own.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] without CAP_SYS_ADMIN: [`enter`](crate::enter) gives it.
+    /// [`Error::Unavailable`] without CAP_SYS_ADMIN: [`enter`](crate::enter) grants it.
     pub fn create() -> Result<Namespace, Error> {
         in_thread(|| {
             // SAFETY: descriptors stay shared; only the network namespace of this thread changes.
@@ -49,11 +49,11 @@ impl Namespace {
         })?
     }
 
-    /// Runs a function in a thread inside, and waits for it. Sockets opened there stay inside for
-    /// good, wherever they are used.
+    /// Runs a function in a thread inside the namespace, and waits for it. Sockets that the
+    /// function opens belong to the namespace for good.
     ///
     /// # Errors
-    /// When the namespace cannot be entered. A panic inside goes on outside.
+    /// If the thread cannot enter the namespace. A panic of the function resumes in the caller.
     pub fn run<T: Send>(&self, inside: impl FnOnce() -> T + Send) -> Result<T, Error> {
         in_thread(|| {
             self.move_in().map_err(refused)?;
@@ -61,8 +61,8 @@ impl Namespace {
         })?
     }
 
-    /// Makes a command start inside. Call this before setting another user for the command, since
-    /// that user could not enter any more.
+    /// Makes a command start inside the namespace. Call this before setting another user for the
+    /// command, since that user could not enter any more.
     pub fn contain(&self, command: &mut Command) {
         let namespace = self.clone();
         // SAFETY: one system call.
@@ -77,17 +77,17 @@ impl Namespace {
         Ok(self.run(Netlink::open)??)
     }
 
-    /// Returns the place that puts an interface here.
+    /// Returns this namespace as the target of an interface.
     #[must_use]
     pub fn place(&self) -> Place<'_> {
         Place::Descriptor(self.file.as_fd())
     }
 
-    /// Writes a setting of this namespace, as `net.ipv4.ip_forward`. A slash instead of a dot
-    /// stands for itself, for interfaces with a dot in their names.
+    /// Writes a setting of this namespace, such as `net.ipv4.ip_forward`. A name with slashes is a
+    /// path, in which dots stand for themselves, for interfaces with a dot in their names.
     ///
     /// # Errors
-    /// When there is no such setting, or `/proc/sys` cannot be written, as in most containers.
+    /// If there is no such setting, or `/proc/sys` is not writable, as in most containers.
     pub fn set(&self, setting: &str, value: &str) -> Result<(), Error> {
         let path = if setting.contains('/') { setting.into() } else { setting.replace('.', "/") };
         let path = PathBuf::from("/proc/sys").join(path);
@@ -95,11 +95,11 @@ impl Namespace {
             .map_err(Error::failed(format!("set {setting} to {value}")))
     }
 
-    /// Keeps later interfaces from sending by themselves: no IPv6 link-local addresses, router
-    /// solicitations or duplicate address detection. Tests that count frames need that.
+    /// Disables unsolicited packets of later interfaces: IPv6 link-local addresses, router
+    /// solicitations and duplicate address detection. Tests that count frames need that.
     ///
     /// # Errors
-    /// As [`set`](Namespace::set); nothing where the kernel has no IPv6.
+    /// As [`set`](Namespace::set); none if the kernel has no IPv6.
     pub fn silence(&self) -> Result<(), Error> {
         if !std::path::Path::new("/proc/sys/net/ipv6").exists() {
             return Ok(());
@@ -123,7 +123,7 @@ impl AsFd for Namespace {
     }
 }
 
-/// One end of a wire.
+/// One end of a veth pair.
 #[derive(Debug, Clone, Copy)]
 pub struct End<'a> {
     /// The namespace of the end.
@@ -134,11 +134,12 @@ pub struct End<'a> {
     pub addresses: &'a [Prefix],
 }
 
-/// Lays a wire (a veth pair) between two namespaces, or within one, with addresses, and sets it up.
+/// Connects two namespaces, or two interfaces of one, by a veth pair with addresses, and sets it
+/// up.
 ///
 /// # Errors
-/// [`Error::Unavailable`] when the kernel knows no veth pairs; else as [`Netlink::create_veth`] and
-/// the others of it.
+/// [`Error::Unavailable`] if the kernel does not support veth pairs; else those of
+/// [`Netlink::create_veth`], [`Netlink::add_address`] and [`Netlink::set_up`].
 pub fn connect(near: &End<'_>, far: &End<'_>, mtu_bytes: Option<u32>) -> Result<(), Error> {
     let mut netlink = near.namespace.netlink()?;
     let pair = Veth {
@@ -165,7 +166,7 @@ pub fn connect(near: &End<'_>, far: &End<'_>, mtu_bytes: Option<u32>) -> Result<
     Ok(())
 }
 
-/// Runs work that changes its thread for good in a thread of its own.
+/// Runs work that permanently changes its thread in a thread of its own.
 fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Error> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()

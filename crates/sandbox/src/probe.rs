@@ -1,4 +1,4 @@
-//! Probes the kernel's features for this process by trying them. Nothing stays behind.
+//! Probes which kernel features this process may use, by trying them. Nothing is left behind.
 //!
 //! Unsafe lives here for system calls that neither rustix nor libc wrap, and for `cpuid`.
 
@@ -20,9 +20,9 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Returns the version of Landlock's interface.
 ///
 /// # Errors
-/// `ENOSYS` without Landlock in the kernel, `EOPNOTSUPP` when it was not switched on at boot.
+/// `ENOSYS` without Landlock in the kernel, `EOPNOTSUPP` if it was not enabled at boot.
 pub fn landlock() -> Result<u32, Errno> {
-    // SAFETY: asked for the version, the call reads and writes no memory.
+    // SAFETY: with this flag, the call reads and writes no memory.
     let version = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,
@@ -37,10 +37,10 @@ pub fn landlock() -> Result<u32, Errno> {
 /// Makes an io_uring of one entry.
 ///
 /// # Errors
-/// `ENOSYS` without it in the kernel, `EPERM` when `kernel.io_uring_disabled` or a seccomp filter
-/// forbids it.
+/// `ENOSYS` without io_uring in the kernel, `EPERM` if `kernel.io_uring_disabled` or a seccomp
+/// filter forbids it.
 pub fn io_uring() -> Result<(), Errno> {
-    // `struct io_uring_params` is 120 bytes of numbers; zero asks for nothing special.
+    // `struct io_uring_params` is 120 bytes of numbers; zero selects the defaults.
     let mut parameters = [0_u64; 15];
     // SAFETY: the kernel reads and writes the 120 bytes of a live array.
     let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1_usize, parameters.as_mut_ptr()) };
@@ -57,7 +57,7 @@ pub fn xdp_map() -> Result<(), Errno> {
     // zero.
     let mut attributes = [0_u32; 32];
     attributes[..4].copy_from_slice(&[BPF_MAP_TYPE_XSKMAP, 4, 4, 1]);
-    // SAFETY: the kernel reads as many bytes of a live array as its argument says.
+    // SAFETY: the kernel reads at most the stated number of bytes of a live array.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -78,7 +78,7 @@ pub fn xdp_socket() -> Result<(), Errno> {
         .map(drop)
 }
 
-/// Asks a Unix socket for a descriptor of the process at its other end.
+/// Requests a descriptor of the process at the other end of a Unix socket.
 ///
 /// # Errors
 /// `ENOPROTOOPT` before Linux 6.5.
@@ -136,7 +136,7 @@ pub fn hypervisor() -> Option<String> {
     }
 }
 
-/// Closes the descriptor that a call returned, if it did.
+/// Closes the descriptor that a call returned, if any.
 fn close(fd: libc::c_long) -> Result<(), Errno> {
     match i32::try_from(fd) {
         Ok(fd) if fd >= 0 => {

@@ -1,4 +1,4 @@
-//! Checks that a TAP can be made in a private namespace.
+//! Checks that a process can create a TAP device in a private namespace.
 //!
 //! Unsafe lives here for one zeroed `ifreq`.
 
@@ -13,16 +13,16 @@ use crate::error::Unavailable;
 /// `_IOW('T', 202, int)` of `linux/if_tun.h`.
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
 
-/// Checks that a TAP can be made where [`enter`](crate::enter) leads to. It tries in a child, so
+/// Checks that a TAP device can be created after [`enter`](crate::enter). Tries it in a child, so
 /// that nothing is left behind.
 ///
 /// # Errors
-/// The reason why not: no namespace, no `/dev/net/tun`, no right to it.
+/// The obstacle: no namespace, no `/dev/net/tun`, or no right to it.
 pub fn check_tun() -> Result<(), Unavailable> {
     check_inside(make_tap)
 }
 
-/// Makes a TAP by system calls alone. The interface goes with the descriptor.
+/// Creates a TAP device with only system calls. Closing the descriptor removes the interface.
 fn make_tap() -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let tun = rustix::fs::open(c"/dev/net/tun", flags, Mode::empty())

@@ -1,6 +1,7 @@
-//! Users for a server and its applications: distinct ones for root, the caller's own otherwise.
+//! Users for a server and its applications: distinct ones if the caller is root, else the caller
+//! itself.
 //!
-//! Unsafe lives here for the hook between fork and exec; it makes system calls alone, see
+//! Unsafe lives here for the hook between fork and exec, which makes only system calls, see
 //! [`Confinement::apply`].
 
 use std::ffi::OsString;
@@ -22,21 +23,21 @@ use rustix::thread::{
 
 use crate::error::Error;
 
-/// The first of the three user and group numbers. No account needs to exist for them, and no system
-/// assigns them: accounts end at 60000, systemd's own ranges leave 60706 to 61183 free.
+/// The first of the three user and group numbers. They need no account, and no system assigns them:
+/// accounts end at 60000, and systemd's own ranges leave 60706 to 61183 free.
 const FIRST_ID: u32 = 61001;
 
-/// The number of the highest capability that a `u64` can hold; the kernel tells its own last one.
+/// The number of the highest capability that a `u64` can hold; the kernel reports its own last one.
 const LAST_CAPABILITY: u32 = 63;
 
-/// A user to start a process as.
+/// A user that a process runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct User {
     /// The user's number.
     pub uid: u32,
     /// The number of its only group.
     pub gid: u32,
-    /// `true` if that is another user than the caller.
+    /// `true` if this is another user than the caller.
     other: bool,
 }
 
@@ -48,13 +49,13 @@ pub struct Users {
     /// The applications'.
     pub applications: [User; 2],
     /// `true` if these are three users, none of them the caller. Otherwise all are the caller, and
-    /// no test can show the protection that separate users give.
+    /// tests cannot show the protection by separate users.
     pub distinct: bool,
 }
 
 impl Users {
-    /// Returns three users with the numbers 61001 to 61003 where the caller may become any user;
-    /// else the caller alone.
+    /// Returns three users with the numbers 61001 to 61003 if the caller may become any user; else
+    /// the caller alone.
     #[must_use]
     pub fn find() -> Users {
         if may_become_anybody() {
@@ -72,12 +73,12 @@ fn may_become_anybody() -> bool {
     let text = |path| fs::read_to_string(path).unwrap_or_default();
     may && maps_ours(&text("/proc/self/uid_map"))
         && maps_ours(&text("/proc/self/gid_map"))
-        // Absent before user namespaces could deny it.
+        // The file is absent on kernels whose user namespaces cannot deny it.
         && text("/proc/self/setgroups").trim() != "deny"
 }
 
 /// Returns `true` if the users exist in this user namespace, by its `uid_map`: lines of "first
-/// here, first outside, how many". Any line may hold all three.
+/// here, first outside, count". One line must contain all three users.
 fn maps_ours(map: &str) -> bool {
     maps(map, FIRST_ID, 3)
 }
@@ -106,9 +107,9 @@ impl User {
         }
     }
 
-    /// Returns another user of the same group, one of up to a hundred, such as the subordinate
-    /// users that a user namespace gives to its creator. `None` where the caller cannot become that
-    /// user.
+    /// Returns another user of the same group, one of up to a hundred. Such users are like the
+    /// subordinate users that a user namespace gives to its creator. Returns `None` if the caller
+    /// cannot become that user.
     #[must_use]
     pub fn subordinate(&self, number: u32) -> Option<User> {
         let uid = FIRST_ID + 3 + number;
@@ -116,17 +117,17 @@ impl User {
         (self.other && number < 100 && maps(&map, uid, 1)).then_some(User { uid, ..*self })
     }
 
-    /// Makes a command run as this user, with no other group, no capability, no way to gain one
-    /// from a program it starts, and `no_new_privs`.
+    /// Makes a command run as this user, with no other group and no capability, `no_new_privs`, and
+    /// no way to gain a capability from a program that it starts.
     pub fn confine(&self, command: &mut Command) {
         self.confine_but(command, CapabilitySet::empty());
     }
 
-    /// Confines as [`confine`](User::confine) does, but for some capabilities, which programs that
-    /// it starts keep as well.
+    /// Confines as [`confine`](User::confine) does, except for some capabilities, which programs
+    /// that the command starts keep, too.
     pub fn confine_but(&self, command: &mut Command, kept: CapabilitySet) {
         let confinement = Confinement { user: *self, kept };
-        // SAFETY: `apply` makes system calls alone.
+        // SAFETY: `apply` makes only system calls.
         unsafe { command.pre_exec(move || confinement.apply().map_err(io::Error::from)) };
     }
 }
@@ -138,8 +139,8 @@ struct Confinement {
 }
 
 impl Confinement {
-    /// Confines by system calls alone. The order matters: each step drops a right that the steps
-    /// before need.
+    /// Confines the process, with only system calls. The order matters: each step drops a right
+    /// that earlier steps need.
     fn apply(&self) -> Result<(), Errno> {
         let (uid, gid) = (Uid::from_raw(self.user.uid), Gid::from_raw(self.user.gid));
         let own = capabilities(None)?;
@@ -148,8 +149,8 @@ impl Confinement {
             // Changing the user drops all capabilities by default.
             set_keep_capabilities(!self.kept.is_empty())?;
         }
-        // Without this right there are no capabilities to drop, or only root's in a namespace that
-        // dropped the right; no_new_privs then does the rest.
+        // Without this right there are no capabilities to drop, or only those of root in a
+        // namespace that dropped the right; `no_new_privs` then suffices.
         if own.effective.contains(CapabilitySet::SETPCAP) {
             for number in 0..=LAST_CAPABILITY {
                 let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -157,7 +158,7 @@ impl Confinement {
                     continue;
                 }
                 match remove_capability_from_bounding_set(capability) {
-                    // Past the last capability that this kernel knows.
+                    // Beyond the last capability of this kernel.
                     Err(Errno::INVAL) => break,
                     other => other?,
                 }
@@ -179,8 +180,8 @@ impl Confinement {
     }
 }
 
-/// A program that any user may start, even from a directory that only the caller may look into,
-/// such as a build directory in root's home.
+/// A program that any user may start, even from a directory that only the caller may access, such
+/// as a build directory in root's home.
 #[derive(Debug)]
 pub struct Executable {
     file: OwnedFd,
@@ -191,7 +192,7 @@ impl Executable {
     /// Returns the running program.
     ///
     /// # Errors
-    /// When `/proc` is not mounted.
+    /// If `/proc` is not mounted.
     pub fn current() -> Result<Executable, Error> {
         let name = std::env::current_exe().map_err(Error::failed("find the running program"))?;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -200,11 +201,11 @@ impl Executable {
         Ok(Executable { file, name: name.into() })
     }
 
-    /// Returns a command that starts it. Spawn the command while this lives. The program's file has
-    /// to be executable by others.
+    /// Returns a command that starts the program. Spawn the command while `self` lives. The
+    /// program's file has to be executable by others.
     #[must_use]
     pub fn command(&self) -> Command {
-        // The descriptor is closed by the exec, after the kernel has found the file through it.
+        // The exec closes the descriptor, after the kernel has found the file through it.
         let mut command = Command::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
         command.arg0(&self.name);
         command

@@ -9,11 +9,11 @@ use crate::random::Random;
 /// Ports for sockets that name none (RFC 6335, 6).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 
-/// Addresses and ports, and the sockets bound there. An unspecified address stands for every
-/// address of its kind.
+/// Addresses and ports, and the sockets bound to them. An unspecified address stands for every
+/// address of its family.
 pub(crate) struct Bindings<T> {
     bound: HashMap<(IpAddr, u16), T>,
-    /// The number of sockets bound to a port, of any address of a kind (true: IPv4).
+    /// The number of sockets bound to a port, at any address of a family (`true`: IPv4).
     ports: HashMap<(bool, u16), u32>,
 }
 
@@ -24,7 +24,7 @@ fn unspecified(of: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns every ephemeral port once, from a random one on.
+/// Returns every ephemeral port once, starting at a random one.
 pub(crate) fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> + use<> {
     let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
     let start = (random.next() % u64::from(count)) as u32;
@@ -36,7 +36,7 @@ impl<T> Bindings<T> {
         Bindings { bound: HashMap::new(), ports: HashMap::new() }
     }
 
-    /// Returns `true` if a socket at `address` would conflict with another.
+    /// Returns `true` if a socket at `address` would conflict with another socket.
     pub(crate) fn is_taken(&self, address: IpAddr, port: u16) -> bool {
         if address.is_unspecified() {
             return self.ports.contains_key(&(address.is_ipv4(), port));
@@ -45,8 +45,8 @@ impl<T> Bindings<T> {
             || self.bound.contains_key(&(unspecified(address), port))
     }
 
-    /// Binds, to a free port when the port is zero; `taken` says which of those are not free for
-    /// other reasons. Returns the port.
+    /// Binds an address. If the port is zero, chooses a free port for which `taken` returns
+    /// `false`. Returns the port.
     pub(crate) fn bind(
         &mut self,
         local: SocketAddr,

@@ -1,10 +1,10 @@
-//! The Internet checksum (RFC 1071), added up piece by piece.
+//! The Internet checksum (RFC 1071), summed piece by piece.
 
 use std::net::IpAddr;
 
 use towpath_packet::checksum;
 
-/// A partial one's complement sum.
+/// A running one's complement sum.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Sum(checksum::Sum);
 

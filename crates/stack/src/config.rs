@@ -6,13 +6,13 @@ use std::time::Duration;
 /// The offloads that the link performs on sent frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offload {
-    /// `true` if the link takes frames with [`Checksum::Partial`](crate::Checksum::Partial).
+    /// `true` if the link accepts frames with [`Checksum::Partial`](crate::Checksum::Partial).
     pub checksum: bool,
-    /// `true` if the link takes frames with [`Segmentation`](crate::Segmentation). Counts only with
+    /// `true` if the link accepts frames with [`Segmentation`](crate::Segmentation). Requires
     /// `checksum`.
     pub tcp_segmentation: bool,
-    /// The largest frame to be segmented that the link takes, in bytes, Ethernet header included.
-    /// It is at most the room of an empty link, since TCP waits until there is as much.
+    /// The largest frame that the link segments, in bytes, Ethernet header included. It must not
+    /// exceed the room of an empty link, since TCP waits until the link has that room.
     pub max_frame_bytes: usize,
 }
 
@@ -31,33 +31,35 @@ pub enum CongestionControl {
     Cubic,
     /// Reno (RFC 5681).
     Reno,
-    /// Only the peer's window limits the sender. For private links without loss.
+    /// No congestion control: only the peer's window limits the sender. For private links without
+    /// loss.
     None,
 }
 
 /// TCP's settings, the same for each connection.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpConfig {
-    /// Each connection's receive buffer, in bytes: the largest window offered. Default 512 KiB.
+    /// Each connection's receive buffer, in bytes: the largest announced window. Default 512 KiB.
     pub receive_buffer_bytes: usize,
     /// Each connection's send buffer, in bytes. Default 512 KiB.
     pub send_buffer_bytes: usize,
     /// Default CUBIC.
     pub congestion_control: CongestionControl,
-    /// The time that a small segment's acknowledgement may wait for data to ride on. Default 10 ms,
-    /// at most 500 (RFC 9293, 3.8.6.3). A large segment's never waits.
+    /// The time that the acknowledgement of a small segment may wait for data to go with. Default
+    /// 10 ms, at most 500 ms (RFC 9293, 3.8.6.3). The acknowledgement of a large segment never
+    /// waits.
     pub ack_delay: Duration,
     /// The time that data may stay unacknowledged by a silent peer before the stack gives the
     /// connection up. Default 900 s, as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions
     /// are up to a minute apart, so a shorter time allows few of them.
     pub user_timeout: Duration,
-    /// The time that the handshake may take, in either direction. Default 60 s.
+    /// The time that the handshake of an outgoing connection may take. Default 60 s.
     pub connect_timeout: Duration,
     /// The time that a listener keeps a half-open connection. Default 15 s.
     pub syn_received_timeout: Duration,
     /// The time that a connection dropped by the application may take to end. Default 60 s.
     pub orphan_timeout: Duration,
-    /// The time that the stack holds a closed connection's addresses (TIME-WAIT). Default 60 s.
+    /// The time for which the stack keeps a closed connection's tuple (TIME-WAIT). Default 60 s.
     pub time_wait: Duration,
 }
 
@@ -77,25 +79,27 @@ impl Default for TcpConfig {
     }
 }
 
-/// Limits of everything that wire or application can make grow.
+/// Limits of everything that the network or the application can make grow.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// TCP connections, half-open ones included, TIME-WAIT ones not. Default 16 384.
+    /// TCP connections, including half-open ones, without TIME-WAIT entries. Default 16 384.
     pub connections: usize,
-    /// Half-open connections of all listeners together; the oldest gives way. Default 2 048.
+    /// Half-open connections of all listeners together; at the limit the stack evicts the oldest.
+    /// Default 2 048.
     pub half_open: usize,
-    /// TIME-WAIT entries; the oldest gives way. Default 32 768.
+    /// TIME-WAIT entries; at the limit the stack evicts the oldest. Default 32 768.
     pub time_wait: usize,
-    /// Sockets of UDP, and listeners of TCP, each. Default 4 096.
+    /// UDP sockets, and as many TCP listeners. Default 4 096.
     pub sockets: usize,
     /// Neighbours (ARP, NDP). Default 1 024.
     pub neighbours: usize,
-    /// Frames that wait for one neighbour's address; the oldest gives way. Default 16. The frames
-    /// of all neighbours together take at most `transmit_bytes`, or 256 KiB if that is more.
+    /// Frames that wait for one neighbour's address; at the limit the stack drops the oldest.
+    /// Default 16. The frames of all neighbours together take at most `transmit_bytes`, or 256 KiB
+    /// if that is more.
     pub pending_frames: usize,
     /// Packets being reassembled from fragments. Default 64.
     pub reassemblies: usize,
-    /// Bytes held by all of them. Default 4 MiB.
+    /// Bytes of all packets being reassembled. Default 4 MiB.
     pub reassembly_bytes: usize,
     /// The time to wait for a packet's fragments. Default 30 s (RFC 8200 says 60, Linux 30).
     pub reassembly_time: Duration,
@@ -105,7 +109,7 @@ pub struct Limits {
     /// UDP frames that wait to be sent, in bytes, all sockets together. The stack's own frames may
     /// take as much again. Default 2 MiB.
     pub transmit_bytes: usize,
-    /// ICMP errors and TCP resets sent each second. Default 1 000.
+    /// ICMP errors and TCP resets sent per second. Default 1 000.
     pub errors_per_second: u32,
 }
 
@@ -146,8 +150,9 @@ pub struct Config {
     pub ipv6: Vec<(Ipv6Addr, u8)>,
     /// The gateway of IPv6 packets to other networks.
     pub ipv6_gateway: Option<Ipv6Addr>,
-    /// The secret from which the stack makes ports, sequence numbers and packet identifications. It
-    /// must differ each time; the same seed replays a test. Default 0.
+    /// The secret from which the stack derives ports, sequence numbers and packet identifications.
+    /// It must differ for each stack; only a test uses the same seed again, to replay a run.
+    /// Default 0.
     pub seed: u64,
     /// The offloads that the link performs on sent frames.
     pub offload: Offload,
@@ -223,25 +228,25 @@ impl Config {
 /// The error in a [`Config`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The Ethernet address belongs to no station.
-    #[error("the Ethernet address is a group's or zero")]
+    /// The Ethernet address is no station's address.
+    #[error("the Ethernet address is a group address or zero")]
     Mac,
     /// The MTU is out of range.
     #[error("an MTU of {0} is outside 1280 to 65535")]
     Mtu(usize),
-    /// The IPv4 address belongs to no host, or the prefix is too long.
+    /// The IPv4 address cannot be a host's, or the prefix is too long.
     #[error("{0}/{1} is no host's address")]
     Ipv4(Ipv4Addr, u8),
-    /// The IPv6 address belongs to no host, or the prefix is too long.
+    /// The IPv6 address cannot be a host's, or the prefix is too long.
     #[error("{0}/{1} is no host's address")]
     Ipv6(Ipv6Addr, u8),
     /// A TCP buffer is out of range.
     #[error("a TCP buffer is outside 4 KiB to 64 MiB")]
     Buffer,
-    /// Acknowledgements would wait too long.
-    #[error("acknowledgements may wait for 500 ms at most")]
+    /// Acknowledgements may wait too long.
+    #[error("acknowledgements may wait for at most 500 ms")]
     AckDelay,
-    /// Segmentation without checksums, or of frames no larger than the MTU.
+    /// Segmentation is without checksum offload, or of frames below the MTU.
     #[error("segmentation needs checksum offload and frames larger than the MTU")]
     Offload,
 }

@@ -20,19 +20,19 @@ macro_rules! counters {
 counters! {
     /// Frames passed to the stack.
     rx_frames,
-    /// Bytes of them.
+    /// Bytes of these frames.
     rx_bytes,
-    /// Frames taken by the link.
+    /// Frames that the link accepted.
     tx_frames,
-    /// Bytes of them.
+    /// Bytes of these frames.
     tx_bytes,
-    /// Dropped: shorter than its headers say, or headers that contradict themselves.
+    /// Dropped: shorter than the headers state, or inconsistent headers.
     rx_malformed,
-    /// Dropped: to another station.
+    /// Dropped: for another station.
     rx_other_station,
     /// Dropped: an ethertype that the stack does not support.
     rx_ethertype,
-    /// Dropped: to an IP address that is not ours.
+    /// Dropped: for an IP address that is not ours.
     rx_other_address,
     /// Dropped: the source address is one that no host can have.
     rx_bad_source,
@@ -66,13 +66,13 @@ counters! {
     ndp_received,
     /// NDP messages sent.
     ndp_sent,
-    /// Another station claims one of our addresses.
+    /// Claims of another station on one of our addresses.
     address_conflicts,
     /// Neighbours that did not answer.
     neighbour_failures,
-    /// Frames dropped that waited for a neighbour: too many, or it did not answer.
+    /// Frames dropped that waited for a neighbour: too many, or no answer.
     neighbour_dropped,
-    /// Neighbours not remembered: too many.
+    /// Neighbours evicted from the table: too many.
     neighbour_limit,
     /// ICMP messages received.
     icmp_received,
@@ -82,7 +82,7 @@ counters! {
     icmp_errors_sent,
     /// ICMP errors or TCP resets not sent: too many this second.
     errors_limited,
-    /// ICMP errors ignored: they quote no packet that a socket has under way, or contradict it.
+    /// ICMP errors ignored: they quote no packet that a socket has in flight, or contradict it.
     icmp_errors_unmatched,
     /// Path MTUs lowered.
     path_mtu_lowered,
@@ -98,9 +98,9 @@ counters! {
     udp_no_socket,
     /// Datagrams dropped: the socket's receive queue is full.
     udp_queue_full,
-    /// TCP segments received, large ones as one.
+    /// TCP segments received; a large packet counts as one.
     tcp_received,
-    /// TCP segments sent, large ones as one.
+    /// TCP segments sent; a large packet counts as one.
     tcp_sent,
     /// TCP segments sent that had been sent before.
     tcp_retransmitted,
@@ -110,23 +110,23 @@ counters! {
     tcp_resets_sent,
     /// Resets received that ended a connection.
     tcp_resets_received,
-    /// Connections made by us.
+    /// Outgoing connections established.
     tcp_connected,
-    /// Connections accepted from the wire.
+    /// Incoming connections established.
     tcp_accepted,
-    /// Half-open connections that gave way to newer ones.
+    /// Half-open connections evicted for newer ones.
     tcp_half_open_evicted,
-    /// Half-open connections given up.
+    /// Half-open connections that timed out.
     tcp_half_open_timeout,
     /// SYNs dropped: the accept queue is full.
     tcp_accept_overflow,
     /// SYNs dropped or connects refused: too many connections.
     tcp_connection_limit,
-    /// Connections given up: the peer fell silent.
+    /// Connections given up: the peer did not answer in time.
     tcp_timeouts,
     /// TIME-WAIT entries made.
     tcp_time_wait,
-    /// TIME-WAIT entries that gave way to newer ones.
+    /// TIME-WAIT entries evicted for newer ones.
     tcp_time_wait_evicted,
     /// TIME-WAIT entries reused by a newer SYN.
     tcp_time_wait_reused,
@@ -134,7 +134,7 @@ counters! {
     tcp_malformed,
     /// Segments made that the link refused after reporting room.
     tcp_transmit_refused,
-    /// Connections visited, by frame, timer or application: the work done.
+    /// Visits of connections, for a frame, a timer or the application: a measure of the work.
     tcp_visits,
     /// Timers fired.
     timers_fired,

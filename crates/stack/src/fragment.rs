@@ -1,30 +1,31 @@
-//! Makes packets, and fragments those that the path does not carry whole.
+//! Makes packets, and fragments those that exceed the path's MTU.
 
 use crate::ethernet::HEADER_BYTES;
 use crate::ip::{FragmentOf, Header};
 use crate::outbox::{Frame, NextHop, Outbox};
 use crate::{Counters, Meta};
 
-/// Properties that all fragments of a packet share.
+/// The properties that all fragments of a packet share.
 pub(crate) struct Making {
     pub(crate) header: Header,
     pub(crate) to: NextHop,
-    /// The largest packet that the path carries.
+    /// The path's MTU, in bytes.
     pub(crate) mtu: usize,
-    /// The identification, in case the packet is fragmented.
+    /// The identification, used if the packet is fragmented.
     pub(crate) id: u32,
-    /// Of the whole packet; a packet to be fragmented must have a full checksum.
+    /// The metadata of the whole packet. A packet that needs fragmentation must have a full
+    /// checksum.
     pub(crate) meta: Meta,
 }
 
-/// Returns the bytes of all frames of a packet with `payload` bytes behind its IP header.
+/// Estimates the bytes of all frames of a packet with `payload` bytes after its IP header.
 pub(crate) fn frame_bytes(header: &Header, payload: usize, mtu: usize) -> usize {
     let len = header.len() + payload;
     if len <= mtu { len } else { len + payload.div_ceil((mtu - 48) & !7) * (48 + HEADER_BYTES) }
 }
 
-/// Makes the packet of `parts` and appends it, fragmented if necessary. Returns `true` if all of it
-/// was taken.
+/// Makes the packet of `parts` and appends it, fragmented if necessary. Returns `true` if the
+/// outbox took all of it.
 pub(crate) fn push(
     making: &Making,
     parts: &[&[u8]],

@@ -1,4 +1,5 @@
-//! State that every protocol of the stack needs: addresses, routes, the outbox, counters, news.
+//! State that every protocol of the stack needs: addresses, routes, the outbox, counters, sockets
+//! to report.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,7 +33,7 @@ pub(crate) struct Host {
     pub(crate) paths: PathMtus,
     pub(crate) random: Random,
     pub(crate) errors: Rate,
-    /// Sockets with news, each at most once.
+    /// Sockets to report to the application, each at most once.
     pub(crate) news: VecDeque<SocketId>,
 }
 
@@ -90,7 +91,7 @@ impl Host {
             })
     }
 
-    /// Returns `true` if it may be a packet's source: some host's own address.
+    /// Returns `true` if the address can belong to one host, and so be a packet's source.
     pub(crate) fn is_host(&self, address: IpAddr) -> bool {
         !address.is_unspecified()
             && !address.is_multicast()
@@ -98,8 +99,8 @@ impl Host {
             && !self.is_broadcast(address)
     }
 
-    /// Returns the route to `dst`. `None`: no address of its kind, no gateway, or `dst` is this
-    /// host.
+    /// Returns the route to `dst`; `None` if there is no address of its family or no gateway, or if
+    /// `dst` is this host.
     pub(crate) fn route(&self, dst: IpAddr) -> Option<Route> {
         if self.is_ours(dst) || dst.is_unspecified() || dst.is_loopback() {
             return None;
@@ -140,9 +141,9 @@ impl Host {
         }
     }
 
-    /// Sends a packet of `parts`, fragmented if the path does not carry it whole. `sum_at` is the
-    /// checksum's offset in the first part; the field holds zero. Returns `true` if the packet was
-    /// taken.
+    /// Sends a packet of two parts, fragmented if it exceeds the path's MTU. `sum_at` is the
+    /// checksum's offset in the first part; the field holds zero. Returns `true` if the outbox took
+    /// the packet.
     pub(crate) fn send(
         &mut self,
         now: Instant,

@@ -4,19 +4,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{ip, path};
 
-/// The problem that an error reports, as far as a host uses it.
+/// The problem that an error reports, if a host uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
-    /// No socket listens on the port, or the host does not speak the protocol.
+    /// No socket listens on the port, or the host does not support the protocol.
     Refused,
     /// The host or network is unreachable.
     Unreachable,
-    /// The packet was larger than the path carries; the value is the path's MTU, 0 when not given.
+    /// The packet exceeds the path's MTU; the value is that MTU, or 0 if not reported.
     TooBig(usize),
 }
 
 impl Problem {
-    /// Returns `true` if an error cannot be about the packet that it quotes. The packet was no
+    /// Returns `true` if an error cannot be about the packet that it quotes: the packet was no
     /// larger than the reported MTU (RFC 5927, 7.2), or that MTU is smaller than IPv6 allows
     /// (RFC 8201, 4).
     pub(crate) fn contradicts(self, quoted: &Quoted) -> bool {
@@ -28,7 +28,7 @@ impl Problem {
     }
 }
 
-/// The packet that an error is about: one that this host sent, if the error is honest.
+/// The packet that an error is about; this host sent it, if the error is honest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quoted {
     pub(crate) src: IpAddr,
@@ -38,7 +38,7 @@ pub(crate) struct Quoted {
     pub(crate) dst_port: u16,
     /// TCP's sequence number, if it is TCP.
     pub(crate) sequence: u32,
-    /// The packet's whole length.
+    /// The packet's full length.
     pub(crate) len: usize,
 }
 
@@ -47,11 +47,11 @@ pub(crate) struct Quoted {
 pub(crate) enum Message {
     /// The host echoes the same bytes.
     EchoRequest,
-    /// About a packet of ours.
+    /// An error about a packet of ours.
     Error(Problem, Quoted),
     /// An error that quotes no packet, too little of one, or a fragment without ports.
     Unreadable,
-    /// A message of no interest to a host.
+    /// A message that a host does not use.
     Other,
 }
 
@@ -85,8 +85,8 @@ pub(crate) fn parse(of: IpAddr, message: &[u8]) -> Message {
     quoted(of, &message[8..]).map_or(Message::Unreadable, |quoted| Message::Error(problem, quoted))
 }
 
-/// Parses the start of a quoted packet: addresses, ports, sequence number. Only the first of its
-/// fragments has ports.
+/// Parses the start of a quoted packet: addresses, ports, sequence number. Of its fragments only
+/// the first has ports.
 fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
     let array4 = |at: usize| bytes.get(at..at + 4).and_then(|b| <[u8; 4]>::try_from(b).ok());
     let array16 = |at: usize| bytes.get(at..at + 16).and_then(|b| <[u8; 16]>::try_from(b).ok());
@@ -108,7 +108,7 @@ fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
         }
         let (src, dst) = (Ipv6Addr::from(array16(8)?), Ipv6Addr::from(array16(24)?));
         let len = usize::from(u16::from_be_bytes([bytes[4], bytes[5]])) + 40;
-        // Of our own packets only fragments have a header between.
+        // Of our own packets only fragments have an extension header.
         let (protocol, at) = if bytes[6] == 44 {
             let [protocol, _, offset, low] = array4(40)?;
             if u16::from_be_bytes([offset, low]) >> 3 != 0 {
@@ -138,7 +138,7 @@ fn quoted(of: IpAddr, bytes: &[u8]) -> Option<Quoted> {
 pub(crate) enum Report {
     /// No socket listens on the port.
     Port,
-    /// The host does not speak the protocol; the value is the offset of its number in the packet
+    /// The host does not support the protocol; the value is the offset of its number in the packet
     /// (IPv6).
     Protocol(u32),
 }
@@ -157,12 +157,12 @@ impl Report {
     }
 }
 
-/// Returns how much of the packet an error may quote (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+/// Returns how many bytes of the packet an error may quote (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
 pub(crate) fn quote_bytes(of: IpAddr) -> usize {
     if of.is_ipv4() { 576 - 20 - 8 } else { 1280 - 40 - 8 }
 }
 
-/// Returns the protocol number of ICMP over this kind of address.
+/// Returns the protocol number of ICMP for this address family.
 pub(crate) fn protocol(of: IpAddr) -> u8 {
     if of.is_ipv4() { ip::ICMP } else { ip::ICMPV6 }
 }

@@ -14,10 +14,10 @@ const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 /// The hop limit of this host's packets; NDP has its own.
 pub(crate) const HOP_LIMIT: u8 = 64;
-/// No honest packet has more extension headers than this.
+/// The maximum number of extension headers; no honest packet has more.
 const MAX_EXTENSIONS: usize = 8;
 
-/// The packet and the position that a fragment belongs to.
+/// The packet that a fragment belongs to, and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FragmentOf {
     pub(crate) id: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Packet<'a> {
     pub(crate) dst: IpAddr,
     pub(crate) protocol: u8,
     pub(crate) hop_limit: u8,
-    /// Behind all headers of IP.
+    /// The bytes after all IP headers.
     pub(crate) payload: &'a [u8],
     /// From the IP header's first byte to the packet's end, without the frame's padding.
     pub(crate) bytes: &'a [u8],
@@ -46,7 +46,7 @@ impl Packet<'_> {
         self.bytes.len() - self.payload.len()
     }
 
-    /// Returns `true` if the payload follows a header without options, as the TCP code takes it.
+    /// Returns `true` if the payload follows a header without options, as smoltcp requires.
     pub(crate) fn plain(&self) -> bool {
         self.fragment.is_none() && self.header_bytes() == header_len(self.src)
     }
@@ -167,7 +167,7 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
     Err(Refusal::Extension)
 }
 
-/// Returns `true` if a host that does not know the options skips every one (RFC 8200, 4.2).
+/// Returns `true` if a host that does not know the options must skip all of them (RFC 8200, 4.2).
 fn options_may_be_skipped(mut options: &[u8]) -> bool {
     while let [kind, rest @ ..] = options {
         if *kind == 0 {
@@ -191,7 +191,7 @@ pub(crate) fn header_len(of: IpAddr) -> usize {
     }
 }
 
-/// Returns the ethertype of packets of this kind of address.
+/// Returns the ethertype of this address family.
 pub(crate) fn ethertype(of: IpAddr) -> u16 {
     match of {
         IpAddr::V4(_) => crate::ethernet::IPV4,
@@ -206,7 +206,7 @@ pub(crate) struct Header {
     pub(crate) dst: IpAddr,
     pub(crate) protocol: u8,
     pub(crate) hop_limit: u8,
-    /// Bytes behind the IP header; with `fragment` over IPv6 this counts the fragment header too.
+    /// Bytes after the IP header; with `fragment` over IPv6 this includes the fragment header.
     pub(crate) payload_bytes: usize,
     pub(crate) fragment: Option<FragmentOf>,
 }
@@ -218,13 +218,13 @@ impl Header {
             + usize::from(self.fragment.is_some() && matches!(self.src, IpAddr::V6(_))) * 8
     }
 
-    /// Writes the header; source and destination are of one kind.
+    /// Writes the header; source and destination are of one family.
     pub(crate) fn write(&self, to: &mut [u8]) {
         match (self.src, self.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let total = (20 + self.payload_bytes) as u16;
-                // Routers may not fragment an unfragmented packet either: that is how the host
-                // learns the path's MTU (RFC 1191).
+                // Routers must not fragment an unfragmented packet, so that their errors report the
+                // path's MTU (RFC 1191).
                 let (id, flags) = match self.fragment {
                     None => (0, 0x4000),
                     Some(f) => (f.id as u16, u16::from(f.more) << 13 | (f.offset / 8) as u16),
@@ -253,7 +253,7 @@ impl Header {
                     to[44..48].copy_from_slice(&f.id.to_be_bytes());
                 }
             }
-            _ => unreachable!("a route's source is of its destination's kind"),
+            _ => unreachable!("a route's source is of its destination's family"),
         }
     }
 }

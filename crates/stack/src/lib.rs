@@ -1,13 +1,13 @@
 //! ARP, NDP, ICMP, UDP and TCP without input or output.
 //!
-//! A [`Stack`] is a host on an Ethernet. It knows neither queues nor a server nor a clock. The
-//! caller gives received frames to [`Stack::input`]; [`Stack::poll`] sends frames through the
-//! caller's [`Transmit`]; the time is an argument everywhere.
+//! A [`Stack`] is a host on an Ethernet, independent of queues, servers and clocks. The caller
+//! passes received frames to [`Stack::input`]; [`Stack::poll`] sends frames through the caller's
+//! [`Transmit`]; the time is an argument everywhere.
 //!
 //! ```
 //! use towpath_stack::{Config, Instant, Meta, Stack, Transmit};
 //!
-//! /// Keeps what was sent.
+//! /// Keeps the sent frames.
 //! struct Wire(Vec<Vec<u8>>);
 //! impl Transmit for Wire {
 //!     fn room(&mut self, _: usize) -> bool {
@@ -33,25 +33,25 @@
 //! ```
 //!
 //! # Limits
-//! Everything that the wire or the application can make grow has a limit in [`Limits`]:
-//! connections, half-open connections, neighbours and the frames that wait for them, reassembly,
-//! the memory of receive queues, frames waiting to be sent. The stack drops the excess and counts
-//! it in [`Counters`]. It remembers the MTUs of at most 1024 paths, each for ten minutes.
+//! Everything that the network or the application can make grow has a limit in [`Limits`]:
+//! connections, half-open ones, neighbours and the frames that wait for them, reassembly, receive
+//! queues, frames to send. The stack drops the excess and counts it in [`Counters`]. It remembers
+//! the MTUs of at most 1024 paths, each for ten minutes.
 //!
 //! # ICMP errors
-//! The stack believes an error only if the error quotes a packet that a socket has under way
+//! The stack accepts an error only if the error quotes a packet that a socket has in flight
 //! (RFC 5927). A report of the path's MTU must quote one of three packets: a TCP segment in flight,
 //! a datagram of a connected UDP socket to its peer, or a datagram of another UDP socket to a
-//! destination to which that socket sent a large datagram in the last ten seconds. The quoted
-//! packet must also be larger than the reported MTU. All other errors count as
-//! `icmp_errors_unmatched`.
+//! recent destination. A destination is recent if that socket sent a large datagram there in the
+//! last ten seconds. The quoted packet must also be larger than the reported MTU. All other errors
+//! count as `icmp_errors_unmatched`.
 //!
 //! # Memory of a connection
-//! Each connection requests its buffers at their full size when it starts, but untouched pages of
-//! fresh memory cost nothing. A buffer that ran empty starts again at its first page, so an idle
+//! Each connection allocates its buffers at their full size when it starts, but untouched pages of
+//! fresh memory cost nothing. A buffer that ran empty starts again at its first page. So an idle
 //! connection holds the pages that its largest burst touched, at least some 15 KB. With the default
-//! sizes a connection requests 1 MiB of address space: where the system does not overcommit
-//! (`vm.overcommit_memory=2`), set smaller ones.
+//! sizes a connection allocates 1 MiB of address space. Set smaller sizes on a system that does not
+//! overcommit (`vm.overcommit_memory=2`).
 //!
 //! # TCP
 //! The state machine is smoltcp's: CUBIC, window scaling, selective acknowledgements as a receiver.

@@ -6,9 +6,9 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const SOURCE_LINK_ADDRESS: u8 = 1;
 const TARGET_LINK_ADDRESS: u8 = 2;
-/// Length of such a message with a link address option, in bytes.
+/// Length of a message with a link address option, in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
-/// The hop limit that all of these must have: only a neighbour can send it (RFC 4861, 7.1).
+/// The required hop limit of all messages: only a neighbour can send it (RFC 4861, 7.1).
 pub(crate) const HOP_LIMIT: u8 = 255;
 
 /// A message.
@@ -18,7 +18,7 @@ pub(crate) enum Ndp {
     Solicitation {
         /// The address in question.
         target: Ipv6Addr,
-        /// Link address of the host that asks.
+        /// Link address of the asking host.
         link: Option<[u8; 6]>,
     },
     /// Announces that the sender has this address.
@@ -27,14 +27,14 @@ pub(crate) enum Ndp {
         target: Ipv6Addr,
         /// Link address of its owner.
         link: Option<[u8; 6]>,
-        /// `true` in answer to a solicitation.
+        /// `true` if it answers a solicitation.
         solicited: bool,
     },
 }
 
 impl Ndp {
-    /// Parses an ICMPv6 message. `Err` for a malformed message of neighbour discovery, `Ok(None)`
-    /// for one that the stack ignores (routers, redirects) or that is none of discovery.
+    /// Parses an ICMPv6 message. Returns `Err` for a malformed message of neighbour discovery, and
+    /// `Ok(None)` for other messages and those that the stack ignores (routers, redirects).
     pub(crate) fn parse(message: &[u8]) -> Result<Option<Ndp>, ()> {
         let kind = message[0];
         if kind != SOLICITATION && kind != ADVERTISEMENT {
@@ -91,7 +91,7 @@ impl Ndp {
     }
 }
 
-/// Returns the group that a solicitation for `address` goes to (RFC 4291, 2.7.1).
+/// Returns the multicast group for a solicitation of `address` (RFC 4291, 2.7.1).
 pub(crate) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let o = address.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, o[13], o[14], o[15]])

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use crate::Meta;
 
-/// Buffers kept for the next frame.
+/// The maximum number of free buffers to keep.
 const SPARE_BUFFERS: usize = 1024;
-/// A buffer that grew beyond this is freed.
+/// The maximum capacity of a buffer to keep; larger ones are freed.
 const SPARE_BYTES: usize = 2048 + 128;
 
 /// Destination of a frame.
@@ -15,7 +15,7 @@ const SPARE_BYTES: usize = 2048 + 128;
 pub(crate) enum NextHop {
     /// A station whose address is known.
     Station([u8; 6]),
-    /// A neighbour whose station has to be looked up.
+    /// A neighbour whose station is still to be found.
     Neighbour(IpAddr),
 }
 
@@ -44,7 +44,7 @@ impl Outbox {
         self.spare.pop().unwrap_or_else(|| Vec::with_capacity(SPARE_BYTES))
     }
 
-    /// Takes a buffer back.
+    /// Recycles a buffer.
     pub(crate) fn recycle(&mut self, mut buffer: Vec<u8>) {
         if self.spare.len() < SPARE_BUFFERS && buffer.capacity() <= SPARE_BYTES {
             buffer.clear();
@@ -52,15 +52,15 @@ impl Outbox {
         }
     }
 
-    /// Returns the cost of a frame of `len` bytes.
+    /// Returns the accounted cost of a frame of `len` bytes.
     pub(crate) fn cost(len: usize) -> usize {
         len.max(SPARE_BYTES)
     }
 
-    /// Returns `true` if a socket may add frames of `len` bytes together; the stack may always try
-    /// to add its own.
+    /// Returns `true` if a socket may add frames of `len` bytes in total. The stack may always try
+    /// to add its own frames.
     pub(crate) fn has_room(&self, len: usize) -> bool {
-        // One datagram always fits, whatever the limit.
+        // One datagram always fits, regardless of the limit.
         self.queue.is_empty() || self.bytes + Self::cost(len) <= self.limit
     }
 
@@ -69,7 +69,7 @@ impl Outbox {
         self.bytes <= self.limit / 2
     }
 
-    /// Appends a frame. `false`, with the frame dropped, when even the stack's own share is used
+    /// Appends a frame. Returns `false`, and drops the frame, if even the stack's own share is used
     /// up.
     pub(crate) fn push(&mut self, frame: Frame) -> bool {
         let cost = Self::cost(frame.bytes.len());
@@ -89,7 +89,7 @@ impl Outbox {
         Some(frame)
     }
 
-    /// Puts the oldest frame back: the link had no room.
+    /// Puts a frame back at the front of the queue.
     pub(crate) fn unpop(&mut self, frame: Frame) {
         self.bytes += Self::cost(frame.bytes.len());
         self.queue.push_front(frame);

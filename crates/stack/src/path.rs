@@ -1,4 +1,4 @@
-//! The largest packets that paths carry, as routers report them (RFC 1191, RFC 8201).
+//! Path MTUs, as routers report them (RFC 1191, RFC 8201).
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::Instant;
 
-/// Paths remembered; a further one replaces the one learned first.
+/// The maximum number of paths in the table; a further one replaces the oldest.
 const LIMIT: usize = 1024;
 /// The time that the stack trusts a router's report (RFC 1191, 6.3: ten minutes).
 const LIFETIME: Duration = Duration::from_secs(600);
@@ -24,7 +24,7 @@ pub(crate) fn least(address: IpAddr) -> usize {
 pub(crate) struct PathMtus {
     link: usize,
     paths: HashMap<IpAddr, (usize, Instant)>,
-    /// The same addresses by when their entries end.
+    /// The same addresses, ordered by the expiry of their entries.
     ends: BTreeSet<(Instant, IpAddr)>,
 }
 
@@ -79,10 +79,10 @@ mod tests {
         let at = |millis: usize| Instant::from_millis(millis as u64);
         for number in 0..5000 {
             assert!(paths.lower(at(number), ip(number), 1400));
-            assert!(paths.lower(at(number), ip(number), 1300), "said again");
+            assert!(paths.lower(at(number), ip(number), 1300), "lowered again");
             assert!(paths.paths.len() <= LIMIT && paths.ends.len() == paths.paths.len());
         }
-        // The first ones gave way.
+        // The oldest entries were evicted.
         assert_eq!(paths.mtu(at(5000), ip(5000 - LIMIT - 1)), 1500);
         assert_eq!(paths.mtu(at(5000), ip(5000 - LIMIT)), 1300);
         assert_eq!(paths.mtu(at(5000), ip(4999)), 1300);
@@ -97,6 +97,6 @@ mod tests {
         let mut paths = PathMtus::new(1500);
         assert!(paths.lower(Instant::ZERO, ip(1), 68));
         assert_eq!(paths.mtu(Instant::ZERO, ip(1)), LEAST_V4);
-        assert!(!paths.lower(Instant::ZERO, ip(1), 600), "a path does not widen");
+        assert!(!paths.lower(Instant::ZERO, ip(1), 600), "a report does not raise an MTU");
     }
 }

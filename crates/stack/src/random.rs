@@ -1,4 +1,4 @@
-//! Numbers that the wire must not predict: ports, identifications, sequence numbers.
+//! Numbers that the network must not predict: ports, identifications, sequence numbers.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -25,7 +25,7 @@ impl Random {
         hasher.finish()
     }
 
-    /// Returns the same number for the same thing; without the secret it cannot be guessed.
+    /// Returns the same number for the same value, unpredictable without the secret.
     pub(crate) fn keyed(&self, thing: &impl Hash) -> u64 {
         let mut hasher = self.keys.build_hasher();
         hasher.write_u64(!self.secret);

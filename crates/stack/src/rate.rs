@@ -2,7 +2,7 @@
 
 use crate::Instant;
 
-/// Holds as many tokens as half a second brings.
+/// A bucket that holds the tokens of half a second, at least one.
 pub(crate) struct Rate {
     per_second: u32,
     /// Millionths of a token.
@@ -19,7 +19,7 @@ impl Rate {
         (u64::from(per_second) * 500_000).max(1_000_000)
     }
 
-    /// Takes a token. `false` if there is none.
+    /// Takes a token. Returns `false` if there is none.
     pub(crate) fn take(&mut self, now: Instant) -> bool {
         let micros = now.since(self.updated).as_micros().min(1_000_000) as u64;
         self.updated = now;

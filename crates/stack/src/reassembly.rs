@@ -9,9 +9,9 @@ use crate::{Counters, Instant};
 
 /// Room in front of the payload for a header without options.
 const HEADROOM: usize = 40;
-/// More holes than this are an attack.
+/// The maximum number of ranges; more is an attack.
 const MAX_RANGES: usize = 64;
-/// The cost of an incomplete packet beside its bytes.
+/// The accounted cost of an incomplete packet, beside its bytes.
 const OVERHEAD: usize = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,7 +26,8 @@ struct Key {
 struct Partial {
     /// Headroom, then the received part of the payload.
     bytes: Vec<u8>,
-    /// Received ranges, as start and end in the payload; in order, apart from each other.
+    /// Received ranges, as start and end in the payload, in ascending order, with holes between
+    /// them.
     ranges: Vec<(usize, usize)>,
     total: Option<usize>,
     protocol: u8,
@@ -39,7 +40,7 @@ struct Partial {
 /// Incomplete packets.
 pub(crate) struct Reassembly {
     partials: HashMap<Key, Partial>,
-    /// In the order of their deadlines.
+    /// The keys, in the order of their deadlines.
     order: VecDeque<(Instant, Key)>,
     bytes: usize,
     limit: usize,
@@ -59,7 +60,7 @@ impl Reassembly {
         }
     }
 
-    /// Takes a fragment. Returns the whole packet, with a header without options, when this was the
+    /// Adds a fragment. Returns the whole packet, with a header without options, if this was the
     /// last missing fragment.
     pub(crate) fn add(
         &mut self,
@@ -132,8 +133,8 @@ impl Reassembly {
     fn remove(&mut self, key: &Key) -> Option<Partial> {
         let partial = self.partials.remove(key)?;
         self.bytes -= partial.bytes.capacity() + OVERHEAD;
-        // A removed packet leaves an entry in the order, to be skipped; the number of such entries
-        // has a limit.
+        // A removed packet leaves an obsolete entry in the order; the number of such entries is
+        // limited.
         if self.order.len() > self.limit * 2 + 16 {
             let partials = &self.partials;
             self.order.retain(|(at, key)| partials.get(key).is_some_and(|p| p.deadline == *at));
@@ -141,7 +142,7 @@ impl Reassembly {
         Some(partial)
     }
 
-    /// Drops the oldest.
+    /// Drops the oldest packet.
     fn evict(&mut self, counters: &mut Counters) {
         while let Some((at, key)) = self.order.pop_front() {
             if self.partials.get(&key).is_some_and(|partial| partial.deadline == at) {
@@ -152,7 +153,7 @@ impl Reassembly {
         }
     }
 
-    /// Drops packets that did not become whole in time.
+    /// Drops packets that are still incomplete after their time.
     pub(crate) fn expire(&mut self, now: Instant, counters: &mut Counters) {
         while let Some(&(at, key)) = self.order.front() {
             let live = self.partials.get(&key).is_some_and(|partial| partial.deadline == at);
@@ -167,7 +168,7 @@ impl Reassembly {
         }
     }
 
-    /// Returns when the next packet is given up.
+    /// Returns the time at which the next packet expires.
     pub(crate) fn poll_at(&self) -> Option<Instant> {
         self.order.front().map(|(at, _)| *at)
     }
@@ -201,7 +202,7 @@ impl Partial {
     fn place(&mut self, start: usize, end: usize, more: bool, payload: &[u8]) -> Fit {
         let last = self.ranges.last().map_or(0, |&(_, end)| end);
         if match self.total {
-            // The end is given once, and no byte lies behind it.
+            // A packet has one end, and no byte after it.
             Some(total) => end > total || (!more && end != total),
             None => !more && last > end,
         } {
@@ -242,7 +243,7 @@ impl Partial {
         }
     }
 
-    /// Returns the packet, with its header written.
+    /// Writes the header, and returns the packet.
     fn finish(mut self, key: &Key) -> Vec<u8> {
         let payload_bytes = self.bytes.len() - HEADROOM;
         let header = Header {

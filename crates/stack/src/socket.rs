@@ -1,27 +1,27 @@
-//! Names, errors and news, common to sockets of all kinds.
+//! Ids, errors and readiness, common to sockets of all kinds.
 
-/// Names a UDP socket of a stack. A name outlives its socket and is then invalid.
+/// Identifies a UDP socket of a stack. An id becomes invalid when its socket ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UdpId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// Names a listener of a stack.
+/// Identifies a listener of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// Names a TCP connection of a stack.
+/// Identifies a TCP connection of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TcpId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// Names a socket of any kind.
+/// Identifies a socket of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SocketId {
     /// A UDP socket.
@@ -35,19 +35,19 @@ pub enum SocketId {
 /// The operations that a socket can do without waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
-    /// `true` if a read, or an accept, would not have to wait: data, end of stream or an error is
-    /// there.
+    /// `true` if a read or an accept would not have to wait: for data, a connection, the end of the
+    /// stream or an error.
     pub readable: bool,
     /// `true` if a write would not have to wait.
     pub writable: bool,
-    /// `true` if the connection is over in both directions, or an error waits to be fetched.
+    /// `true` if the connection is closed in both directions, or an error is pending.
     pub closed: bool,
 }
 
 /// The reason why an operation on a socket failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SocketError {
-    /// Nothing to read, or no room to write, at present.
+    /// There is nothing to read, or no room to write, at present.
     #[error("the operation would have to wait")]
     WouldBlock,
     /// The peer refused: a reset in answer to the connect, or an ICMP port unreachable.
@@ -56,37 +56,37 @@ pub enum SocketError {
     /// The peer reset the connection.
     #[error("the other side reset the connection")]
     Reset,
-    /// The peer fell silent.
+    /// The peer did not answer in time.
     #[error("the other side did not answer in time")]
     TimedOut,
-    /// This side gave the connection up.
+    /// This side aborted the connection.
     #[error("the connection was aborted on this side")]
     Aborted,
-    /// There is no connection, or no destination was named.
+    /// There is no connection, or the call names no destination.
     #[error("not connected")]
     NotConnected,
-    /// A write after this side closed its half.
-    #[error("this side's half of the connection is closed")]
+    /// A write after this side closed its direction.
+    #[error("this side's direction of the connection is closed")]
     Closed,
-    /// The address and port are another socket's.
+    /// Another socket uses the address and port.
     #[error("the address is in use")]
     AddressInUse,
-    /// The address is not one of this stack.
+    /// The address does not belong to this stack.
     #[error("the address is not this host's")]
     AddressNotAvailable,
     /// There is no route, or the next hop does not answer.
     #[error("the destination cannot be reached")]
     Unreachable,
-    /// A datagram longer than UDP over this IP version can carry.
+    /// The datagram is longer than UDP over this IP version can carry.
     #[error("the datagram is too long")]
     MessageTooLong,
     /// A limit of this stack is reached.
     #[error("a limit of this host is reached")]
     LimitReached,
-    /// Port zero, or an address that no packet can be sent to.
+    /// The port is zero, or no packet can be sent to the address.
     #[error("the address names no destination")]
     InvalidAddress,
-    /// The name does not name a socket (any more).
+    /// The id does not identify a socket (any more).
     #[error("no such socket")]
     NoSocket,
 }

@@ -1,22 +1,23 @@
-//! The time, as the caller gives it.
+//! The time, which the caller passes as an argument.
 
 use std::time::Duration;
 
-/// A moment: microseconds since a moment of the caller's choice. It must never run backwards.
+/// A point in time: microseconds since an origin of the caller's choice. It must never run
+/// backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// The moment from which all others count.
+    /// The origin, from which all others count.
     pub const ZERO: Instant = Instant(0);
 
-    /// Returns the moment so many microseconds after [`Instant::ZERO`].
+    /// Returns the time this many microseconds after [`Instant::ZERO`].
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Instant(micros)
     }
 
-    /// Returns the moment so many milliseconds after [`Instant::ZERO`].
+    /// Returns the time this many milliseconds after [`Instant::ZERO`].
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Instant(millis.saturating_mul(1000))
@@ -28,7 +29,7 @@ impl Instant {
         self.0
     }
 
-    /// Returns the time since `earlier`; zero when this is not after it.
+    /// Returns the time since `earlier`, or zero if `earlier` is not before this.
     #[must_use]
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))

@@ -1,5 +1,5 @@
-//! Timers, one for each connection, in a hierarchical wheel: setting and firing one costs the same
-//! however many there are (Varghese and Lauck, "Hashed and hierarchical timing wheels").
+//! Timers, one per connection, in a hierarchical wheel: the cost of setting and firing one does not
+//! depend on their number (Varghese and Lauck, "Hashed and hierarchical timing wheels").
 
 use crate::Instant;
 
@@ -7,7 +7,7 @@ const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 const LEVELS: usize = 6;
 const NONE: u32 = u32::MAX;
-/// A list longer than this is not searched for its earliest.
+/// The maximum length of a list that is searched for its earliest timer.
 const SEARCH: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -20,12 +20,12 @@ struct Timer {
     slot: u32,
 }
 
-/// The wheel. A timer is named by a small number.
+/// The wheel. A small number identifies a timer.
 pub(crate) struct Wheel {
     timers: Vec<Timer>,
     heads: [[u32; SLOTS]; LEVELS],
     occupied: [u64; LEVELS],
-    /// The tick up to which all timers fired.
+    /// The tick up to which all timers have fired.
     current: u64,
 }
 
@@ -51,7 +51,7 @@ impl Wheel {
             let unset = Timer { when: 0, next: NONE, previous: NONE, slot: NONE };
             self.timers.resize(index + 1, unset);
         }
-        // A tick late rather than early: an early timer would fire for nothing.
+        // Rounds up: an early timer would fire for nothing.
         let when = at.map(|at| (ticks(at) + 1).max(self.current));
         if self.timers[index].slot != NONE {
             if Some(self.timers[index].when) == when {
@@ -67,8 +67,8 @@ impl Wheel {
 
     fn link(&mut self, id: u32) {
         let when = self.timers[id as usize].when;
-        // The highest group of bits in which it differs from the present names the level: no timer
-        // below that level can be nearer.
+        // The highest group of bits in which it differs from the present tick gives the level. All
+        // timers of lower levels fire before those of this level.
         let differs = (when ^ self.current) | (SLOTS as u64 - 1);
         let level = ((63 - differs.leading_zeros()) / BITS).min(LEVELS as u32 - 1) as usize;
         let last = (1u64 << (BITS * LEVELS as u32)) - 1;
@@ -103,8 +103,9 @@ impl Wheel {
         self.timers[id as usize].slot = NONE;
     }
 
-    /// Returns the earliest slot that holds anything: its level, its number, its first tick. A slot
-    /// of a higher level whose time has come goes first, even after part of it moved down.
+    /// Returns the earliest occupied slot: its level, its number, its first tick. Of slots with the
+    /// same first tick, that of the highest level comes first, even after part of its timers moved
+    /// down.
     fn earliest(&self) -> Option<(usize, usize, u64)> {
         let occupied = (0..LEVELS).rev().filter(|&level| self.occupied[level] != 0);
         let slots = occupied.map(|level| {
@@ -116,8 +117,8 @@ impl Wheel {
         slots.min_by_key(|&(_, _, first)| first)
     }
 
-    /// Returns the next timer that is due, cleared. It moves at most `work` timers on the way;
-    /// [`Wheel::poll_at`] tells when that was too few.
+    /// Clears and returns the next due timer. Moves at most `work` timers; [`Wheel::poll_at`] tells
+    /// whether more are due.
     pub(crate) fn fire(&mut self, now: Instant, work: &mut usize) -> Option<u32> {
         let now = ticks(now);
         while *work > 0 {
@@ -137,7 +138,7 @@ impl Wheel {
         None
     }
 
-    /// Returns when to look next; at times a little early for a timer that is far off.
+    /// Returns the time of the next poll, which may be a little early for a distant timer.
     pub(crate) fn poll_at(&self) -> Option<Instant> {
         let (level, slot, first) = self.earliest()?;
         let mut tick = first;

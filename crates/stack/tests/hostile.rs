@@ -1,5 +1,5 @@
-//! Frames that no honest host sends: nothing panics, nothing grows beyond its limit, and an honest
-//! connection goes on.
+//! Frames that no honest host sends: the stack does not panic, keeps its limits, and continues an
+//! honest connection.
 
 mod simulation;
 
@@ -101,7 +101,7 @@ fn wrap(world: &World, v6: bool, protocol: u8, payload: Vec<u8>) -> Vec<u8> {
 }
 
 /// Corrects the checksums of IPv4's header and of ICMP, so that the stack processes mangled frames.
-/// The metadata vouches for TCP's and UDP's.
+/// The metadata marks the checksums of TCP and UDP as verified.
 fn mend(frame: &mut [u8]) {
     if frame.len() >= 34 && frame[12..14] == [8, 0] && frame[14] >> 4 == 4 {
         let header = (usize::from(frame[14] & 15) * 4).min(frame.len() - 14);
@@ -147,13 +147,13 @@ fn within_limits(world: &World) {
 enum Mangling {
     /// A byte near the headers is replaced.
     Byte(u16, u8),
-    /// Two bytes are replaced, by a value near a border.
+    /// Two bytes are replaced by a boundary value.
     Word(u16, u16),
-    /// Cut short.
+    /// Truncated.
     Cut(u16),
-    /// Longer than it was.
+    /// Extended.
     Grown(u16),
-    /// The flags of a TCP header, the rest whole.
+    /// Only the flags of a TCP header are replaced.
     Flags(u8),
 }
 
@@ -212,7 +212,7 @@ proptest! {
             within_limits(&world);
             world.idle(Duration::from_micros(u64::from(*pause)));
         }
-        // Open operations come to an end.
+        // Open operations end.
         world.idle(Duration::from_secs(100));
         prop_assert_eq!(world.nodes[1].stack.reassembly_bytes(), 0);
     }
@@ -309,14 +309,14 @@ fn errors_are_limited_and_never_answered() {
     assert_eq!(counted(&world), 500);
     assert_eq!(world.nodes[1].stack.counters().errors_limited, 4500);
     world.idle(Duration::from_secs(2));
-    // To a broadcast address: silence.
+    // To a broadcast address: no answer.
     let mut broadcast = wrap(&world, false, 17, std::mem::take(&mut datagram));
     broadcast[..6].fill(0xff);
     broadcast[30..34].copy_from_slice(&[10, 0, 0, 255]);
     mend(&mut broadcast);
     let now = world.now;
     world.nodes[1].stack.input(now, &broadcast, Meta::FULL);
-    // About an error: silence.
+    // About an error: no answer.
     let error = wrap(&world, false, 1, vec![3, 1, 0, 0, 0, 0, 0, 0]);
     world.nodes[1].stack.input(now, &error, Meta::FULL);
     assert_eq!(counted(&world), 500);

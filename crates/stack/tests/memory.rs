@@ -1,5 +1,5 @@
-//! The stack's allocations, counted by the program's allocator, keep the limits that the
-//! configuration names.
+//! Asserts that the stack's allocations, as the program's allocator counts them, keep the
+//! configured limits.
 
 mod simulation;
 
@@ -64,7 +64,7 @@ fn a_udp_sockets_limit_is_of_memory() {
             let bind = if v6 { "[::]:53" } else { "0.0.0.0:53" };
             let socket = stack.udp_bind(bind.parse().unwrap()).unwrap();
             let mut buffer = vec![0; 65_535];
-            // The list of news has its first memory before the count starts.
+            // The list of reported sockets allocates before the count starts.
             let first = datagram(&stack, v6, &[]);
             stack.input(Instant::ZERO, &first, VERIFIED);
             assert_eq!(drain(&mut stack, socket, &mut buffer), 1);
@@ -83,7 +83,7 @@ fn a_udp_sockets_limit_is_of_memory() {
             assert_eq!(held, LIMIT / (record_bytes + len), "{of}");
             assert!(counted.live_bytes() <= LIMIT as i64, "{of}");
             assert!(counted.live_bytes() >= (held * (record_bytes + len)) as i64 - 4096, "{of}");
-            // The next flood finds the memory there.
+            // The next flood reuses the memory.
             assert_eq!(drain(&mut stack, socket, &mut buffer), held);
             let (again, counted) = CountingAllocator::of_this_thread(|| flood(&mut stack));
             assert_eq!((again, counted.calls()), (held, 0), "{of}");

@@ -1,5 +1,5 @@
-//! Routers' reports of packets that were too big, true ones and forged ones. The stack believes a
-//! report only if it quotes a packet that a socket has under way.
+//! True and forged reports of routers that a packet was too big. The stack accepts a report only if
+//! it quotes a packet that a socket has in flight.
 
 mod simulation;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use simulation::{V4, World, config, sum};
 use towpath_stack::{Meta, UdpId};
 
-/// Makes the report that the path carries `mtu` bytes, from a router that quotes `packet`.
+/// Makes a report from a router that the path's MTU is `mtu`, which quotes `packet`.
 fn too_big(v6: bool, mtu: u16, packet: &[u8]) -> Vec<u8> {
     let [high, low] = mtu.to_be_bytes();
     let mut message = if v6 { vec![2, 0] } else { vec![3, 4] };
@@ -40,8 +40,8 @@ fn too_big(v6: bool, mtu: u16, packet: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Passes a router's report to node 0. Returns how many path MTUs it lowered and how many reports
-/// it ignored.
+/// Passes a router's report to node 0. Returns the number of lowered path MTUs and of ignored
+/// reports.
 fn hear(world: &mut World, frame: &[u8]) -> (u64, u64) {
     let counted = |world: &World| {
         let counters = world.nodes[0].stack.counters();
@@ -61,7 +61,7 @@ fn last(world: &World) -> Vec<u8> {
     world.heard.iter().rfind(|(_, to)| *to == 1).unwrap().0[14..].to_vec()
 }
 
-/// Copies a packet with other bytes at a place.
+/// Copies a packet with other bytes at an offset.
 fn with(packet: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     packet[at..at + bytes.len()].copy_from_slice(bytes);
@@ -72,7 +72,7 @@ struct Talk {
     world: World,
     socket: UdpId,
     to: SocketAddr,
-    /// Where the UDP or TCP header begins.
+    /// Offset of the UDP or TCP header.
     transport: usize,
 }
 
@@ -103,7 +103,7 @@ impl Talk {
         hear(&mut self.world, &too_big(self.to.is_ipv6(), mtu, packet))
     }
 
-    /// Asserts that the stack does not believe a quoted packet that differs from the true one.
+    /// Asserts that the stack rejects reports that quote a packet unlike the true one.
     fn forgeries_are_ignored(&mut self, packet: &[u8]) {
         let at = self.transport;
         for (what, forged) in [
@@ -114,7 +114,7 @@ impl Talk {
             ("from another host", with(packet, if at == 20 { 15 } else { 23 }, &[77])),
             ("of another protocol", with(packet, if at == 20 { 9 } else { 6 }, &[6])),
             ("of no protocol", with(packet, if at == 20 { 9 } else { 6 }, &[99])),
-            ("cut off", packet[..at + 6].to_vec()),
+            ("truncated", packet[..at + 6].to_vec()),
         ] {
             assert_eq!(self.hear(1300, &forged), IGNORED, "{what}");
         }
@@ -124,7 +124,7 @@ impl Talk {
             assert_eq!(self.hear(1300, &with(packet, 6, &[0, 100])), IGNORED, "a later fragment");
             assert_eq!(self.hear(len, &with(packet, 2, &[4, 0])), IGNORED, "1024 bytes fit");
         } else {
-            assert_eq!(self.hear(1279, packet), IGNORED, "narrower than IPv6 allows");
+            assert_eq!(self.hear(1279, packet), IGNORED, "a smaller MTU than IPv6 allows");
         }
     }
 }
@@ -142,10 +142,10 @@ fn only_genuine_errors_lower_a_datagrams_path_mtu() {
             talk.forgeries_are_ignored(&packet);
             assert_eq!(talk.world.nodes[0].stack.counters().fragments_sent, 0);
             assert_eq!(talk.hear(1300, &packet), BELIEVED, "{v6} {connected}");
-            assert_eq!(talk.hear(1300, &packet), (0, 0), "no news");
+            assert_eq!(talk.hear(1300, &packet), (0, 0), "no change");
             talk.send(1400);
             assert_eq!(talk.world.nodes[0].stack.counters().fragments_sent, 2);
-            // Ten minutes later the path may be another.
+            // Ten minutes later the report has expired.
             talk.world.idle(Duration::from_secs(601));
             talk.send(1400);
             assert_eq!(talk.world.nodes[0].stack.counters().fragments_sent, 2);
@@ -162,7 +162,7 @@ fn sockets_without_recent_large_datagrams_ignore_errors() {
             let mut other = Talk::new(v6);
             other.send(1400)
         };
-        assert_eq!(talk.hear(1300, &large), IGNORED, "no datagram was so large");
+        assert_eq!(talk.hear(1300, &large), IGNORED, "no datagram was that large");
         assert_eq!(talk.hear(1300, &small), IGNORED);
         let packet = talk.send(1400);
         talk.world.idle(Duration::from_secs(11));
@@ -174,7 +174,7 @@ fn sockets_without_recent_large_datagrams_ignore_errors() {
         let local = SocketAddr::new(talk.world.nodes[0].stack.addresses().next().unwrap().0, 5000);
         let local = if v6 { SocketAddr::new(talk.world.v6(0), 5000) } else { local };
         talk.world.nodes[0].stack.udp_bind(local).unwrap();
-        assert_eq!(talk.hear(1300, &packet), IGNORED, "the socket is another");
+        assert_eq!(talk.hear(1300, &packet), IGNORED, "another socket");
     }
 }
 

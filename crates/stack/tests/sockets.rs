@@ -62,7 +62,7 @@ fn a_flood_of_syns_leaves_room_for_the_honest() {
     let until = world.now + Duration::from_secs(5);
     assert!(world.run(until, |world| world.nodes[1].stack.tcp_accept(listener).is_ok()));
     assert_eq!(world.nodes[0].stack.tcp_state(client), Ok(TcpState::Established));
-    // The stack forgets the rest in time.
+    // The other connections time out.
     world.idle(Duration::from_secs(60));
     assert_eq!(world.nodes[1].stack.tcp_sizes().0, 1);
 }
@@ -73,7 +73,7 @@ fn connections_beyond_the_backlog_wait_for_accept() {
     let listener = world.nodes[1].stack.tcp_listen(at(1, 80), 4).unwrap();
     let clients: Vec<_> = (0..10).map(|_| connect(&mut world, at(1, 80))).collect();
     world.idle(Duration::from_millis(500));
-    // To the peer the handshake is over; here it is not, while no listener can take the connection.
+    // The peer has completed the handshake. Node 1 has not, while the accept queue is full.
     assert!(world.nodes[1].stack.counters().tcp_accept_overflow > 0);
     let mut accepted = 0;
     let until = world.now + Duration::from_secs(10);
@@ -139,7 +139,7 @@ fn a_closed_port_refuses_and_an_absent_host_does_not_answer() {
     assert_eq!(stack.tcp_send(absent, b"x"), Err(SocketError::Unreachable));
     assert!(world.nodes[0].news.contains(&SocketId::Tcp(absent)));
     assert_eq!(world.nodes[0].stack.counters().neighbour_failures, 1);
-    // Silence instead of an answer: all frames to node 1 are lost.
+    // No answer: all frames to node 1 are lost.
     world.faults.lost = 1000;
     let now = world.now;
     let wait = Some(Duration::from_secs(3));
@@ -164,7 +164,8 @@ fn a_silent_peer_is_given_up() {
     let now = world.now;
     let told = world.nodes[0].stack.tcp_recv(now, kept, &mut [0; 4]);
     assert_eq!(told, Err(SocketError::TimedOut));
-    // Without keep-alive the stack notices no silence until the peer owes an acknowledgement.
+    // Without keep-alive the stack does not notice a silent peer until the peer owes an
+    // acknowledgement.
     assert_eq!(world.nodes[0].stack.tcp_state(owing), Ok(TcpState::Established));
     world.nodes[0].stack.tcp_send(owing, b"hello?").unwrap();
     world.idle(Duration::from_secs(890));
@@ -248,7 +249,7 @@ fn a_newer_syn_takes_an_address_out_of_time_wait() {
             server.is_some()
         });
         assert!(made, "round {round}");
-        // The server ends it first, and so keeps the address.
+        // The server closes first, so its side stays in TIME-WAIT.
         world.nodes[1].stack.tcp_close(now, server.unwrap().0).unwrap();
         world.idle(Duration::from_millis(20));
         world.nodes[0].stack.tcp_close(now, client).unwrap();
@@ -256,7 +257,7 @@ fn a_newer_syn_takes_an_address_out_of_time_wait() {
         assert_eq!(world.nodes[0].stack.tcp_sizes(), (0, 0));
         assert_eq!(world.nodes[1].stack.tcp_sizes(), (0, 1));
     }
-    // Sequence numbers run with the clock: each is newer than the last.
+    // Sequence numbers advance with the clock: each is newer than the last.
     assert_eq!(world.nodes[1].stack.counters().tcp_time_wait_reused, 9);
     assert_eq!(world.nodes[0].stack.counters().tcp_retransmitted, 0);
     let syns =
@@ -265,7 +266,7 @@ fn a_newer_syn_takes_an_address_out_of_time_wait() {
         .map(|(frame, _)| u32::from_be_bytes([frame[38], frame[39], frame[40], frame[41]]))
         .collect();
     assert_eq!(numbers.len(), 10);
-    // Forty milliseconds and a little of four microseconds each.
+    // A little over forty milliseconds, at four microseconds per number.
     assert!(numbers.windows(2).all(|two| (10_000..20_000).contains(&two[1].wrapping_sub(two[0]))));
 }
 
@@ -282,8 +283,7 @@ fn a_narrow_path_is_learned() {
         let mut world = World::new(10, [make(0), make(1)]);
         world.cuts = true;
         let (client, server) = world.connected(80, false);
-        // A router between the two reports about a segment in flight that the path carries 1000
-        // bytes.
+        // A router between the two reports an MTU of 1000 bytes, about a segment in flight.
         assert_eq!(world.nodes[0].stack.tcp_send(client, &[7; 1460]), Ok(1460));
         let until = world.now + Duration::from_secs(1);
         let is_full = |(frame, to): &&(Vec<u8>, usize)| *to == 1 && frame.len() == 1514;
@@ -313,7 +313,7 @@ fn a_narrow_path_is_learned() {
         let longest = world.heard.iter().filter(|(_, to)| *to == 1).map(|(f, _)| f.len()).max();
         assert_eq!(longest, Some(1014), "offload {offload}");
         assert_eq!(world.nodes[0].stack.counters().tcp_retransmitted, 0);
-        // A forged report, about a packet not in flight, is not believed.
+        // The stack rejects a forged report, about a packet not in flight.
         let now = world.now;
         world.nodes[0].stack.input(now, &frame, Meta::FULL);
         assert_eq!(world.nodes[0].stack.counters().path_mtu_lowered, 1);
@@ -326,7 +326,7 @@ fn datagrams_wait_are_dropped_and_counted() {
     let from = world.nodes[0].stack.udp_bind(at(0, 1000)).unwrap();
     let to = world.nodes[1].stack.udp_bind(at(1, 1000)).unwrap();
     let now = world.now;
-    // Sixteen wait for the neighbour; more evict the oldest.
+    // Sixteen frames wait for the neighbour; further ones evict the oldest.
     for number in 0..40u8 {
         world.nodes[0].stack.udp_send(now, from, &[number], Some(at(1, 1000))).unwrap();
     }
@@ -345,7 +345,7 @@ fn datagrams_wait_are_dropped_and_counted() {
         world.idle(Duration::from_millis(10));
     }
     assert_eq!(world.nodes[1].stack.udp_dropped(to), Ok(40 - 17));
-    // A link without room: the sender waits, and gets news when there is room.
+    // A link without room: the sender waits, and the stack reports the socket once there is room.
     world.nodes[0].end.room = Some(0);
     let now = world.now;
     let mut accepted = 0;
@@ -422,7 +422,7 @@ fn the_cost_of_an_event_does_not_grow_with_the_connections() {
             world.nodes.iter().map(|n| n.stack.counters().tcp_visits).sum()
         };
         let before = visits(&world);
-        // One of them works, the others are idle.
+        // One connection transfers data, the others are idle.
         let bytes = world.numbers.bytes(50_000);
         let until = world.now + Duration::from_secs(60);
         let peer = world.nodes[0].stack.tcp_addresses(clients[count / 2]).unwrap().0;
@@ -433,10 +433,10 @@ fn the_cost_of_an_event_does_not_grow_with_the_connections() {
         costs.push(visits(&world) - before);
         let carried = world.carried;
         world.idle(Duration::from_secs(600));
-        // The kernel of the matter: idle connections do nothing at all.
+        // The point of this test: idle connections cause no work.
         assert!(world.carried - carried <= 4, "{}", world.carried - carried);
     }
-    assert_eq!(costs[0], costs[1], "connections looked at");
+    assert_eq!(costs[0], costs[1], "connections visited");
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn thousands_of_connections_come_work_and_go() {
                 world.nodes[1].stack.tcp_close(now, server).unwrap();
             }
         }
-        // A connection may have its data before the accept.
+        // A connection may receive data before the accept.
         for server in std::mem::take(&mut servers) {
             match world.nodes[1].stack.tcp_recv(now, server, &mut [0; 10]) {
                 Ok(5) => {
@@ -491,7 +491,7 @@ fn thousands_of_connections_come_work_and_go() {
     assert_eq!(world.nodes[0].stack.tcp_sizes().0, 0);
     assert_eq!(world.nodes[1].stack.tcp_sizes(), (0, COUNT));
     world.idle(Duration::from_secs(100));
-    // Removed in passing, a part at each poll.
+    // Each poll removes a part of the expired entries.
     for _ in 0..COUNT / 500 {
         world.idle(Duration::ZERO);
     }

@@ -1,4 +1,4 @@
-//! Two stacks exchange data over a link that loses, doubles, delays and mangles frames.
+//! Two stacks exchange data over a link that loses, duplicates, delays and mangles frames.
 
 mod simulation;
 
@@ -54,8 +54,8 @@ fn large_packets_reduce_the_number_of_packets() {
     assert!(large.carried * 4 < plain.carried, "{} {}", large.carried, plain.carried);
 }
 
-/// A peer may take small segments of any size: the link refuses no packet for too many segments, or
-/// too small ones, which the simulation asserts of each. (smoltcp takes no size under 48.)
+/// A peer may request small segments of any size. No packet has too many or too small segments for
+/// the link, which the simulation asserts. (smoltcp accepts no size under 48.)
 #[test]
 fn peers_with_small_segments_get_smaller_large_packets() {
     for v6 in [false, true] {
@@ -70,7 +70,7 @@ fn peers_with_small_segments_get_smaller_large_packets() {
                 let counters = node.stack.counters();
                 assert_eq!(counters.tcp_retransmitted, 0, "{v6} {segment_bytes} {counters:#?}");
                 assert_eq!(counters.tcp_transmit_refused, 0);
-                // Fewer packets than segments, wherever the link cuts at all.
+                // Fewer packets than segments, if the link segments at all.
                 let segments = 200_000 / u64::from(segment_bytes.max(48));
                 let large = counters.tcp_sent < segments;
                 assert_eq!(large, segment_bytes >= 88, "{v6} {segment_bytes} {counters:#?}");
@@ -104,7 +104,7 @@ fn faults_cost_time_but_no_byte() {
     }
 }
 
-/// Each loss that only smoltcp's timeout finds would cost a second.
+/// A loss that only smoltcp's timeout detects would cost a second.
 #[test]
 fn losses_cost_round_trips_and_not_seconds() {
     for seed in 200..220 {
@@ -133,7 +133,7 @@ fn connections_end_and_leave_nothing_but_time_wait() {
     assert_eq!(world.nodes[0].stack.tcp_sizes(), (0, 1));
     assert_eq!(world.nodes[1].stack.tcp_sizes(), (0, 0));
     world.idle(Duration::from_secs(120));
-    // Silence: no timer of an idle stack is ever due.
+    // No timer of an idle stack is ever due.
     for node in &world.nodes {
         assert_eq!(node.stack.poll_at(world.now), None);
     }

@@ -1,10 +1,10 @@
-//! Answers every frame of ethertype 0x88B5, which IEEE 802 keeps for experiments.
+//! Answers every frame of ethertype 0x88B5, which IEEE 802 reserves for experiments.
 //!
 //! ```text
 //! cargo run -p towpath-examples --bin echo -- /run/towpath/tap0.sock
 //! ```
 //!
-//! This is Towpath at its lowest: frames in, frames out, and one place to sleep.
+//! This is Towpath at its lowest level: frames in, frames out, and one call that sleeps.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -27,25 +27,25 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
 
     let mut frame = Vec::new();
     loop {
-        // Sleeps until there is something.
+        // Sleeps until a frame arrives.
         session.wait(None)?;
         loop {
             frame.clear();
-            // The packet is read where the server put it; it may lie in several pieces.
+            // The session reads the packet where the server put it, possibly in several pieces.
             if session.receive(0, 1, |packet| packet.append_to(&mut frame))? == 0 {
                 break;
             }
-            // To where it came from, and from us.
+            // Back to its sender, from our address.
             frame.copy_within(6..12, 0);
             frame[6..12].copy_from_slice(&mac);
             send(&mut session, endpoint, &frame)?;
         }
-        // One wake-up of the server, at most, for all that was sent.
+        // At most one wake-up of the server for all sent frames.
         session.flush()?;
     }
 }
 
-/// Sends a frame; where there is no room, waits for it.
+/// Sends a frame; waits while there is no room.
 fn send(session: &mut Session, endpoint: Endpoint, frame: &[u8]) -> Result<(), SendError> {
     loop {
         match session.send_bytes(endpoint, frame) {

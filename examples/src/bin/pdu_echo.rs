@@ -1,10 +1,11 @@
-//! Sends every PDU of up to 64 KiB back to where it came from, on the channel that it came on.
+//! Sends every PDU of up to 64 KiB back to its sender, on the same channel.
 //!
 //! ```text
 //! cargo run -p towpath-examples --bin pdu_echo -- /run/towpath/tap0.sock
 //! ```
 //!
-//! PDUs are cut to the MTU and put together again; the format on the wire is in docs/pdu.md.
+//! The library splits PDUs into fragments that fit the MTU, and reassembles them; docs/pdu.md has
+//! the format on the wire.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -14,7 +15,8 @@ use std::process::ExitCode;
 
 use towpath_pdu::{Options, PduEndpoint, SendError, Session, SessionOptions};
 
-/// Answers kept while there is no room; more are not given, as on any network.
+/// The maximum number of answers kept while there is no room; the program drops further ones, as
+/// any network does.
 const KEPT: usize = 64;
 
 fn main() -> ExitCode {
@@ -29,7 +31,7 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
 
     let mut answers: VecDeque<([u8; 6], u32, Vec<u8>)> = VecDeque::new();
     loop {
-        // Sleeps until there is something; fragments that wait for their turn go on meanwhile.
+        // Sleeps until a PDU arrives; meanwhile the endpoint sends waiting fragments.
         pdus.wait(None)?;
         pdus.receive(64, |pdu| {
             if answers.len() < KEPT {
@@ -39,10 +41,10 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
             }
         })?;
         while let Some((to, channel, bytes)) = answers.front() {
-            // Into the frames that it is sent from; `message` lets it be written there at once.
+            // Copies into the transmit buffers; `message` would allow writing there directly.
             match pdus.send_bytes(*to, *channel, bytes) {
                 Ok(_) => drop(answers.pop_front()),
-                // All of it or nothing: it waits for room.
+                // All of the PDU or nothing is sent: wait for room.
                 Err(SendError::Full) => {
                     pdus.want_room();
                     break;

@@ -1,11 +1,11 @@
-//! Sends every UDP datagram to port 7 back (RFC 862), from a host of its own.
+//! Sends every UDP datagram to port 7 back (RFC 862), from a private host.
 //!
 //! ```text
 //! cargo run -p towpath-examples --bin udp_echo -- /run/towpath/tap0.sock
 //! ```
 //!
-//! The host has its own MAC and IP addresses, given by the server, and its own network stack, in
-//! this process. Pings are answered as well.
+//! The host has its own MAC and IP addresses, which the server assigns, and its own network stack,
+//! in this process. The host also answers pings.
 #![forbid(unsafe_code)]
 
 use std::error::Error;

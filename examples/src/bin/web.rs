@@ -1,5 +1,5 @@
-//! Serves a directory over HTTP/1.1 (RFC 9112) and counts what is uploaded, as it would be written
-//! with `std::net`: `cargo run -p towpath-examples --bin web -- /run/towpath/tap0.sock public/`.
+//! Serves a directory over HTTP/1.1 (RFC 9112) and counts uploaded bytes, like a program for
+//! `std::net`: `cargo run -p towpath-examples --bin web -- /run/towpath/tap0.sock public/`.
 #![forbid(unsafe_code)]
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -26,23 +26,23 @@ fn listen([path, root]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
     Ok(accept(&v4, &root)?)
 }
 
-/// A thread for each connection. The listener keeps those waiting that are too many.
+/// Starts a thread per connection. At the limit, further connections wait in the listener.
 fn accept(listener: &TcpListener, root: &Arc<Path>) -> io::Result<()> {
     loop {
         let (stream, root) = (listener.accept()?.0, root.clone());
         while Arc::strong_count(&root) > CONNECTIONS {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // A connection that breaks is its peer's affair.
+        // A broken connection is no error of the server.
         std::thread::Builder::new().spawn(move || serve(&stream, &root).ok())?;
     }
 }
 
-/// Answers one request after the other until one of the two sides wants no more.
+/// Answers one request after the other until one of the two sides closes.
 fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
     stream.set_read_timeout(Some(SILENCE))?;
     stream.set_write_timeout(Some(SILENCE))?;
-    // Otherwise an answer's body waits for the peer's delayed acknowledgement of its head.
+    // Without this, a body would wait for the peer's delayed acknowledgement of the head.
     stream.set_nodelay(true)?;
     let mut input = BufReader::with_capacity(64 << 10, stream);
     let mut more = true;
@@ -73,7 +73,7 @@ fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
             ("GET", Some((file, len))) => {
                 answer(stream, "200 OK", len)?;
                 let mut file = BufReader::with_capacity(128 << 10, file.take(len));
-                // A file that has shrunk leaves its reader nothing but a closed connection.
+                // If the file has shrunk, only closing the connection tells the peer.
                 more &= io::copy(&mut file, &mut stream)? == len;
             }
             ("GET" | "HEAD", None) => answer(stream, "404 Not Found", 0)?,
@@ -92,11 +92,11 @@ fn answer(mut stream: &TcpStream, status: &str, len: u64) -> io::Result<()> {
     stream.write_all(format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\n\r\n").as_bytes())
 }
 
-/// The file that a target names, unless it lies elsewhere, by whichever way.
+/// Returns the file that a target names, unless its real path is outside `root`.
 fn find(root: &Path, target: &str) -> Option<(File, u64)> {
     let path = root.join(target.split('?').next()?.trim_start_matches('/'));
     let path = if path.is_dir() { path.join("index.html") } else { path }.canonicalize().ok()?;
-    // Neither a pipe, which would not open, nor a device, which would not end.
+    // No pipe, whose opening would block, and no device, which has no end.
     let open = path.starts_with(root) && path.is_file();
     open.then(|| Some((File::open(&path).ok()?, path.metadata().ok()?.len())))?
 }

@@ -1,6 +1,7 @@
-//! A network namespace's TAP with a driver server in this process, and an example beside it.
+//! A TAP device in a network namespace, with a driver server in this process, and an example that
+//! runs beside it.
 
-#![allow(dead_code, reason = "each test program uses its share of it")]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub(crate) mod web;
 
@@ -20,7 +21,8 @@ use towpath_testkit::{Namespace, Unavailable, check_tun, skip};
 /// The interface's name.
 pub(crate) const TAP: &str = "towpath0";
 
-/// Whether a TAP can be made, and the programs that a test needs are installed; says so if not.
+/// Returns `true` if a TAP device can be created and the programs that a test needs are installed;
+/// prints the reason if not.
 pub(crate) fn possible(test: &str, programs: &[&str]) -> bool {
     if let Err(why) = check_tun() {
         skip(test, &why);
@@ -36,13 +38,13 @@ pub(crate) fn possible(test: &str, programs: &[&str]) -> bool {
     false
 }
 
-/// A driver server of a TAP with the kernel's addresses 10.77.0.1 and fd77::1.
+/// A driver server of a TAP device with the kernel's addresses 10.77.0.1 and fd77::1.
 pub(crate) struct Served {
     pub(crate) server: Server,
     pub(crate) directory: Directory,
 }
 
-/// A directory of its own, gone when dropped.
+/// A temporary directory, which dropping removes.
 pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
@@ -63,11 +65,12 @@ impl Drop for Directory {
 }
 
 impl Served {
-    /// Serves a TAP, or what `wrap` makes of it.
+    /// Serves a TAP device, or the device that `wrap` makes of it.
     pub(crate) fn start(mtu_bytes: u32, wrap: impl FnOnce(TapDevice) -> Box<dyn Device>) -> Served {
         let _ = Namespace::current().unwrap().silence();
         let options = Options { name: TAP.to_owned(), offloads: true };
-        // Its largest packet follows from the MTU that it finds.
+        // The MTU at its opening determines a device's largest packet, so the test sets the MTU
+        // first.
         let made = TapDevice::open(&options).unwrap();
         let mut netlink = Netlink::open().unwrap();
         netlink.set_mtu(TAP, mtu_bytes).unwrap();
@@ -95,11 +98,11 @@ impl Served {
     }
 }
 
-/// An example that runs. Killed when dropped.
+/// A running example, which dropping kills.
 pub(crate) struct Running(Child);
 
 impl Running {
-    /// Starts an example, and waits until it says what it does.
+    /// Starts an example, and waits for its first line of output.
     pub(crate) fn start(program: &str, served: &Served, more: &[&Path]) -> Running {
         let mut child = Command::new(program)
             .arg(served.socket())
@@ -115,7 +118,7 @@ impl Running {
         running
     }
 
-    /// Checks that it has not ended.
+    /// Checks that the example has not ended.
     pub(crate) fn assert_alive(&mut self) {
         assert_eq!(self.0.try_wait().unwrap(), None, "the example has ended");
     }
@@ -128,21 +131,21 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command line of words; what it wrote to its standard output.
+/// Runs a command line of words. Returns its standard output, and asserts its success.
 pub(crate) fn run(line: &str) -> String {
     let output = outcome(line);
     assert!(output.status.success(), "{line}: {output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command line of words, however it ends.
+/// Runs a command line of words. Returns its outcome, also of a failure.
 pub(crate) fn outcome(line: &str) -> Output {
     let mut words = line.split_whitespace();
     let command = words.next().unwrap();
     Command::new(command).args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Checks that two things are equal without showing all of them.
+/// Checks that two values are equal, without printing them.
 pub(crate) fn assert_same<T: AsRef<[u8]> + Debug>(one: &T, other: &T) {
     let (one, other) = (one.as_ref(), other.as_ref());
     assert_eq!(one.len(), other.len());

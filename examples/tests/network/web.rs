@@ -6,7 +6,7 @@ use super::{Directory, Running, Served, run};
 
 pub(crate) const BIG_BYTES: usize = 5_000_000;
 
-/// Makes a directory to serve: it has a small file, a big file, and a link to a file outside.
+/// Creates a directory to serve, with a small file, a big file, and a link to a file outside.
 ///
 /// Returns the directory and the big file's content.
 pub(crate) fn content() -> (Directory, Vec<u8>) {

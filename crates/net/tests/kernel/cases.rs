@@ -108,8 +108,8 @@ fn a_refused_datagram_is_told() {
     }
 }
 
-/// Serves `count` connections: hashes the received data, and sends `data` and the hash back when it
-/// ends.
+/// Serves `count` connections: hashes the received data, and after its end sends `data` and the
+/// hash back.
 fn serve(network: &Network, at: SocketAddr, count: usize, data: Vec<u8>) -> thread::JoinHandle<()> {
     let listener = TcpListener::bind(network, at).unwrap();
     let network = network.clone();
@@ -135,7 +135,7 @@ fn serve(network: &Network, at: SocketAddr, count: usize, data: Vec<u8>) -> thre
     })
 }
 
-/// The other side of [`serve`].
+/// Runs the other side of [`serve`].
 fn exchange(
     mut stream: impl Read + Write,
     close: impl FnOnce(&mut dyn ReadWrite),
@@ -147,8 +147,8 @@ fn exchange(
     let mut got = Vec::new();
     stream.read_to_end(&mut got).unwrap();
     let (data, hash) = got.split_at(download.len());
-    assert_eq!(Sha256::digest(data), Sha256::digest(download), "what came down differs");
-    assert_eq!(hash, &Sha256::digest(upload)[..], "what went up differs");
+    assert_eq!(Sha256::digest(data), Sha256::digest(download), "the downloaded data differs");
+    assert_eq!(hash, &Sha256::digest(upload)[..], "the uploaded data differs");
 }
 
 trait ReadWrite: Read + Write {}
@@ -243,7 +243,7 @@ fn two_hundred_connections_at_once() {
 fn pair(bench: &Bench) -> (TcpStream, std::net::TcpStream) {
     let listener = TcpListener::bind(&bench.network, address(bench.ours[0], 0)).unwrap();
     let at = listener.local_addr().unwrap();
-    // A network without a thread needs a thread blocked in one of its calls.
+    // A network without a library thread needs a thread blocked in one of its calls.
     let connecting =
         thread::spawn(move || std::net::TcpStream::connect_timeout(&at, Duration::from_secs(10)));
     let (ours, peer) = listener.accept().unwrap();
@@ -273,7 +273,7 @@ fn half_close_both_ways() {
     assert_eq!(ours.read(&mut buffer).unwrap(), 10);
     drop(theirs);
     assert_eq!(ours.read(&mut buffer).unwrap(), 0);
-    // The connection is over on both sides, but unread bytes would still be there.
+    // The connection is closed on both sides, but unread bytes would still be there.
     eventually("one connection in TIME-WAIT", || bench.network.counters().tcp_time_wait == 1);
 }
 
@@ -316,7 +316,7 @@ fn refused_and_unreachable() {
     let IpAddr::V4(kernel) = bench.kernel[0] else { unreachable!() };
     let [a, b, c, _] = kernel.octets();
     let nobody = address(IpAddr::from([a, b, c, 99]), 80);
-    // By its own timeout, before the network finds that no host answers there.
+    // The call's own timeout expires before the network finds that no host answers there.
     let error = TcpStream::connect_timeout(&bench.network, &nobody, Duration::from_millis(300))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -419,7 +419,7 @@ fn a_poller_watches_many() {
 fn the_application_drives() {
     let bench = Bench::new(Setting { driving: Driving::Application, ..PLAIN });
     let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
-    assert_eq!(threads, 1, "there is a thread that was not asked for");
+    assert_eq!(threads, 1, "an unexpected thread");
     transfers(&bench, 3_000_000);
     // Several threads, of which one at a time drives.
     let (upload, download) = (bytes(20_000), bytes(30_000));
@@ -433,7 +433,7 @@ fn the_application_drives() {
         .collect();
     clients.into_iter().for_each(|client| client.join().unwrap());
     server.join().unwrap();
-    // And by hand: no thread is blocked in a call.
+    // And with explicit calls of `drive`: no thread is blocked in a call.
     let ip = bench.ours[0];
     let pinging = thread::spawn(move || ping::ping(ip, 5000));
     while !pinging.is_finished() {
@@ -467,7 +467,7 @@ fn a_dead_link_is_told_at_once() {
     }
 }
 
-/// Returns how often the library's thread went to sleep.
+/// Returns the number of times that the library's thread went to sleep.
 fn sleeps() -> u64 {
     let mut sleeps = None;
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
@@ -511,8 +511,8 @@ fn who_writes_wakes_nobody() {
         ours.read_exact(&mut [0; 4]).unwrap();
     }
     let (woken, frames) = (sleeps() - before, bench.network.counters().rx_frames - frames);
-    // The library's thread wakes for received frames. Besides, a lock may be contended, and an
-    // acknowledgement may have waited for its ten milliseconds.
+    // The library's thread wakes for received frames. It also wakes for a contended lock, and for
+    // an acknowledgement delayed by ten milliseconds.
     assert!(frames <= 2 * ROUNDS + 20, "{frames} frames");
     assert!(woken <= frames + ROUNDS / 5, "{woken} wake-ups for {frames} frames");
     drop(ours);

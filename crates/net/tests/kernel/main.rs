@@ -1,4 +1,5 @@
-//! Networks against the kernel's own stack, across a TAP in a network namespace of their own.
+//! Tests networks against the kernel's own stack, across a TAP device in a private network
+//! namespace.
 
 mod cases;
 mod namespace;
@@ -13,10 +14,10 @@ use std::time::{Duration, Instant};
 use tap::TapLink;
 use towpath_net::{Config, Driving, Network};
 
-/// A network whose link's other side is the kernel.
+/// A network whose link leads to the kernel's stack.
 pub(crate) struct Bench {
     pub(crate) network: Network,
-    /// The TAP's name.
+    /// The TAP device's name.
     pub(crate) name: String,
     pub(crate) ours: [IpAddr; 2],
     pub(crate) kernel: [IpAddr; 2],
@@ -75,7 +76,7 @@ fn main() {
     }
     let made = namespace::enter().and_then(|()| TapLink::new("tpprobe", 1500, true));
     if let Err(error) = made.map(drop) {
-        let remedy = "see what `towpath doctor` says of namespaces and TAP";
+        let remedy = "see the checks of namespaces and TAP in `towpath doctor`";
         println!("SKIP: all {} tests: {error}; {remedy}", cases::ALL.len());
         assert!(!towpath_testkit::required(), "they have to run here: TOWPATH_REQUIRE_ALL=1");
         return;

@@ -1,4 +1,4 @@
-//! A network namespace of this process's own, and interfaces in it.
+//! A private network namespace of this process, and interfaces in it.
 
 use std::io;
 use std::process::Command;

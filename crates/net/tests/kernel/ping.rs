@@ -16,7 +16,7 @@ fn sum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Sends an echo request with `len` bytes and waits for the same bytes to come back.
+/// Sends an echo request with `len` bytes and waits for the same bytes in the reply.
 pub(crate) fn ping(to: IpAddr, len: usize) -> io::Result<()> {
     let v4 = to.is_ipv4();
     let (family, protocol) =

@@ -1,5 +1,5 @@
-//! A link on a TAP whose other side is the kernel's own stack, with checksums and segmentation
-//! left to the other side in both directions (`IFF_VNET_HDR`, linux/if_tun.h, linux/virtio_net.h).
+//! A link on a TAP device, whose other side is the kernel's own stack. Each side leaves checksums
+//! and segmentation to the other (`IFF_VNET_HDR`, linux/if_tun.h, linux/virtio_net.h).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -32,18 +32,18 @@ pub(crate) struct TapLink {
     file: File,
     info: LinkInfo,
     rx: Vec<Slot>,
-    /// Buffers read, and the number of them given out.
+    /// The number of buffers read, and of those passed to the network.
     rx_filled: usize,
     rx_given: usize,
     tx: Vec<Slot>,
-    /// Buffers filled, and the number of them written.
+    /// The number of buffers filled, and of those written.
     tx_filled: usize,
     tx_written: usize,
 }
 
 impl TapLink {
-    /// Makes the interface. With `offload`, checksums and segmentation are left to the other side
-    /// both ways.
+    /// Makes the interface. With `offload`, each side leaves checksums and segmentation to the
+    /// other.
     pub(crate) fn new(name: &str, mtu: usize, offload: bool) -> io::Result<TapLink> {
         let mut options = OpenOptions::new();
         let file = options
@@ -191,7 +191,8 @@ impl Link for TapLink {
     }
 
     fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError> {
-        // A TAP's descriptor is readable while frames wait: there is nothing to request.
+        // The descriptor of a TAP device is readable while frames wait: there is nothing to
+        // request.
         if self.rx_given < self.rx_filled {
             return Ok(Armed::Work);
         }

@@ -1,7 +1,8 @@
-//! A rough measure, no test: `cargo test -p towpath-net --release --test kernel -- throughput`.
+//! A rough measurement, no test: `cargo test -p towpath-net --release --test kernel -- throughput`.
 //!
-//! One TCP flow between the kernel and a network across a TAP, in each direction, and between two
-//! of the kernel's own stacks across a veth pair: in turn, five times, and the ratios' medians.
+//! Measures one TCP flow between the kernel and a network across a TAP device, in each direction,
+//! and one between two kernel stacks across a veth pair. Repeats them in turn, five times, and
+//! prints the medians of the ratios.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -48,8 +49,8 @@ fn flow<A: Write + Send + 'static, B: Read>(
     got as f64 * 8.0 / time.as_secs_f64() / 1e9
 }
 
-/// Another of the kernel's stacks, at the other end of a veth pair: a thread in a namespace of its
-/// own, which sends to the given addresses.
+/// Another kernel stack, at the other end of a veth pair: a thread in its own namespace, which
+/// sends to the given addresses.
 struct Peer {
     orders: mpsc::Sender<SocketAddr>,
     sent: mpsc::Receiver<u64>,

@@ -1,6 +1,6 @@
-//! Fragments by hand, and numbers that a seed repeats.
+//! Hand-made fragments, and random numbers that a seed reproduces.
 
-#![allow(dead_code, reason = "each test program uses its share of it")]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 
@@ -43,7 +43,7 @@ pub(crate) fn frame(fragment: &Fragment, part: &[u8]) -> Vec<u8> {
     [&headers[..], part].concat()
 }
 
-/// Makes a PDU's frames, each with at most so many bytes of it.
+/// Makes a PDU's frames, each with at most `chunk` bytes of it.
 pub(crate) fn cut(from: [u8; 6], channel: u32, id: u32, pdu: &[u8], chunk: usize) -> Vec<Vec<u8>> {
     let parts: Vec<&[u8]> = if pdu.is_empty() { vec![pdu] } else { pdu.chunks(chunk).collect() };
     let fragment = |number: usize, part: &[u8]| Fragment {

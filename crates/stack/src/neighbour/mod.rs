@@ -1,10 +1,10 @@
-//! The neighbour cache: which link address has which IP address. One table serves ARP and NDP
+//! The neighbour cache, which maps IP addresses to link addresses. One table serves ARP and NDP
 //! (RFC 826, RFC 4861).
 
 //!
-//! A packet, an answer and a timer each cost the same, whether the table holds one neighbour or as
-//! many as it may: entries are found by their address, leave in the order of their last use, and
-//! are asked for in the order of their time.
+//! The cost of a packet, an answer and a timer does not depend on the number of neighbours. The
+//! table finds entries by address, evicts them in the order of their last use, and sends requests
+//! in the order of their time.
 
 mod table;
 #[cfg(test)]
@@ -20,13 +20,14 @@ use table::Table;
 
 /// The time that the stack trusts a neighbour's answer without asking again (RFC 4861, 10: 30 s).
 const REACHABLE: Duration = Duration::from_secs(30);
-/// Time between two requests.
+/// The time between two requests.
 const RETRY: Duration = Duration::from_secs(1);
-/// Requests before giving up.
+/// The number of requests before the stack gives up.
 const TRIES: u8 = 3;
-/// Neighbours asked for or given up per poll.
+/// The maximum number of neighbours requested or given up per poll.
 const BUDGET: usize = 64;
-/// The least number of bytes that may wait for neighbours, however low the limit of waiting frames.
+/// The minimum number of bytes that may wait for neighbours, even if the limit of waiting frames is
+/// lower.
 const LEAST_HELD_BYTES: usize = 1 << 18;
 
 #[derive(Default)]
@@ -47,18 +48,18 @@ pub(crate) enum Lookup {
     Asked,
 }
 
-/// A request to be sent.
+/// A request to send.
 pub(crate) struct Question {
     pub(crate) address: IpAddr,
-    /// The station thought to have the address; the request goes to all stations when it is
-    /// unknown.
+    /// The station that had the address; `None` if unknown, so that the request goes to all
+    /// stations.
     pub(crate) station: Option<[u8; 6]>,
 }
 
 /// The fate of the frames that waited for a neighbour.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// Connections that may go on.
+    /// Connections that may resume.
     pub(crate) resume: Vec<TcpId>,
     /// Connections whose next hop does not answer.
     pub(crate) failed: Vec<TcpId>,
@@ -89,7 +90,7 @@ impl Neighbours {
         }
     }
 
-    /// Looks up the neighbour to send to, and asks for it if necessary.
+    /// Looks up a neighbour, and schedules a request if necessary.
     pub(crate) fn lookup(
         &mut self,
         now: Instant,
@@ -118,7 +119,7 @@ impl Neighbours {
         mac.map_or(Lookup::Asked, Lookup::Station)
     }
 
-    /// Sets when to ask for a neighbour next, if at all.
+    /// Sets the next request for a neighbour, or none.
     fn set_probe(&mut self, index: u32, probe: Option<(u8, Instant)>) {
         let Some((_, entry)) = self.table.get(index) else { return };
         if let Some((_, at)) = std::mem::replace(&mut entry.probe, probe) {
@@ -147,8 +148,8 @@ impl Neighbours {
         entry.waiting
     }
 
-    /// Holds a frame until its neighbour's address is known. The frame replaces the oldest one if
-    /// there are too many. It is dropped if all neighbours' frames together are too many.
+    /// Holds a frame until its neighbour's address is known. At the neighbour's limit the frame
+    /// replaces the oldest one. At the limit of all neighbours together the frame is dropped.
     pub(crate) fn hold(
         &mut self,
         address: IpAddr,
@@ -184,8 +185,8 @@ impl Neighbours {
         }
     }
 
-    /// Records a neighbour's link address. With `insert`, a new neighbour is kept too, as long as
-    /// there is room.
+    /// Records a neighbour's link address. With `insert`, also adds a new neighbour, if there is
+    /// room.
     pub(crate) fn learn(
         &mut self,
         now: Instant,
@@ -209,7 +210,7 @@ impl Neighbours {
         let Some((_, entry)) = self.table.get(index) else { return };
         entry.mac = Some(mac);
         entry.confirmed = now;
-        // The frames that waited go first: they are older than those in the outbox.
+        // The waiting frames go first: they are older than those in the outbox.
         for frame in entry.pending.drain(..).rev() {
             self.held_bytes -= Outbox::cost(frame.bytes.len());
             outbox.unpop(frame);
@@ -217,8 +218,8 @@ impl Neighbours {
         outcome.resume.extend(std::mem::take(&mut entry.waiting));
     }
 
-    /// Returns the requests that are due, and gives up neighbours that did not answer: a bounded
-    /// number. [`Neighbours::poll_at`] tells whether there are more.
+    /// Returns due requests, and gives up neighbours that did not answer, a bounded number per
+    /// call. [`Neighbours::poll_at`] tells whether there are more.
     pub(crate) fn due(
         &mut self,
         now: Instant,
@@ -236,7 +237,7 @@ impl Neighbours {
             let next = if tries < TRIES {
                 tries + 1
             } else if entry.mac.take().is_some() {
-                // It moved or left: ask all stations before giving it up.
+                // The neighbour moved or left: ask all stations before giving it up.
                 1
             } else {
                 counters.neighbour_failures += 1;

@@ -1,5 +1,5 @@
-//! A bounded table of entries by address, also in the order of their last use: each operation costs
-//! the same however many entries there are.
+//! A table of entries by address, also in the order of their last use. The cost of an operation
+//! does not depend on the number of entries.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,19 +9,19 @@ const NONE: u32 = u32::MAX;
 struct Slot<T> {
     address: IpAddr,
     entry: T,
-    /// The slots used next after and next before this one.
+    /// The slots used just after and just before this one.
     newer: u32,
     older: u32,
 }
 
-/// The table. A small number names an entry until the entry is removed.
+/// The table. A small number identifies an entry until its removal.
 pub(super) struct Table<T> {
     by_address: HashMap<IpAddr, u32>,
     slots: Vec<Option<Slot<T>>>,
     free: Vec<u32>,
     newest: u32,
     oldest: u32,
-    /// Slots visited: the work done.
+    /// The number of visited slots, a measure of the work.
     #[cfg(test)]
     pub(super) visits: u64,
 }
@@ -43,7 +43,7 @@ impl<T> Table<T> {
         self.by_address.len()
     }
 
-    /// Returns the number of an address' entry.
+    /// Returns the number of an address's entry.
     pub(super) fn find(&self, address: IpAddr) -> Option<u32> {
         self.by_address.get(&address).copied()
     }
@@ -66,8 +66,8 @@ impl<T> Table<T> {
         self.slot(index).map(|slot| (slot.address, &mut slot.entry))
     }
 
-    /// Adds an entry as the most recently used one, in place of the address' former one. Returns
-    /// its number.
+    /// Adds an entry as the most recently used one, and replaces the address's former entry.
+    /// Returns its number.
     pub(super) fn insert(&mut self, address: IpAddr, entry: T) -> u32 {
         if let Some(former) = self.find(address) {
             self.remove(former);

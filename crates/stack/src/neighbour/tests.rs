@@ -51,7 +51,7 @@ impl Bench {
         neighbours.due(*now, outbox, counters, outcome).len()
     }
 
-    /// Returns how many entries `work` visits.
+    /// Returns the number of entries that `work` visits.
     fn visits<T>(&mut self, work: impl FnOnce(&mut Bench) -> T) -> (T, u64) {
         let before = self.neighbours.table.visits;
         let result = work(self);
@@ -91,11 +91,11 @@ fn costs(known: usize) -> Vec<(&'static str, u64)> {
     cost("a frame held", &mut |bench| bench.hold(middle));
     cost("a connection that waits", &mut |bench| bench.neighbours.wait(ip(middle), id));
     cost("an answer", &mut |bench| bench.learn(middle));
-    cost("an unasked word", &mut |bench| bench.learn(middle));
+    cost("an unsolicited answer", &mut |bench| bench.learn(middle));
     cost("a packet to a new neighbour", &mut |bench| {
         bench.lookup(60_000);
     });
-    cost("its question", &mut |bench| assert_eq!(bench.due(), 1));
+    cost("its request", &mut |bench| assert_eq!(bench.due(), 1));
     costs
 }
 
@@ -103,8 +103,8 @@ fn costs(known: usize) -> Vec<(&'static str, u64)> {
 fn the_cost_does_not_grow_with_the_table() {
     let (one, full) = (costs(1), costs(LIMIT));
     for ((name, one), (_, full)) in one.into_iter().zip(full) {
-        // An entry itself, its neighbours in the order of use, and for a new one the same of the
-        // evicted entry.
+        // The entry itself and its neighbours in the order of use, and for a new entry the same of
+        // the evicted one.
         assert!(one <= 8 && full <= 8, "{name}: {one} at 1, {full} at {LIMIT}");
     }
 }
@@ -135,12 +135,12 @@ fn held_packets_are_bounded_in_total() {
     }
     assert_eq!(bench.neighbours.held_bytes, most * Outbox::cost(60));
     assert_eq!(bench.counters.neighbour_dropped, (LIMIT - most) as u64);
-    // An answer releases its frames and makes room for another's.
+    // An answer releases a neighbour's frames and makes room for those of another.
     bench.learn(0);
     assert_eq!(bench.outbox.len(), 1);
     bench.hold(LIMIT - 1);
     assert_eq!(bench.neighbours.held_bytes, most * Outbox::cost(60));
-    // Each poll gives up a bounded number of the rest.
+    // Each poll gives up a bounded number of the other neighbours.
     let mut polls = 0;
     while bench.neighbours.poll_at().is_some() {
         bench.now = bench.now.max(bench.neighbours.poll_at().unwrap());

@@ -20,9 +20,9 @@ fn must_verify(meta: &Meta) -> bool {
 }
 
 impl Stack {
-    /// Takes a frame from the link: an Ethernet header and its payload, without frame check
-    /// sequence. It may be a large one that a device has merged. The stack verifies the checksum of
-    /// a TCP or UDP packet only when `meta` says that it is not verified yet.
+    /// Processes a frame from the link: an Ethernet header and its payload, without frame check
+    /// sequence. The frame may be a large one that a device has merged. The stack verifies the
+    /// checksum of a TCP or UDP packet only if `meta` says that no device has verified it.
     pub fn input(&mut self, now: Instant, frame: &[u8], meta: Meta) {
         let counters = &mut self.host.counters;
         counters.rx_frames += 1;
@@ -81,7 +81,7 @@ impl Stack {
         }
     }
 
-    /// Returns `true` if the packet's addresses make it one for this host.
+    /// Returns `true` if the packet's addresses are valid for this host.
     fn accepts(&mut self, packet: &Packet<'_>) -> bool {
         let host = &mut self.host;
         let dst_ok = match packet.dst {
@@ -95,8 +95,8 @@ impl Stack {
             host.counters.rx_other_address += 1;
             return false;
         }
-        // A packet from the unspecified address checks for a duplicate of its own (RFC 4862, 5.4)
-        // and nothing else.
+        // A packet from the unspecified address can only be duplicate address detection (RFC 4862,
+        // 5.4).
         let asking = packet.src.is_unspecified() && packet.protocol == ip::ICMPV6;
         if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || host.is_ours(packet.src)
         {
@@ -106,7 +106,7 @@ impl Stack {
         true
     }
 
-    /// Passes a whole packet to its protocol. `group`: the packet was sent to a group.
+    /// Passes a whole packet to its protocol. `group`: `true` if the packet was sent to a group.
     fn deliver(&mut self, now: Instant, packet: &Packet<'_>, group: bool, verify: bool) {
         let unicast = !group && self.host.is_ours(packet.dst);
         match packet.protocol {
@@ -154,8 +154,8 @@ impl Stack {
         }
     }
 
-    /// Handles another station's claim on one of our addresses: counts it and contradicts it, at a
-    /// limited rate (RFC 5227, 2.4).
+    /// Handles another station's claim on one of our addresses: counts the claim, and defends the
+    /// address at a limited rate (RFC 5227, 2.4).
     fn conflict(&mut self, now: Instant) {
         self.host.counters.address_conflicts += 1;
         if self.defended.is_none_or(|at| now.since(at) >= DEFEND_INTERVAL) {
@@ -225,9 +225,9 @@ impl Stack {
 
     /// Handles an error about a packet of ours.
     fn problem(&mut self, now: Instant, problem: Problem, quoted: &icmp::Quoted) {
-        // A forger that does not see our packets could lower every path's MTU. So the stack
-        // believes the message only about a packet that a socket has under way (RFC 5927, 4.1;
-        // RFC 8201, 4). It asks the socket first and changes the path after.
+        // A forger that does not see our packets could lower every path's MTU. So the stack accepts
+        // the message only about a packet that a socket has in flight (RFC 5927, 4.1; RFC 8201, 4).
+        // It checks with the socket before it changes the path.
         let possible = self.host.is_ours(quoted.src) && !problem.contradicts(quoted);
         let known = possible
             && match quoted.protocol {
@@ -240,7 +240,7 @@ impl Stack {
             return;
         }
         if let Problem::TooBig(said) = problem {
-            // An old router does not give the MTU: take the next common size below (RFC 1191, 7).
+            // An old router does not report the MTU: take the next lower common size (RFC 1191, 7).
             let plateaus = [32_000, 17_914, 8_166, 4_352, 2_002, 1_492, 1_280, 1_006, 576];
             let guess = || plateaus.into_iter().find(|&mtu| mtu < quoted.len).unwrap_or(576);
             let mtu = if said == 0 { guess() } else { said };
@@ -262,8 +262,8 @@ impl Stack {
                     return;
                 }
                 if src.is_unspecified() {
-                    // Another host is about to take our address: announce it to all (RFC 4861,
-                    // 7.2.4).
+                    // Another host is about to take our address: announce our claim to all stations
+                    // (RFC 4861, 7.2.4).
                     self.conflict(now);
                     return;
                 }
@@ -293,8 +293,8 @@ impl Stack {
         }
     }
 
-    /// Reports an unwanted packet to its sender: never about an error, never to a group, never too
-    /// often (RFC 1122, 3.2.2; RFC 4443, 2.4).
+    /// Reports an unwanted packet to its sender: never about an error, never about a packet to a
+    /// group, and at a limited rate (RFC 1122, 3.2.2; RFC 4443, 2.4).
     fn report(&mut self, now: Instant, packet: &Packet<'_>, report: Report) {
         let icmp = icmp::protocol(packet.src);
         if packet.protocol == icmp

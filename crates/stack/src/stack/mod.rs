@@ -15,9 +15,9 @@ use crate::tcp::Tcp;
 use crate::udp::Udp;
 use crate::{Config, ConfigError, Counters, Instant, Meta, SocketId, Transmit};
 
-/// Frames of the outbox sent per poll.
+/// The maximum number of outbox frames sent per poll.
 const OUTBOX_BUDGET: usize = 256;
-/// TCP segments sent per poll.
+/// The maximum number of TCP segments sent per poll.
 const SEGMENT_BUDGET: usize = 64;
 
 /// A host on an Ethernet. See the crate's documentation.
@@ -35,10 +35,10 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Creates a stack with these addresses, which it announces at the first poll.
+    /// Creates a stack. It announces its addresses at the first poll.
     ///
     /// # Errors
-    /// When the configuration contradicts itself.
+    /// If the configuration contradicts itself or is out of range.
     pub fn new(config: Config, now: Instant) -> Result<Stack, ConfigError> {
         config.check()?;
         let limits = config.limits;
@@ -129,9 +129,8 @@ impl Stack {
         }
     }
 
-    /// Sends waiting frames, as far as the link has room, and does the work due by the clock. The
-    /// work of a call is bounded: [`Stack::poll_at`] tells whether there is more. Returns `true` if
-    /// it did anything.
+    /// Sends waiting frames while the link has room, and handles due timers. The work of a call is
+    /// bounded: [`Stack::poll_at`] tells whether there is more. Returns `true` if it did any work.
     pub fn poll<T: Transmit>(&mut self, now: Instant, link: &mut T) -> bool {
         let outcome = std::mem::take(&mut self.outcome);
         self.tcp.resume(&outcome.resume);
@@ -150,7 +149,7 @@ impl Stack {
         for question in questions {
             self.ask(now, question);
         }
-        // Connections given up may have made resets, and neighbours to be found requests.
+        // Failed connections may have queued resets, and unknown neighbours requests.
         if !self.blocked && !self.host.outbox.is_empty() {
             worked |= self.flush(now, link);
         }
@@ -200,11 +199,11 @@ impl Stack {
         worked
     }
 
-    /// Returns when to call [`Stack::poll`] next: `now` when frames wait to be sent and the link
-    /// had room. `None` when nothing will happen before a frame arrives or the application calls.
+    /// Returns when to call [`Stack::poll`] next: `now` if frames wait to be sent and the link had
+    /// room; `None` if nothing is due before a frame arrives or the application calls.
     ///
     /// Frames that wait for room in the link ([`Stack::is_blocked`]) do not count: only the caller
-    /// knows when there is room again.
+    /// knows when the link has room again.
     #[must_use]
     pub fn poll_at(&self, now: Instant) -> Option<Instant> {
         if self.wants_poll() {
@@ -230,9 +229,9 @@ impl Stack {
         self.blocked
     }
 
-    /// Returns the next socket with news, if any: something may be read, written or accepted that
-    /// could not be before. The stack names a socket once, until the caller has looked at it: by
-    /// its readiness, or by an operation that would have had to wait.
+    /// Returns the next socket whose readiness may have changed, if any. The stack reports a socket
+    /// once, until the caller has checked it: by its readiness, or by an operation that would have
+    /// had to wait.
     pub fn next_news(&mut self) -> Option<SocketId> {
         self.host.news.pop_front()
     }

@@ -10,13 +10,13 @@ use crate::{Instant, ListenerId, Readiness, SocketError, TcpId, UdpId};
 
 /// UDP.
 ///
-/// Every operation fails with [`SocketError::NoSocket`] when the name names no socket any more.
+/// Every operation fails with [`SocketError::NoSocket`] if the id is no longer valid.
 impl Stack {
-    /// Binds a UDP socket. An unspecified address stands for every address of its kind, port 0 for
-    /// any free one. IPv4 and IPv6 are separate: `[::]` does not receive IPv4.
+    /// Binds a UDP socket. An unspecified address stands for every address of its family, port 0
+    /// for any free port. IPv4 and IPv6 are separate: `[::]` does not receive IPv4.
     ///
     /// # Errors
-    /// When the address is not ours or in use, or there are too many sockets.
+    /// If the address is not ours or in use, or there are too many sockets.
     pub fn udp_bind(&mut self, local: SocketAddr) -> Result<UdpId, SocketError> {
         self.udp.bind(&mut self.host, local)
     }
@@ -24,27 +24,27 @@ impl Stack {
     /// Closes a socket and drops its received datagrams.
     ///
     /// # Errors
-    /// When there is no such socket.
+    /// If there is no such socket.
     pub fn udp_close(&mut self, id: UdpId) -> Result<(), SocketError> {
         self.udp.close(id)
     }
 
-    /// Sets the peer to which the socket sends unless told otherwise, and from which alone it
-    /// receives; or removes that peer.
+    /// Sets the peer to which the socket sends by default, and from which alone it receives; `None`
+    /// removes the peer.
     ///
     /// # Errors
-    /// When the peer is of the other kind of address, has port 0 or cannot be routed to.
+    /// If the peer's address is of the other family, its port is 0, or there is no route.
     pub fn udp_connect(&mut self, id: UdpId, peer: Option<SocketAddr>) -> Result<(), SocketError> {
         self.udp.connect(&self.host, id, peer)
     }
 
-    /// Sends a datagram, to the connected peer unless `to` names another. It may be up to 65 507
-    /// bytes long over IPv4, 65 527 over IPv6; the stack fragments it when the path does not carry
-    /// it.
+    /// Sends a datagram, to the connected peer unless `to` names another destination. It may be up
+    /// to 65 507 bytes long over IPv4, 65 527 over IPv6; the stack fragments a datagram that
+    /// exceeds the path's MTU.
     ///
     /// # Errors
-    /// When there is no room now, no route, no destination, it is too long, or an ICMP error about
-    /// an earlier datagram came.
+    /// If there is no room now, no route or no destination, if the datagram is too long, or if an
+    /// ICMP error about an earlier datagram arrived.
     pub fn udp_send(
         &mut self,
         now: Instant,
@@ -55,10 +55,10 @@ impl Stack {
         self.udp.send(now, &mut self.host, id, data, to)
     }
 
-    /// Takes the oldest datagram, or with `peek` copies it and leaves it.
+    /// Takes the oldest datagram, or with `peek` copies and keeps it.
     ///
     /// # Errors
-    /// When there is none, or an ICMP error came.
+    /// If there is no datagram, or an ICMP error arrived.
     pub fn udp_recv(
         &mut self,
         id: UdpId,
@@ -71,7 +71,7 @@ impl Stack {
     /// Returns the operations that are possible without waiting.
     ///
     /// # Errors
-    /// When there is no such socket.
+    /// If there is no such socket.
     pub fn udp_readiness(&mut self, id: UdpId) -> Result<Readiness, SocketError> {
         self.udp.readiness(&self.host, id)
     }
@@ -79,7 +79,7 @@ impl Stack {
     /// Returns the socket's address and port.
     ///
     /// # Errors
-    /// When there is no such socket.
+    /// If there is no such socket.
     pub fn udp_local(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
         self.udp.local(id)
     }
@@ -87,7 +87,7 @@ impl Stack {
     /// Returns the peer to which the socket is connected.
     ///
     /// # Errors
-    /// When there is no such socket.
+    /// If there is no such socket.
     pub fn udp_peer(&mut self, id: UdpId) -> Result<Option<SocketAddr>, SocketError> {
         self.udp.peer(id)
     }
@@ -95,7 +95,7 @@ impl Stack {
     /// Returns the number of datagrams dropped because the receive queue was full.
     ///
     /// # Errors
-    /// When there is no such socket.
+    /// If there is no such socket.
     pub fn udp_dropped(&mut self, id: UdpId) -> Result<u64, SocketError> {
         self.udp.dropped(id)
     }
@@ -103,7 +103,7 @@ impl Stack {
     /// Takes the pending error, if any.
     ///
     /// # Errors
-    /// When there is no such socket.
+    /// If there is no such socket.
     pub fn udp_take_error(&mut self, id: UdpId) -> Result<Option<SocketError>, SocketError> {
         self.udp.take_error(id)
     }
@@ -111,13 +111,13 @@ impl Stack {
 
 /// TCP.
 ///
-/// Every operation fails with [`SocketError::NoSocket`] when the name names no socket any more.
+/// Every operation fails with [`SocketError::NoSocket`] if the id is no longer valid.
 impl Stack {
-    /// Listens. At most `backlog` connections wait to be accepted. As many, or 128 if that is more,
-    /// may be half open: of these the oldest gives way.
+    /// Starts to listen. At most `backlog` connections wait to be accepted. At most as many, or 128
+    /// if that is more, are half open: beyond that the stack evicts the oldest.
     ///
     /// # Errors
-    /// When the address is not ours or in use, or there are too many listeners.
+    /// If the address is not ours or in use, or there are too many listeners.
     pub fn tcp_listen(
         &mut self,
         local: SocketAddr,
@@ -126,10 +126,10 @@ impl Stack {
         self.tcp.listen(&mut self.host, local, backlog)
     }
 
-    /// Returns the address at which it listens.
+    /// Returns the listener's local address.
     ///
     /// # Errors
-    /// When there is no such listener.
+    /// If there is no such listener.
     pub fn tcp_listener_local(&mut self, id: ListenerId) -> Result<SocketAddr, SocketError> {
         self.tcp.listener_local(id)
     }
@@ -137,15 +137,15 @@ impl Stack {
     /// Accepts the oldest waiting connection, and returns it with its peer.
     ///
     /// # Errors
-    /// When there is none.
+    /// If no connection waits.
     pub fn tcp_accept(&mut self, id: ListenerId) -> Result<(TcpId, SocketAddr), SocketError> {
         self.tcp.accept(id)
     }
 
-    /// Returns the readiness to accept a connection.
+    /// Returns the listener's readiness: readable if a connection waits.
     ///
     /// # Errors
-    /// When there is no such listener.
+    /// If there is no such listener.
     pub fn tcp_listener_readiness(&mut self, id: ListenerId) -> Result<Readiness, SocketError> {
         self.tcp.listener_readiness(id)
     }
@@ -153,17 +153,17 @@ impl Stack {
     /// Stops listening, and resets connections that were not accepted.
     ///
     /// # Errors
-    /// When there is no such listener.
+    /// If there is no such listener.
     pub fn tcp_close_listener(&mut self, now: Instant, id: ListenerId) -> Result<(), SocketError> {
         self.tcp.close_listener(now, &mut self.host, id)
     }
 
-    /// Starts a connection, from `local` if given. The connection is writable once established;
-    /// when it fails, reads and writes return the reason.
+    /// Starts a connection, from `local` if given. The connection is writable once established; if
+    /// it fails, a read or write returns the reason.
     ///
     /// # Errors
-    /// When the destination is none, there is no route, the local address is not ours or in use, or
-    /// there are too many connections.
+    /// If the destination is invalid, there is no route, the local address is not ours or in use,
+    /// or there are too many connections.
     pub fn tcp_connect(
         &mut self,
         now: Instant,
@@ -174,19 +174,19 @@ impl Stack {
         self.tcp.connect(now, &mut self.host, remote, local, timeout)
     }
 
-    /// Writes as much as there is room for. Returns the number of bytes.
+    /// Writes as many bytes as the send buffer has room for. Returns their number.
     ///
     /// # Errors
-    /// When there is no room or no connection yet ([`SocketError::WouldBlock`]), this side's half
-    /// is closed, or the connection failed.
+    /// If there is no room or no connection yet ([`SocketError::WouldBlock`]), this side's
+    /// direction is closed, or the connection failed.
     pub fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
         self.tcp.send(id, data)
     }
 
-    /// Reads the received data. 0 at the end of the stream.
+    /// Reads received data. Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// When there is nothing yet ([`SocketError::WouldBlock`]), or the connection failed.
+    /// If there is nothing to read yet ([`SocketError::WouldBlock`]), or the connection failed.
     pub fn tcp_recv(
         &mut self,
         now: Instant,
@@ -196,10 +196,10 @@ impl Stack {
         self.tcp.recv(now, id, buffer, false)
     }
 
-    /// Reads as [`Stack::tcp_recv`] does, but leaves the data in the buffer.
+    /// Reads as [`Stack::tcp_recv`] does, but keeps the data in the receive buffer.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Stack::tcp_recv`].
     pub fn tcp_peek(
         &mut self,
         now: Instant,
@@ -209,27 +209,27 @@ impl Stack {
         self.tcp.recv(now, id, buffer, true)
     }
 
-    /// Shuts one half of a connection, or both.
+    /// Shuts one direction of a connection, or both.
     ///
     /// # Errors
-    /// When there is no connection.
+    /// If there is no connection.
     pub fn tcp_shutdown(&mut self, id: TcpId, how: Shutdown) -> Result<(), SocketError> {
         self.tcp.shutdown(&mut self.host, id, how)
     }
 
-    /// Drops a connection: its name becomes invalid. The stack still sends written data, in the
+    /// Drops a connection: its id becomes invalid. The stack still sends written data, in the
     /// background. If the application left received data unread, the peer gets a reset instead.
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_close(&mut self, now: Instant, id: TcpId) -> Result<(), SocketError> {
         self.tcp.close(now, &mut self.host, id)
     }
 
-    /// Ends a connection with a reset. The name stays valid until [`Stack::tcp_close`].
+    /// Ends a connection with a reset. The id stays valid until [`Stack::tcp_close`].
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_abort(&mut self, now: Instant, id: TcpId) -> Result<(), SocketError> {
         self.tcp.abort(now, &mut self.host, id)
     }
@@ -237,7 +237,7 @@ impl Stack {
     /// Returns the state of the connection.
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_state(&mut self, id: TcpId) -> Result<TcpState, SocketError> {
         self.tcp.state(id)
     }
@@ -245,7 +245,7 @@ impl Stack {
     /// Returns the operations that are possible without waiting.
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_readiness(&mut self, id: TcpId) -> Result<Readiness, SocketError> {
         self.tcp.readiness(id)
     }
@@ -253,7 +253,7 @@ impl Stack {
     /// Returns this side's address and the peer's.
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_addresses(&mut self, id: TcpId) -> Result<(SocketAddr, SocketAddr), SocketError> {
         self.tcp.addresses(id)
     }
@@ -261,16 +261,16 @@ impl Stack {
     /// Takes the pending error, if any.
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_take_error(&mut self, id: TcpId) -> Result<Option<SocketError>, SocketError> {
         self.tcp.take_error(id)
     }
 
-    /// With `nodelay`, the stack sends small segments at once; without, only while no data is in
-    /// flight (Nagle's algorithm, the default).
+    /// With `nodelay`, the stack sends small segments at once. Without, it sends them only while no
+    /// data is in flight (Nagle's algorithm, the default).
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_set_nodelay(&mut self, id: TcpId, nodelay: bool) -> Result<(), SocketError> {
         self.tcp.set_nodelay(id, nodelay)
     }
@@ -278,16 +278,16 @@ impl Stack {
     /// Returns `true` if the stack sends small segments at once.
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_nodelay(&mut self, id: TcpId) -> Result<bool, SocketError> {
         self.tcp.nodelay(id)
     }
 
-    /// Probes a silent peer every `interval`; after ten probes without an answer the connection
-    /// fails with [`SocketError::TimedOut`]. `None`, the default: never.
+    /// Probes a silent peer every `interval`; ten intervals without an answer fail the connection
+    /// with [`SocketError::TimedOut`]. `None`, the default, disables probes.
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_set_keep_alive(
         &mut self,
         now: Instant,
@@ -301,7 +301,7 @@ impl Stack {
     /// bytes not yet read.
     ///
     /// # Errors
-    /// When there is no such connection.
+    /// If there is no such connection.
     pub fn tcp_queues(&mut self, id: TcpId) -> Result<(usize, usize), SocketError> {
         self.tcp.queues(id)
     }

@@ -1,4 +1,4 @@
-//! Answers to segments without a connection, and ICMP errors about connections.
+//! Answers segments without a connection, and handles ICMP errors about connections.
 
 use std::net::SocketAddr;
 
@@ -36,8 +36,8 @@ impl Tcp {
                 let mss = mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES;
                 connection.path.mss = connection.path.mss.min(mss);
             }
-            // Once the connection is established, these are hints that may soon be wrong (RFC 1122,
-            // 4.2.3.9).
+            // Once the connection is established, these errors are hints that may soon be wrong
+            // (RFC 1122, 4.2.3.9).
             Problem::Refused | Problem::Unreachable if connection.state() == State::SynSent => {
                 let refused = problem == Problem::Refused;
                 let error = if refused { SocketError::Refused } else { SocketError::Unreachable };
@@ -63,7 +63,7 @@ impl Tcp {
         }
     }
 
-    /// Sends a segment without data: sequence number and acknowledgement as given.
+    /// Sends a segment without data; `at` is its sequence number and acknowledgement.
     pub(super) fn say(
         &mut self,
         now: Instant,

@@ -11,21 +11,21 @@ use crate::bindings::ephemeral_ports;
 use crate::host::Host;
 use crate::{Instant, Readiness, SocketError, TcpId};
 
-/// The half of a connection to shut.
+/// The direction of a connection to shut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
     /// The stack discards received data, and reads return the end of the stream.
     Read,
-    /// The stack still sends written data, then tells the peer the end.
+    /// The stack still sends written data, and then a FIN.
     Write,
-    /// Both halves.
+    /// Both directions.
     Both,
 }
 
 /// A connection's state, as RFC 9293 names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpState {
-    /// The handshake is under way.
+    /// The handshake is in progress.
     Connecting,
     /// Both directions are open.
     Established,
@@ -33,7 +33,8 @@ pub enum TcpState {
     PeerClosed,
     /// This side has ended its direction (FIN-WAIT-1, FIN-WAIT-2).
     Closed,
-    /// Both sides have ended theirs; the last segments are under way, or the connection is over.
+    /// Both sides have ended their direction; the last segments are in flight, or the connection is
+    /// closed.
     Over,
 }
 
@@ -96,10 +97,11 @@ impl Tcp {
         Ok(id)
     }
 
-    /// Writes as much as there is room for, at least one byte.
+    /// Writes as many bytes as the send buffer has room for, at least one.
     pub(crate) fn send(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
         let connection = self.owned(id)?;
-        // The next look may report it again: another thread may wait for the other direction.
+        // The next check may report the connection again: another thread may wait for the other
+        // direction.
         connection.told = false;
         if let Some(error) = connection.error.take() {
             return Err(error);
@@ -118,7 +120,7 @@ impl Tcp {
         Ok(sent)
     }
 
-    /// Reads the received data, or copies and leaves it; 0 at the end of the stream.
+    /// Reads received data, or with `peek` copies and keeps it. Returns 0 at the end of the stream.
     pub(crate) fn recv(
         &mut self,
         now: Instant,
@@ -151,7 +153,7 @@ impl Tcp {
                 {
                     connection.window.read(len);
                 }
-                // The read made room: the peer may have to learn that at once.
+                // The read made room: a window update may be due at once.
                 let poll_at = match (peek, self.slots[id.index as usize].connection.as_mut()) {
                     (false, Some(connection)) if !connection.detached => {
                         self.interface.poll_at(now.to_smoltcp(), connection.sockets())
@@ -166,13 +168,13 @@ impl Tcp {
             Err(RecvError::Finished) => Ok(0),
             Err(RecvError::InvalidState) => match connection.error.take() {
                 Some(error) => Err(error),
-                // The error was reported before, or this side ended the connection.
+                // The error was already reported, or this side ended the connection.
                 None => Ok(0),
             },
         }
     }
 
-    /// Shuts one half or both.
+    /// Shuts one direction or both.
     pub(crate) fn shutdown(
         &mut self,
         host: &mut Host,
@@ -286,7 +288,7 @@ impl Tcp {
         let interval = interval.map(|interval| interval.max(Duration::from_millis(1)));
         let connection = self.owned(id)?;
         connection.keep_alive = interval;
-        // The silence so far does not count.
+        // Silence before this call does not count.
         connection.last_heard = now;
         connection.socket_mut().set_keep_alive(interval.map(connection::smol));
         self.mark(id.index);

@@ -20,18 +20,18 @@ pub(crate) struct Tuple {
     pub(crate) remote: SocketAddr,
 }
 
-/// The owner of the connection, beside its TCP state.
+/// The owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// A listener: half open, or waiting to be accepted.
     Listener(ListenerId),
     /// The application.
     Application,
-    /// No owner: the connection ends by itself.
+    /// No owner: the application closed the connection, which ends by itself.
     Nobody,
 }
 
-/// Missed answers to keep-alives before the stack gives the connection up.
+/// The number of unanswered keep-alives after which the stack gives the connection up.
 const KEEP_ALIVE_PROBES: u32 = 9;
 
 /// See the module.
@@ -41,20 +41,20 @@ pub(super) struct Connection {
     pub(super) tuple: Tuple,
     pub(super) path: Path,
     pub(super) owner: Owner,
-    /// Why the connection ended, until a caller has asked.
+    /// The reason why the connection ended, until the application has read it.
     pub(super) error: Option<SocketError>,
-    /// `true` once it was established.
+    /// `true` once the connection was established.
     pub(super) established: bool,
-    /// `true` if the application reads no more: the stack discards received data.
+    /// `true` if the application has stopped reading: the stack discards received data.
     pub(super) read_shut: bool,
-    /// `true` if the application writes no more. The stack tells smoltcp once everything has
-    /// arrived.
+    /// `true` if the application has stopped writing, and the stack delays smoltcp's close until
+    /// the peer has acknowledged everything.
     pub(super) finishing: bool,
-    /// `true` if another connection may have the tuple: this one neither sends nor receives.
+    /// `true` if another connection may use the tuple: this connection neither sends nor receives.
     pub(super) detached: bool,
-    /// `true` if queued for a visit.
+    /// `true` if the connection is queued for a visit.
     pub(super) dirty: bool,
-    /// `true` if reported to the application, which has not looked since.
+    /// `true` if the connection was reported to the application, which has not checked it since.
     pub(super) told: bool,
     /// The last acknowledgement sent.
     pub(super) acknowledged: u32,
@@ -67,9 +67,9 @@ pub(super) struct Connection {
     /// Loss detection.
     pub(super) recovery: Recovery,
     pub(super) last_heard: Instant,
-    /// Since when data waits for the peer's acknowledgement.
+    /// The time since which data waits for the peer's acknowledgement.
     pub(super) waiting_since: Option<Instant>,
-    /// The time when its present state has lasted too long.
+    /// The time at which the present state has lasted too long.
     pub(super) give_up_at: Option<Instant>,
     pub(super) keep_alive: Option<Duration>,
 }
@@ -134,14 +134,14 @@ impl Connection {
         self.socket().state()
     }
 
-    /// Returns `true` while the handshake is under way.
+    /// Returns `true` during the handshake.
     pub(super) fn connecting(&self) -> bool {
         matches!(self.state(), State::Listen | State::SynSent | State::SynReceived)
     }
 
     /// Closes our direction. In LAST-ACK smoltcp processes neither duplicate acknowledgements nor
-    /// window updates, so that data lost there would wait for smoltcp's long timeout. So the FIN of
-    /// the last side waits until everything before it has arrived.
+    /// window updates, so data lost there would wait for smoltcp's long timeout. So if the peer
+    /// closed first, our FIN waits until the peer has acknowledged everything before it.
     pub(super) fn finish(&mut self) {
         self.finishing = self.state() == State::CloseWait && self.socket().send_queue() > 0;
         if !self.finishing {
@@ -149,33 +149,33 @@ impl Connection {
         }
     }
 
-    /// Returns `true` if there are bytes or a FIN that the peer has not acknowledged, sent or not.
+    /// Returns `true` if the peer has yet to acknowledge bytes or a FIN, sent or not.
     fn owes(&self) -> bool {
         self.socket().send_queue() > 0
             || matches!(self.state(), State::FinWait1 | State::Closing | State::LastAck)
     }
 
-    /// Records how far the peer's window lets us send.
+    /// Records the end of the peer's window.
     pub(super) fn note_window(&mut self, seg: &Segment) {
         if !seg.has(segment::ACK) {
             return;
         }
         let shift = if seg.has(segment::SYN) { 0 } else { self.window_shift };
         let edge = seg.acknowledgement.wrapping_add(u32::from(seg.window) << shift);
-        // The edge may move back a little, when the peer rounds its window to a value that it can
-        // express.
+        // The edge may move back a little if the peer rounds its window to a value that the header
+        // can express.
         if !before(seg.acknowledgement, self.acknowledged_to) || self.path.edge.is_none() {
             self.acknowledged_to = seg.acknowledgement;
             self.path.edge = Some(edge);
         }
     }
 
-    /// Returns `true` if a segment with this sequence number is sent and not acknowledged, as far
-    /// as an ICMP error about it is concerned (RFC 5927, 4.1).
+    /// Returns `true` if a segment with this sequence number is in flight, so that an ICMP error
+    /// about it is credible (RFC 5927, 4.1).
     pub(super) fn in_flight(&self, sequence: u32, config: &TcpConfig) -> bool {
         let Some(end) = self.path.sent_to else { return false };
-        // The most that is ever in flight, with SYN and FIN: before the peer's first segment there
-        // is no other bound.
+        // The maximum ever in flight, with SYN and FIN. Before the peer's first segment there is no
+        // other bound.
         let most = config.send_buffer_bytes as u32 + 2;
         let flight = match self.path.edge {
             Some(_) => end.wrapping_sub(self.acknowledged_to).min(most),
@@ -195,7 +195,7 @@ impl Connection {
         }
         let end = sent.sequence.wrapping_add(sent.len);
         match self.path.sent_to {
-            // A keep-alive lies before the sent data, and is one byte long.
+            // A keep-alive precedes the sent data, and is one byte long.
             Some(to) if !before(to, end) => {
                 let again = sent.len > 1 || before(end, to);
                 if again {
@@ -224,9 +224,9 @@ impl Connection {
         }
     }
 
-    /// Returns when to give the connection up, as things stand.
+    /// Returns the time at which to give the connection up, in its present state.
     pub(super) fn deadline(&self, config: &TcpConfig) -> Option<Instant> {
-        // A silent peer's time counts from its last segment.
+        // The time of a silent peer counts from its last segment.
         let silent = self
             .waiting_since
             .filter(|_| !self.connecting())
@@ -253,7 +253,7 @@ impl Connection {
         !self.connecting() && (socket.can_send() || !socket.may_send() || self.finishing)
     }
 
-    /// Returns `true` if both directions are over.
+    /// Returns `true` if both directions are closed, or an error is pending.
     pub(super) fn closed(&self) -> bool {
         self.error.is_some() || matches!(self.state(), State::Closed | State::TimeWait)
     }

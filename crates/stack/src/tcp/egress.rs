@@ -11,23 +11,23 @@ use crate::neighbour::Lookup;
 use crate::outbox::NextHop;
 use crate::{Instant, SocketError, Transmit};
 
-/// Segments that one connection sends before another's turn.
+/// The maximum number of segments that a connection sends before the next connection's turn.
 const SEGMENTS_PER_CONNECTION: usize = 16;
 /// Headers of a segment with every option, Ethernet included.
 const HEADERS: usize = ETHERNET_BYTES + 40 + 60;
-/// Timers moved per poll.
+/// The maximum number of timer moves per poll.
 const TIMERS: usize = 512;
-/// The time after which a connection that waits for its neighbour looks again by itself.
+/// The time after which a connection that waits for its neighbour retries by itself.
 const NEIGHBOUR_RETRY: std::time::Duration = std::time::Duration::from_secs(1);
-/// When smoltcp wants to send at once and sends nothing, the stack asks it again after this time,
-/// in microseconds.
+/// If smoltcp wants to send at once and sends nothing, the stack polls it again after this time, in
+/// microseconds.
 const STALL: u64 = 10_000;
 
 /// The reason why a connection's turn ended.
 enum Progress {
     /// It has nothing more to send now.
     Done,
-    /// It has more to send, and the turn is over.
+    /// It has more to send, but its turn is over.
     More,
     /// It waits for its neighbour's address.
     Neighbour,
@@ -36,8 +36,8 @@ enum Progress {
 }
 
 impl Tcp {
-    /// Fires timers and sends, at most `budget` segments. Returns `true` if the link ran out of
-    /// room.
+    /// Fires timers, and sends at most `budget` segments. Returns whether it did any work, and
+    /// whether the link ran out of room.
     pub(crate) fn poll<T: Transmit>(
         &mut self,
         now: Instant,
@@ -84,7 +84,7 @@ impl Tcp {
         (worked, false)
     }
 
-    /// Handles a timer: gives up a connection in a state that has lasted too long.
+    /// Handles a timer: signals a loss, or gives up a connection whose state has lasted too long.
     fn expire(&mut self, now: Instant, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         let (acknowledged, sent_to) = (connection.acknowledged_to, connection.path.sent_to);
@@ -133,7 +133,7 @@ impl Tcp {
                         Lookup::Station(mac) => mac,
                         Lookup::Asked => {
                             host.neighbours.wait(hop, TcpId { index, generation });
-                            // Ask again, should the stack forget the neighbour meanwhile.
+                            // Retry, in case the stack forgets the neighbour meanwhile.
                             self.rearm(now, host, index, Some(now + NEIGHBOUR_RETRY));
                             return Progress::Neighbour;
                         }
@@ -211,7 +211,7 @@ impl Tcp {
         self.wheel.set(index, [next, lost, deadline].into_iter().flatten().min());
     }
 
-    /// Returns when to poll next; `now` when segments wait to be sent.
+    /// Returns when to poll next; `now` if segments wait to be sent.
     pub(crate) fn poll_at(&self, now: Instant) -> Option<Instant> {
         if self.dirty.is_empty() { self.wheel.poll_at() } else { Some(now) }
     }

@@ -1,4 +1,4 @@
-//! The life of a connection: the consequences of its state, and its end.
+//! The life cycle of a connection: the consequences of its state, and its end.
 
 use smoltcp::socket::tcp::State;
 
@@ -9,15 +9,15 @@ use crate::host::Host;
 use crate::{Instant, SocketError, TcpId};
 
 impl Tcp {
-    /// Draws the consequences of a connection's new state.
+    /// Applies the consequences of a connection's new state.
     pub(super) fn settle(&mut self, now: Instant, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         match connection.state() {
             State::SynSent | State::SynReceived => {}
-            // The peer answered our SYN and ACK with a reset.
+            // The peer answered our SYN-ACK with a reset.
             State::Listen => self.remove(host, index),
             State::Closed => {
-                // One more segment if this side gave up: the reset.
+                // If this side gave up, the reset is still to be sent.
                 if connection.socket().remote_endpoint().is_some() && !connection.detached {
                     return self.mark(index);
                 }
@@ -77,7 +77,7 @@ impl Tcp {
         }
     }
 
-    /// Takes the connection's addresses from it: from now on it is only readable.
+    /// Frees the connection's tuple: from now on the connection is only readable.
     pub(super) fn detach(&mut self, _: &mut Host, index: u32) {
         if let Some(connection) = self.slots[index as usize].connection.as_mut()
             && !connection.detached
@@ -89,7 +89,7 @@ impl Tcp {
         }
     }
 
-    /// Removes a connection altogether.
+    /// Removes a connection completely.
     pub(super) fn remove(&mut self, host: &mut Host, index: u32) {
         self.detach(host, index);
         let slot = &mut self.slots[index as usize];
@@ -103,7 +103,7 @@ impl Tcp {
         }
     }
 
-    /// Inserts a connection and names it.
+    /// Inserts a connection, and returns its id.
     pub(super) fn insert(&mut self, connection: Connection) -> TcpId {
         let tuple = connection.tuple;
         let index = self.free.pop().unwrap_or_else(|| {
@@ -118,7 +118,7 @@ impl Tcp {
         TcpId { index, generation: slot.generation }
     }
 
-    /// Ends a connection with an error that the application will see.
+    /// Ends a connection with an error, which the stack reports to the application.
     pub(super) fn fail(&mut self, now: Instant, host: &mut Host, index: u32, error: SocketError) {
         if let Some(connection) = self.slots[index as usize].connection.as_mut() {
             connection.error.get_or_insert(error);
@@ -138,7 +138,7 @@ impl Tcp {
         }
     }
 
-    /// Ends a connection whose peer is out of reach, even for a reset.
+    /// Ends a connection whose peer is unreachable, even for a reset.
     pub(super) fn strand(&mut self, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         connection.error.get_or_insert(SocketError::Unreachable);
@@ -151,7 +151,7 @@ impl Tcp {
         }
     }
 
-    /// Lets connections go on whose neighbour was found.
+    /// Resumes connections whose neighbour answered.
     pub(crate) fn resume(&mut self, ids: &[TcpId]) {
         for id in ids {
             if self.get(*id).is_ok() {

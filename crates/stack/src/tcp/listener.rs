@@ -1,4 +1,4 @@
-//! Listeners: half-open connections (the SYN backlog) and those that wait to be accepted.
+//! Listeners: half-open connections (the SYN backlog) and connections that wait to be accepted.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,14 +13,14 @@ use crate::host::Host;
 use crate::ip::Packet;
 use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
 
-/// The least limit of half-open connections, however few may wait to be accepted: they are no load
-/// on the application.
+/// The minimum limit of half-open connections, even if the accept queue is shorter: they are no
+/// load on the application.
 const LEAST_HALF_OPEN: usize = 128;
 
 pub(super) struct Listener {
     generation: u32,
     local: SocketAddr,
-    /// The limit of connections that wait to be accepted.
+    /// The maximum number of connections that wait to be accepted.
     backlog: usize,
     half_open: usize,
     accept: VecDeque<TcpId>,
@@ -33,7 +33,7 @@ pub(super) struct Listeners {
     free: Vec<u32>,
     generation: u32,
     pub(super) bindings: Bindings<u32>,
-    /// Half-open connections of all listeners, the oldest first; some may be established since.
+    /// Half-open connections of all listeners, the oldest first; some may have become established.
     half_open: VecDeque<(ListenerId, TcpId)>,
     half_open_count: usize,
 }
@@ -63,8 +63,8 @@ impl Listeners {
         self.get(id).is_ok_and(|listener| listener.accept.len() >= listener.backlog)
     }
 
-    /// Handles a half-open connection that became established. `false` when no listener can take
-    /// it.
+    /// Handles a half-open connection that became established. Returns `false` if no listener can
+    /// take it.
     pub(super) fn established(&mut self, host: &mut Host, id: ListenerId, tcp: TcpId) -> bool {
         self.half_open_count = self.half_open_count.saturating_sub(1);
         let Ok(listener) = self.get(id) else { return false };
@@ -82,7 +82,7 @@ impl Listeners {
         true
     }
 
-    /// Handles the end of a connection that was a listener's.
+    /// Handles the end of a connection that belonged to a listener.
     pub(super) fn gone(&mut self, id: ListenerId, tcp: TcpId, established: bool) {
         if !established {
             self.half_open_count = self.half_open_count.saturating_sub(1);
@@ -98,7 +98,7 @@ impl Listeners {
 }
 
 impl Tcp {
-    /// Listens.
+    /// Starts to listen.
     pub(crate) fn listen(
         &mut self,
         host: &mut Host,
@@ -132,7 +132,7 @@ impl Tcp {
         Ok(ListenerId { index, generation })
     }
 
-    /// Returns the address at which it listens.
+    /// Returns the listener's local address.
     pub(crate) fn listener_local(&mut self, id: ListenerId) -> Result<SocketAddr, SocketError> {
         Ok(self.listeners.get(id)?.local)
     }
@@ -149,14 +149,14 @@ impl Tcp {
         }
     }
 
-    /// Returns the readiness to accept.
+    /// Returns the listener's readiness: readable if a connection waits.
     pub(crate) fn listener_readiness(&mut self, id: ListenerId) -> Result<Readiness, SocketError> {
         let listener = self.listeners.get(id)?;
         listener.told = false;
         Ok(Readiness { readable: !listener.accept.is_empty(), ..Readiness::default() })
     }
 
-    /// Stops listening; resets connections that were not accepted.
+    /// Stops listening, and resets connections that were not accepted.
     pub(crate) fn close_listener(
         &mut self,
         now: Instant,
@@ -191,7 +191,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// Handles a SYN that belongs to no connection. `false` when no socket listens.
+    /// Handles a SYN that belongs to no connection. Returns `false` if no socket listens.
     pub(super) fn open_passive(
         &mut self,
         now: Instant,
@@ -211,7 +211,7 @@ impl Tcp {
             host.counters.no_route += 1;
             return true;
         }
-        // While the application does not accept, the peer has to ask again.
+        // While the accept queue is full, the peer has to repeat its SYN.
         if listener.accept.len() >= listener.backlog {
             host.counters.tcp_accept_overflow += 1;
             return true;
@@ -238,7 +238,7 @@ impl Tcp {
             listener.half_open += 1;
         }
         self.listeners.half_open_count += 1;
-        // Established connections stay in the order until they would be too many.
+        // Established connections stay in the list until there are too many.
         if self.listeners.half_open.len() > 2 * self.listeners.half_open_count + 64 {
             let mut order = std::mem::take(&mut self.listeners.half_open);
             order.retain(|(of, tcp)| self.is_half_open(*of, *tcp));

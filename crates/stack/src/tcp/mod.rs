@@ -69,7 +69,7 @@ pub(crate) struct Tcp {
     time_wait: TimeWait,
     wheel: Wheel,
     dirty: VecDeque<u32>,
-    /// Packets that smoltcp does not take as received are rebuilt here.
+    /// Memory in which the stack rebuilds packets that smoltcp does not accept as received.
     scratch: Vec<u8>,
 }
 
@@ -81,9 +81,10 @@ fn capabilities(host: &Host) -> DeviceCapabilities {
     capabilities.max_transmission_unit = host.config.mtu;
     let offload = host.config.offload;
     if offload.tcp_segmentation {
-        // smoltcp drops packets over IPv6 that are larger than its MTU even if the link would cut
-        // them. So the stack tells it the largest MTU. The segment size option limits the real
-        // segments (clamped both ways), and each packet tells the link its segment size.
+        // smoltcp drops packets over IPv6 that are larger than its MTU even if the link would
+        // segment them. So the stack configures the largest MTU. The segment size option limits the
+        // real segments (clamped in both directions), and each packet's metadata has its segment
+        // size.
         let most = offload.max_frame_bytes.min(65_535 + crate::ethernet::HEADER_BYTES)
             - crate::ethernet::HEADER_BYTES;
         capabilities.max_transmission_unit = most;
@@ -113,7 +114,7 @@ impl Tcp {
         }
     }
 
-    /// Takes a received segment for one of our addresses.
+    /// Processes a received segment for one of our addresses.
     pub(crate) fn input(
         &mut self,
         now: Instant,
@@ -147,9 +148,9 @@ impl Tcp {
                 self.time_wait.remove(&tuple);
             } else {
                 // The peer repeats its FIN or an old segment: it has not received our last segment.
-                // The stack believes a reset only at exactly the next sequence number (RFC 1337,
-                // RFC 5961 3.2): a peer that reopens the connection with an older number answers
-                // our last segment so.
+                // The stack accepts a reset only at exactly the next sequence number (RFC 1337,
+                // RFC 5961 3.2). A peer that reopens the connection with an older number answers
+                // our last segment with such a reset.
                 if seg.has(RST) && seg.sequence == remains.receive_next {
                     self.time_wait.remove(&tuple);
                 } else if !seg.has(RST) && host.errors.take(now) {
@@ -180,8 +181,8 @@ impl Tcp {
     ) {
         host.counters.tcp_visits += 1;
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        // The stack ignores the handshake's end while no listener can take the connection. The
-        // peer, or our repeated SYN, brings it up once more.
+        // The stack ignores the handshake's last segment while the listener is full. The peer, or
+        // our repeated SYN, triggers another one.
         if let Owner::Listener(id) = connection.owner
             && !connection.established
             && connection.state() == State::SynReceived
@@ -201,7 +202,7 @@ impl Tcp {
                 let tcp = &mut self.scratch[ip::header_len(packet.src)..];
                 let header = &mut tcp[..seg.header_bytes];
                 let most = connection.path.mss;
-                // The segment's value counts in the handshake only; later it would be a forger's.
+                // The stack uses the option only in the handshake; later it would be forged.
                 if connection.connecting() {
                     let said = segment::clamp_mss(header, most).filter(|&mss| mss != 0);
                     connection.path.mss = said.unwrap_or(536).max(48).min(most);
@@ -211,8 +212,8 @@ impl Tcp {
             }
             bytes = &self.scratch;
         }
-        // A small segment's acknowledgement may wait for an answer to ride on; waiting with a large
-        // one's would delay a sender whose window is still small.
+        // The acknowledgement of a small segment may wait for data to go with. Delaying that of a
+        // large one would slow a sender whose window is still small.
         let large = seg.payload_bytes > connection.path.mss;
         let delay = if large { std::time::Duration::ZERO } else { config.ack_delay };
         connection.socket_mut().set_ack_delay(Some(connection::smol(delay)));
@@ -261,11 +262,11 @@ impl Tcp {
         }
     }
 
-    /// Makes smoltcp retransmit the first unacknowledged segment, by the signal that it
-    /// understands: repeated acknowledgements.
+    /// Makes smoltcp retransmit the first unacknowledged segment. The signal is repeated
+    /// acknowledgements.
     fn tell_loss(&mut self, now: Instant, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        // With only a FIN in flight smoltcp would forget that it waits for something.
+        // With only a FIN in flight smoltcp would forget that it waits for an acknowledgement.
         if connection.detached || connection.connecting() || connection.socket().send_queue() == 0 {
             return;
         }
@@ -279,9 +280,9 @@ impl Tcp {
         self.mark(index);
     }
 
-    /// Discards data that the application will never read. When the application has dropped the
-    /// connection, the data is lost, and the stack tells the sender so (RFC 9293, 3.10.7.3 and
-    /// RFC 2525, 2.17).
+    /// Discards data that the application will never read. If the application has dropped the
+    /// connection, the data is lost, and the stack sends a reset (RFC 9293, 3.10.7.3 and RFC 2525,
+    /// 2.17).
     fn discard(&mut self, host: &mut Host, index: u32) {
         let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
         let lost = connection.socket().recv_queue();
@@ -308,7 +309,7 @@ impl Tcp {
         }
     }
 
-    /// Tells the application, or the listener, that something happened.
+    /// Reports the connection to the application, once until the application checks it.
     fn tell(&mut self, host: &mut Host, index: u32) {
         let slot = &mut self.slots[index as usize];
         if let Some(connection) = slot.connection.as_mut()
@@ -351,7 +352,7 @@ impl Tcp {
         }
     }
 
-    /// Makes the next connection start with a sequence number of our choice.
+    /// Makes the next connection start with the sequence number of [`sequence::initial`].
     fn reseed(&mut self, now: Instant, host: &mut Host, tuple: &Tuple) {
         let initial = sequence::initial(now, &host.random, tuple);
         let seed = sequence::seed(initial, host.random.next());
@@ -364,8 +365,8 @@ impl Tcp {
     }
 }
 
-/// Makes a packet in which the peer only acknowledges, from its sequence number, its
-/// acknowledgement and its unshifted window.
+/// Makes a bare acknowledgement from the peer; `said` is its sequence number, acknowledgement and
+/// unshifted window.
 fn write_acknowledgement(packet: &mut Vec<u8>, tuple: Tuple, said: (u32, u32, u16)) {
     let (sequence, acknowledgement, window) = said;
     let ports = (tuple.remote.port(), tuple.local.port());
@@ -407,7 +408,7 @@ fn give(
     }
 }
 
-/// Creates an interface of smoltcp's.
+/// Creates an interface of smoltcp.
 fn interface(host: &Host, capabilities: &DeviceCapabilities, now: Instant, seed: u64) -> Interface {
     let mut config = InterfaceConfig::new(HardwareAddress::Ip);
     config.random_seed = seed;
@@ -425,7 +426,7 @@ fn interface(host: &Host, capabilities: &DeviceCapabilities, now: Instant, seed:
     let mut port =
         Ingress { packet: None, path: &path, capabilities, reply: &mut nothing, sent: None };
     let mut interface = Interface::new(config, &mut port, now.to_smoltcp());
-    // The stack checked the destination address before smoltcp sees the packet.
+    // The stack has checked the destination address before smoltcp sees the packet.
     interface.set_any_ip(true);
     interface
 }

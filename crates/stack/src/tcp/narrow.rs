@@ -1,8 +1,8 @@
-//! The size of packets for the link to cut, for peers with small segments.
+//! The size of large packets that the link segments, for peers with small segments.
 //!
-//! The link cuts a packet into at most [`MAX_SENT_SEGMENTS`] segments of at least
-//! [`MIN_SEGMENT_BYTES`]. smoltcp makes packets as large as its interface allows, and asks an
-//! interface for each packet. So a connection to a peer with small segments sends through an
+//! The link segments a packet into at most [`MAX_SENT_SEGMENTS`] segments of at least
+//! [`MIN_SEGMENT_BYTES`]. smoltcp makes packets as large as its interface allows; the caller
+//! chooses the interface per packet. So a connection to a peer with small segments sends through an
 //! interface with a lower limit.
 
 use std::num::NonZeroUsize;
@@ -15,8 +15,7 @@ use super::interface;
 use crate::Instant;
 use crate::host::Host;
 
-/// The least segment sizes of the interfaces, in bytes. From the last on any packet is cut into few
-/// enough segments.
+/// The minimum segment sizes of the interfaces, in bytes.
 const LEAST: [usize; 4] = [0, MIN_SEGMENT_BYTES as usize, 160, 320];
 /// The largest packet in segments of this size takes at most the allowed number of segments.
 const ENOUGH: usize = 512;
@@ -27,7 +26,7 @@ const _: () = assert!((ENOUGH * MAX_SENT_SEGMENTS) > 0xffff - 40);
 pub(super) struct Narrow([Option<Interface>; LEAST.len()]);
 
 impl Narrow {
-    /// Creates the interfaces; none where the link does not cut.
+    /// Creates the interfaces; none if the link does not segment.
     pub(super) fn new(host: &Host, capabilities: &DeviceCapabilities, now: Instant) -> Narrow {
         Narrow(LEAST.map(|least| {
             let segmentation = &capabilities.segmentation;
@@ -43,8 +42,8 @@ impl Narrow {
         }))
     }
 
-    /// Returns the interface for segments of so many bytes; `None` if any packet may be cut into
-    /// those.
+    /// Returns the interface for segments of `segment_bytes`; `None` if packets need no lower
+    /// limit.
     pub(super) fn of(&mut self, segment_bytes: usize) -> Option<&mut Interface> {
         if segment_bytes >= ENOUGH {
             return None;

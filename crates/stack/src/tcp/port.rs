@@ -1,7 +1,7 @@
 //! The device between smoltcp's interface and frames: one packet in, or one packet out.
 //!
 //! smoltcp handles IP packets without checksums, up to the size of a segmented frame. This module
-//! completes its packets: segment size option, checksum or its pseudo-header sum, segmentation.
+//! completes smoltcp's packets: segment size option, full or partial checksum, segmentation.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use crate::checksum::Sum;
 use crate::ethernet::{self, HEADER_BYTES as ETHERNET_BYTES};
 use crate::{Checksum, Counters, Meta, Offload, Segmentation, SegmentationKind, Transmit, ip};
 
-/// Properties that all packets of a connection share.
+/// The properties that all packets of a connection share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
     pub(super) local: IpAddr,
@@ -34,7 +34,7 @@ impl Path {
         ip::header_len(self.local)
     }
 
-    /// Completes an IP packet of smoltcp's, as far as the link does not.
+    /// Completes an IP packet of smoltcp, except for the offloads of the link.
     fn finish(&self, packet: &mut [u8]) -> Meta {
         let header = self.header_bytes();
         let (ip_header, tcp) = packet.split_at_mut(header);
@@ -42,11 +42,12 @@ impl Path {
             let end = usize::from(tcp[12] >> 4) * 4;
             segment::clamp_mss(&mut tcp[..end], self.local_mss);
         }
-        // smoltcp goes back when it retransmits, and numbers acknowledgements by the place it went
-        // back to. To the peer such a segment is an old one, whose acknowledgement does not count.
-        // When both sides do that at once, neither ever accepts the other's. An acknowledgement
-        // stands at the end of the sent data (RFC 9293, 3.10.7.4: SND.NXT), but not beyond the
-        // peer's window, where a probe may have been.
+        // When smoltcp retransmits, it goes back in sequence, and sends acknowledgements with the
+        // sequence number that it went back to. To the peer such a segment is old, and its
+        // acknowledgement does not count. If both sides do that at once, neither ever accepts the
+        // other's acknowledgements. An acknowledgement belongs at the end of the sent data
+        // (RFC 9293, 3.10.7.4: SND.NXT), but not beyond the peer's window, where a probe may have
+        // been.
         let payload = tcp.len() - usize::from(tcp[12] >> 4) * 4;
         if payload == 0 && tcp[13] & (segment::SYN | segment::FIN | segment::RST) == 0 {
             let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
@@ -79,8 +80,8 @@ impl Path {
         Meta { checksum, segmentation: None }
     }
 
-    /// Returns the metadata of a packet of `len` bytes. smoltcp sends payload behind headers
-    /// without options only, so the length tells whether the link must cut it.
+    /// Returns the metadata of a packet of `len` bytes. smoltcp sends payload only after headers
+    /// without options, so the length tells whether the link must segment the packet.
     fn meta(&self, len: usize) -> Meta {
         let headers = self.header_bytes() + HEADER_BYTES;
         if len > headers + self.mss && self.offload.tcp_segmentation {
@@ -107,9 +108,9 @@ pub(super) struct Sent {
     pub(super) len: u32,
     pub(super) acknowledgement: u32,
     pub(super) flags: u8,
-    /// As it is written, not shifted.
+    /// The header's value, not shifted.
     pub(super) window: u16,
-    /// In a SYN: the shift of later windows.
+    /// In a SYN, the shift of later windows.
     pub(super) window_shift: u8,
 }
 
@@ -194,7 +195,7 @@ impl Device for Ingress<'_> {
     }
 }
 
-/// One packet out, straight into the link's frame.
+/// One packet out, written directly into the link's frame.
 pub(super) struct Egress<'a, T> {
     pub(super) link: &'a mut T,
     pub(super) path: &'a Path,
@@ -225,8 +226,8 @@ impl<T: Transmit> Outgoing<'_, T> {
         }
     }
 
-    /// Cuts the packet in the scratch buffer into segments: the path became narrower than smoltcp
-    /// knows, and the link does not cut.
+    /// Segments the packet in the scratch buffer. The path's MTU became smaller than smoltcp knows,
+    /// and the link does not segment.
     fn cut(&mut self) {
         let headers = self.path.header_bytes() + HEADER_BYTES;
         let mut packet = std::mem::take(self.scratch);
@@ -303,7 +304,7 @@ impl<T: Transmit> TxToken for Outgoing<'_, T> {
         match (result, f) {
             (Some(result), _) => result,
             // The link reported room and then refused. smoltcp must still write its segment, which
-            // then counts as lost.
+            // counts as lost.
             (None, Some(f)) => {
                 self.scratch.clear();
                 self.scratch.resize(len, 0);
@@ -311,7 +312,7 @@ impl<T: Transmit> TxToken for Outgoing<'_, T> {
                 *self.sent = Sent::of(&self.scratch[self.path.header_bytes()..]);
                 result
             }
-            (None, None) => unreachable!("what was called has a result"),
+            (None, None) => unreachable!("a called closure has a result"),
         }
     }
 }

@@ -3,11 +3,11 @@
 //!
 //! smoltcp retransmits one segment after three duplicate acknowledgements in a row, and else waits
 //! for its timeout, at least a second. Two lost segments in one window cost that second. So does a
-//! loss while the peer sends data of its own, or reads and announces a larger window: smoltcp then
-//! sees no duplicates in a row. Over a path of 100 microseconds that second is most of the time.
+//! loss while the peer sends data, or reads and announces a larger window: smoltcp then sees no
+//! duplicates in a row. On a path of 100 microseconds that second dominates the transfer.
 //!
-//! So this module decides, and signals smoltcp as it understands: by three duplicate
-//! acknowledgements. smoltcp's own timeout stays as the last resort.
+//! So this module detects losses, and signals them to smoltcp by three duplicate acknowledgements.
+//! smoltcp's own timeout stays as the last resort.
 
 use std::time::Duration;
 
@@ -15,11 +15,12 @@ use super::segment::{self, Segment, before};
 use crate::Instant;
 
 /// The shortest timeout; Linux has the same (`TCP_RTO_MIN` in `include/net/tcp.h`). RFC 6298, 2.4,
-/// asks for a second, for coarse clocks. It must be longer than peers delay an acknowledgement.
+/// asks for a second, for coarse clocks. The timeout must be longer than peers delay an
+/// acknowledgement.
 const SHORTEST: Duration = Duration::from_millis(200);
-/// The longest timeout before doubling; smoltcp's own comes first from a second on.
+/// The longest timeout before doubling. From a second on, smoltcp's own timeout comes first.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The most doublings of a timeout.
+/// The maximum number of doublings of a timeout.
 const DOUBLINGS: u32 = 8;
 /// Duplicate acknowledgements that indicate a lost segment (RFC 5681, 3.2).
 const DUPLICATES: u8 = 3;
@@ -31,7 +32,7 @@ pub(super) struct Recovery {
     duplicates: u8,
     /// The window of the last segment, unshifted.
     window: u16,
-    /// The end of the peer's data, as far as the stack believes it.
+    /// The end of the peer's data, if the stack accepts it.
     heard_to: Option<u32>,
     /// The end of the data sent when a loss was detected. Until it is acknowledged, each partial
     /// acknowledgement indicates another lost segment.
@@ -44,13 +45,13 @@ pub(super) struct Recovery {
     /// The time when unacknowledged data counts as lost.
     probe_at: Option<Instant>,
     doublings: u32,
-    /// `true` if smoltcp got a loss signal, and has not sent since.
+    /// `true` if smoltcp got a loss signal, and has not retransmitted since.
     told: bool,
 }
 
 impl Recovery {
-    /// Records the peer's progress with its own data. The stack believes only an `expected` place,
-    /// from our last acknowledgement as far as any window goes.
+    /// Records the end of the peer's data. The stack accepts only an `expected` end: at most the
+    /// largest window beyond our last acknowledgement.
     pub(super) fn note_peer(&mut self, seg: &Segment, expected: (u32, usize)) {
         let end = seg.sequence.wrapping_add(seg.len());
         let believed = end.wrapping_sub(expected.0) as usize <= expected.1;
@@ -60,9 +61,9 @@ impl Recovery {
         }
     }
 
-    /// Examines a segment before the connection does. `acknowledged` and `sent_to` are the places
-    /// before the segment; `selects`: it reports data received beyond its acknowledgement. Returns
-    /// `true` if the first unacknowledged segment has to be retransmitted.
+    /// Examines a segment before the connection does. `acknowledged` and `sent_to` are the values
+    /// before the segment; `selects`: `true` if it reports data received beyond its
+    /// acknowledgement. Returns `true` if the first unacknowledged segment has to be retransmitted.
     pub(super) fn heard(
         &mut self,
         now: Instant,
@@ -85,7 +86,8 @@ impl Recovery {
             return self.advanced(now, at, sent_to);
         }
         // A segment with a selective acknowledgement is a duplicate in any case (RFC 6675, 2);
-        // others may be window updates. A segment with data between duplicates is none.
+        // others may be window updates. A segment with data is no duplicate, and does not interrupt
+        // a row of duplicates.
         let duplicate = selects || (seg.len() == 0 && same_window);
         let duplicate = duplicate && at != sent_to && seg.window != 0;
         if !duplicate {
@@ -134,7 +136,7 @@ impl Recovery {
         });
     }
 
-    /// Sets the timeout. Before the first measurement smoltcp's own applies.
+    /// Sets the timeout. Before the first measurement, only smoltcp's own timeout applies.
     fn arm(&mut self, now: Instant) {
         self.probe_at = self.round_trip.map(|(smoothed, variation)| {
             let timeout = (smoothed + variation * 4).clamp(SHORTEST, LONGEST);
@@ -142,11 +144,10 @@ impl Recovery {
         });
     }
 
-    /// Records sent data, up to `end`; `again`: it is a retransmission.
+    /// Records sent data, up to `end`; `again`: `true` for a retransmission.
     pub(super) fn sent(&mut self, now: Instant, end: u32, again: bool) {
         if again {
-            // It is unknown which copy the next acknowledgement is for (Karn's algorithm; RFC 6298,
-            // 3).
+            // The next acknowledgement may be for either copy (Karn's algorithm; RFC 6298, 3).
             self.timed = None;
             if !std::mem::take(&mut self.told) {
                 // smoltcp's own timeout: smoltcp retransmits everything, and needs no signal.
@@ -165,7 +166,7 @@ impl Recovery {
         self.probe_at
     }
 
-    /// Returns `true` if the timeout has passed, so that the first unacknowledged segment has to be
+    /// Returns `true` if the timeout has passed and the first unacknowledged segment has to be
     /// retransmitted.
     pub(super) fn expired(
         &mut self,
@@ -186,8 +187,8 @@ impl Recovery {
     }
 
     /// Returns the segments that signal a loss to smoltcp: sequence number and windows. The first
-    /// one's window differs, so that smoltcp restarts its count; the second one's is the true one
-    /// again. `acknowledged` is our last acknowledgement.
+    /// window differs, so that smoltcp restarts its count; the second one is the true window again.
+    /// `acknowledged` is our last acknowledgement.
     pub(super) fn tell(&mut self, acknowledged: u32) -> (u32, [u16; 5]) {
         self.told = true;
         let window = self.window;
@@ -227,8 +228,8 @@ mod tests {
         };
         heard(1000, 0);
         assert!(!heard(1000, 0) && !heard(1000, 700) && !heard(1000, 0));
-        assert!(heard(1000, 0), "the third");
-        assert!(!heard(1000, 0), "the fourth says nothing new");
+        assert!(heard(1000, 0), "the third duplicate");
+        assert!(!heard(1000, 0), "the fourth changes nothing");
     }
 
     #[test]
@@ -248,7 +249,7 @@ mod tests {
             let seg = Segment { sequence: start.wrapping_add(100), ..acknowledgement(0, 9, 20) };
             recovery.note_peer(&seg, (start, 1000));
             assert_eq!(recovery.tell(start).0, start.wrapping_add(120));
-            // A segment outside every window is not the peer's.
+            // A segment outside every window does not count.
             let seg = Segment { sequence: start.wrapping_add(5000), ..acknowledgement(0, 9, 20) };
             recovery.note_peer(&seg, (start, 1000));
             assert_eq!(recovery.tell(start).0, start.wrapping_add(120));
@@ -287,7 +288,7 @@ mod tests {
     fn the_timeout_follows_the_path_and_doubles() {
         let mut recovery = Recovery::default();
         recovery.sent(at(0), 2000, false);
-        assert_eq!(recovery.probe_at(), None, "nothing is known");
+        assert_eq!(recovery.probe_at(), None, "no measurement yet");
         assert!(!recovery.heard(at(1), &acknowledgement(2000, 9, 0), false, 1000, Some(2000)));
         recovery.sent(at(10), SENT, false);
         assert_eq!(recovery.probe_at(), Some(at(210)));
@@ -296,14 +297,14 @@ mod tests {
         assert_eq!(recovery.probe_at(), Some(at(610)));
         assert!(recovery.expired(at(610), 2000, Some(SENT)));
         assert_eq!(recovery.probe_at(), Some(at(1410)));
-        // An acknowledgement ends it. A retransmission gives no measurement.
+        // An acknowledgement ends the timeout. A retransmission gives no measurement.
         recovery.tell(0);
         recovery.sent(at(611), 3000, true);
         assert!(!recovery.heard(at(5000), &acknowledgement(SENT, 9, 0), false, 2000, Some(SENT)));
         assert_eq!(recovery.probe_at(), None);
         recovery.sent(at(6000), SENT + 1, false);
         assert_eq!(recovery.probe_at(), Some(at(6200)));
-        // A slow path gets its time.
+        // A slow path gets a longer timeout.
         let mut slow = Recovery::default();
         slow.sent(at(0), 2000, false);
         slow.heard(at(400), &acknowledgement(2000, 9, 0), false, 1000, Some(2000));

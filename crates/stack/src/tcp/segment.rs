@@ -1,4 +1,4 @@
-//! A TCP header as the demultiplexer needs it (RFC 9293, 3.1).
+//! The TCP header fields that the demultiplexer needs (RFC 9293, 3.1).
 
 /// The shortest header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 20;
@@ -32,8 +32,8 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Segment {
-    /// Parses a header. `None` for one that no sender sends: shorter than it says, ports of zero,
-    /// or flags that contradict each other.
+    /// Parses a header. Returns `None` for an invalid header: shorter than it states, a port of
+    /// zero, or flags that contradict each other.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Segment> {
         if bytes.len() < HEADER_BYTES {
             return None;
@@ -61,14 +61,14 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    /// Returns how many sequence numbers the segment occupies.
+    /// Returns the number of sequence numbers that the segment occupies.
     pub(crate) fn len(&self) -> u32 {
         self.payload_bytes as u32 + u32::from(self.has(SYN)) + u32::from(self.has(FIN))
     }
 }
 
 /// Returns the offset of an option's value in a header, if it has one. `wanted_len` is the option's
-/// whole length.
+/// full length.
 fn option_at(header: &[u8], wanted: u8, wanted_len: usize) -> Option<usize> {
     let mut at = HEADER_BYTES;
     while at < header.len() {
@@ -115,7 +115,8 @@ pub(crate) fn window_shift(header: &[u8]) -> u8 {
     option_at(header, 3, 3).map_or(0, |at| header[at].min(14))
 }
 
-/// Lowers the option's value to `most` in a SYN's header. Returns the value then there, if any.
+/// Lowers the segment size option in a SYN's header to at most `most`. Returns the resulting value,
+/// if the option is present.
 pub(crate) fn clamp_mss(header: &mut [u8], most: usize) -> Option<usize> {
     let at = mss_at(header)?;
     let value = usize::from(be16(header, at)).min(most);
@@ -168,10 +169,10 @@ mod tests {
             header.extend_from_slice(&edge.to_be_bytes());
         }
         assert!(selects_beyond(&header, 100));
-        // Of two blocks none lies beyond, or both.
+        // Neither of two blocks lies beyond, or both do.
         assert!(!selects_beyond(&header, 200));
         assert!(selects_beyond(&header, u32::MAX));
-        // A length that no blocks have, and one that goes beyond the header.
+        // A length that no number of blocks has, and a length beyond the header.
         header[23] = 17;
         assert!(!selects_beyond(&header, 100));
         header[23] = 26;

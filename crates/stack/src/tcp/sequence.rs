@@ -1,10 +1,9 @@
-//! Initial sequence numbers (RFC 6528). They run with the clock, so that a reopened connection
-//! continues above the old one's numbers. Their start is a secret.
+//! Initial sequence numbers (RFC 6528). They advance with the clock, so that a reopened connection
+//! starts above the old one's numbers. A secret determines their start.
 //!
-//! smoltcp draws them from a generator of its own and takes no number from outside. The generator
-//! (sPCG32) can be run backwards, so each connection gets the seed from which the generator draws
-//! the wanted number. The constants are those of smoltcp's `rand.rs`; a test checks that they still
-//! are.
+//! smoltcp draws them from its own generator and accepts no number from outside. The generator
+//! (sPCG32) is invertible, so each connection gets the seed from which the generator draws the
+//! wanted number. The constants are those of smoltcp's `rand.rs`; a test checks them.
 
 use super::Tuple;
 use crate::Instant;
@@ -26,30 +25,30 @@ const fn inverse(odd: u64) -> u64 {
     inverse
 }
 
-/// Returns the state before one.
+/// Returns the state before `state`.
 fn before(state: u64) -> u64 {
     state.wrapping_sub(INCREMENT).wrapping_mul(INVERSE)
 }
 
-/// Returns the number that the generator draws when it reaches a state.
+/// Returns the number that the generator draws in a state.
 fn drawn(state: u64) -> u32 {
     (state >> (29 - (state >> 61))) as u32
 }
 
-/// Returns the number for a connection that starts now: one per four microseconds, as RFC 9293
-/// 3.4.1 has it.
+/// Returns the number for a connection that starts now: the number grows by one every four
+/// microseconds, as RFC 9293 3.4.1 recommends.
 pub(super) fn initial(now: Instant, random: &Random, tuple: &Tuple) -> u32 {
     ((now.as_micros() / 4) as u32).wrapping_add(random.keyed(tuple) as u32)
 }
 
-/// Returns the seed with which an interface of smoltcp's gives its first connection this number.
-/// `spare` is any random number; the seed hides 29 of its bits.
+/// Returns the seed with which an interface of smoltcp gives its first connection this number.
+/// `spare` is any random number; the seed contains 29 of its bits.
 pub(super) fn seed(initial: u32, spare: u64) -> u64 {
     for attempt in 0..16u64 {
         let state = u64::from(initial) << 29 | (spare.wrapping_add(attempt) & ((1 << 29) - 1));
         let first = before(state);
-        // The first number goes to packet identifications, which may not be zero: smoltcp draws
-        // again if it is.
+        // smoltcp uses the first number for packet identifications, which may not be zero, and
+        // draws again if it is.
         let identification = drawn(first);
         if (identification ^ (identification >> 16)) as u16 != 0 {
             return before(first);

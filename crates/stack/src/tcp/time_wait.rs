@@ -1,6 +1,6 @@
-//! Connections that are over but whose late segments may still arrive (TIME-WAIT, RFC 9293 3.6.1).
+//! Closed connections whose late segments may still arrive (TIME-WAIT, RFC 9293 3.6.1).
 //!
-//! An entry is the four-tuple and two sequence numbers, no buffer.
+//! An entry has the four-tuple and two sequence numbers, and no buffer.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Tuple;
 use crate::{Counters, Instant};
 
-/// The rest of a connection.
+/// The remaining state of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remains {
     /// The next sequence number that we would have sent.
@@ -56,8 +56,8 @@ impl TimeWait {
         self.order.push_back((until, tuple));
     }
 
-    /// Returns the rest of a connection. An entry may be past its time and not yet removed: the
-    /// stack removes entries in passing, since removal is worth no wake-up.
+    /// Returns the remaining state of a connection, unless it has expired. The stack removes
+    /// expired entries at its polls, since removal is not worth a wake-up.
     pub(super) fn get(&self, now: Instant, tuple: &Tuple) -> Option<Remains> {
         self.entries.get(tuple).copied().filter(|remains| now < remains.until)
     }

@@ -1,15 +1,16 @@
 //! The end of our own receive window, as the peer knows it.
 //!
-//! A segment gives a window in units of a power of two (RFC 7323, 2.2), rounded down: given twice
-//! for the same free room, its end may move back by less than a unit. A peer that has filled the
-//! first window then stands behind the end of the second, as RFC 9293, 3.8.6 allows. Everything
-//! that it sends from there, acknowledgements and windows too, lies outside of the window for
-//! smoltcp, which drops it whole. With both sides full, neither ever accepts the other's segments
-//! again. The same holds for acknowledgements that a peer sends together with data while the window
-//! is closed (RFC 9293, 3.10.7.4: a receiver processes an acknowledgement also then).
+//! A segment announces a window in units of a power of two (RFC 7323, 2.2), rounded down. Two
+//! windows for the same free room may differ, and the end may move back by less than a unit. A peer
+//! that has filled the first window is then beyond the end of the second, as RFC 9293, 3.8.6
+//! allows. All its further segments, even acknowledgements and window updates, are outside the
+//! window for smoltcp, which drops them whole. With both sides full, neither ever accepts the
+//! other's segments again. The same holds for acknowledgements that a peer sends together with data
+//! while the window is closed (RFC 9293, 3.10.7.4: a receiver processes an acknowledgement also
+//! then).
 //!
-//! So the stack processes the acknowledgement of a segment between smoltcp's end of the window and
-//! the furthest end ever given, as if the acknowledgement had come alone and in its place.
+//! So the stack handles a segment between smoltcp's end of the window and the furthest end ever
+//! announced. It processes that segment's acknowledgement as if it had come alone and in sequence.
 
 use super::port::Sent;
 use super::segment::{self, Segment, before};
@@ -21,14 +22,14 @@ pub(super) struct Window {
     unread: Option<u32>,
     /// The shift of our windows.
     shift: u8,
-    /// The end of the last window given: smoltcp's limit.
+    /// The end of the last announced window: smoltcp's limit.
     end: u32,
-    /// The furthest end ever given; known from our first acknowledgement on.
+    /// The furthest end ever announced; known from our first acknowledgement on.
     furthest: Option<u32>,
 }
 
 impl Window {
-    /// Records the peer's SYN; `scales`: it has the window scale option.
+    /// Records the peer's SYN; `scales`: `true` if it has the window scale option.
     pub(super) fn heard_syn(&mut self, sequence: u32, scales: bool) {
         self.unread = Some(sequence.wrapping_add(1));
         if !scales {
@@ -36,7 +37,7 @@ impl Window {
         }
     }
 
-    /// Records that the application read, or discarded, so many bytes.
+    /// Records that the application read, or the stack discarded, `len` bytes.
     pub(super) fn read(&mut self, len: usize) {
         self.unread = self.unread.map(|unread| unread.wrapping_add(len as u32));
     }
@@ -91,7 +92,7 @@ mod tests {
         }
     }
 
-    /// Uses the numbers of a connection that stood still for ever.
+    /// Uses the numbers of a connection that stalled for ever.
     #[test]
     fn acks_behind_a_retracted_window_end_are_adjusted() {
         let mut window = Window::default();
@@ -100,7 +101,7 @@ mod tests {
         window.note_sent(&sent(1_245_320, 8562));
         window.note_sent(&sent(1_307_900, 4650));
         window.read(1_000_000);
-        // 1 382 300 is the end now; 1 382 312 was.
+        // The end is now 1 382 300; it was 1 382 312.
         let queued = 382_300;
         assert_eq!(window.place_of_acknowledgement(&segment(1_382_299, 1), queued), None);
         let start = Some(1_382_300);

@@ -22,7 +22,7 @@ const HEADER_BYTES: usize = 8;
 pub struct Received {
     /// The bytes copied.
     pub len: usize,
-    /// The datagram's length; more than `len` when the buffer was too short and the rest is lost.
+    /// The datagram's length; more than `len` if the buffer was too short and the rest is lost.
     pub datagram_bytes: usize,
     /// The sender.
     pub from: SocketAddr,
@@ -38,7 +38,7 @@ struct Socket {
     dropped: u64,
     error: Option<SocketError>,
     told: bool,
-    /// `true` if it is in the list of sockets that found no room to send.
+    /// `true` if the socket is in the list of sockets that found no room to send.
     waits: bool,
 }
 
@@ -174,7 +174,7 @@ impl Udp {
         head[..2].copy_from_slice(&local_port.to_be_bytes());
         head[2..4].copy_from_slice(&to.port().to_be_bytes());
         head[4..6].copy_from_slice(&(len as u16).to_be_bytes());
-        // No allowed path is too narrow for a shorter datagram.
+        // Every allowed path MTU has room for a shorter datagram.
         if socket.peer != Some(to) && header.len() + len > path::least(to.ip()) {
             self.recent.note(now, &host.random, id, SocketAddr::new(to.ip(), to.port()));
         }
@@ -209,7 +209,7 @@ impl Udp {
         Ok(received)
     }
 
-    /// Handles frames that were sent: tells the sockets that wait for room, once there is enough to
+    /// Reports the sockets that wait for room in the outbox, once half of it is free: enough to
     /// justify a wake-up.
     pub(crate) fn room(&mut self, host: &mut Host) {
         if self.waiting.is_empty() || !host.outbox.half_empty() {
@@ -248,7 +248,7 @@ impl Udp {
         Ok(self.get(id)?.error.take())
     }
 
-    /// Handles a received datagram. `false` when no socket listens.
+    /// Handles a received datagram. Returns `false` if no socket receives it.
     pub(crate) fn input(&mut self, host: &mut Host, packet: &Packet<'_>, verify: bool) -> bool {
         let payload = packet.payload;
         if payload.len() < HEADER_BYTES {
@@ -262,7 +262,7 @@ impl Udp {
             return true;
         }
         let payload = &payload[..len];
-        // Over IPv4 a sender may leave the checksum out; over IPv6 it must not.
+        // Over IPv4 a sender may omit the checksum; over IPv6 it must not.
         if verify && (sum != 0 || packet.src.is_ipv6()) {
             let pseudo = Sum::pseudo(packet.src, packet.dst, ip::UDP, len);
             if sum == 0 || pseudo.add(payload).folded() != 0xffff {
@@ -296,8 +296,8 @@ impl Udp {
     }
 
     /// Handles an ICMP error about a datagram of ours. Returns `true` if a socket sent the
-    /// datagram: a socket connected to the destination or, for [`Problem::TooBig`], one that sent a
-    /// large datagram there lately.
+    /// datagram: a socket connected to the destination or, for [`Problem::TooBig`], one that
+    /// recently sent a large datagram there.
     pub(crate) fn problem(
         &mut self,
         now: Instant,

@@ -1,5 +1,5 @@
-//! The receive queue of a UDP socket: datagrams one behind the other in one ring of bytes, so that
-//! the queue's memory follows its content.
+//! The receive queue of a UDP socket: datagrams stored contiguously in one byte ring, so that the
+//! queue's memory follows its content.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 /// Address, port, address and length, in this order before a datagram's bytes.
 const V4_RECORD_BYTES: usize = 4 + 2 + 4 + 2;
 const V6_RECORD_BYTES: usize = 16 + 2 + 16 + 2;
-/// The least memory that a queue allocates, and that a queue keeps once it had any.
+/// The minimum memory that a queue allocates, and keeps once it had any.
 const LEAST_BYTES: usize = 4096;
 
 /// A datagram at the head of the queue, its bytes in two parts.
@@ -22,7 +22,7 @@ pub(super) struct Queue {
     ring: VecDeque<u8>,
     limit: usize,
     is_ipv4: bool,
-    /// The most bytes in use since the queue was empty.
+    /// The peak of the bytes in use since the queue was last empty.
     peak: usize,
 }
 
@@ -36,7 +36,7 @@ impl Queue {
         if self.is_ipv4 { V4_RECORD_BYTES } else { V6_RECORD_BYTES }
     }
 
-    /// Appends a datagram. `false`, and nothing changes, if the limit leaves no room.
+    /// Appends a datagram. Returns `false`, without a change, if the limit leaves no room.
     pub(super) fn push(&mut self, from: SocketAddr, to: IpAddr, data: &[u8]) -> bool {
         let Ok(len) = u16::try_from(data.len()) else { return false };
         let used = self.ring.len() + self.record_bytes() + data.len();
@@ -44,8 +44,7 @@ impl Queue {
             return false;
         }
         if used > self.ring.capacity() {
-            // The capacity doubles each time, so that the copies add up to at most the received
-            // bytes.
+            // The capacity doubles each time, so the copies add up to at most the received bytes.
             let wanted = used.max(2 * self.ring.capacity()).max(LEAST_BYTES).min(self.limit);
             self.ring.reserve_exact(wanted - self.ring.len());
         }
@@ -99,8 +98,8 @@ impl Queue {
         Some(bytes)
     }
 
-    /// Removes the oldest datagram. An empty queue then frees memory, unless it needed a quarter of
-    /// its memory since the last time: repeated bursts allocate nothing.
+    /// Removes the oldest datagram. An empty queue then frees memory, unless it used more than a
+    /// quarter of its memory since it was last empty: so repeated bursts allocate nothing.
     pub(super) fn pop(&mut self) {
         let Some(len) = self.front().map(|datagram| datagram.len()) else { return };
         self.ring.drain(..self.record_bytes() + len);
@@ -123,7 +122,7 @@ impl Datagram<'_> {
         self.parts.0.len() + self.parts.1.len()
     }
 
-    /// Copies as much as `buffer` holds, and returns the number of bytes.
+    /// Copies as many bytes as fit into `buffer`, and returns their number.
     pub(super) fn copy_to(&self, buffer: &mut [u8]) -> usize {
         let first = self.parts.0.len().min(buffer.len());
         let (head, tail) = buffer.split_at_mut(first);
@@ -149,7 +148,7 @@ mod tests {
         (SocketAddr::new(ip(number as u8), number), ip(200))
     }
 
-    /// Compares with a plain list, with lengths that make the ring wrap at every place.
+    /// Compares with a plain list, with lengths that make the ring wrap at every offset.
     #[test]
     fn datagrams_come_out_as_they_went_in() {
         for is_ipv4 in [true, false] {
@@ -179,7 +178,7 @@ mod tests {
                 }
                 assert_eq!(queue.is_empty(), list.is_empty());
             }
-            assert!(refused > 100, "the limit was never met");
+            assert!(refused > 100, "the limit was never reached");
         }
     }
 

@@ -1,5 +1,5 @@
-//! The destinations of the large datagrams that sockets without a peer sent lately. For such a
-//! socket the stack believes an ICMP "too big" only about one of them.
+//! The recent destinations of large datagrams from sockets without a peer. For such a socket the
+//! stack accepts an ICMP "too big" only about one of them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::random::Random;
 use crate::{Instant, UdpId};
 
-/// The time that a destination is remembered: longer than any round trip.
+/// The time for which the stack remembers a destination: longer than any round trip.
 const LIFETIME: Duration = Duration::from_secs(10);
-/// Places; a destination that falls on another's place replaces it.
+/// The number of slots; a destination replaces another one in its slot.
 const PLACES: usize = 1024;
 
-/// The table. A secret number stands for a socket and its destination, so that the wire cannot
-/// choose which of them share a place.
+/// The table. A keyed hash stands for a socket and its destination, so that the network cannot
+/// choose which of them share a slot.
 pub(super) struct Recent {
     places: Vec<Option<(u64, Instant)>>,
 }
@@ -32,7 +32,7 @@ impl Recent {
         self.places[key as usize % PLACES] = Some((key, now + LIFETIME));
     }
 
-    /// Returns `true` if a socket sent a datagram there lately.
+    /// Returns `true` if a socket recently sent a datagram there.
     pub(super) fn contains(
         &self,
         now: Instant,

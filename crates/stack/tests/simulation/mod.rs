@@ -1,4 +1,4 @@
-//! Two hosts and a link between them, all from one seed: the same seed, the same run.
+//! Two hosts and a link between them. One seed determines the whole run.
 
 #![allow(unreachable_pub, dead_code, reason = "each test file uses a part of it")]
 
@@ -37,7 +37,7 @@ impl Numbers {
     }
 }
 
-/// Faults of the link, each in a thousand frames.
+/// Faults of the link, each per thousand frames.
 #[derive(Clone, Copy, Default)]
 pub struct Faults {
     pub lost: u64,
@@ -50,7 +50,7 @@ pub struct Faults {
 #[derive(Default)]
 pub struct End {
     pub sent: Vec<(Vec<u8>, Meta)>,
-    /// Frames taken before there is no room; `None`: always room.
+    /// The number of frames that the link has room for; `None`: no limit.
     pub room: Option<usize>,
 }
 
@@ -87,13 +87,13 @@ pub struct World {
     pub now: Instant,
     pub numbers: Numbers,
     pub faults: Faults,
-    /// One way, in microseconds.
+    /// The delay in one direction, in microseconds.
     pub delay_us: u64,
-    /// `true` to cut large frames as a device would; otherwise they arrive as they were sent.
+    /// `true` to segment large frames as a device would; otherwise they arrive as they were sent.
     pub cuts: bool,
-    /// The largest packet that passes uncut, asserted.
+    /// The largest packet that passes unsegmented, asserted.
     pub mtu: usize,
-    /// The segment size that the link writes into SYNs of stacks with checksum offload, in place of
+    /// The segment size that the link writes into SYNs of stacks with checksum offload, instead of
     /// the stack's.
     pub segment_bytes: Option<u16>,
     queue: BinaryHeap<Reverse<(Instant, u64, usize)>>,
@@ -170,7 +170,7 @@ impl World {
             let mut meta = meta;
             if self.numbers.below(1000) < self.faults.mangled {
                 let (at, bit) = (self.numbers.below(frame.len() as u64), self.numbers.below(8));
-                // Only a full checksum shows that bytes changed on the way.
+                // Only a full checksum detects bytes that changed on the link.
                 frame = finished(frame, meta);
                 meta = Meta::FULL;
                 frame[at as usize] ^= 1 << bit;
@@ -179,7 +179,8 @@ impl World {
         }
     }
 
-    /// Lets both stacks send, and the link take the frames. Returns `true` if it did anything.
+    /// Lets both stacks send, and moves the frames to the link. Returns `true` if anything was
+    /// sent.
     fn pump(&mut self) -> bool {
         let mut worked = false;
         for index in 0..2 {
@@ -210,8 +211,7 @@ impl World {
         worked
     }
 
-    /// Runs until nothing is due before `until`, or `done` returns `true`; `step` is the
-    /// applications.
+    /// Runs until nothing is due before `until`, or `step`, the applications, returns `true`.
     pub fn run(&mut self, until: Instant, mut step: impl FnMut(&mut World) -> bool) -> bool {
         loop {
             let mut turns = 0;
@@ -225,11 +225,11 @@ impl World {
                     break;
                 }
                 turns += 1;
-                assert!(turns < 100_000, "the stacks never come to rest");
+                assert!(turns < 100_000, "the stacks never become idle");
             }
             let arrival = self.queue.peek().map(|Reverse((at, ..))| *at);
             let timers = self.nodes.iter().filter_map(|node| node.stack.poll_at(self.now));
-            // A node that waits for room in the link looks again soon.
+            // A node that waits for room in the link polls again soon.
             let blocked = self.nodes.iter().any(|node| node.stack.is_blocked());
             let again = blocked.then(|| self.now + Duration::from_micros(50));
             let Some(next) = timers.chain(arrival).chain(again).min() else { return false };
@@ -277,8 +277,8 @@ impl World {
         (client, server.unwrap())
     }
 
-    /// Sends `bytes` from one end to the other and back again at once, the receiver echoing, and
-    /// closes each direction when done. Compares the bytes.
+    /// Sends `bytes` from one end to the other, which echoes them at once, and closes each
+    /// direction when done. Compares the bytes.
     pub fn echo(&mut self, client: TcpId, server: TcpId, bytes: &[u8], until: Instant) {
         let (mut sent, mut got) = (0, Sha256::new());
         let (mut got_bytes, mut pending, mut half, mut over) = (0, Vec::new(), false, false);
@@ -337,7 +337,7 @@ impl World {
     }
 }
 
-/// Completes the checksum of a frame that need not be cut.
+/// Completes the checksum of a frame that needs no segmentation.
 pub fn finished(mut frame: Vec<u8>, meta: Meta) -> Vec<u8> {
     if let Checksum::Partial { start, offset } = meta.checksum {
         let start = usize::from(start);
@@ -368,18 +368,18 @@ fn state_segment_bytes(frame: &mut [u8], meta: Meta, segment_bytes: u16) {
     if tcp[13] & SYN == 0 {
         return;
     }
-    assert_eq!(tcp[20..22], SEGMENT_SIZE_OPTION, "it comes first");
+    assert_eq!(tcp[20..22], SEGMENT_SIZE_OPTION, "the option comes first");
     tcp[22..24].copy_from_slice(&segment_bytes.to_be_bytes());
 }
 
-/// Cuts a large frame as a device does, and completes the checksums: an implementation apart from
-/// the stack's own.
+/// Segments a large frame as a device does, and completes the checksums, independently of the
+/// stack's own code.
 pub fn cut(frame: Vec<u8>, meta: Meta) -> Vec<(Vec<u8>, Meta)> {
     let Some(segmentation) = meta.segmentation else {
         return vec![(finished(frame, meta), Meta::FULL)];
     };
     let Checksum::Partial { start, offset } = meta.checksum else {
-        panic!("a large frame without an unfinished checksum");
+        panic!("a large frame without a partial checksum");
     };
     let (tcp, headers) = (usize::from(start), usize::from(segmentation.header_bytes));
     assert_eq!(headers, tcp + usize::from(frame[tcp + 12] >> 4) * 4);
