@@ -53,11 +53,11 @@ pub enum OpenError {
     Open(#[from] towpath_client::OpenError),
     /// The MTU or the session's transmit buffers have no room for a fragment.
     #[error(
-        "packets of {buffer_bytes} bytes have no room beyond {OVERHEAD_BYTES} bytes of headers"
+        "packets of {packet_bytes} bytes have no room beyond {OVERHEAD_BYTES} bytes of headers"
     )]
-    TransmitBuffer {
+    NoRoom {
         /// The longest packet that the MTU and the buffers allow, in bytes.
-        buffer_bytes: usize,
+        packet_bytes: usize,
     },
 }
 
@@ -120,10 +120,10 @@ impl PduEndpoint {
     /// # Panics
     /// If the session has no such queue pair.
     pub fn open(mut session: Session, options: &Options) -> Result<PduEndpoint, OpenError> {
-        let buffer_bytes =
+        let packet_bytes =
             (session.info().mtu + ETHERNET_BYTES).min(session.transmit_buffer_bytes());
-        if buffer_bytes <= OVERHEAD_BYTES {
-            return Err(OpenError::TransmitBuffer { buffer_bytes });
+        if packet_bytes <= OVERHEAD_BYTES {
+            return Err(OpenError::NoRoom { packet_bytes });
         }
         let rule = Rule::new().ethertype(ETHERTYPE).queue_pair(options.queue_pair);
         let endpoint = session.open(&if options.group { rule.with_group() } else { rule })?;
@@ -132,7 +132,7 @@ impl PduEndpoint {
             endpoint,
             mac: session.info().mac,
             // A length on the wire has 16 bits.
-            chunk_bytes: (buffer_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
+            chunk_bytes: (packet_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
             filling: Vec::with_capacity(slots as usize),
             turns: Turns::new(slots as usize),
             // A random start: the previous owner of this address may have sent the numbers from 0

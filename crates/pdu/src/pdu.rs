@@ -91,7 +91,7 @@ impl<'a> Pdu<'a> {
         match self.body {
             Body::Reassembled(bytes) => Parts(Rest::Whole(Some(bytes))),
             Body::InPlace(frame) => {
-                Parts(Rest::TransmitBuffer(Pieces::after_headers(frame.parts(), self.len())))
+                Parts(Rest::InPlace(Pieces::after_headers(frame.parts(), self.len())))
             }
         }
     }
@@ -112,7 +112,7 @@ pub struct Parts<'a>(Rest<'a>);
 #[derive(Clone, Debug)]
 enum Rest<'a> {
     Whole(Option<&'a [u8]>),
-    TransmitBuffer(Pieces<towpath_client::Parts<'a>>),
+    InPlace(Pieces<towpath_client::Parts<'a>>),
 }
 
 impl<'a> Iterator for Parts<'a> {
@@ -121,7 +121,7 @@ impl<'a> Iterator for Parts<'a> {
     fn next(&mut self) -> Option<&'a [u8]> {
         match &mut self.0 {
             Rest::Whole(whole) => whole.take(),
-            Rest::TransmitBuffer(pieces) => pieces.next(),
+            Rest::InPlace(pieces) => pieces.next(),
         }
     }
 }

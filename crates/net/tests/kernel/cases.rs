@@ -26,7 +26,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("the_application_drives", the_application_drives),
     ("a_dead_link_is_told_at_once", a_dead_link_is_told_at_once),
     ("an_idle_network_sleeps", an_idle_network_sleeps),
-    ("who_writes_wakes_nobody", who_writes_wakes_nobody),
+    ("a_write_wakes_no_waiter", a_write_wakes_no_waiter),
 ];
 
 fn bytes(len: usize) -> Vec<u8> {
@@ -315,12 +315,12 @@ fn refused_and_unreachable() {
     assert_eq!(error.kind(), ErrorKind::HostUnreachable);
     let IpAddr::V4(kernel) = bench.kernel[0] else { unreachable!() };
     let [a, b, c, _] = kernel.octets();
-    let nobody = address(IpAddr::from([a, b, c, 99]), 80);
+    let silent = address(IpAddr::from([a, b, c, 99]), 80);
     // The call's own timeout expires before the network finds that no host answers there.
-    let error = TcpStream::connect_timeout(&bench.network, &nobody, Duration::from_millis(300))
+    let error = TcpStream::connect_timeout(&bench.network, &silent, Duration::from_millis(300))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    let error = TcpStream::connect(&bench.network, nobody).unwrap_err();
+    let error = TcpStream::connect(&bench.network, silent).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::HostUnreachable);
     let listener = TcpListener::bind(&bench.network, address(bench.ours[0], 80)).unwrap();
     let again = TcpListener::bind(&bench.network, "0.0.0.0:80").unwrap_err();
@@ -495,7 +495,7 @@ fn an_idle_network_sleeps() {
     assert!(woken <= frames + 1, "{woken} wake-ups for {frames} frames");
 }
 
-fn who_writes_wakes_nobody() {
+fn a_write_wakes_no_waiter() {
     const ROUNDS: u64 = 500;
     let bench = Bench::new(PLAIN);
     let (mut ours, mut theirs) = pair(&bench);

@@ -207,7 +207,7 @@ impl Tcp {
     ) -> Result<(), SocketError> {
         let connection = self.owned(id)?;
         let unread = connection.socket().recv_queue() > 0 && !connection.read_shut;
-        connection.owner = Owner::Nobody;
+        connection.owner = Owner::None;
         connection.keep_alive = None;
         if connection.detached || connection.state() == State::SynSent {
             self.remove(host, id.index);

@@ -28,7 +28,7 @@ pub(super) enum Owner {
     /// The application.
     Application,
     /// No owner: the application closed the connection, which ends by itself.
-    Nobody,
+    None,
 }
 
 /// The number of unanswered keep-alives after which the stack gives the connection up.
@@ -219,7 +219,7 @@ impl Connection {
         } else if self.waiting_since.is_none() {
             self.waiting_since = Some(now);
         }
-        if self.owner == Owner::Nobody && !self.detached && self.give_up_at.is_none() {
+        if self.owner == Owner::None && !self.detached && self.give_up_at.is_none() {
             self.give_up_at = Some(now + config.orphan_timeout);
         }
     }

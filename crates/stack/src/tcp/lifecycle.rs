@@ -128,7 +128,7 @@ impl Tcp {
                 connection.detached = true;
                 self.by_tuple.remove(&connection.tuple);
                 self.wheel.set(index, None);
-                if connection.owner == Owner::Nobody {
+                if connection.owner == Owner::None {
                     return self.remove(host, index);
                 }
             } else {

@@ -183,7 +183,7 @@ impl Tcp {
                     self.listeners.half_open_count -= 1;
                 }
                 let connection = self.get(tcp)?;
-                connection.owner = Owner::Nobody;
+                connection.owner = Owner::None;
                 connection.established = true;
                 self.abort_now(now, host, tcp.index);
             }

@@ -240,7 +240,7 @@ impl Tcp {
                 _ => SocketError::Reset,
             });
         }
-        if connection.read_shut || connection.owner == Owner::Nobody {
+        if connection.read_shut || connection.owner == Owner::None {
             self.discard(host, index);
         }
         if lost {
@@ -289,7 +289,7 @@ impl Tcp {
         if lost == 0 {
             return;
         }
-        if connection.owner == Owner::Nobody {
+        if connection.owner == Owner::None {
             host.counters.tcp_resets_sent += 1;
             connection.socket_mut().abort();
             return;
@@ -334,7 +334,7 @@ impl Tcp {
     fn owned(&mut self, id: TcpId) -> Result<&mut Connection, SocketError> {
         self.get(id).and_then(|connection| match connection.owner {
             Owner::Application => Ok(connection),
-            Owner::Listener(_) | Owner::Nobody => Err(SocketError::NoSocket),
+            Owner::Listener(_) | Owner::None => Err(SocketError::NoSocket),
         })
     }
 
