@@ -129,7 +129,7 @@ fn a_receive_queue_hands_buffers_over_and_back() {
             continue;
         }
         let buffer = packet[0].buffer;
-        assert_eq!(buffers.read(buffer), next, "the frame came before what was written into it");
+        assert_eq!(buffers.read(buffer), next, "the buffer arrived before its data");
         buffers.write(buffer, u64::MAX);
         next += 1;
         assert!(application.provide(buffer));
